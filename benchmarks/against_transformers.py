@@ -1,21 +1,27 @@
-"""Penstock against `generate` of transformers, side by side: one process, one model, dtype, thread count, prompts.
+"""Penstock against `generate` of transformers, side by side: one process, one model, dtype, thread
+count, prompts.
 
 Two cases:
-    demo   the demo model, 16 problems with 4 shots each (about 300 tokens) x 64 samples of 64 tokens. transformers
-           is given batches of 64 (a problem's samples: no padding, its best case) and one of 1,024 (all), and its
+    demo   the demo model, 16 problems with 4 shots each (about 300 tokens) x 64 samples of 64
+    tokens. transformers
+           is given batches of 64 (a problem's samples: no padding, its best case) and one of 1,024
+           (all), and its
            better figure counts; the second is stopped once it can no longer be the better one.
-    qwen   Qwen2.5-0.5B's shape with random weights, 32 prompts of 32 to 256 random tokens, 64 out. transformers gets
+    qwen   Qwen2.5-0.5B's shape with random weights, 32 prompts of 32 to 256 random tokens, 64 out.
+    transformers gets
            all 32 at once, padded on the left.
 
-Both draw at temperature 0.6 with no filter and with no end-of-sequence, so both make exactly the same number of
-tokens. Penstock's figure is a median over runs with fresh prompts (nothing is cached from the run before) and counts
-all of a call: prefill, decode, and making text where there is a tokenizer. "Products" is what the matrix products
-alone would allow: the rows of a step, by the time of one forward's `F.linear`s at that many rows.
+Both draw at temperature 0.6 with no filter and with no end-of-sequence, so both make exactly the
+same number of tokens. Penstock's figure is a median over runs with fresh prompts (nothing is cached
+from the run before) and counts all of a call: prefill, decode, and making text where there is a
+tokenizer. "Products" is what the matrix products alone would allow: the rows of a step, by the time
+of one forward's `F.linear`s at that many rows.
 
-    python benchmarks/against_transformers.py [--case demo|qwen|both] [--dtype bfloat16|float32] [--json]
+    python benchmarks/against_transformers.py [--case demo|qwen|both] [--dtype bfloat16|float32]
+    [--json]
 
-It takes 3 minutes on 2 quiet cores, nearly all of it transformers'; where it is tells stderr. It knows no other engine,
-and asserts no speed.
+It takes 3 minutes on 2 quiet cores, nearly all of it transformers'; where it is tells stderr. It
+knows no other engine, and asserts no speed.
 """
 
 from __future__ import annotations
@@ -96,10 +102,15 @@ def demo_case(runs: int) -> Case:
     prompts: list[Prompts] = []
     for run in range(runs):
         chosen = random.Random(run).sample(problems, DEMO_PROBLEMS)
-        texts = [make_prompt(p.question, draw_shots(pool, p.question, DEMO_SHOTS, run, p.index)) for p in chosen]
+        texts = [
+            make_prompt(p.question, draw_shots(pool, p.question, DEMO_SHOTS, run, p.index))
+            for p in chosen
+        ]
         prompts.append([list(tokenizer.encode(text)) for text in texts])
     rows = DEMO_PROBLEMS * DEMO_SAMPLES
-    return Case("demo", model_folder(), prompts, DEMO_SAMPLES, batches=[(DEMO_SAMPLES, 3), (rows, 1)])
+    return Case(
+        "demo", model_folder(), prompts, DEMO_SAMPLES, batches=[(DEMO_SAMPLES, 3), (rows, 1)]
+    )
 
 
 def qwen_case(folder: Path, runs: int) -> Case:
@@ -110,7 +121,9 @@ def qwen_case(folder: Path, runs: int) -> Case:
         draw = random.Random(run)
         lengths = [32 + round(i * (256 - 32) / (QWEN_PROMPTS - 1)) for i in range(QWEN_PROMPTS)]
         draw.shuffle(lengths)
-        prompts.append([[draw.randrange(QWEN_CONFIG["vocab_size"]) for _ in range(n)] for n in lengths])
+        prompts.append(
+            [[draw.randrange(QWEN_CONFIG["vocab_size"]) for _ in range(n)] for n in lengths]
+        )
     knobs = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 1024}
     return Case("qwen", folder, prompts, 1, batches=[(QWEN_PROMPTS, 1)], knobs=knobs)
 
@@ -140,11 +153,14 @@ def _penstock_rate(llm: LLM, prompts: Prompts, samples: int) -> float:
 
 
 def _sampling(n: int, max_tokens: int) -> SamplingParams:
-    return SamplingParams(n=n, temperature=TEMPERATURE, max_tokens=max_tokens, ignore_eos=True, seed=0)
+    return SamplingParams(
+        n=n, temperature=TEMPERATURE, max_tokens=max_tokens, ignore_eos=True, seed=0
+    )
 
 
 def transformers_rates(case: Case, dtype: torch.dtype) -> dict[int, float]:
-    """Rows of a batch -> output tok/s; where a batch was stopped, what it could have reached at most."""
+    """Rows of a batch -> output tok/s; where a batch was stopped, what it could have reached at
+    most."""
     model = _transformers_model(case, dtype)
     _generate(model, [[1, 2, 3]] * 2, new_tokens=4, limit=None)
     each_sample = [prompt for prompt in case.prompts[0] for _ in range(case.samples)]
@@ -166,7 +182,9 @@ def _transformers_model(case: Case, dtype: torch.dtype) -> Any:
     logging.disable_progress_bar()
     if case.knobs.get("load_format") != "dummy":
         return AutoModelForCausalLM.from_pretrained(case.folder, dtype=dtype).eval()
-    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(case.folder), dtype=dtype).eval()
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.from_pretrained(case.folder), dtype=dtype
+    ).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.uniform_(-1e-3, 1e-3)
@@ -195,7 +213,9 @@ def _generate(model: Any, prompts: Prompts, new_tokens: int, limit: float | None
         out = model.generate(input_ids=ids, attention_mask=mask, generation_config=how)
     in_time = limit is None or time.perf_counter() - begin < limit
     if in_time and out.shape[1] != longest + new_tokens:
-        raise SystemExit(f"transformers made {out.shape[1] - longest} of {new_tokens} tokens: no comparison")
+        raise SystemExit(
+            f"transformers made {out.shape[1] - longest} of {new_tokens} tokens: no comparison"
+        )
 
 
 # --- the comparison
@@ -204,9 +224,15 @@ def _generate(model: Any, prompts: Prompts, new_tokens: int, limit: float | None
 def compare(case: Case, dtype_name: str) -> dict[str, Any]:
     dtype = getattr(torch, dtype_name)
     ours = penstock_rates(case, dtype_name)
-    tell(f"{case.name}: penstock {', '.join(f'{rate:,.0f}' for rate in ours)} tok/s; now transformers")
+    tell(
+        f"{case.name}: penstock {', '.join(f'{rate:,.0f}' for rate in ours)} tok/s; now"
+        " transformers"
+    )
     theirs = transformers_rates(case, dtype)
-    tell(f"{case.name}: transformers {', '.join(f'{rate:,.0f}' for rate in theirs.values())} tok/s; now the products")
+    tell(
+        f"{case.name}: transformers {', '.join(f'{rate:,.0f}' for rate in theirs.values())} tok/s;"
+        " now the products"
+    )
     config = json.loads((case.folder / "config.json").read_text())
     layers, head = products.weights_of(config, dtype)
     allowed = case.rows / products.forward_seconds(layers, head, case.rows)
@@ -232,11 +258,17 @@ def tell(what: str) -> None:
 
 
 def show(name: str, result: dict[str, Any]) -> None:
-    batches = ", ".join(f"{rate:,.0f} at {rows}" for rows, rate in result["transformers_by_batch_tok_s"].items())
-    print(f"{name}: {result['rows']} rows, prompts of {result['prompt_tokens']} tokens on average, {NEW_TOKENS} out")
+    batches = ", ".join(
+        f"{rate:,.0f} at {rows}" for rows, rate in result["transformers_by_batch_tok_s"].items()
+    )
+    print(
+        f"{name}: {result['rows']} rows, prompts of {result['prompt_tokens']} tokens on average,"
+        f" {NEW_TOKENS} out"
+    )
     for engine in ("penstock", "transformers"):
         print(
-            f"  {engine:12} {result[f'{engine}_tok_s']:9,.0f} tok/s  {result[f'{engine}_percent_of_products']:5.1f} %"
+            f"  {engine:12} {result[f'{engine}_tok_s']:9,.0f} tok/s "
+            f" {result[f'{engine}_percent_of_products']:5.1f} %"
         )
     print(f"  {'products':12} {result['products_tok_s']:9,.0f} tok/s  100.0 %  ({result['dtype']})")
     print(f"  {result['times']:.1f} times transformers ({batches})")
@@ -246,13 +278,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--case", choices=("demo", "qwen", "both"), default="both")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--runs", type=int, default=2, help="runs of Penstock, each with prompts of its own")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--runs", type=int, default=2, help="runs of Penstock, each with prompts of its own"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
     options = parser.parse_args()
     results: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name in ("demo", "qwen") if options.case == "both" else (options.case,):
-            case = demo_case(options.runs) if name == "demo" else qwen_case(Path(folder), options.runs)
+            case = (
+                demo_case(options.runs) if name == "demo" else qwen_case(Path(folder), options.runs)
+            )
             results[name] = compare(case, options.dtype)
             if not options.json:
                 show(name, results[name])

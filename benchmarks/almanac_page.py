@@ -1,9 +1,10 @@
-"""How large, how soon built and how quick the almanac's page is, with made-up records: 2,000 unless told.
+"""How large, how soon built and how quick the almanac's page is, with made-up records: 2,000 unless
+told.
 
     python benchmarks/almanac_page.py [RECORDS] [--out page.json]
 
-Sizes are gzip's at its best. Answers are timed in Chromium where one is: from the change to the painted frame's layout,
-the first load of a subject's records apart. It asserts nothing."""
+Sizes are gzip's at its best. Answers are timed in Chromium where one is: from the change to the
+painted frame's layout, the first load of a subject's records apart. It asserts nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from made_records import made_records
 from penstock.almanac.page.build import build
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-# Moves a control and reads a length of the page, which makes the browser lay it out; ms of each of 60 moves.
+# Moves a control and reads a length of the page, which makes the browser lay it out; ms of each of
+# 60 moves.
 TIMED = """async ([id, values]) => {
   const control = document.getElementById(id), times = [];
   for (let at = 0; at < 60; at++) {
@@ -55,7 +57,9 @@ LOADED = """async () => {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("records", nargs="?", type=int, default=2000)
     parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
@@ -71,19 +75,26 @@ def measure(count: int, folder: Path) -> dict[str, Any]:
     records, out = folder / "records", folder / "page"
     records.mkdir()
     for record in made_records(count):
-        (records / f"{record.engine.name}.{record.run}.json").write_text(record.model_dump_json(by_alias=True))
+        (records / f"{record.engine.name}.{record.run}.json").write_text(
+            record.model_dump_json(by_alias=True)
+        )
     began, cpu = time.perf_counter(), time.process_time()
     built = build(records, out)
     found: dict[str, Any] = {
-        "records": built.records, "built in, s": round(time.perf_counter() - began, 2),
+        "records": built.records,
+        "built in, s": round(time.perf_counter() - began, 2),
         "processor time of that, s": round(time.process_time() - cpu, 2),
-    }  # fmt: skip
+    }
     page = ["index.html", "page.css", "page.js", "data/index.js"]
     for name in page:
         found[f"{name}, kB compressed"] = packed(out / name)
     groups = sorted(packed(path) for path in (out / "data").glob("g*.js"))
-    found["the page as it opens, kB compressed"] = round(sum(packed(out / name) for name in page), 1)
-    found["a subject's records, kB compressed"] = f"median {groups[len(groups) // 2]}, most {groups[-1]}"
+    found["the page as it opens, kB compressed"] = round(
+        sum(packed(out / name) for name in page), 1
+    )
+    found["a subject's records, kB compressed"] = (
+        f"median {groups[len(groups) // 2]}, most {groups[-1]}"
+    )
     return found | in_browser(out)
 
 
@@ -111,7 +122,9 @@ def in_browser(out: Path) -> dict[str, Any]:
             ("further limits", "ask-pace", ["0.02", "0.05", "0.1"]),
         ):
             times = page.evaluate(TIMED, [id, [str(value) for value in values]])
-            found[f"{name}, ms"] = f"median {times[30]:.1f}, p95 {times[56]:.1f}, most {times[-1]:.1f}"
+            found[f"{name}, ms"] = (
+                f"median {times[30]:.1f}, p95 {times[56]:.1f}, most {times[-1]:.1f}"
+            )
         times = page.evaluate(LOADED)
         found["another subject, loaded, ms"] = ", ".join(f"{each:.0f}" for each in times)
         opened.close()

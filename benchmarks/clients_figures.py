@@ -1,4 +1,5 @@
-"""Figures of one run of a client, by three definitions: Penstock's, vLLM's, and the null server's own stamps.
+"""Figures of one run of a client, by three definitions: Penstock's, vLLM's, and the null server's
+own stamps.
 
     of_samples    Penstock's samples, by both            of_file    what vLLM's client has printed
     by_stamps     what the null server did               of_figures    a record's figures as rows
@@ -30,23 +31,41 @@ def spread(name: str, seconds: np.ndarray) -> dict[str, float]:
     return {f"{name} p{round(100 * q)} ms": 1e3 * float(np.quantile(seconds, q)) for q in QUANTILES}
 
 
-def of_samples(samples: Samples, rate: float | None, users: int | None) -> dict[str, dict[str, float]]:
-    """Penstock's figures: from the intended start, of a steady window. And what vLLM's definitions make of the same."""
+def of_samples(
+    samples: Samples, rate: float | None, users: int | None
+) -> dict[str, dict[str, float]]:
+    """Penstock's figures: from the intended start, of a steady window. And what vLLM's definitions
+    make of the same."""
     last = float(issued(samples).max())
     opens = WARM * last
     samples.window = (issued(samples) >= opens) & (issued(samples) < last)
     look = ClientHealth(lag_p99=0.0, busy=0.0, headroom=None, late_p99=0.0, short=False)
     point = point_of(
-        samples, name="p", kind="open" if rate else "closed", rate=rate, concurrency=users,
-        seconds=last - opens, opens=opens, goals=(), look=look, marks=(),
-    )  # fmt: skip
+        samples,
+        name="p",
+        kind="open" if rate else "closed",
+        rate=rate,
+        concurrency=users,
+        seconds=last - opens,
+        opens=opens,
+        goals=(),
+        look=look,
+        marks=(),
+    )
     late = {"sent late p99 ms": 1e3 * float(np.quantile(samples.actual - issued(samples), 0.99))}
-    return {"Penstock": of_figures(point.figures) | late, "its samples, vLLM's definitions": by_sending(samples)}
+    return {
+        "Penstock": of_figures(point.figures) | late,
+        "its samples, vLLM's definitions": by_sending(samples),
+    }
 
 
 def of_figures(figures: Figures) -> dict[str, float]:
     told = {}
-    for name, times in (("first", figures.first_token), ("gap", figures.inter_token), ("token", figures.per_token)):
+    for name, times in (
+        ("first", figures.first_token),
+        ("gap", figures.inter_token),
+        ("token", figures.per_token),
+    ):
         if times is not None:
             told |= {f"{name} {q} ms": 1e3 * getattr(times, q).value for q in ("p50", "p95", "p99")}
     for name, rate in (("requests/s", figures.request_rate), ("output tok/s", figures.output_rate)):
@@ -56,14 +75,18 @@ def of_figures(figures: Figures) -> dict[str, float]:
 
 
 def by_sending(samples: Samples) -> dict[str, float]:
-    """As vLLM counts: from the sending, to the last event; rates over the whole run, its tail too."""
+    """As vLLM counts: from the sending, to the last event; rates over the whole run,
+    its tail too."""
     done = samples.of(samples.outcome == OK)
     gaps = np.concatenate([np.asarray(each, np.float64) for each in done.gaps])
     answering = np.array([float(np.sum(each, dtype=np.float64)) for each in done.gaps])
     span = float(done.end.max())
     told = spread("first", done.first - done.actual) | spread("gap", gaps)
     told |= spread("token", answering / (done.output_tokens - 1))
-    return told | {"requests/s": len(done) / span, "output tok/s": float(done.output_tokens.sum()) / span}
+    return told | {
+        "requests/s": len(done) / span,
+        "output tok/s": float(done.output_tokens.sum()) / span,
+    }
 
 
 def of_file(file: Path, times: np.ndarray) -> dict[str, dict[str, float]]:
@@ -72,13 +95,24 @@ def of_file(file: Path, times: np.ndarray) -> dict[str, dict[str, float]]:
     if told["completed"] != len(times):
         sys.exit(f"{file}: {told['completed']} of {len(times)} requests")
     named = (("first", "ttft"), ("gap", "itl"), ("token", "tpot"))
-    found = {f"{ours} p{q} ms": told[f"p{q}_{theirs}_ms"] for ours, theirs in named for q in (50, 95, 99)}
+    found = {
+        f"{ours} p{q} ms": told[f"p{q}_{theirs}_ms"] for ours, theirs in named for q in (50, 95, 99)
+    }
     found |= {"requests/s": told["request_throughput"], "output tok/s": told["output_throughput"]}
-    if not np.isnan(times).any():  # its first one is taken for punctual, since nobody knows when it began
+    if not np.isnan(
+        times
+    ).any():  # its first one is taken for punctual, since nobody knows when it began
         late = np.array(told["start_times"]) - times
         found["sent late p99 ms"] = 1e3 * float(np.quantile(late - late.min(), 0.99))
-    gaps, tokens, prompt = np.mean([len(each) for each in told["itls"]]), told["output_lens"], told["input_lens"]
-    print(f"  vLLM: {gaps:.1f} gaps, {np.mean(tokens):.1f} tokens out, {np.mean(prompt):.1f} in", file=sys.stderr)
+    gaps, tokens, prompt = (
+        np.mean([len(each) for each in told["itls"]]),
+        told["output_lens"],
+        told["input_lens"],
+    )
+    print(
+        f"  vLLM: {gaps:.1f} gaps, {np.mean(tokens):.1f} tokens out, {np.mean(prompt):.1f} in",
+        file=sys.stderr,
+    )
     return {"vLLM": found}
 
 

@@ -1,19 +1,25 @@
-"""The host's side of a step alone: plan + build batch + commit at many live rows, with a device that computes nothing.
+"""The host's side of a step alone: plan + build batch + commit at many live rows, with a device
+that computes nothing.
 
     python benchmarks/host_step.py --rows 8192 --context 1000 [--json]
 
 Medians on one core, prefix caching on, at `--context` tokens a row and again at four times as many:
 
-    step      plan + build + commit of a step: steady, and with turnover (at each step one row in 128 ends and a
+    step      plan + build + commit of a step: steady, and with turnover (at each step one row in
+    128 ends and a
               waiting tail takes its place). Rows are tails of groups of 1,024.
-    admit     one group of 1,024 tails beside 7/8 of the rows: from submit to the launch in which the last of them join
-    finish    the step in which 1,000 rows end: tails of groups, and requests of one sample, whose generated blocks go
-              to the prefix tree: 512 in this step, and in each of those that follow (`after`: what each costs more)
+    admit     one group of 1,024 tails beside 7/8 of the rows: from submit to the launch in which
+    the last of them join
+    finish    the step in which 1,000 rows end: tails of groups, and requests of one sample, whose
+    generated blocks go
+              to the prefix tree: 512 in this step, and in each of those that follow (`after`: what
+              each costs more)
 
-Times are the processor's for the one thread that does it all, so that a busy machine measures the same. admit and
-finish are what their steps cost beyond as many steady ones. build is all of what a launch does before the
-model's forward: what is packed for the device, on the CPU with torch on one thread, so what a GPU does
-itself (writing the joining rows' columns and tables) is in it. It asserts nothing.
+Times are the processor's for the one thread that does it all, so that a busy machine measures the
+same. admit and finish are what their steps cost beyond as many steady ones. build is all of what a
+launch does before the model's forward: what is packed for the device, on the CPU with torch on one
+thread, so what a GPU does itself (writing the joining rows' columns and tables) is in it. It
+asserts nothing.
 """
 
 from __future__ import annotations
@@ -47,19 +53,24 @@ Parts = tuple[float, float, float]  # seconds of plan, build, commit
 
 
 class Host:
-    """A scheduler before a device that draws tokens which end nothing, but for rows that it is told to end."""
+    """A scheduler before a device that draws tokens which end nothing, but for rows that it is told
+    to end."""
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
         cpu = torch.device("cpu")
-        staging, asked = Staging(limits.max_rows, limits.max_rows, cpu), SamplingMirror(limits.max_rows)
+        staging, asked = (
+            Staging(limits.max_rows, limits.max_rows, cpu),
+            SamplingMirror(limits.max_rows),
+        )
         kv = KvCache([], limits.num_blocks + 1, cpu)
         self.stager = PlanStager(staging, EXACT, asked, kv, None, limits.max_rows, True, False)
         self.random = np.random.default_rng(0)
         self.done = np.zeros(limits.max_rows, np.bool_)
 
     def step(self, end: int = 0, spread: bool = False) -> Parts:
-        """One step with nothing in flight, after which `end` rows are over (spread: of all groups, else the first)."""
+        """One step with nothing in flight, after which `end` rows are over (spread: of all groups,
+        else the first)."""
         start = time.thread_time()
         plan = self.scheduler.plan()
         planned = time.thread_time()
@@ -73,7 +84,9 @@ class Host:
 
     def build(self, plan: StepPlan) -> None:
         size, chunks = plan.rows.size, plan.chunks
-        self.stager.stage(plan, BesideSizes(size, size + (0 if chunks is None else chunks.tokens.size), False))
+        self.stager.stage(
+            plan, BesideSizes(size, size + (0 if chunks is None else chunks.tokens.size), False)
+        )
 
     def tokens(self, plan: StepPlan, end: int, spread: bool) -> np.ndarray:
         tokens = self.random.integers(10, VOCAB, plan.rows.size).astype(np.int32)
@@ -88,7 +101,11 @@ class Host:
 
 def request(number: int, prompt: int, n: int) -> Request:
     ids = np.random.default_rng(number).integers(10, VOCAB, prompt).astype(np.int32)
-    return Request(request_id=number, prompt=ids.tobytes(), sampling=SamplingParams(n=n, max_tokens=NEW, seed=1))
+    return Request(
+        request_id=number,
+        prompt=ids.tobytes(),
+        sampling=SamplingParams(n=n, max_tokens=NEW, seed=1),
+    )
 
 
 def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
@@ -99,7 +116,8 @@ def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
         num_blocks=capacity * (2 * NEW // 16) + prompts * (context // 16 + 2),
         max_rows=capacity,
         max_model_len=context + 1024,
-        max_batched_tokens=capacity + max(65_536, rows // tails * context // 8),  # filled in few steps
+        max_batched_tokens=capacity
+        + max(65_536, rows // tails * context // 8),  # filled in few steps
         vocab_size=VOCAB,
         eos_token_ids=(END,),
     )
@@ -118,7 +136,12 @@ def medians(parts: list[Parts]) -> dict[str, float]:
     """Milliseconds of a step and of its parts."""
     times = np.array(parts) * 1e3
     plan, build, commit = np.median(times, axis=0).tolist()
-    return {"all": float(np.median(times.sum(axis=1))), "plan": plan, "build": build, "commit": commit}
+    return {
+        "all": float(np.median(times.sum(axis=1))),
+        "plan": plan,
+        "build": build,
+        "commit": commit,
+    }
 
 
 def steady(rows: int, context: int, steps: int) -> dict[str, float]:
@@ -139,7 +162,8 @@ def turnover(rows: int, context: int, steps: int) -> dict[str, float]:
 
 
 def beyond(host: Host, spent: float, steps: int) -> float:
-    """Milliseconds that `spent` seconds over so many steps cost beyond steady ones, as they are from here on."""
+    """Milliseconds that `spent` seconds over so many steps cost beyond steady ones, as they are
+    from here on."""
     return (spent - steps * plain(host)) * 1e3
 
 
@@ -166,7 +190,8 @@ def admit(rows: int, context: int, times: int) -> float:
 
 
 def finish(rows: int, context: int, tails: int, times: int) -> dict[str, float]:
-    """Milliseconds of the step in which 1,000 rows end, and of each one more until their numbers are free again."""
+    """Milliseconds of the step in which 1,000 rows end, and of each one more until their numbers
+    are free again."""
     found, after = [], []
     host = filled(rows, context, tails)
     for _ in range(times):
@@ -209,15 +234,19 @@ def show(found: list[dict[str, Any]], rows: int) -> None:
     for one in found:
         tails, alone = one["finish_tails"], one["finish_alone"]
         print(
-            f"{one['context']:8,} admit {TAILS:,} tails {one['admit']:.2f}; finish 1,000 tails {tails['step']:.2f}; "
-            f"finish 1,000 requests of one sample {alone['step']:.2f}, then {alone['after']:.2f} more in each of "
-            f"{alone['steps_after']:.0f} steps"
+            f"{one['context']:8,} admit {TAILS:,} tails {one['admit']:.2f}; finish 1,000 tails"
+            f" {tails['step']:.2f}; finish 1,000 requests of one sample {alone['step']:.2f}, then"
+            f" {alone['after']:.2f} more in each of {alone['steps_after']:.0f} steps"
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=8192, help="a multiple of 1,024, at least 2,048")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--rows", type=int, default=8192, help="a multiple of 1,024, at least 2,048"
+    )
     parser.add_argument("--context", type=int, default=1000)
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

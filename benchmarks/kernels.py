@@ -1,12 +1,15 @@
-"""Each operation of the column that this machine gets, beside a plain form: time, ratio, share of what is possible.
+"""Each operation of the column that this machine gets, beside a plain form: time, ratio, share of
+what is possible.
 
-    python benchmarks/kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9] [--threads N] [--json]
+    python benchmarks/kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9] [--threads
+    N] [--json]
 
-Two steps are measured: the demo model's decode (1,024 rows, 16 groups of 64, prompts of 240 to 330 tokens, about 32 own
-tokens) and Qwen2.5-0.5B's (32 rows alone, 64 to 320 tokens; and one chunk of 256). An operation and its plain form take
-turns, and the median of each counts. "share" is of the copy speed (bytes that must move) or of the products' rate (the
-best that a large product reaches here). Weights are as many copies as a model has layers, up to 200 MB, so that caches
-see what a forward shows them. It measures no sampler and asserts no speed.
+Two steps are measured: the demo model's decode (1,024 rows, 16 groups of 64, prompts of 240 to 330
+tokens, about 32 own tokens) and Qwen2.5-0.5B's (32 rows alone, 64 to 320 tokens; and one chunk of
+256). An operation and its plain form take turns, and the median of each counts. "share" is of the
+copy speed (bytes that must move) or of the products' rate (the best that a large product reaches
+here). Weights are as many copies as a model has layers, up to 200 MB, so that caches see what a
+forward shows them. It measures no sampler and asserts no speed.
 """
 
 from __future__ import annotations
@@ -80,7 +83,9 @@ class Bench:
         self.copy_rate = 2 * source.numel() * 4 / seconds
         weight, x = torch.randn(4096, 1024).to(self.dtype), torch.randn(1024, 1024).to(self.dtype)
         ready = self.ops.prepare_linear(weight)
-        self.product_rate = 2 * 4096 * 1024 * 1024 / self._median([lambda: self.ops.linear(x, ready, None)])[0]
+        self.product_rate = (
+            2 * 4096 * 1024 * 1024 / self._median([lambda: self.ops.linear(x, ready, None)])[0]
+        )
 
     def row(
         self,
@@ -95,7 +100,9 @@ class Bench:
         seconds, plain_seconds = self._median([work, plain])
         share = flops / seconds / self.product_rate if flops else size / seconds / self.copy_rate
         of = "products" if flops else "copy"
-        return Row(op, shape, seconds * 1e3, plain_seconds * 1e3, plain_seconds / seconds, share, of)
+        return Row(
+            op, shape, seconds * 1e3, plain_seconds * 1e3, plain_seconds / seconds, share, of
+        )
 
     def _median(self, works: list[Callable[[], Any]]) -> list[float]:
         times: list[list[float]] = [[] for _ in works]
@@ -142,7 +149,10 @@ def elementwise_rows(bench: Bench, shape: Shape, case: Case) -> list[Row]:
     x, residual = torch.randn(rows, d).to(dtype), torch.randn(rows, d).to(dtype)
     weight, item = torch.randn(d).to(dtype), x.element_size()
     gate_up = torch.randn(rows, 2 * shape.inner).to(dtype)
-    ids, table = torch.randint(0, shape.vocabulary, (rows,)), torch.randn(shape.vocabulary, d).to(dtype)
+    ids, table = (
+        torch.randint(0, shape.vocabulary, (rows,)),
+        torch.randn(shape.vocabulary, d).to(dtype),
+    )
 
     def plain_norm(value: Tensor) -> Tensor:
         wide = value.float()
@@ -154,9 +164,19 @@ def elementwise_rows(bench: Bench, shape: Shape, case: Case) -> list[Row]:
 
     label = f"{rows} x {d}"
     return [
-        bench.row("embed", label, lambda: ops.embed(ids, table), lambda: table[ids], size=2 * rows * d * item),
         bench.row(
-            "rms_norm", label, lambda: ops.rms_norm(x, weight, 1e-6), lambda: plain_norm(x), size=2 * rows * d * item
+            "embed",
+            label,
+            lambda: ops.embed(ids, table),
+            lambda: table[ids],
+            size=2 * rows * d * item,
+        ),
+        bench.row(
+            "rms_norm",
+            label,
+            lambda: ops.rms_norm(x, weight, 1e-6),
+            lambda: plain_norm(x),
+            size=2 * rows * d * item,
         ),
         bench.row(
             "add_rms_norm",
@@ -245,8 +265,12 @@ def qwen_case(dtype: torch.dtype) -> tuple[Case, int]:
 def measure(bench: Bench, shape: Shape) -> list[Row]:
     case, tokens = demo_case(bench.dtype) if shape.name == "demo" else qwen_case(bench.dtype)
     label = f"{shape.rows} rows" + (", 16 groups" if shape.name == "demo" else " alone")
-    chunk = make_case([], chunks=[(0, 256)], heads=shape.heads, kv_heads=shape.kv_heads, dtype=bench.dtype)
-    later = make_case([], chunks=[(256, 256)], heads=shape.heads, kv_heads=shape.kv_heads, dtype=bench.dtype)
+    chunk = make_case(
+        [], chunks=[(0, 256)], heads=shape.heads, kv_heads=shape.kv_heads, dtype=bench.dtype
+    )
+    later = make_case(
+        [], chunks=[(256, 256)], heads=shape.heads, kv_heads=shape.kv_heads, dtype=bench.dtype
+    )
     return [
         *linear_rows(bench, shape),
         *elementwise_rows(bench, shape, case),

@@ -1,11 +1,12 @@
-"""The Triton column's attention on a GPU: time of a layer, beside what the bytes or the products allow.
+"""The Triton column's attention on a GPU: time of a layer, beside what the bytes or the products
+allow.
 
     python benchmarks/kernels_gpu_attention.py [--eight 0|1|2] [--json]
 
-Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times in one CUDA graph,
-so that the gaps between launches count as in a step. --eight: 1 V in eight bits, 2 K and V.
-"copy" is the K and V that must be read at the copy speed of this
-machine; "TFLOP/s" counts the products of queries, keys and values that are seen. Asserts nothing.
+Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times
+in one CUDA graph, so that the gaps between launches count as in a step. --eight: 1 V in eight bits,
+2 K and V. "copy" is the K and V that must be read at the copy speed of this machine; "TFLOP/s"
+counts the products of queries, keys and values that are seen. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Row:
     ms: float
     copy_ms: float | None = None
     tflops: float | None = None
-    plain_ms: float | None = None  # torch's own attention, K and V contiguous and repeated for each query head
+    plain_ms: float | None = (
+        None  # torch's own attention, K and V contiguous and repeated for each query head
+    )
 
 
 def median(work: Callable[[], Any]) -> float:
@@ -55,7 +58,9 @@ EIGHT = 0  # what is in eight bits: --eight
 
 
 def pool(blocks: int, kv_heads: int, width: int) -> LayerKv:
-    kv = in_form(torch.empty(blocks, kv_heads, 2, 16, width, device="meta"), EIGHT, torch.bfloat16, "cuda")
+    kv = in_form(
+        torch.empty(blocks, kv_heads, 2, 16, width, device="meta"), EIGHT, torch.bfloat16, "cuda"
+    )
     for part in (kv.keys, kv.values):
         for piece in part.split(65536):
             piece.copy_(torch.randn(piece.shape, device="cuda"))
@@ -80,7 +85,11 @@ def queries(tokens: int, heads: int, kv_heads: int, width: int) -> Tensor:
 
 
 def decode_step(
-    lengths: Tensor, kv_table: Tensor, bound: int, groups: GroupInputs | None = None, skip: Tensor | None = None
+    lengths: Tensor,
+    kv_table: Tensor,
+    bound: int,
+    groups: GroupInputs | None = None,
+    skip: Tensor | None = None,
 ) -> StepInputs:
     rows = lengths.shape[0]
     order = torch.randperm(rows, device="cuda", dtype=torch.int32)
@@ -98,7 +107,12 @@ def decode_step(
 
 
 def decode_row(
-    what: str, lengths: Tensor, shape: tuple[int, int, int], bound: int, rate: float, graph: bool = False
+    what: str,
+    lengths: Tensor,
+    shape: tuple[int, int, int],
+    bound: int,
+    rate: float,
+    graph: bool = False,
 ) -> Row:
     heads, kv_heads, width = shape
     wide = -(-bound // 16)
@@ -142,10 +156,14 @@ def monkeys_row(rate: float, grouped: bool) -> Row:
     skip = torch.full((rows,), prefix, dtype=torch.int32, device="cuda")
     inputs = decode_step(lengths, table, 752, groups, skip)
     ms = median(lambda: attend(column, q, kv, inputs, 0.125))
-    return Row("8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * token_bytes(kv) / rate)
+    return Row(
+        "8,192 rows, 656 shared by 1,024 + 96 own", ms, copy_ms=rows * 96 * token_bytes(kv) / rate
+    )
 
 
-def prefill_row(prompts: int, tokens: int, heads: int, kv_heads: int, width: int, window: int | None = None) -> Row:
+def prefill_row(
+    prompts: int, tokens: int, heads: int, kv_heads: int, width: int, window: int | None = None
+) -> Row:
     lengths = torch.full((prompts,), tokens, dtype=torch.int32, device="cuda")
     table = tables(prompts, lengths, tokens // 16)
     kv = pool(prompts * tokens // 16 + 1, kv_heads, width)

@@ -1,10 +1,12 @@
-"""How much later a first token comes for a schema that the server has not seen: milliseconds, over HTTP.
+"""How much later a first token comes for a schema that the server has not seen: milliseconds, over
+HTTP.
 
     python benchmarks/new_schema.py --tokenizer tokenizer.json.gz
 
-A server of a tiny model with a vocabulary of 128,256 answers one request at a time: without a form, with a new schema,
-and with the same again, by turns. What is told are differences to the request without one just before. The schemas are
-of our own making, `large` ones of ten such properties each. The vocabulary is read once, before.
+A server of a tiny model with a vocabulary of 128,256 answers one request at a time: without a form,
+with a new schema, and with the same again, by turns. What is told are differences to the request
+without one just before. The schemas are of our own making, `large` ones of ten such properties
+each. The vocabulary is read once, before.
 """
 
 from __future__ import annotations
@@ -53,8 +55,12 @@ def measure(http: httpx.Client, schemas: Sequence[dict[str, Any]]) -> dict[str, 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up"
+    )
     parser.add_argument("--count", type=int, default=100, help="schemas of each kind")
     parser.add_argument("--port", type=int, default=8123)
     options = parser.parse_args()
@@ -63,7 +69,17 @@ def main() -> None:
     large = [record_of(parts[at : at + 10]) for at in range(0, len(parts), 10)]
     with tempfile.TemporaryDirectory() as folder:
         write_folder(replace(SHAPES["tiny"], vocab=VOCABULARY), Path(folder), options.tokenizer)
-        command = [sys.executable, "-m", "penstock", "serve", folder, "--device", "cpu", "--port", str(options.port)]
+        command = [
+            sys.executable,
+            "-m",
+            "penstock",
+            "serve",
+            folder,
+            "--device",
+            "cpu",
+            "--port",
+            str(options.port),
+        ]
         server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         try:
             assert server.stdout is not None
@@ -74,7 +90,10 @@ def main() -> None:
                 for kind, schemas in (("usual", usual), ("large", large)):
                     for name, found in measure(http, schemas).items():
                         p50, p95 = np.percentile(found, (50, 95))
-                        print(f"{kind} schemas, {name:6} p50 {p50:+6.1f} ms, p95 {p95:+6.1f} ms", flush=True)
+                        print(
+                            f"{kind} schemas, {name:6} p50 {p50:+6.1f} ms, p95 {p95:+6.1f} ms",
+                            flush=True,
+                        )
         finally:
             server.terminate()
             server.wait(30)

@@ -1,12 +1,14 @@
-"""What Ray costs: a service under Ray Serve against `penstock serve`, a job on two workers against two plain runs of
-half the file; by turns, medians. The demo model on this machine's CPU; the first answer from zero replicas beside it.
+"""What Ray costs: a service under Ray Serve against `penstock serve`, a job on two workers against
+two plain runs of half the file; by turns, medians. The demo model on this machine's CPU; the first
+answer from zero replicas beside it.
 
     python benchmarks/on_ray.py [--turns 3] [--only serve jobs] [--json]
 
-A burst is --streams streams at once, of --tokens tokens each; its rate runs from the first byte sent to the last one
-that came. Both services are up, bursts alternate between them, and all of Ray's processes are stopped while the plain
-one works: turns of a process each told little, since a machine's pace drifts by more than Ray costs. Each engine has
-one thread, so that both sides have as many; the client has what is left.
+A burst is --streams streams at once, of --tokens tokens each; its rate runs from the first byte
+sent to the last one that came. Both services are up, bursts alternate between them, and all of
+Ray's processes are stopped while the plain one works: turns of a process each told little, since a
+machine's pace drifts by more than Ray costs. Each engine has one thread, so that both sides have as
+many; the client has what is left.
 """
 
 from __future__ import annotations
@@ -34,7 +36,12 @@ from streams_client import Stream
 
 PATH = "/v1/completions"
 CORES = 2  # of which a worker, or a plain run, has half
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "RAY_AUTH_MODE": "disabled", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "RAY_AUTH_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+}
 PENSTOCK = (sys.executable, "-m", "penstock")
 KINDS = ("plain", "ray")
 PAUSE = 0.1  # seconds
@@ -43,7 +50,9 @@ PAUSE = 0.1  # seconds
 @contextmanager
 def service(*words: str) -> Iterator[None]:
     """A server, from the line that says that it serves to its end."""
-    process = subprocess.Popen([*PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT)
+    process = subprocess.Popen(
+        [*PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
+    )
     assert process.stdout is not None
     try:
         if not any(line.startswith(b"penstock serves") for line in process.stdout):
@@ -62,7 +71,12 @@ def free_port() -> int:
 
 
 def body(tokens: int, seed: int) -> bytes:
-    asked = {"model": "demo", "prompt": f"Question: {seed} pebbles?\nAnswer:", "max_tokens": tokens, "seed": seed}
+    asked = {
+        "model": "demo",
+        "prompt": f"Question: {seed} pebbles?\nAnswer:",
+        "max_tokens": tokens,
+        "seed": seed,
+    }
     return json.dumps({**asked, "ignore_eos": True, "stream": True}).encode()
 
 
@@ -84,7 +98,10 @@ async def burst(port: int, streams: int, tokens: int) -> tuple[float, float]:
         whole = b"".join(stream.pieces)
         if b"data: [DONE]" not in whole:
             raise SystemExit(f"a stream was not whole: {whole[-200:]!r}")
-    firsts = [next(t for t, p in zip(s.times, s.pieces, strict=True) if b'"text"' in p) - s.posted for s in made]
+    firsts = [
+        next(t for t, p in zip(s.times, s.pieces, strict=True) if b'"text"' in p) - s.posted
+        for s in made
+    ]
     seconds = max(stream.times[-1] for stream in made) - began
     return streams * tokens / seconds, statistics.median(firsts) * 1e3
 
@@ -94,7 +111,8 @@ def _itself(stream: Stream) -> Stream:
 
 
 def serve_turn(args: argparse.Namespace) -> dict[str, Any]:
-    """Bursts of both services by turns: (rate, first token) of each, and seconds of the first answer from zero."""
+    """Bursts of both services by turns: (rate, first token) of each, and seconds of the first
+    answer from zero."""
     ports = {kind: free_port() for kind in KINDS}
     deploy = ("deploy", "ray", "--model", "demo", "--min-replicas", "0", "--max-replicas", "1")
     with service("serve", "demo", "--port", str(ports["plain"])):
@@ -106,14 +124,18 @@ def serve_turn(args: argparse.Namespace) -> dict[str, Any]:
             for number in range(args.bursts + 1):
                 for kind in reversed(KINDS) if number % 2 else KINDS:
                     with stopped(processes() - here if kind == "plain" else set()):
-                        found[kind].append(asyncio.run(burst(ports[kind], args.streams, args.tokens)))
+                        found[kind].append(
+                            asyncio.run(burst(ports[kind], args.streams, args.tokens))
+                        )
     return {kind: bursts[1:] for kind, bursts in found.items()} | {"from_zero_s": from_zero}
 
 
 def _ask(port: int) -> float:
     """Seconds until a short answer is whole."""
     began = time.monotonic()
-    asked = urllib.request.Request(f"http://127.0.0.1:{port}{PATH}", body(4, 1), {"content-type": "application/json"})
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{port}{PATH}", body(4, 1), {"content-type": "application/json"}
+    )
     with urllib.request.urlopen(asked, timeout=120) as answer:
         answer.read()
     return time.monotonic() - began
@@ -142,11 +164,17 @@ def _signal(number: int, what: signal.Signals) -> None:
 
 
 def jobs_turn(kind: str, args: argparse.Namespace) -> float:
-    """Output tokens a second of a file on two workers, or of its halves in two plain runs beside each other."""
+    """Output tokens a second of a file on two workers, or of its halves in two plain runs beside
+    each other."""
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
         rows = [
-            {"id": i, "prompt": f"Question: {i} pebbles?\nAnswer:", "max_tokens": 64, "ignore_eos": True}
+            {
+                "id": i,
+                "prompt": f"Question: {i} pebbles?\nAnswer:",
+                "max_tokens": 64,
+                "ignore_eos": True,
+            }
             for i in range(args.rows)
         ]
         parts = [rows] if kind == "ray" else [rows[0::CORES], rows[1::CORES]]
@@ -157,7 +185,12 @@ def jobs_turn(kind: str, args: argparse.Namespace) -> float:
             source.write_text("".join(json.dumps(row) + "\n" for row in part))
             words = [*PENSTOCK, "run", str(source), str(folder / f"{number}.out.jsonl"), *more]
             running.append(
-                subprocess.Popen([*words, "--max-num-seqs", "64"], stderr=subprocess.PIPE, env=ENVIRONMENT, text=True)
+                subprocess.Popen(
+                    [*words, "--max-num-seqs", "64"],
+                    stderr=subprocess.PIPE,
+                    env=ENVIRONMENT,
+                    text=True,
+                )
             )
         told = [process.communicate()[1] for process in running]
     rates = [re.search(r"([\d,]+) output tok/s", said) for said in told]
@@ -171,17 +204,30 @@ def figures(args: argparse.Namespace) -> dict[str, Any]:
     told: dict[str, Any] = {"turns": args.turns, "cores": len(os.sched_getaffinity(0))}
     if "serve" in args.only:
         turns = [serve_turn(args) for _ in range(args.turns)]
-        pairs = [pair for turn in turns for pair in zip(*(turn[kind] for kind in KINDS), strict=True)]
+        pairs = [
+            pair for turn in turns for pair in zip(*(turn[kind] for kind in KINDS), strict=True)
+        ]
         for place, kind in enumerate(KINDS):
             rates, firsts = zip(*(pair[place] for pair in pairs), strict=True)
-            told[kind] = {"tok_s": round(statistics.median(rates)), "first_ms": round(statistics.median(firsts), 2)}
+            told[kind] = {
+                "tok_s": round(statistics.median(rates)),
+                "first_ms": round(statistics.median(firsts), 2),
+            }
         told["from_zero_s"] = round(statistics.median(turn["from_zero_s"] for turn in turns), 3)
-        told["ray_over_plain"] = round(statistics.median(ray[0] / plain[0] for plain, ray in pairs), 3)
-        told["first_ms_more"] = round(statistics.median(ray[1] - plain[1] for plain, ray in pairs), 2)
+        told["ray_over_plain"] = round(
+            statistics.median(ray[0] / plain[0] for plain, ray in pairs), 3
+        )
+        told["first_ms_more"] = round(
+            statistics.median(ray[1] - plain[1] for plain, ray in pairs), 2
+        )
     if "jobs" in args.only:
         rates = [{kind: jobs_turn(kind, args) for kind in KINDS} for _ in range(args.turns)]
-        told["jobs"] = {kind: round(statistics.median(turn[kind] for turn in rates)) for kind in KINDS}
-        told["jobs"]["ray_over_plain"] = round(statistics.median(turn["ray"] / turn["plain"] for turn in rates), 3)
+        told["jobs"] = {
+            kind: round(statistics.median(turn[kind] for turn in rates)) for kind in KINDS
+        }
+        told["jobs"]["ray_over_plain"] = round(
+            statistics.median(turn["ray"] / turn["plain"] for turn in rates), 3
+        )
     return told
 
 

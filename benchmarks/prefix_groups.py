@@ -1,15 +1,18 @@
-"""When grouping pays: attention of a layer with prefix groups against without, and the cost model that is made of it.
+"""When grouping pays: attention of a layer with prefix groups against without, and the cost model
+that is made of it.
 
-    python benchmarks/prefix_groups.py [--device cuda] [--times FILE] [--out FILE] [--shapes 32/8/64,...] [--warm]
+    python benchmarks/prefix_groups.py [--device cuda] [--times FILE] [--out FILE] [--shapes
+    32/8/64,...] [--warm]
 
-Measures uniform steps (members x shared tokens x groups x own tokens), then mixed ones whose groups each rule chooses
-itself; fits the constants of `kernels.sharing.MeasuredSharing` and prints what the rules' choices cost
-(`prefix_groups_fit.py`). --times reads what an earlier run left by --out and measures nothing. --warm compiles the
-kernels alone: one process a shape compiles them side by side.
+Measures uniform steps (members x shared tokens x groups x own tokens), then mixed ones whose groups
+each rule chooses itself; fits the constants of `kernels.sharing.MeasuredSharing` and prints what
+the rules' choices cost (`prefix_groups_fit.py`). --times reads what an earlier run left by --out
+and measures nothing. --warm compiles the kernels alone: one process a shape compiles them side by
+side.
 
-On a GPU a call stands in a CUDA graph as in a step, behind a write of 64 MB, since in a step the weights of a layer
-pass through the L2 between two attentions; the write's own time is taken off. Shared blocks are shared in fact: rows
-that stand alone find them in the L2 too. It asserts nothing.
+On a GPU a call stands in a CUDA graph as in a step, behind a write of 64 MB, since in a step the
+weights of a layer pass through the L2 between two attentions; the write's own time is taken off.
+Shared blocks are shared in fact: rows that stand alone find them in the L2 too. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +53,12 @@ class Bench:
         dtype = torch.bfloat16
         ops = choose(device, dtype)
         self.ops = ops
-        self.costs = SharingCosts(**asdict(prefix_cost_times(ops, *shape, dtype, device)))  # as they are in the tree
-        self.kv = torch.empty(blocks + 1, self.kv_heads, 2, 16, self.width, dtype=dtype, device=device)
+        self.costs = SharingCosts(
+            **asdict(prefix_cost_times(ops, *shape, dtype, device))
+        )  # as they are in the tree
+        self.kv = torch.empty(
+            blocks + 1, self.kv_heads, 2, 16, self.width, dtype=dtype, device=device
+        )
         for part in self.kv.split(65536):
             part.normal_()
         self.order = torch.randperm(blocks, device=device, dtype=torch.int32) + 1
@@ -64,7 +71,9 @@ class Bench:
         """Queries and inputs of a step whose first `chosen` parts are grouped."""
         rows = sum(part.members for part in parts)
         size = padded(rows) if self.gpu else rows
-        table = np.zeros((rows + 1, max(part.tokens // 16 + -(-part.own // 16) for part in parts)), np.int32)
+        table = np.zeros(
+            (rows + 1, max(part.tokens // 16 + -(-part.own // 16) for part in parts)), np.int32
+        )
         length, skip = np.zeros(rows + 1, np.int32), np.zeros(size, np.int32)
         chosen = min(chosen, self.room(parts))
         start, used = [0], 0
@@ -73,7 +82,9 @@ class Bench:
             shared, own = part.tokens // 16, -(-part.own // 16)
             table[first:last, :shared] = np.arange(used, used + shared)
             used += shared
-            table[first:last, shared : shared + own] = np.arange(used, used + part.members * own).reshape(-1, own)
+            table[first:last, shared : shared + own] = np.arange(
+                used, used + part.members * own
+            ).reshape(-1, own)
             used += part.members * own
             length[first:last] = part.tokens + part.own - 1
             skip[first:last] = part.tokens if number < chosen else 0
@@ -84,16 +95,24 @@ class Bench:
         ids = on(np.minimum(np.arange(size, dtype=np.int32), rows))
         groups = self._groups(parts, start, taken, size, chosen) if chosen else None
         bound = BOUND if self.gpu else int((length[:rows] + 1 - skip[:rows]).max())
-        decode = DecodeInputs(ids, on(length)[ids.long()], taken, on(length), on(skip), bound, groups)
-        fused = torch.randn(size, (self.heads + 2 * self.kv_heads) * self.width, device=self.device).to(self.kv.dtype)
+        decode = DecodeInputs(
+            ids, on(length)[ids.long()], taken, on(length), on(skip), bound, groups
+        )
+        fused = torch.randn(
+            size, (self.heads + 2 * self.kv_heads) * self.width, device=self.device
+        ).to(self.kv.dtype)
         q = fused[:, : self.heads * self.width].view(size, self.heads, self.width)
         return q, StepInputs(ids, ids, size, decode, None)
 
     def room(self, parts: list[Part]) -> int:
         """Groups that a step of these parts has room for; more go alone."""
-        return group_capacity(padded(sum(part.members for part in parts))) if self.gpu else len(parts)
+        return (
+            group_capacity(padded(sum(part.members for part in parts))) if self.gpu else len(parts)
+        )
 
-    def _groups(self, parts: list[Part], start: list[int], table: torch.Tensor, size: int, chosen: int) -> GroupInputs:
+    def _groups(
+        self, parts: list[Part], start: list[int], table: torch.Tensor, size: int, chosen: int
+    ) -> GroupInputs:
         capacity = group_capacity(size) if self.gpu else chosen
         bounds = np.full(capacity + 1, start[chosen], np.int32)
         bounds[: chosen + 1] = start[: chosen + 1]
@@ -101,7 +120,9 @@ class Bench:
         tokens[:chosen] = [part.tokens for part in parts[:chosen]]
         blocks = torch.zeros(capacity, table.shape[1], dtype=torch.int32, device=self.device)
         blocks[:chosen] = table[torch.tensor(start[:chosen], device=self.device)]
-        return GroupInputs(self._on(bounds), blocks, self._on(tokens), bounds.tolist(), tokens.tolist())
+        return GroupInputs(
+            self._on(bounds), blocks, self._on(tokens), bounds.tolist(), tokens.tolist()
+        )
 
     def _on(self, numbers: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(numbers).to(self.device)
@@ -110,7 +131,9 @@ class Bench:
         """Of one layer's attention."""
         q, inputs = self.step(parts, chosen)
         kind = AttentionKind(self.heads, self.kv_heads, self.width, 0, None, self.width**-0.5)
-        turned = torch.zeros(int(inputs.positions.max()) + 1, 2, self.width // 2, device=self.device)
+        turned = torch.zeros(
+            int(inputs.positions.max()) + 1, 2, self.width // 2, device=self.device
+        )
         plan = self.ops.plan(inputs, kind, turned, q.dtype)
 
         def work() -> torch.Tensor:
@@ -147,7 +170,8 @@ class Bench:
 
 
 class Graphs:
-    """Times work in graphs that follow each other in one memory pool, which the first of them keeps."""
+    """Times work in graphs that follow each other in one memory pool, which the first of them
+    keeps."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -212,12 +236,19 @@ def mixed(seed: int, gpu: bool) -> list[Part]:
     parts: list[Part] = []
     while (rows := sum(part.members for part in parts)) < budget:
         members = min(rng.choice([1, 1, 2, 2, 3, 4, 8, 30, 200, 1024]), budget - rows)
-        parts.append(Part(members, rng.choice([16, 32, 64, 128, 256, 656, 2048] if gpu else [16, 64, 256]), 96))
+        parts.append(
+            Part(
+                members, rng.choice([16, 32, 64, 128, 256, 656, 2048] if gpu else [16, 64, 256]), 96
+            )
+        )
     return parts
 
 
 def blocks_for(cases: list[list[Part]]) -> int:
-    return max(sum(part.tokens // 16 + part.members * -(-part.own // 16) for part in parts) for parts in cases)
+    return max(
+        sum(part.tokens // 16 + part.members * -(-part.own // 16) for part in parts)
+        for parts in cases
+    )
 
 
 def warm(device: torch.device, shape: Shape) -> None:
@@ -239,13 +270,17 @@ def measured(device: torch.device, shapes: list[Shape], mixes: int) -> Times:
         times.tree[str(shape)] = asdict(bench.costs)
         times.steps += [bench.both(parts) for parts in cases]
         times.mixed += [bench.by_rules(parts) for parts in drawn]
-        print(f"{shape}: {len(cases)} + {mixes} steps in {time.monotonic() - begun:.0f} s", flush=True)
+        print(
+            f"{shape}: {len(cases)} + {mixes} steps in {time.monotonic() - begun:.0f} s", flush=True
+        )
         del bench
     return times
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--shapes", default="")
     parser.add_argument("--mixed", type=int, default=24, help="mixed steps of a shape")

@@ -1,10 +1,12 @@
-"""The cost model of prefix groups, fitted to measured steps, and what decisions by it cost beside other rules.
+"""The cost model of prefix groups, fitted to measured steps, and what decisions by it cost beside
+other rules.
 
-    saved by a group = members * (member_byte * prefix bytes - member * token bytes) - tiles * tile_byte * prefix bytes
+    saved by a group = members * (member_byte * prefix bytes - member * token bytes) - tiles *
+    tile_byte * prefix bytes
     saved by a step  = that of its groups - step
 
-Bytes are K's and V's of a layer, so that head shapes have one set of constants: a MeasuredSharing. It knows times; how
-they come about is for `prefix_groups.py`.
+Bytes are K's and V's of a layer, so that head shapes have one set of constants: a MeasuredSharing.
+It knows times; how they come about is for `prefix_groups.py`.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ class Part:
 
 @dataclass(slots=True)
 class Step:
-    """A uniform step: its parts, and milliseconds of a layer's attention, all alone and with `room` parts grouped."""
+    """A uniform step: its parts, and milliseconds of a layer's attention, all alone and with `room`
+    parts grouped."""
 
     shape: Shape
     tile_members: int
@@ -48,7 +51,8 @@ class Step:
 
 @dataclass(slots=True)
 class Mixed:
-    """A mixed step: milliseconds of a layer's attention, and groups, by the rule that chose them."""
+    """A mixed step: milliseconds of a layer's attention, and groups,
+    by the rule that chose them."""
 
     shape: Shape
     rows: int
@@ -69,18 +73,29 @@ class Times:
     def read(cls, path: Path) -> Times:
         told = json.loads(path.read_text())
         steps = [
-            Step(**{**one, "shape": tuple(one["shape"]), "parts": [Part(**part) for part in one["parts"]]})
+            Step(
+                **{
+                    **one,
+                    "shape": tuple(one["shape"]),
+                    "parts": [Part(**part) for part in one["parts"]],
+                }
+            )
             for one in told["steps"]
         ]
         mixed = [Mixed(**{**one, "shape": tuple(one["shape"])}) for one in told["mixed"]]
         return cls(told["device"], told["tree"], steps, mixed)
 
 
-Rule = Callable[[list[Part], SharingCosts], list[int]]  # parts, the tree's costs -> which to group, the best first
+Rule = Callable[
+    [list[Part], SharingCosts], list[int]
+]  # parts, the tree's costs -> which to group, the best first
 
 
 def by_costs(parts: list[Part], costs: SharingCosts) -> list[int]:
-    units = [Unit(n, np.full(part.tokens // 16, n, np.int32), part.members) for n, part in enumerate(parts)]
+    units = [
+        Unit(n, np.full(part.tokens // 16, n, np.int32), part.members)
+        for n, part in enumerate(parts)
+    ]
     return [group.slots[0] for group in find_groups(units, np.zeros(len(parts), np.int32), costs)]
 
 
@@ -96,7 +111,12 @@ def never(parts: list[Part], costs: SharingCosts) -> list[int]:
     return []
 
 
-RULES: dict[str, Rule] = {"model": by_costs, "always": always, "never": never, "64 tokens": as_before}
+RULES: dict[str, Rule] = {
+    "model": by_costs,
+    "always": always,
+    "never": never,
+    "64 tokens": as_before,
+}
 
 
 def fitted(times: Times) -> MeasuredSharing:
@@ -113,7 +133,12 @@ def _terms(step: Step) -> tuple[float, float, float, float]:
     part, count = step.parts[0], step.room
     tiles = -(-part.members // step.tile_members)
     rows = count * part.members
-    return rows * part.tokens * kv_bytes, -rows * kv_bytes, -count * tiles * part.tokens * kv_bytes, -1.0
+    return (
+        rows * part.tokens * kv_bytes,
+        -rows * kv_bytes,
+        -count * tiles * part.tokens * kv_bytes,
+        -1.0,
+    )
 
 
 def _not_negative(told: Floats, wanted: Floats) -> Floats:
@@ -139,15 +164,23 @@ def show(times: Times, table: bool) -> None:
     print(f"{times.device}: {len(times.steps)} uniform steps; fitted:")
     for name, value in asdict(model).items():
         print(f"    {name} = {value:.3g}" if name != "device" else f"    {value}")
-    print("\nuniform steps: decided right, and time lost where not: on average, at worst, of all time")
+    print(
+        "\nuniform steps: decided right, and time lost where not: on average, at worst, of all time"
+    )
     for shape in [None, *dict.fromkeys(step.shape for step in times.steps)]:
         steps = [step for step in times.steps if shape in (None, step.shape)]
         pays = np.mean([step.grouped < step.alone for step in steps])
         print(f"  {shape or 'all'}: {len(steps)} steps, grouping pays in {pays:.0%}")
         for name, rule in RULES.items():
-            _show_rule(name, steps, [bool(rule(step.parts, costs_of(model, step))) for step in steps])
+            _show_rule(
+                name, steps, [bool(rule(step.parts, costs_of(model, step))) for step in steps]
+            )
         tree = {told: SharingCosts(**costs) for told, costs in times.tree.items()}  # type: ignore[arg-type]
-        _show_rule("the tree's", steps, [bool(by_costs(step.parts, tree[str(step.shape)])) for step in steps])
+        _show_rule(
+            "the tree's",
+            steps,
+            [bool(by_costs(step.parts, tree[str(step.shape)])) for step in steps],
+        )
     if times.mixed:
         _show_mixed(times.mixed)
     if table:
@@ -155,28 +188,46 @@ def show(times: Times, table: bool) -> None:
 
 
 def _show_rule(name: str, steps: list[Step], grouped: list[bool]) -> None:
-    taken = np.array([step.grouped if chosen else step.alone for step, chosen in zip(steps, grouped, strict=True)])
+    taken = np.array(
+        [
+            step.grouped if chosen else step.alone
+            for step, chosen in zip(steps, grouped, strict=True)
+        ]
+    )
     best = np.array([min(step.alone, step.grouped) for step in steps])
     lost, all_of_it = taken / best - 1, taken.sum() / best.sum() - 1
-    print(f"    {name:10s} {np.mean(lost == 0):6.1%} right  {lost.mean():7.2%}  {lost.max():6.0%}  {all_of_it:7.2%}")
+    print(
+        f"    {name:10s} {np.mean(lost == 0):6.1%} right  {lost.mean():7.2%}  {lost.max():6.0%} "
+        f" {all_of_it:7.2%}"
+    )
 
 
 def _show_mixed(steps: list[Mixed]) -> None:
-    print("\nmixed steps, groups chosen by each rule with the tree's constants: time beyond the best rule's")
+    print(
+        "\nmixed steps, groups chosen by each rule with the tree's constants: time beyond the best"
+        " rule's"
+    )
     best = np.array([min(step.times.values()) for step in steps])
     for name in RULES:
         taken = np.array([step.times[name] for step in steps])
         lost = taken / best - 1
         groups = np.mean([step.groups[name] for step in steps])
-        print(f"    {name:10s} {lost.mean():7.2%} on average, {lost.max():6.0%} at worst; {groups:.1f} groups a step")
+        print(
+            f"    {name:10s} {lost.mean():7.2%} on average, {lost.max():6.0%} at worst;"
+            f" {groups:.1f} groups a step"
+        )
 
 
 def _show_table(steps: list[Step], model: MeasuredSharing) -> None:
-    print("\nshape, groups x members, shared + own tokens: us alone, us grouped; ! where the model is wrong")
+    print(
+        "\nshape, groups x members, shared + own tokens: us alone, us grouped; ! where the model is"
+        " wrong"
+    )
     for step in steps:
         part = step.parts[0]
         wrong = bool(by_costs(step.parts, costs_of(model, step))) != (step.grouped < step.alone)
         print(
-            f"{'/'.join(map(str, step.shape)):10s} {len(step.parts):4d} x {part.members:5d} {part.tokens:6d} + "
-            f"{part.own:3d} {step.alone * 1e3:9.1f} {step.grouped * 1e3:9.1f} {'!' if wrong else ''}"
+            f"{'/'.join(map(str, step.shape)):10s} {len(step.parts):4d} x {part.members:5d}"
+            f" {part.tokens:6d} + {part.own:3d} {step.alone * 1e3:9.1f} {step.grouped * 1e3:9.1f}"
+            f" {'!' if wrong else ''}"
         )

@@ -1,7 +1,9 @@
-"""The matrix products of one forward and nothing else: what an engine could reach if all the rest cost nothing.
+"""The matrix products of one forward and nothing else: what an engine could reach if all the rest
+cost nothing.
 
-Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body), lays out every layer's weights, so that caches
-see what a real forward shows them, and times `F.linear` over all of them and the head. It knows no engine.
+Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body), lays out every layer's weights,
+so that caches see what a real forward shows them, and times `F.linear` over all of them and the
+head. It knows no engine.
 """
 
 from __future__ import annotations
@@ -18,12 +20,18 @@ Weights = list[torch.Tensor]
 
 
 def weights_of(config: dict[str, Any], dtype: torch.dtype) -> tuple[Weights, torch.Tensor]:
-    """Random weights in the shapes of a config.json: the layers' in order (qkv and gate-up fused), and the head's."""
+    """Random weights in the shapes of a config.json: the layers' in order (qkv and gate-up fused),
+    and the head's."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
     kv_heads = config.get("num_key_value_heads") or heads
-    shapes = [((heads + 2 * kv_heads) * width, hidden), (hidden, heads * width), (2 * inner, hidden), (hidden, inner)]
+    shapes = [
+        ((heads + 2 * kv_heads) * width, hidden),
+        (hidden, heads * width),
+        (2 * inner, hidden),
+        (hidden, inner),
+    ]
     generator = torch.Generator().manual_seed(0)
 
     def draw(shape: tuple[int, int]) -> torch.Tensor:
@@ -33,11 +41,18 @@ def weights_of(config: dict[str, Any], dtype: torch.dtype) -> tuple[Weights, tor
     return layers, draw((config["vocab_size"], hidden))
 
 
-def forward_seconds(layers: Weights, head: torch.Tensor | None, rows: int, *, at_least: float = 2.0) -> float:
-    """Median seconds of one forward's products at `rows` rows; repeated for `at_least` seconds, 5 times or more."""
-    inputs = {weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for weight in layers}
+def forward_seconds(
+    layers: Weights, head: torch.Tensor | None, rows: int, *, at_least: float = 2.0
+) -> float:
+    """Median seconds of one forward's products at `rows` rows; repeated for `at_least` seconds, 5
+    times or more."""
+    inputs = {
+        weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for weight in layers
+    }
     every = layers if head is None else [*layers, head]
-    return median_seconds(lambda: [F.linear(inputs[weight.shape[1]], weight) for weight in every], at_least)
+    return median_seconds(
+        lambda: [F.linear(inputs[weight.shape[1]], weight) for weight in every], at_least
+    )
 
 
 def median_seconds(work: Callable[[], object], at_least: float) -> float:

@@ -1,10 +1,12 @@
-"""Model folders of named shapes: a config, a generation config, a tokenizer, and weights only where they are asked for.
+"""Model folders of named shapes: a config, a generation config, a tokenizer, and weights only where
+they are asked for.
 
     python benchmarks/random_model.py llama-3.2-1b FOLDER [--tokenizer tokenizer.json] [--weights]
 
-The shapes are those of real models; the numbers in them are random. With weights from U(-1e-3, 1e-3) all logits are
-about 0, so every token is drawn as often as any other, and a sample ends with the share of ids that are end-of-sequence
-ids: one in 128 gives geometric lengths with a mean of 128. vLLM reads the same folder. It knows no engine.
+The shapes are those of real models; the numbers in them are random. With weights from U(-1e-3,
+1e-3) all logits are about 0, so every token is drawn as often as any other, and a sample ends with
+the share of ids that are end-of-sequence ids: one in 128 gives geometric lengths with a mean of
+128. vLLM reads the same folder. It knows no engine.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ RANGE = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of the context.
+    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of
+    the context.
 
     other: what a config of another family says beside, or in place of, a Llama's."""
 
@@ -45,7 +48,9 @@ class Shape:
     max_model_len: int = 4096
     rope_scaling: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
-    products: tuple[tuple[int, int], ...] = field(init=False)  # (in, out) of a layer's matrix products
+    products: tuple[tuple[int, int], ...] = field(
+        init=False
+    )  # (in, out) of a layer's matrix products
 
     def __post_init__(self) -> None:
         queries, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
@@ -104,73 +109,166 @@ _LLAMA3 = {
 }
 _LLAMA3_70B = {**_LLAMA3, "factor": 8.0}
 _QWEN3_MOE = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8,
-    "moe_intermediate_size": 768, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [],
-    "rms_norm_eps": 1e-6, "use_sliding_window": False, "sliding_window": None, "router_aux_loss_coef": 0.001,
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "rms_norm_eps": 1e-6,
+    "use_sliding_window": False,
+    "sliding_window": None,
+    "router_aux_loss_coef": 0.001,
+}
 _OSS_YARN = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
     "original_max_position_embeddings": 4096,
-}  # fmt: skip
+}
 _GPT_OSS = {
-    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "num_local_experts": 32, "num_experts_per_tok": 4,
-    "sliding_window": 128, "layer_types": ["sliding_attention", "full_attention"] * 12, "attention_bias": True,
-    "swiglu_limit": 7.0, "initial_context_length": 4096,
-    "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": [
-        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head",
-    ]},
-}  # fmt: skip
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "attention_bias": True,
+    "swiglu_limit": 7.0,
+    "initial_context_length": 4096,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+}
 _GEMMA3 = {
-    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6, "query_pre_attn_scalar": 256, "sliding_window": 1024, "rope_local_base_freq": 10_000.0,
-    "layer_types": [("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(34)],
-    "attn_logit_softcapping": None, "final_logit_softcapping": None,
-}  # fmt: skip
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 1024,
+    "rope_local_base_freq": 10_000.0,
+    "layer_types": [
+        ("full" if layer % 6 == 5 else "sliding") + "_attention" for layer in range(34)
+    ],
+    "attn_logit_softcapping": None,
+    "final_logit_softcapping": None,
+}
 _GEMMA4 = {
-    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_activation": "gelu_pytorch_tanh",
-    "rms_norm_eps": 1e-6, "global_head_dim": 512, "final_logit_softcapping": 30.0, "mlp_bias": None,
-    "rope_theta": None, "rope_scaling": None, "rope_parameters": {
-        "full_attention": {"partial_rotary_factor": 0.25, "rope_theta": 1e6, "rope_type": "proportional"},
+    "architectures": ["Gemma4ForCausalLM"],
+    "model_type": "gemma4_text",
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "global_head_dim": 512,
+    "final_logit_softcapping": 30.0,
+    "mlp_bias": None,
+    "rope_theta": None,
+    "rope_scaling": None,
+    "rope_parameters": {
+        "full_attention": {
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+            "rope_type": "proportional",
+        },
         "sliding_attention": {"rope_theta": 1e4, "rope_type": "default"},
     },
-}  # fmt: skip
+}
 _GEMMA4_26B = _GEMMA4 | {
-    "attention_k_eq_v": True, "num_global_key_value_heads": 2, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
-    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5, "enable_moe_block": True, "num_experts": 128,
-    "top_k_experts": 8, "moe_intermediate_size": 704,
-}  # fmt: skip
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 2,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 5,
+    "enable_moe_block": True,
+    "num_experts": 128,
+    "top_k_experts": 8,
+    "moe_intermediate_size": 704,
+}
 _GEMMA4_31B = _GEMMA4 | {
-    "attention_k_eq_v": True, "num_global_key_value_heads": 4, "sliding_window": 1024, "hidden_size_per_layer_input": 0,
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 4,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
     "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 10,
-}  # fmt: skip
+}
 _GEMMA4_E4B = _GEMMA4 | {
-    "sliding_window": 512, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144,
-    "num_kv_shared_layers": 18, "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
-}  # fmt: skip
+    "sliding_window": 512,
+    "hidden_size_per_layer_input": 256,
+    "vocab_size_per_layer_input": 262_144,
+    "num_kv_shared_layers": 18,
+    "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 7,
+}
 _QWEN3_5 = {
-    "architectures": ["Qwen3_5ForCausalLM"], "model_type": "qwen3_5_text", "rms_norm_eps": 1e-6,
-    "full_attention_interval": 4, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "partial_rotary_factor": 0.25, "attn_output_gate": True,
+    "architectures": ["Qwen3_5ForCausalLM"],
+    "model_type": "qwen3_5_text",
+    "rms_norm_eps": 1e-6,
+    "full_attention_interval": 4,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "partial_rotary_factor": 0.25,
+    "attn_output_gate": True,
     "mamba_ssm_dtype": "float32",
-}  # fmt: skip
+}
 _QWEN3_5_MOE = _QWEN3_5 | {
-    "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_experts": 256,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
-}  # fmt: skip
+    "architectures": ["Qwen3_5MoeForCausalLM"],
+    "model_type": "qwen3_5_moe_text",
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+}
 _NEMOTRON = {
-    "architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "layer_norm_epsilon": 1e-5,
-    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "mamba_num_heads": 64,
-    "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4, "n_routed_experts": 128,
-    "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
-    "n_shared_experts": 1, "routed_scaling_factor": 2.5, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
+    "architectures": ["NemotronHForCausalLM"],
+    "model_type": "nemotron_h",
+    "layer_norm_epsilon": 1e-5,
+    "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    "mamba_num_heads": 64,
+    "mamba_head_dim": 64,
+    "n_groups": 8,
+    "ssm_state_size": 128,
+    "conv_kernel": 4,
+    "n_routed_experts": 128,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1856,
+    "moe_shared_expert_intermediate_size": 3712,
+    "n_shared_experts": 1,
+    "routed_scaling_factor": 2.5,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
     "mamba_ssm_cache_dtype": "float32",
-}  # fmt: skip
+}
 _MOONLIGHT = {
-    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "q_lora_rank": None, "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "n_routed_experts": 64, "n_shared_experts": 2,
-    "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
-    "norm_topk_prob": True, "routed_scaling_factor": 2.446,
-}  # fmt: skip
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.446,
+}
 _GLM_FLASH = _MOONLIGHT | {
     "architectures": ["Glm4MoeLiteForCausalLM"],
     "model_type": "glm4_moe_lite",
@@ -183,88 +281,282 @@ _GLM_FLASH = _MOONLIGHT | {
     "routed_scaling_factor": 1.8,
 }
 _LFM2 = {
-    "architectures": ["Lfm2ForCausalLM"], "model_type": "lfm2", "norm_eps": 1e-5, "conv_L_cache": 3, "conv_bias": False,
-    "block_auto_adjust_ff_dim": False, "full_attn_idxs": [2, 5, 8, 10, 12, 14], "rms_norm_eps": None,
-}  # fmt: skip
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "norm_eps": 1e-5,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "block_auto_adjust_ff_dim": False,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "rms_norm_eps": None,
+}
 SHAPES = {
     shape.name: shape
     for shape in (
         Shape(
-            name="llama-3.2-1b", hidden=2048, layers=16, heads=32, kv_heads=8, head_dim=64, intermediate=8192,
-            vocab=128_256, tied=True, theta=500_000.0, context=131_072, ends=1000, rope_scaling=_LLAMA3,
+            name="llama-3.2-1b",
+            hidden=2048,
+            layers=16,
+            heads=32,
+            kv_heads=8,
+            head_dim=64,
+            intermediate=8192,
+            vocab=128_256,
+            tied=True,
+            theta=500_000.0,
+            context=131_072,
+            ends=1000,
+            rope_scaling=_LLAMA3,
         ),
         Shape(
-            name="llama-3-8b", hidden=4096, layers=32, heads=32, kv_heads=8, head_dim=128, intermediate=14_336,
-            vocab=128_256, tied=False, theta=500_000.0, context=8192, ends=1000,
+            name="llama-3-8b",
+            hidden=4096,
+            layers=32,
+            heads=32,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=14_336,
+            vocab=128_256,
+            tied=False,
+            theta=500_000.0,
+            context=8192,
+            ends=1000,
         ),
         Shape(
-            name="llama-3.3-70b", hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, intermediate=28_672,
-            vocab=128_256, tied=False, theta=500_000.0, context=131_072, ends=1000, rope_scaling=_LLAMA3_70B,
+            name="llama-3.3-70b",
+            hidden=8192,
+            layers=80,
+            heads=64,
+            kv_heads=8,
+            head_dim=128,
+            intermediate=28_672,
+            vocab=128_256,
+            tied=False,
+            theta=500_000.0,
+            context=131_072,
+            ends=1000,
+            rope_scaling=_LLAMA3_70B,
         ),
         Shape(
-            name="qwen3-30b-a3b", hidden=2048, layers=48, heads=32, kv_heads=4, head_dim=128, intermediate=6144,
-            vocab=151_936, tied=False, theta=1_000_000.0, context=40_960, ends=1187, other=_QWEN3_MOE,
+            name="qwen3-30b-a3b",
+            hidden=2048,
+            layers=48,
+            heads=32,
+            kv_heads=4,
+            head_dim=128,
+            intermediate=6144,
+            vocab=151_936,
+            tied=False,
+            theta=1_000_000.0,
+            context=40_960,
+            ends=1187,
+            other=_QWEN3_MOE,
         ),
         Shape(
-            name="gpt-oss-20b", hidden=2880, layers=24, heads=64, kv_heads=8, head_dim=64, intermediate=2880,
-            vocab=201_088, tied=False, theta=150_000.0, context=131_072, ends=1571, rope_scaling=_OSS_YARN,
+            name="gpt-oss-20b",
+            hidden=2880,
+            layers=24,
+            heads=64,
+            kv_heads=8,
+            head_dim=64,
+            intermediate=2880,
+            vocab=201_088,
+            tied=False,
+            theta=150_000.0,
+            context=131_072,
+            ends=1571,
+            rope_scaling=_OSS_YARN,
             other=_GPT_OSS,
         ),
         Shape(
-            name="gemma-3-4b", hidden=2560, layers=34, heads=8, kv_heads=4, head_dim=256, intermediate=10_240,
-            vocab=262_208, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA3,
+            name="gemma-3-4b",
+            hidden=2560,
+            layers=34,
+            heads=8,
+            kv_heads=4,
+            head_dim=256,
+            intermediate=10_240,
+            vocab=262_208,
+            tied=True,
+            theta=1_000_000.0,
+            context=131_072,
+            ends=2048,
+            other=_GEMMA3,
         ),
         Shape(
-            name="gemma-4-26b-a4b", hidden=2816, layers=30, heads=16, kv_heads=8, head_dim=256, intermediate=2112,
-            vocab=262_144, tied=True, theta=1_000_000.0, context=262_144, ends=2048, other=_GEMMA4_26B,
+            name="gemma-4-26b-a4b",
+            hidden=2816,
+            layers=30,
+            heads=16,
+            kv_heads=8,
+            head_dim=256,
+            intermediate=2112,
+            vocab=262_144,
+            tied=True,
+            theta=1_000_000.0,
+            context=262_144,
+            ends=2048,
+            other=_GEMMA4_26B,
         ),
         Shape(
-            name="gemma-4-31b", hidden=5376, layers=60, heads=32, kv_heads=16, head_dim=256, intermediate=21_504,
-            vocab=262_144, tied=True, theta=1_000_000.0, context=262_144, ends=2048, other=_GEMMA4_31B,
+            name="gemma-4-31b",
+            hidden=5376,
+            layers=60,
+            heads=32,
+            kv_heads=16,
+            head_dim=256,
+            intermediate=21_504,
+            vocab=262_144,
+            tied=True,
+            theta=1_000_000.0,
+            context=262_144,
+            ends=2048,
+            other=_GEMMA4_31B,
         ),
         Shape(
-            name="gemma-4-e4b", hidden=2560, layers=42, heads=8, kv_heads=2, head_dim=256, intermediate=10_240,
-            vocab=262_144, tied=True, theta=1_000_000.0, context=131_072, ends=2048, other=_GEMMA4_E4B,
+            name="gemma-4-e4b",
+            hidden=2560,
+            layers=42,
+            heads=8,
+            kv_heads=2,
+            head_dim=256,
+            intermediate=10_240,
+            vocab=262_144,
+            tied=True,
+            theta=1_000_000.0,
+            context=131_072,
+            ends=2048,
+            other=_GEMMA4_E4B,
         ),
         Shape(
-            name="qwen3.5-9b", hidden=4096, layers=32, heads=16, kv_heads=4, head_dim=256, intermediate=12_288,
-            vocab=248_320, tied=False, theta=10_000_000.0, context=262_144, ends=1940, other=_QWEN3_5,
+            name="qwen3.5-9b",
+            hidden=4096,
+            layers=32,
+            heads=16,
+            kv_heads=4,
+            head_dim=256,
+            intermediate=12_288,
+            vocab=248_320,
+            tied=False,
+            theta=10_000_000.0,
+            context=262_144,
+            ends=1940,
+            other=_QWEN3_5,
         ),
         Shape(
-            name="qwen3.5-35b-a3b", hidden=2048, layers=40, heads=16, kv_heads=2, head_dim=256, intermediate=512,
-            vocab=248_320, tied=False, theta=10_000_000.0, context=262_144, ends=1940, other=_QWEN3_5_MOE,
+            name="qwen3.5-35b-a3b",
+            hidden=2048,
+            layers=40,
+            heads=16,
+            kv_heads=2,
+            head_dim=256,
+            intermediate=512,
+            vocab=248_320,
+            tied=False,
+            theta=10_000_000.0,
+            context=262_144,
+            ends=1940,
+            other=_QWEN3_5_MOE,
         ),
         Shape(
-            name="nemotron-3-nano", hidden=2688, layers=52, heads=32, kv_heads=2, head_dim=128, intermediate=1856,
-            vocab=131_072, tied=False, theta=10_000.0, context=262_144, ends=1024, other=_NEMOTRON,
+            name="nemotron-3-nano",
+            hidden=2688,
+            layers=52,
+            heads=32,
+            kv_heads=2,
+            head_dim=128,
+            intermediate=1856,
+            vocab=131_072,
+            tied=False,
+            theta=10_000.0,
+            context=262_144,
+            ends=1024,
+            other=_NEMOTRON,
         ),
         Shape(
-            name="moonlight-16b-a3b", hidden=2048, layers=27, heads=16, kv_heads=16, head_dim=64, intermediate=11_264,
-            vocab=163_840, tied=False, theta=50_000.0, context=8192, ends=1280, other=_MOONLIGHT,
+            name="moonlight-16b-a3b",
+            hidden=2048,
+            layers=27,
+            heads=16,
+            kv_heads=16,
+            head_dim=64,
+            intermediate=11_264,
+            vocab=163_840,
+            tied=False,
+            theta=50_000.0,
+            context=8192,
+            ends=1280,
+            other=_MOONLIGHT,
         ),
         Shape(
-            name="glm-4.7-flash", hidden=2048, layers=47, heads=20, kv_heads=20, head_dim=64, intermediate=10_240,
-            vocab=154_880, tied=False, theta=1_000_000.0, context=202_752, ends=1210, other=_GLM_FLASH,
+            name="glm-4.7-flash",
+            hidden=2048,
+            layers=47,
+            heads=20,
+            kv_heads=20,
+            head_dim=64,
+            intermediate=10_240,
+            vocab=154_880,
+            tied=False,
+            theta=1_000_000.0,
+            context=202_752,
+            ends=1210,
+            other=_GLM_FLASH,
         ),
         Shape(
-            name="lfm2-350m", hidden=1024, layers=16, heads=16, kv_heads=8, head_dim=64, intermediate=4608,
-            vocab=65_536, tied=True, theta=1_000_000.0, context=128_000, ends=512, other=_LFM2,
+            name="lfm2-350m",
+            hidden=1024,
+            layers=16,
+            heads=16,
+            kv_heads=8,
+            head_dim=64,
+            intermediate=4608,
+            vocab=65_536,
+            tied=True,
+            theta=1_000_000.0,
+            context=128_000,
+            ends=512,
+            other=_LFM2,
         ),
         Shape(  # of no real model: what two cores can serve, and larger than the demo
-            name="llama-40m", hidden=512, layers=12, heads=8, kv_heads=4, head_dim=64, intermediate=1536,
-            vocab=4096, tied=True, theta=10_000.0, context=4096, ends=32,
+            name="llama-40m",
+            hidden=512,
+            layers=12,
+            heads=8,
+            kv_heads=4,
+            head_dim=64,
+            intermediate=1536,
+            vocab=4096,
+            tied=True,
+            theta=10_000.0,
+            context=4096,
+            ends=32,
         ),
         Shape(
-            name="tiny", hidden=64, layers=2, heads=4, kv_heads=2, head_dim=16, intermediate=128,
-            vocab=4096, tied=True, theta=10_000.0, context=2048, ends=256, max_model_len=1024,
+            name="tiny",
+            hidden=64,
+            layers=2,
+            heads=4,
+            kv_heads=2,
+            head_dim=16,
+            intermediate=128,
+            vocab=4096,
+            tied=True,
+            theta=10_000.0,
+            context=2048,
+            ends=256,
+            max_model_len=1024,
         ),
     )
-}  # fmt: skip
+}
 
 
-def write_model(shape: Shape, folder: Path, tokenizer: Path | None = None, *, weights: bool = False) -> None:
-    """Writes the folder; files that are there already are written anew. weights: bf16 safetensors too (2 bytes a
-    parameter); without them an engine is told to draw its own (`--load-format dummy`).
+def write_model(
+    shape: Shape, folder: Path, tokenizer: Path | None = None, *, weights: bool = False
+) -> None:
+    """Writes the folder; files that are there already are written anew. weights: bf16 safetensors
+    too (2 bytes a parameter); without them an engine is told to draw its own (`--load-format
+    dummy`).
 
     tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, filled up."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -272,7 +564,9 @@ def write_model(shape: Shape, folder: Path, tokenizer: Path | None = None, *, we
     _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
     write_tokenizer(folder, tokenizer, shape.vocab)
     if weights and shape.other:
-        raise SystemExit(f"the weights of {shape.name} are not written here: engines draw their own")
+        raise SystemExit(
+            f"the weights of {shape.name} are not written here: engines draw their own"
+        )
     if weights:
         _write_weights(shape, folder)
 
@@ -326,8 +620,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
-    parser.add_argument("--weights", action="store_true", help="write safetensors too; else engines draw their own")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up"
+    )
+    parser.add_argument(
+        "--weights", action="store_true", help="write safetensors too; else engines draw their own"
+    )
     options = parser.parse_args()
     write_model(SHAPES[options.shape], options.folder, options.tokenizer, weights=options.weights)
 

@@ -1,6 +1,8 @@
-"""JSON schemas of our own making, no two alike, whose answers come to an end even where a model draws at random.
+"""JSON schemas of our own making, no two alike, whose answers come to an end even where a model
+draws at random.
 
-Every text, list and number is bounded, every property is required. The same for the same seed. It knows no engine.
+Every text, list and number is bounded, every property is required. The same for the same seed. It
+knows no engine.
 """
 
 from __future__ import annotations
@@ -10,21 +12,60 @@ from collections.abc import Sequence
 from typing import Any
 
 NAMES = (
-    "name", "city", "street", "title", "summary", "author", "owner", "label", "note", "colour", "code", "unit", "kind",
-    "state", "reason", "source", "target", "group", "branch", "version", "amount", "price", "count", "weight", "height",
-)  # fmt: skip
-WORDS = ("open", "closed", "new", "used", "red", "green", "low", "high", "north", "south", "draft", "final", "none")
+    "name",
+    "city",
+    "street",
+    "title",
+    "summary",
+    "author",
+    "owner",
+    "label",
+    "note",
+    "colour",
+    "code",
+    "unit",
+    "kind",
+    "state",
+    "reason",
+    "source",
+    "target",
+    "group",
+    "branch",
+    "version",
+    "amount",
+    "price",
+    "count",
+    "weight",
+    "height",
+)
+WORDS = (
+    "open",
+    "closed",
+    "new",
+    "used",
+    "red",
+    "green",
+    "low",
+    "high",
+    "north",
+    "south",
+    "draft",
+    "final",
+    "none",
+)
 FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4")
 
 
 def made_schemas(count: int, seed: int) -> list[dict[str, Any]]:
-    """Returns schemas of objects with three to eight properties, some of them lists and objects in their turn."""
+    """Returns schemas of objects with three to eight properties, some of them lists and objects in
+    their turn."""
     draw = random.Random(seed)
     return [_object(draw, draw.randint(3, 8), deep=2) for _ in range(count)]
 
 
 def long_schema(items: int) -> dict[str, Any]:
-    """Returns the schema of a list of at least so many records: of an answer that fills any max_tokens."""
+    """Returns the schema of a list of at least so many records: of an answer that fills any
+    max_tokens."""
     record = {
         "name": {"type": "string", "maxLength": 24},
         "count": {"type": "integer", "minimum": 0, "maximum": 9999},
@@ -56,7 +97,12 @@ def _value(draw: random.Random, deep: int) -> dict[str, Any]:
     kind = draw.randrange(8 if deep else 6)
     if kind == 6:
         low = draw.randint(0, 2)
-        return {"type": "array", "items": _value(draw, 0), "minItems": low, "maxItems": low + draw.randint(1, 4)}
+        return {
+            "type": "array",
+            "items": _value(draw, 0),
+            "minItems": low,
+            "maxItems": low + draw.randint(1, 4),
+        }
     if kind == 7:
         return _object(draw, draw.randint(1, 4), deep - 1)
     if kind == 0:
@@ -67,5 +113,8 @@ def _value(draw: random.Random, deep: int) -> dict[str, Any]:
         2: {"enum": draw.sample(WORDS, draw.randint(2, 6))},
         3: {"type": ["boolean", "null"]},
         4: {"type": "string", "format": draw.choice(FORMATS)},
-        5: {"type": "string", "pattern": f"^[A-Z]{{{draw.randint(1, 3)}}}-[0-9]{{{draw.randint(2, 6)}}}$"},
+        5: {
+            "type": "string",
+            "pattern": f"^[A-Z]{{{draw.randint(1, 3)}}}-[0-9]{{{draw.randint(2, 6)}}}$",
+        },
     }[kind]

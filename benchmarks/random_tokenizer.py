@@ -1,7 +1,9 @@
-"""The tokenizer of a random model: a given one, or the demo's filled up with made-up tokens to the model's vocabulary.
+"""The tokenizer of a random model: a given one, or the demo's filled up with made-up tokens to the
+model's vocabulary.
 
-A made-up token has a spelling of three to nine letters, half of them after a space, and no merge leads to it: text
-never encodes to one, but a model that draws every id gets text of a usual length out of it. It knows files alone.
+A made-up token has a spelling of three to nine letters, half of them after a space, and no merge
+leads to it: text never encodes to one, but a model that draws every id gets text of a usual length
+out of it. It knows files alone.
 """
 
 from __future__ import annotations
@@ -21,23 +23,29 @@ WORD_SEED = 11
 
 
 def write_tokenizer(folder: Path, source: Path | None, vocab: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json. source: a tokenizer.json, plain or .gz, or a folder with one;
-    None: the demo's."""
+    """Writes tokenizer.json and tokenizer_config.json. source: a tokenizer.json, plain or .gz, or a
+    folder with one; None: the demo's."""
     text = _read(source or model_folder())
     tokenizer = json.loads(text)
     ids = _ids(tokenizer)
     most = max(ids.values()) + 1
     if most > vocab or len(ids) < min(vocab, most):
-        raise SystemExit(f"the tokenizer's ids go up to {most - 1}, {len(ids)} of them: no vocabulary of {vocab}")
+        raise SystemExit(
+            f"the tokenizer's ids go up to {most - 1}, {len(ids)} of them: no vocabulary of {vocab}"
+        )
     if len(ids) < vocab:
         tokenizer["model"]["vocab"] |= made_up(ids, vocab - len(ids))
         text = json.dumps(tokenizer, ensure_ascii=False)
     (folder / "tokenizer.json").write_text(text, encoding="utf-8")
     config = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    end = next((t["content"] for t in tokenizer["added_tokens"] if "end_of_text" in t["content"]), None)
+    end = next(
+        (t["content"] for t in tokenizer["added_tokens"] if "end_of_text" in t["content"]), None
+    )
     if end is not None:
         config["eos_token"] = end
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def made_up(known: dict[str, int], count: int) -> dict[str, int]:
@@ -54,8 +62,8 @@ def made_up(known: dict[str, int], count: int) -> dict[str, int]:
 
 
 def rare_pair(token_bytes: Sequence[bytes], share: float) -> str:
-    """Two letters that about `share` of all tokens hold: as a stop string they end a sample of evenly drawn tokens
-    after 1 / share tokens or sooner, since two neighbours can make them too."""
+    """Two letters that about `share` of all tokens hold: as a stop string they end a sample of
+    evenly drawn tokens after 1 / share tokens or sooner, since two neighbours can make them too."""
     counts: dict[bytes, int] = {}
     for piece in token_bytes:
         for pair in {piece[i : i + 2] for i in range(len(piece) - 1)}:
@@ -70,7 +78,10 @@ def rare_pair(token_bytes: Sequence[bytes], share: float) -> str:
 def _read(source: Path) -> str:
     path = source
     if source.is_dir():
-        path = next((p for p in (source / "tokenizer.json", source / "tokenizer.json.gz") if p.is_file()), source)
+        path = next(
+            (p for p in (source / "tokenizer.json", source / "tokenizer.json.gz") if p.is_file()),
+            source,
+        )
     data = path.read_bytes()
     return (gzip.decompress(data) if path.suffix == ".gz" else data).decode()
 

@@ -1,16 +1,22 @@
-"""What replicas add over HTTP: `penstock serve` with 1 and with N engines, each asked for the same kinds of work.
+"""What replicas add over HTTP: `penstock serve` with 1 and with N engines, each asked for the same
+kinds of work.
 
-    python benchmarks/replicas.py --out DIR --replicas 1 --replicas 4 --work monkeys --work monkeys-in-all --work mixed
+    python benchmarks/replicas.py --out DIR --replicas 1 --replicas 4 --work monkeys --work
+    monkeys-in-all --work mixed
 
-    monkeys         16 problems a replica, 1,024 samples of each in one request that is not streamed, at temperature
+    monkeys         16 problems a replica, 1,024 samples of each in one request that is not
+    streamed, at temperature
                     0.6, until "Question:" or 1,024 tokens; output tokens by usage
     monkeys-in-all  16 problems for all replicas
-    mixed           half of the requests begin with one of 20 prefixes of 2,048 tokens and have 128 more, the others
-                    have 512 of their own; 128 tokens out, streamed, Poisson arrivals: the highest rate tried at which
+    mixed           half of the requests begin with one of 20 prefixes of 2,048 tokens and have 128
+    more, the others
+                    have 512 of their own; 128 tokens out, streamed, Poisson arrivals: the highest
+                    rate tried at which
                     95 % of all first tokens came within a second
 
-The server is warmed by a few requests of the same kind. Clients are processes of their own, a quarter of the cores, so
-that one client's pace bounds nothing. It asserts nothing; results.json in DIR has every figure.
+The server is warmed by a few requests of the same kind. Clients are processes of their own, a
+quarter of the cores, so that one client's pace bounds nothing. It asserts nothing; results.json in
+DIR has every figure.
 """
 
 from __future__ import annotations
@@ -56,22 +62,26 @@ WORKS = ("monkeys", "monkeys-in-all", "mixed")
 
 
 def ask(port: int, bodies: list[bytes], ready: Barrier, told: Queue[int]) -> None:
-    """Posts each body on a connection of its own, all at once, when every client is ready; tells each answer's output
-    tokens."""
+    """Posts each body on a connection of its own, all at once, when every client is ready; tells
+    each answer's output tokens."""
 
     def one(body: bytes) -> None:
         connection = http.client.HTTPConnection(HOST, port, timeout=600)
         connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
         answer = connection.getresponse()
         read = answer.read()
-        told.put(int(json.loads(read)["usage"]["completion_tokens"]) if answer.status == 200 else -1)
+        told.put(
+            int(json.loads(read)["usage"]["completion_tokens"]) if answer.status == 200 else -1
+        )
 
     ready.wait()
     with ThreadPoolExecutor(len(bodies)) as threads:
         list(threads.map(one, bodies))
 
 
-def monkeys(port: int, count: int, salt: str, clients: int, samples: int, longest: int) -> dict[str, Any]:
+def monkeys(
+    port: int, count: int, salt: str, clients: int, samples: int, longest: int
+) -> dict[str, Any]:
     """count problems at once, `samples` of each -> figures."""
     problems = load_problems(str(problems_file()), "test")
     pool = load_problems(str(shots_file()), "train")
@@ -80,13 +90,20 @@ def monkeys(port: int, count: int, salt: str, clients: int, samples: int, longes
         shots = draw_shots(pool, problem.question, SHOTS, SEED, problem.index)
         prompt = f"({salt} {number}) {make_prompt(problem.question, shots)}"
         body = {
-            "model": MODEL, "prompt": prompt, "n": samples, "temperature": 0.6, "stop": ["Question:"],
+            "model": MODEL,
+            "prompt": prompt,
+            "n": samples,
+            "temperature": 0.6,
+            "stop": ["Question:"],
             "max_tokens": longest,
-        }  # fmt: skip
+        }
         bodies.append(json.dumps(body).encode())
     spawn, clients = get_context("spawn"), min(clients, count)
     ready, told = spawn.Barrier(clients + 1), spawn.Queue()
-    processes = [spawn.Process(target=ask, args=(port, bodies[at::clients], ready, told)) for at in range(clients)]
+    processes = [
+        spawn.Process(target=ask, args=(port, bodies[at::clients], ready, told))
+        for at in range(clients)
+    ]
     for process in processes:
         process.start()
     ready.wait()
@@ -97,7 +114,12 @@ def monkeys(port: int, count: int, salt: str, clients: int, samples: int, longes
         process.join()
     if min(tokens) < 0:
         raise SystemExit("a request was refused: the server's log says why")
-    return {"tokens_per_second": sum(tokens) / seconds, "seconds": seconds, "tokens": sum(tokens), "problems": count}
+    return {
+        "tokens_per_second": sum(tokens) / seconds,
+        "seconds": seconds,
+        "tokens": sum(tokens),
+        "problems": count,
+    }
 
 
 # --- mixed
@@ -109,14 +131,24 @@ def mixed_prompts(vocabulary: int, salt: int) -> Iterator[PlannedRequest]:
     draw = np.random.default_rng([SEED, salt])
     while True:
         if draw.random() < 0.5:
-            ids = [*shared[draw.integers(PREFIXES)].tolist(), *draw.integers(FIRST_ID, vocabulary, BEHIND).tolist()]
+            ids = [
+                *shared[draw.integers(PREFIXES)].tolist(),
+                *draw.integers(FIRST_ID, vocabulary, BEHIND).tolist(),
+            ]
         else:
             ids = draw.integers(FIRST_ID, vocabulary, OWN).tolist()
         body = {
-            "model": MODEL, "prompt": ids, "max_tokens": OUT, "temperature": 1.0, "ignore_eos": True, "stream": True,
+            "model": MODEL,
+            "prompt": ids,
+            "max_tokens": OUT,
+            "temperature": 1.0,
+            "ignore_eos": True,
+            "stream": True,
             "stream_options": {"include_usage": True},
-        }  # fmt: skip
-        yield PlannedRequest(float("nan"), json.dumps(body, separators=(",", ":")).encode(), len(ids), OUT, OUT)
+        }
+        yield PlannedRequest(
+            float("nan"), json.dumps(body, separators=(",", ":")).encode(), len(ids), OUT, OUT
+        )
 
 
 def mixed(port: int, rates: list[float], vocabulary: int, clients: int) -> dict[str, Any]:
@@ -127,18 +159,31 @@ def mixed(port: int, rates: list[float], vocabulary: int, clients: int) -> dict[
         for salt, rate in enumerate(rates):
             prompts = mixed_prompts(vocabulary, salt)
             end = WARM_UP + WINDOW
-            times = arrivals(rate, WARM_UP, end, end + DRAIN, np.random.default_rng([SEED, salt, 1]))
+            times = arrivals(
+                rate, WARM_UP, end, end + DRAIN, np.random.default_rng([SEED, salt, 1])
+            )
             asks = [msgspec.structs.replace(next(prompts), intended=float(at)) for at in times]
             load = Load(asks, None, end + DRAIN, end + DRAIN, (WARM_UP, end))
-            samples, client = run_load(target, load, point=f"open-{rate:g}", start=0, processes=clients, pool=pool)
+            samples, client = run_load(
+                target, load, point=f"open-{rate:g}", start=0, processes=clients, pool=pool
+            )
             seen = samples.window
-            waited = np.where(np.isnan(samples.first), np.inf, samples.first - samples.intended)[seen]
-            points.append({
-                "rate": rate, "within": float((waited < GOAL).mean()), "p50": _quantile(waited, 0.5),
-                "p95": _quantile(waited, 0.95), "requests": int(seen.sum()), "client_busy": client.busy,
-                "client_lag_p99": client.lag_p99, "events_per_second": client.events_per_second,
-                "troubles": client.troubles,
-            })  # fmt: skip
+            waited = np.where(np.isnan(samples.first), np.inf, samples.first - samples.intended)[
+                seen
+            ]
+            points.append(
+                {
+                    "rate": rate,
+                    "within": float((waited < GOAL).mean()),
+                    "p50": _quantile(waited, 0.5),
+                    "p95": _quantile(waited, 0.95),
+                    "requests": int(seen.sum()),
+                    "client_busy": client.busy,
+                    "client_lag_p99": client.lag_p99,
+                    "events_per_second": client.events_per_second,
+                    "troubles": client.troubles,
+                }
+            )
             print("   ", json.dumps(points[-1]), flush=True)
             if points[-1]["within"] < SHARE:
                 break
@@ -159,11 +204,27 @@ def measured(options: argparse.Namespace, replicas: int, folder: Path) -> dict[s
     port = free_port()
     servers = options.servers or min(8, 2 * replicas)
     command = [
-        sys.executable, "-m", "penstock", "serve", str(folder), "--load-format", load_format(folder),
-        "--served-model-name", MODEL, "--max-model-len", str(SHAPES[options.shape].max_model_len),
-        "--host", HOST, "--port", str(port), "--data-parallel-size", str(replicas), "--api-server-count", str(servers),
+        sys.executable,
+        "-m",
+        "penstock",
+        "serve",
+        str(folder),
+        "--load-format",
+        load_format(folder),
+        "--served-model-name",
+        MODEL,
+        "--max-model-len",
+        str(SHAPES[options.shape].max_model_len),
+        "--host",
+        HOST,
+        "--port",
+        str(port),
+        "--data-parallel-size",
+        str(replicas),
+        "--api-server-count",
+        str(servers),
         *itertools.chain.from_iterable(word.split(" ") for word in options.serve),
-    ]  # fmt: skip
+    ]
     clients = options.clients or max(2, (os.cpu_count() or 2) // 4)
     begin = time.monotonic()
     found: dict[str, Any] = {"clients": clients, "api_servers": servers}
@@ -184,16 +245,24 @@ def measured(options: argparse.Namespace, replicas: int, folder: Path) -> dict[s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json for the folder; else a random one")
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json for the folder; else a random one"
+    )
     parser.add_argument("--replicas", type=int, action="append", required=True)
     parser.add_argument("--work", choices=WORKS, action="append", required=True)
-    parser.add_argument("--rate", type=float, action="append", default=[], help="of mixed, by a replica; upward")
+    parser.add_argument(
+        "--rate", type=float, action="append", default=[], help="of mixed, by a replica; upward"
+    )
     parser.add_argument("--servers", type=int, help="API servers: 2 by a replica, 8 at most")
     parser.add_argument("--clients", type=int, help="client processes: a quarter of the cores")
-    parser.add_argument("--serve", action="append", default=[], help="more words for `penstock serve`")
+    parser.add_argument(
+        "--serve", action="append", default=[], help="more words for `penstock serve`"
+    )
     options = parser.parse_args()
     options.rate = sorted(options.rate) or [100, 150, 200, 250, 300, 350, 400, 450, 500]
     folder = options.out / "models" / options.shape
@@ -207,7 +276,10 @@ def main() -> None:
         for work in options.work:
             key = "goodput" if work == "mixed" else "tokens_per_second"
             here, alone = found[str(replicas)][work][key], base[work][key]
-            print(f"{work}: {here:,.0f} / {alone:,.0f} = {here / alone if alone else float('nan'):.2f}")
+            print(
+                f"{work}: {here:,.0f} / {alone:,.0f} ="
+                f" {here / alone if alone else float('nan'):.2f}"
+            )
 
 
 if __name__ == "__main__":

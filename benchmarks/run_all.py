@@ -1,8 +1,10 @@
-"""`make bench`: runs the benchmarks one after the other, prints one table, and writes build/bench.json.
+"""`make bench`: runs the benchmarks one after the other, prints one table, and writes
+build/bench.json.
 
-Each benchmark is a script that prints one JSON object with --json and asserts nothing; it runs in a process of its own,
-so that none sees another's threads and memory. The aims beside the figures are issue 2's; a figure that misses its aim
-fails nothing here. A benchmark that dies does: its figures are null, its last words are shown, and the exit code is 1.
+Each benchmark is a script that prints one JSON object with --json and asserts nothing; it runs in a
+process of its own, so that none sees another's threads and memory. The aims beside the figures are
+issue 2's; a figure that misses its aim fails nothing here. A benchmark that dies does: its figures
+are null, its last words are shown, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -72,19 +74,45 @@ BENCHMARKS = (
     Benchmark(
         ("against_transformers.py", "--case", "demo"),
         (
-            _figure("demo_vs_transformers", "demo model, against transformers", "x", ">= 10", "demo", "times"),
+            _figure(
+                "demo_vs_transformers",
+                "demo model, against transformers",
+                "x",
+                ">= 10",
+                "demo",
+                "times",
+            ),
             _figure("demo_tok_s", "  output", "tok/s", "", "demo", "penstock_tok_s"),
-            _figure("demo_percent", "  of the products alone", "%", "", "demo", "penstock_percent_of_products"),
+            _figure(
+                "demo_percent",
+                "  of the products alone",
+                "%",
+                "",
+                "demo",
+                "penstock_percent_of_products",
+            ),
         ),
     ),
     Benchmark(
         ("against_transformers.py", "--case", "qwen"),
         (
             _figure(
-                "qwen_vs_transformers", "Qwen2.5-0.5B's shape, against transformers", "x", ">= 1.5", "qwen", "times"
+                "qwen_vs_transformers",
+                "Qwen2.5-0.5B's shape, against transformers",
+                "x",
+                ">= 1.5",
+                "qwen",
+                "times",
             ),
             _figure("qwen_tok_s", "  output", "tok/s", "", "qwen", "penstock_tok_s"),
-            _figure("qwen_percent", "  of the products alone", "%", "", "qwen", "penstock_percent_of_products"),
+            _figure(
+                "qwen_percent",
+                "  of the products alone",
+                "%",
+                "",
+                "qwen",
+                "penstock_percent_of_products",
+            ),
         ),
     ),
 )
@@ -94,7 +122,10 @@ def run(benchmark: Benchmark) -> tuple[dict[str, Any] | None, str]:
     """The script's JSON and "", or None and what went wrong."""
     script, *arguments = benchmark.command
     done = subprocess.run(
-        [sys.executable, str(HERE / script), *arguments, "--json"], capture_output=True, text=True, cwd=HERE.parent
+        [sys.executable, str(HERE / script), *arguments, "--json"],
+        capture_output=True,
+        text=True,
+        cwd=HERE.parent,
     )
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
@@ -138,7 +169,10 @@ def main() -> int:
     figures: dict[str, Any] = {}
     details: dict[str, Any] = {"machine": where}
     faults: list[str] = []
-    print(f"{where['processor']}, {where['cores']} cores, torch {where['torch']}; load before: {where['load']:.1f}\n")
+    print(
+        f"{where['processor']}, {where['cores']} cores, torch {where['torch']}; load before:"
+        f" {where['load']:.1f}\n"
+    )
     print(line("what", "measured", "", "aim"))
     for benchmark in BENCHMARKS:
         result, fault = run(benchmark)
@@ -147,7 +181,10 @@ def main() -> int:
             faults.append(fault)
         for figure in benchmark.figures:
             value = figures[figure.key] = None if result is None else take(result, figure.path)
-            print(line(figure.says, "-" if value is None else number(value), figure.unit, figure.aim), flush=True)
+            print(
+                line(figure.says, "-" if value is None else number(value), figure.unit, figure.aim),
+                flush=True,
+            )
     OUT.parent.mkdir(exist_ok=True)
     OUT.write_text(json.dumps({**figures, "details": details}, indent=2) + "\n")
     print(f"\nall of it: {OUT.relative_to(HERE.parent)}")

@@ -1,13 +1,19 @@
-"""How fast this machine runs models of named shapes with random weights, and what each step goes into.
+"""How fast this machine runs models of named shapes with random weights, and what each step goes
+into.
 
-    python benchmarks/shapes.py --out DIR                               # Llama-3.2-1B's shape, and 8B's for one work
-    python benchmarks/shapes.py --out DIR --work monkeys --work one     # results.json in DIR gathers the rows
-    python benchmarks/shapes.py --out DIR --work big-one --knob quantization=fp8 --knob kv_cache_dtype=fp8
-    python benchmarks/shapes.py --out DIR --shape tiny --knob device=cpu    # 0.3 M parameters, to try the script
+    python benchmarks/shapes.py --out DIR                               # Llama-3.2-1B's shape, and
+    8B's for one work
+    python benchmarks/shapes.py --out DIR --work monkeys --work one     # results.json in DIR
+    gathers the rows
+    python benchmarks/shapes.py --out DIR --work big-one --knob quantization=fp8 --knob
+    kv_cache_dtype=fp8
+    python benchmarks/shapes.py --out DIR --shape tiny --knob device=cpu    # 0.3 M parameters, to
+    try the script
 
-Every work goes through the public `LLM`: small once, then timed, then again for the profile of a few steps. Works of
-one engine share a process, because a kernel that faults takes it along. docs/performance.md explains the columns. Over
-HTTP the same folder is measured by `penstock bench run` (scripts/gpu_records.sh).
+Every work goes through the public `LLM`: small once, then timed, then again for the profile of a
+few steps. Works of one engine share a process, because a kernel that faults takes it along.
+docs/performance.md explains the columns. Over HTTP the same folder is measured by `penstock bench
+run` (scripts/gpu_records.sh).
 """
 
 from __future__ import annotations
@@ -50,12 +56,18 @@ SEED, SHOTS = 42, 4
 STOP = "<a pair of letters>"  # which one depends on the tokenizer
 STOP_SHARE = 1 / 128
 START_UP = "start-up"
-# More works of the 8B shape: one request, few, many at once, and as many as fit. (prompt ids, output tokens)
+# More works of the 8B shape: one request, few, many at once, and as many as fit. (prompt ids,
+# output tokens)
 BIG = (
-    ("one", 1, (128, 256)), ("16", 16, (128, 256)), ("1000", 1000, (128, 1024)), ("1000-1000", 1500, (1000, 1000)),
-    ("128-2048", 2000, (128, 2048)), ("128-128", 8000, (128, 128)),
-)  # fmt: skip
-# Samples of one prompt at once: (name, prompt ids, samples, whether the engine attends to the prompt together).
+    ("one", 1, (128, 256)),
+    ("16", 16, (128, 256)),
+    ("1000", 1000, (128, 1024)),
+    ("1000-1000", 1500, (1000, 1000)),
+    ("128-2048", 2000, (128, 2048)),
+    ("128-128", 8000, (128, 128)),
+)
+# Samples of one prompt at once: (name, prompt ids, samples, whether the engine attends to the
+# prompt together).
 GROUPS = (("1024", 1024, 256, True), ("2000", 2000, 256, True), ("2000-alone", 2000, 256, False))
 # (title, width, key, format)
 COLUMNS = (
@@ -76,11 +88,12 @@ NAME, PART = 18, 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """count prompts: of `length` random ids each, or (length 0) problems with their shots, as text; n samples of each.
+    """count prompts: of `length` random ids each, or (length 0) problems with their shots, as text;
+    n samples of each.
 
-    big: on the 8B shape.   named: it runs only where it is asked for by name.   groups: False has the engine attend no
-    prefix together.   profile_rows, profile_after: when a step is steady: the share of the rows that run, and how many
-    such steps have gone by.
+    big: on the 8B shape.   named: it runs only where it is asked for by name.   groups: False has
+    the engine attend no prefix together.   profile_rows, profile_after: when a step is steady: the
+    share of the rows that run, and how many such steps have gone by.
     """
 
     name: str
@@ -105,9 +118,11 @@ def works_of(shape: str) -> tuple[Work, ...]:
     """Returns the list of works for a shape; pairs are (prompt ids, output tokens)."""
     tiny = shape == "tiny"
     problems, n, longest, at_once = (2, 8, 48, 6) if tiny else (16, 1024, 1024, 1000)
-    out, into, alone, big = ((6, 12), (40, 6), (5, 64), (4, 8)) if tiny else (
-        (128, 1024), (1024, 128), (128, 256), (128, 256)
-    )  # fmt: skip
+    out, into, alone, big = (
+        ((6, 12), (40, 6), (5, 64), (4, 8))
+        if tiny
+        else ((128, 1024), (1024, 128), (128, 256), (128, 256))
+    )
 
     def monkeys(name: str, *, groups: bool = True, **more: Any) -> Work:
         sampling = {"temperature": 0.6, "max_tokens": longest, "stop": ["Question:"], **more}
@@ -115,7 +130,11 @@ def works_of(shape: str) -> tuple[Work, ...]:
 
     def ids(name: str, count: int, sizes: tuple[int, int], **more: Any) -> Work:
         return Work(
-            name=name, count=count, length=sizes[0], sampling={"max_tokens": sizes[1], "ignore_eos": True}, **more
+            name=name,
+            count=count,
+            length=sizes[0],
+            sampling={"max_tokens": sizes[1], "ignore_eos": True},
+            **more,
         )
 
     return (
@@ -129,7 +148,15 @@ def works_of(shape: str) -> tuple[Work, ...]:
         monkeys("monkeys-alone", groups=False),
         ids("big", problems * 8, big, big=True),
         *(
-            ids(f"groups-{name}", problems, (length, 128), n=n, groups=groups, named=True, profile_after=40)
+            ids(
+                f"groups-{name}",
+                problems,
+                (length, 128),
+                n=n,
+                groups=groups,
+                named=True,
+                profile_after=40,
+            )
             for name, length, n, groups in GROUPS
         ),
         *(
@@ -141,7 +168,8 @@ def works_of(shape: str) -> tuple[Work, ...]:
 
 
 def prompts_of(work: Work, vocab: int, options: argparse.Namespace, salt: str) -> list[Any]:
-    """Returns a work's prompts: lists of ids, or texts. Another salt draws other ids, so that nothing is cached."""
+    """Returns a work's prompts: lists of ids, or texts. Another salt draws other ids, so that
+    nothing is cached."""
     if work.length:
         draw = random.Random(f"{SEED}/{work.name}/{salt}")
         return [[draw.randrange(vocab) for _ in range(work.length)] for _ in range(work.count)]
@@ -149,12 +177,18 @@ def prompts_of(work: Work, vocab: int, options: argparse.Namespace, salt: str) -
     shots = options.shots or (None if options.problems else str(shots_file()))
     pool = load_problems(shots, "train") if shots else asked
     if len(asked) < work.count:
-        raise SystemExit(f"{options.problems} holds {len(asked)} problems, {work.name} asks {work.count}")
-    return [make_prompt(p.question, draw_shots(pool, p.question, SHOTS, SEED, p.index)) for p in asked[: work.count]]
+        raise SystemExit(
+            f"{options.problems} holds {len(asked)} problems, {work.name} asks {work.count}"
+        )
+    return [
+        make_prompt(p.question, draw_shots(pool, p.question, SHOTS, SEED, p.index))
+        for p in asked[: work.count]
+    ]
 
 
 def params_of(work: Work, stop: str) -> SamplingParams:
-    """Returns a work's parameters. stop: the pair of letters for works that end by a stop string."""
+    """Returns a work's parameters. stop:
+    the pair of letters for works that end by a stop string."""
     sampling = dict(work.sampling)
     if sampling.get("stop") == [STOP]:
         sampling["stop"] = [stop]
@@ -167,7 +201,9 @@ def params_of(work: Work, stop: str) -> SamplingParams:
 class Bench:
     """An open LLM and what its works are measured with."""
 
-    def __init__(self, llm: LLM, shape: Shape, machine: Machine, options: argparse.Namespace) -> None:
+    def __init__(
+        self, llm: LLM, shape: Shape, machine: Machine, options: argparse.Namespace
+    ) -> None:
         self.sizes = llm.engine.runner.model_sizes
         self.llm, self.shape, self.machine, self.options = llm, shape, machine, options
         self.cuda = machine.device == "cuda"
@@ -182,18 +218,27 @@ class Bench:
         if self.cuda:
             torch.cuda.reset_peak_memory_stats()
         before = self.llm.stats()["generation_tokens"]
-        seconds, samples, tokens = self.draw(work, "run", deadline=time.monotonic() + self.options.seconds)
+        seconds, samples, tokens = self.draw(
+            work, "run", deadline=time.monotonic() + self.options.seconds
+        )
         cut, steps, waited = self.watch.cut, self.watch.steps, self.watch.waited
         tokens = int(self.llm.stats()["generation_tokens"] - before) if cut else tokens
         computed = int(steps.columns()["rows"].sum())
         row = {
-            "shape": self.shape.name, "cut": cut, "seconds": seconds, "output_tokens": tokens, "steps": len(steps),
-            "output_tokens_per_second": tokens / seconds, "requests_per_second": samples / work.n / seconds,
-            "thrown_away_percent": None if cut or not computed else 100.0 * (computed - tokens) / computed,
+            "shape": self.shape.name,
+            "cut": cut,
+            "seconds": seconds,
+            "output_tokens": tokens,
+            "steps": len(steps),
+            "output_tokens_per_second": tokens / seconds,
+            "requests_per_second": samples / work.n / seconds,
+            "thrown_away_percent": None
+            if cut or not computed
+            else 100.0 * (computed - tokens) / computed,
             "host_ms": 1e3 * (seconds - waited) / len(steps) if len(steps) else None,
             "limit_percent": self.share_of_limit(seconds),
             "peak_memory_mib": self.peak(),
-        }  # fmt: skip
+        }
         return row | (self.profile(work) if self.options.profile else {})
 
     def share_of_limit(self, seconds: float) -> float:
@@ -201,16 +246,20 @@ class Bench:
         return 100.0 * limit_seconds(self.watch.steps.columns(), self.sizes, self.machine) / seconds
 
     def draw(self, work: Work, salt: str, **limits: Any) -> tuple[float, int, int]:
-        """Runs a work once, until its end or until the watch presses Ctrl-C. Returns seconds, samples that ended, and
-        their tokens."""
+        """Runs a work once, until its end or until the watch presses Ctrl-C. Returns seconds,
+        samples that ended, and their tokens."""
         params, samples, tokens = params_of(work, self.stop), 0, 0
         listed = prompts_of(work, self.shape.vocab, self.options, salt)
         self.watch.begin(**limits)
         begin = time.monotonic()
         try:
-            for finished in self.llm.stream(Prompt(key=k, prompt=p, params=params) for k, p in enumerate(listed)):
+            for finished in self.llm.stream(
+                Prompt(key=k, prompt=p, params=params) for k, p in enumerate(listed)
+            ):
                 if finished.output is None or finished.error is not None:
-                    raise SystemExit(f"{work.name}: prompt {finished.key} gave no sample: {finished.error}")
+                    raise SystemExit(
+                        f"{work.name}: prompt {finished.key} gave no sample: {finished.error}"
+                    )
                 samples += 1
                 tokens += len(finished.output.token_ids)
         except KeyboardInterrupt:
@@ -220,25 +269,36 @@ class Bench:
 
     def profile(self, work: Work) -> dict[str, Any]:
         rows = int(work.profile_rows * min(work.count * work.n, self.llm.facts.max_num_seqs))
-        window = Profile(rows=rows, after=work.profile_after, steps=work.profile_steps, cuda=self.cuda)
+        window = Profile(
+            rows=rows, after=work.profile_after, steps=work.profile_steps, cuda=self.cuda
+        )
         self.draw(work, "profile", window=window, deadline=time.monotonic() + self.options.seconds)
         return window.parts()
 
     def peak(self) -> float:
-        """Returns MiB that this process held at most: of the GPU during the work, of the machine's since its start."""
+        """Returns MiB that this process held at most: of the GPU during the work, of the machine's
+        since its start."""
         most = (
-            torch.cuda.max_memory_reserved() / 1024 if self.cuda else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            torch.cuda.max_memory_reserved() / 1024
+            if self.cuda
+            else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         )
         return most / 1024
 
 
-def run_session(works: list[Work], knobs: dict[str, Any], shape: Shape, options: argparse.Namespace) -> dict[str, Any]:
+def run_session(
+    works: list[Work], knobs: dict[str, Any], shape: Shape, options: argparse.Namespace
+) -> dict[str, Any]:
     """Runs the works of one engine; returns name -> figures, or what went wrong."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started deaf to it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job is started deaf to it
     rows: dict[str, Any] = {}
     try:
         device = find_device(knobs.get("device", "auto"))
-        machine = probe(shape, device, find_dtype(knobs.get("dtype", "auto"), device))  # while the memory is free
+        machine = probe(
+            shape, device, find_dtype(knobs.get("dtype", "auto"), device)
+        )  # while the memory is free
         machine = machine.shared_by(int(knobs.get("tensor_parallel_size", 1)))
         begin = time.monotonic()
         with LLM(**knobs) as llm:
@@ -248,7 +308,10 @@ def run_session(works: list[Work], knobs: dict[str, Any], shape: Shape, options:
             bench = Bench(llm, shape, machine, options)
             for work in works:
                 rows[work.name] = row = bench.run(work)
-                print(f"{work.name:{NAME}}{row['output_tokens_per_second']:,.0f} output tok/s", flush=True)
+                print(
+                    f"{work.name:{NAME}}{row['output_tokens_per_second']:,.0f} output tok/s",
+                    flush=True,
+                )
     except PenstockError as error:
         left = next(work.name for work in works if work.name not in rows)
         rows[left] = {"failed": str(error)}
@@ -256,9 +319,12 @@ def run_session(works: list[Work], knobs: dict[str, Any], shape: Shape, options:
 
 
 def first_token(knobs: dict[str, Any]) -> float:
-    """Opens an LLM and draws a token; returns when that was, by the clock that all processes share."""
+    """Opens an LLM and draws a token; returns when that was,
+    by the clock that all processes share."""
     with LLM(**knobs) as llm:
-        llm.generate([list(range(100, 108))], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False)
+        llm.generate(
+            [list(range(100, 108))], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False
+        )
         return time.monotonic()
 
 
@@ -266,8 +332,8 @@ def first_token(knobs: dict[str, Any]) -> float:
 
 
 def start_up_seconds(knobs: dict[str, Any], *, cold: bool) -> float:
-    """Returns seconds from the start of a process to its first token. cold: weights out of the page cache, Triton's
-    cache empty."""
+    """Returns seconds from the start of a process to its first token. cold: weights out of the page
+    cache, Triton's cache empty."""
     usual = os.environ.get("TRITON_CACHE_DIR")
     with tempfile.TemporaryDirectory() as empty:
         if cold:
@@ -290,20 +356,26 @@ def in_a_process(function: Any, *arguments: Any) -> Any:
 
 
 def sessions(works: list[Work], shape: str) -> Iterator[list[Work]]:
-    """Yields works that one engine serves: the most telling first; beside 1B, big works have an engine of their own."""
+    """Yields works that one engine serves: the most telling first; beside 1B, big works have an
+    engine of their own."""
     usual = [work for work in works if work.name != START_UP]
     for groups, big in ((True, False), (False, False), (True, True)):
-        here = [w for w in usual if w.groups == groups and (w.big and shape == "llama-3.2-1b") == big]
+        here = [
+            w for w in usual if w.groups == groups and (w.big and shape == "llama-3.2-1b") == big
+        ]
         if here:
             yield here
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs what was asked for; returns and writes results.json, which gathers runs of one folder."""
+    """Runs what was asked for; returns and writes results.json,
+    which gathers runs of one folder."""
     path = options.out / "results.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     every = works_of(options.shape)
-    works = [work for work in every if (work.name in options.work if options.work else not work.named)]
+    works = [
+        work for work in every if (work.name in options.work if options.work else not work.named)
+    ]
     asked_start_up = START_UP in (work.name for work in works)
     for session in [*sessions(works, options.shape), *([[]] if asked_start_up else [])]:
         big = bool(session) and session[0].big and options.shape == "llama-3.2-1b"
@@ -318,16 +390,24 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
             if session:
                 found |= in_a_process(run_session, session, knobs, shape, options)
             else:  # the first of three fills the caches that the last one finds full
-                cold, _, warm = (start_up_seconds(knobs, cold=cold) for cold in (True, False, False))
+                cold, _, warm = (
+                    start_up_seconds(knobs, cold=cold) for cold in (True, False, False)
+                )
                 found[START_UP] = {"shape": shape.name, "seconds": warm, "cold_seconds": cold}
         except BrokenProcessPool:
-            found |= {work.name: {"failed": "its process died: its last words are above"} for work in session}
+            found |= {
+                work.name: {"failed": "its process died: its last words are above"}
+                for work in session
+            }
         path.write_text(json.dumps(found, indent=1) + "\n")
     return found
 
 
 def print_table(found: dict[str, Any]) -> None:
-    print(f"\n{'work':{NAME}}" + "".join(f"{title:>{width}}" for title, width, _, _ in COLUMNS), end="")
+    print(
+        f"\n{'work':{NAME}}" + "".join(f"{title:>{width}}" for title, width, _, _ in COLUMNS),
+        end="",
+    )
     print("".join(f"{part:>{PART}}" for part in PARTS))
     for name, row in found.items():
         if "failed" in row:
@@ -347,24 +427,38 @@ def number(value: float | None, form: str) -> str:
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path("shapes-out"), help="folder for models and results.json")
+    parser.add_argument(
+        "--out", type=Path, default=Path("shapes-out"), help="folder for models and results.json"
+    )
     parser.add_argument("--shape", default="llama-3.2-1b", choices=SHAPES)
     names = [work.name for work in works_of("tiny")]
-    parser.add_argument("--work", action="append", choices=names, help="again for several; left out: all")
-    parser.add_argument("--seconds", type=float, default=30.0, help="a work's longest; it is cut then")
-    parser.add_argument("--no-profile", dest="profile", action="store_false", help="no parts of a step")
-    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU")
+    parser.add_argument(
+        "--work", action="append", choices=names, help="again for several; left out: all"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="a work's longest; it is cut then"
+    )
+    parser.add_argument(
+        "--no-profile", dest="profile", action="store_false", help="no parts of a step"
+    )
+    parser.add_argument(
+        "--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU"
+    )
     return with_model(parser, words)
 
 
 def with_model(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
-    """Reads words with the options of a model and its work beside the parser's own, `--out` among them. Makes the
-    folder; `knobs` are the engine's by name."""
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    """Reads words with the options of a model and its work beside the parser's own, `--out` among
+    them. Makes the folder; `knobs` are the engine's by name."""
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up"
+    )
     parser.add_argument("--problems", help="as `penstock monkeys` takes them; left out: the demo's")
     parser.add_argument("--shots", help="where examples come from; left out: the other problems")
     told = "one of the engine's; again"
-    parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE", help=told)
+    parser.add_argument(
+        "--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE", help=told
+    )
     options = parser.parse_args(words)
     options.knobs = dict(options.knob)
     options.out.mkdir(parents=True, exist_ok=True)

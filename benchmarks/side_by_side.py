@@ -1,19 +1,24 @@
-"""Engines side by side: one machine, one model folder, the same prompts, each through its own `LLM`.
+"""Engines side by side: one machine, one model folder, the same prompts, each through its own
+`LLM`.
 
-    python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000 --vllm-site vllm_site \
+    python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000
+    --vllm-site vllm_site \
         --knob quantization=fp8 --knob kv_cache_dtype=fp8
-    python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts --engine penstock
+    python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts
+    --engine penstock
     git archive COMMIT src | tar x -C .other    # an earlier Penstock, in a folder that git ignores
-    python benchmarks/side_by_side.py --out DIR --shape llama-3.2-1b --work monkeys --work 128-1024 --engine penstock \
+    python benchmarks/side_by_side.py --out DIR --shape llama-3.2-1b --work monkeys --work 128-1024
+    --engine penstock \
         --other .other --together --knob kv_cache_tokens=1300000 --knob gpu_memory_utilization=0.97
 
-Each engine opens the folder in a process of its own, draws its own weights, and runs every work small once and then as
-often as `--turns` says: one engine after the other, or with `--together` all open at once and by turns (here, there;
-there, here), so that a machine whose pace drifts favours nobody. They share the memory then, so say how much each has.
-A row a work: output tokens a second, the best of the turns, and how many times as much the first engine makes. The
-works are those of shapes.py; what has no end of its own is as long as asked. What a knob is called is the same for all;
-`--vllm-knob` is vLLM's alone, whose other knobs are those that it ran best with here. `--other` is the Penstock of
-another tree. It asserts nothing.
+Each engine opens the folder in a process of its own, draws its own weights, and runs every work
+small once and then as often as `--turns` says: one engine after the other, or with `--together` all
+open at once and by turns (here, there; there, here), so that a machine whose pace drifts favours
+nobody. They share the memory then, so say how much each has. A row a work: output tokens a second,
+the best of the turns, and how many times as much the first engine makes. The works are those of
+shapes.py; what has no end of its own is as long as asked. What a knob is called is the same for
+all; `--vllm-knob` is vLLM's alone, whose other knobs are those that it ran best with here.
+`--other` is the Penstock of another tree. It asserts nothing.
 """
 
 from __future__ import annotations
@@ -34,9 +39,12 @@ ENGINES = ("penstock", "vllm")
 OTHER = "other"
 GRAPHS = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 768, 1024]}
 VLLM = {
-    "max_num_seqs": 1024, "gpu_memory_utilization": 0.85, "async_scheduling": True, "disable_log_stats": True,
+    "max_num_seqs": 1024,
+    "gpu_memory_utilization": 0.85,
+    "async_scheduling": True,
+    "disable_log_stats": True,
     "compilation_config": GRAPHS,
-}  # fmt: skip
+}
 FEW, SHORT = 4, 8  # prompts, and tokens of an answer, to warm up
 TOLD = "FIGURES "  # what a line of an engine's process begins with
 
@@ -45,7 +53,8 @@ TOLD = "FIGURES "  # what a line of an engine's process begins with
 
 
 def run_engine(task: dict[str, Any]) -> None:
-    """Opens the engine's `LLM`, then runs for each line that it is sent that work, and prints its rate."""
+    """Opens the engine's `LLM`, then runs for each line that it is sent that work, and prints its
+    rate."""
     engine = import_module("vllm" if task["engine"] == "vllm" else "penstock")
     begun = time.perf_counter()
     llm = engine.LLM(model=task["model"], **task["knobs"])
@@ -69,7 +78,11 @@ def run_engine(task: dict[str, Any]) -> None:
 
 def _anew(prompt: Any, turn: int) -> Any:
     """The prompt with another beginning at each turn: nothing of it is cached."""
-    return f"({turn}) {prompt}" if isinstance(prompt, str) else {"prompt_token_ids": [turn + 1, *prompt[1:]]}
+    return (
+        f"({turn}) {prompt}"
+        if isinstance(prompt, str)
+        else {"prompt_token_ids": [turn + 1, *prompt[1:]]}
+    )
 
 
 def tell(figures: dict[str, Any]) -> None:
@@ -77,14 +90,22 @@ def tell(figures: dict[str, Any]) -> None:
 
 
 def spread_experts(engine: str, llm: Any) -> None:
-    """Draws routers' weights from N(0, 1): as engines draw them, all but nothing tells one expert from another."""
+    """Draws routers' weights from N(0, 1): as engines draw them, all but nothing tells one expert
+    from another."""
     if engine == "vllm":
         llm.apply_model(_spread_modules)
         return
-    blocks = llm.engine.runner._model.blocks  # a model's first ones may be dense; Gemma 4's experts are beside its MLP
-    parts = [block.mlp if getattr(block, "routed", None) is None else block.routed.moe for block in blocks]
+    blocks = (
+        llm.engine.runner._model.blocks
+    )  # a model's first ones may be dense; Gemma 4's experts are beside its MLP
+    parts = [
+        block.mlp if getattr(block, "routed", None) is None else block.routed.moe
+        for block in blocks
+    ]
     matrices = [part.router.product.matrix for part in parts if hasattr(part, "router")]
-    _draw([getattr(matrix, "weight", matrix) for matrix in matrices])  # a GPU's has room for its products beside it
+    _draw(
+        [getattr(matrix, "weight", matrix) for matrix in matrices]
+    )  # a GPU's has room for its products beside it
 
 
 def _spread_modules(model: Any) -> None:
@@ -108,23 +129,32 @@ def _draw(weights: list[Any]) -> None:
 
 
 class Engine:
-    """An engine's process. told: its figures; `failed` among them once it has ended too early. What else it says goes
-    to a log."""
+    """An engine's process. told: its figures; `failed` among them once it has ended too early. What
+    else it says goes to a log."""
 
     def __init__(self, name: str, options: argparse.Namespace, task: dict[str, Any]) -> None:
         self.name, self.told = name, dict[str, Any]()
         path, self.log = options.out / f"{name}.json", options.out / f"{name}.log"
         path.write_text(json.dumps(task))
-        environment = {**os.environ, "VLLM_ALLOW_INSECURE_SERIALIZATION": "1"}  # which apply_model asks for
-        first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(name)
+        environment = {
+            **os.environ,
+            "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+        }  # which apply_model asks for
+        first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(
+            name
+        )
         if first is not None:
             paths = [str(first.resolve()), *filter(None, [environment.get("PYTHONPATH")])]
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         self._file = self.log.open("w", buffering=1)
         self._process = subprocess.Popen(
             [sys.executable, __file__, "--task", str(path)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._file, text=True, env=environment,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._file,
+            text=True,
+            env=environment,
+        )
 
     def opened(self) -> None:
         """Waits for its model."""
@@ -212,10 +242,27 @@ def task_of(options: argparse.Namespace) -> dict[str, Any]:
     for work in (able[name] for name in options.work):
         sampling = {"n": work.n, **work.sampling}
         if sampling.get("stop") == [STOP]:
-            sampling["stop"] = [rare_pair(Tokenizer.load(folder, vocab_size=shape.vocab).token_bytes, STOP_SHARE)]
-        asked.append({"name": work.name, "sampling": sampling, "prompts": prompts_of(work, shape.vocab, options, "")})
-    knobs = {"load_format": load_format(folder), "max_model_len": shape.max_model_len, **dict(options.knob)}
-    return {"model": str(folder), "spread_experts": options.spread_experts, "works": asked, "knobs": knobs}
+            sampling["stop"] = [
+                rare_pair(Tokenizer.load(folder, vocab_size=shape.vocab).token_bytes, STOP_SHARE)
+            ]
+        asked.append(
+            {
+                "name": work.name,
+                "sampling": sampling,
+                "prompts": prompts_of(work, shape.vocab, options, ""),
+            }
+        )
+    knobs = {
+        "load_format": load_format(folder),
+        "max_model_len": shape.max_model_len,
+        **dict(options.knob),
+    }
+    return {
+        "model": str(folder),
+        "spread_experts": options.spread_experts,
+        "works": asked,
+        "knobs": knobs,
+    }
 
 
 def print_table(found: dict[str, Any], works: list[str]) -> None:
@@ -233,20 +280,32 @@ def print_table(found: dict[str, Any], works: list[str]) -> None:
 def main(words: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--task", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--out", type=Path, default=Path("side-by-side-out"), help="folder for the model and logs")
+    parser.add_argument(
+        "--out", type=Path, default=Path("side-by-side-out"), help="folder for the model and logs"
+    )
     parser.add_argument("--shape", default="llama-3-8b")
     parser.add_argument("--work", action="append", help="again for several; left out: big")
     parser.add_argument("--engine", action="append", choices=ENGINES, help="again; left out: both")
     parser.add_argument("--turns", type=int, default=2, help="of each work")
-    parser.add_argument("--together", action="store_true", help="all engines open at once, by turns")
-    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up")
+    parser.add_argument(
+        "--together", action="store_true", help="all engines open at once, by turns"
+    )
+    parser.add_argument(
+        "--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up"
+    )
     parser.add_argument("--problems", help="for monkeys; left out: the demo's")
     parser.add_argument("--shots", help="what their examples come from")
-    parser.add_argument("--other", type=Path, help="a tree of another commit: its Penstock too, last")
+    parser.add_argument(
+        "--other", type=Path, help="a tree of another commit: its Penstock too, last"
+    )
     parser.add_argument("--vllm-site", type=Path, help="a folder of packages that holds vLLM")
     parser.add_argument("--knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
-    parser.add_argument("--vllm-knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE")
-    parser.add_argument("--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU")
+    parser.add_argument(
+        "--vllm-knob", action="append", default=[], type=read_knob, metavar="NAME=VALUE"
+    )
+    parser.add_argument(
+        "--spread-experts", action="store_true", help="routers' weights from N(0, 1); on a GPU"
+    )
     options = parser.parse_args(words)
     if options.task is not None:
         return run_engine(json.loads(options.task.read_text()))

@@ -1,13 +1,17 @@
-"""The simulator against the engine: a table of this machine's steps, works that are run, and the same works simulated.
+"""The simulator against the engine: a table of this machine's steps, works that are run, and the
+same works simulated.
 
-    python benchmarks/simulated.py                                     # the demo model on the CPU, small
+    python benchmarks/simulated.py                                     # the demo model on the CPU,
+    small
     python benchmarks/simulated.py --shape llama-3.2-1b --full --out DIR   # a GPU: its works
-    python benchmarks/simulated.py --shape llama-3.2-1b --full --dp 2      # the works of a job on two GPUs, by LLM
+    python benchmarks/simulated.py --shape llama-3.2-1b --full --dp 2      # the works of a job on
+    two GPUs, by LLM
 
-The works go through the engine in this process, without text or HTTP; what each sample's length came to is what is
-simulated. A row a work: output tok/s, the middle request's seconds, and of requests that arrive the first token's,
-measured and simulated. It asserts nothing. Where others use the machine too: OMP_NUM_THREADS=1 and --cpu-clock, which
-counts this process's own seconds, and passes over those in which nothing has arrived.
+The works go through the engine in this process, without text or HTTP; what each sample's length
+came to is what is simulated. A row a work: output tok/s, the middle request's seconds, and of
+requests that arrive the first token's, measured and simulated. It asserts nothing. Where others use
+the machine too: OMP_NUM_THREADS=1 and --cpu-clock, which counts this process's own seconds, and
+passes over those in which nothing has arrived.
 """
 
 from __future__ import annotations
@@ -47,8 +51,8 @@ COLUMNS = ("out tok/s", "request p50, s", "first p50, s", "first p95, s")
 
 @dataclass(slots=True)
 class Work:
-    """Requests: prompts with max_tokens each. ends: whether the model ends answers before.   arrival: seconds; none:
-    a job."""
+    """Requests: prompts with max_tokens each. ends: whether the model ends answers before.
+    arrival: seconds; none: a job."""
 
     name: str
     prompts: list[list[int]]
@@ -60,14 +64,19 @@ class Work:
 
     def sampling(self, number: int) -> SamplingParams:
         return SamplingParams(
-            n=self.n, temperature=self.temperature, max_tokens=self.limits[number], ignore_eos=not self.ends,
-            seed=number, detokenize=False,
-        )  # fmt: skip
+            n=self.n,
+            temperature=self.temperature,
+            max_tokens=self.limits[number],
+            ignore_eos=not self.ends,
+            seed=number,
+            detokenize=False,
+        )
 
 
 @dataclass(slots=True)
 class Ran:
-    """What a work came to. lengths: of each request's samples.   times: of requests, from the beginning."""
+    """What a work came to. lengths: of each request's samples.   times: of requests, from the
+    beginning."""
 
     seconds: float
     lengths: list[list[int]]
@@ -76,7 +85,8 @@ class Ran:
     end: list[float]
 
     def figures(self) -> tuple[float, ...]:
-        """Returns as many of COLUMNS as are known: of a job's requests, which wait, no first token."""
+        """Returns as many of COLUMNS as are known: of a job's requests, which wait,
+        no first token."""
         whole, first = (np.subtract(column, self.came) for column in (self.end, self.first))
         found = [(whole, 50), (first, 50), (first, 95)]
         known = [float(np.percentile(*of)) for of in found if not np.isnan(of[0]).any()]
@@ -96,7 +106,9 @@ def drive(engine: Engine, work: Work, rows: int, clock: Callable[[], float]) -> 
         while given < count and (work.arrival[given] <= now if arrives else room > 0):
             ran.came[given] = work.arrival[given] if arrives else 0.0
             prompt = np.array(work.prompts[given], np.int32).tobytes()
-            request = Request(request_id=given, prompt=prompt, sampling=work.sampling(given), stream=arrives)
+            request = Request(
+                request_id=given, prompt=prompt, sampling=work.sampling(given), stream=arrives
+            )
             assert engine.submit(request) is None
             given, room = given + 1, room - work.n
         if not engine.has_work:
@@ -109,13 +121,19 @@ def drive(engine: Engine, work: Work, rows: int, clock: Callable[[], float]) -> 
         now = clock() - begun
         if news is None or not news.count:
             continue
-        lengths[news.request * work.n + news.sample] += np.diff(news.start)  # a sample stands here once
+        lengths[news.request * work.n + news.sample] += np.diff(
+            news.start
+        )  # a sample stands here once
         if arrives:
             first[news.request[np.isnan(first[news.request])]] = now
         for number in news.request[news.finish != GOES_ON].tolist():
             left[number], room = left[number] - 1, room + 1
             ran.end[number] = now if not left[number] else np.nan
-    ran.seconds, ran.first, ran.lengths = clock() - begun, first.tolist(), lengths.reshape(count, work.n).tolist()
+    ran.seconds, ran.first, ran.lengths = (
+        clock() - begun,
+        first.tolist(),
+        lengths.reshape(count, work.n).tolist(),
+    )
     return ran
 
 
@@ -136,16 +154,22 @@ def simulated(engine: SimulatedEngine, work: Work, ran: Ran, replicas: int) -> t
     starts = np.cumsum([0, *map(len, ran.lengths)])
     nothing = np.zeros(len(work.prompts), np.int32)
     load = AskedLoad(
-        arrival=np.array(ran.came), prompt=np.array([len(p) for p in work.prompts], np.int32), start=starts,
+        arrival=np.array(ran.came),
+        prompt=np.array([len(p) for p in work.prompts], np.int32),
+        start=starts,
         output=np.array([length for each in ran.lengths for length in each], np.int32),
-        limit=np.array(work.limits, np.int32) if work.ends else nothing, shared=nothing, header=nothing,
+        limit=np.array(work.limits, np.int32) if work.ends else nothing,
+        shared=nothing,
+        header=nothing,
         at_once=not work.arrival,
-    )  # fmt: skip
+    )
     fleet = Fleet(load, engine.limits, engine.costs, replicas, engine.steps_ahead)
     outcome = fleet.run()
     nan = np.full(len(load), np.nan)
     end, first = outcome.end if replicas == 1 else nan, outcome.first if work.arrival else nan
-    return Ran(float(outcome.end.max()), ran.lengths, ran.came, first.tolist(), end.tolist()).figures()
+    return Ran(
+        float(outcome.end.max()), ran.lengths, ran.came, first.tolist(), end.tolist()
+    ).figures()
 
 
 def works_of(folder: Path, vocabulary: int, args: argparse.Namespace) -> list[Work]:
@@ -154,14 +178,21 @@ def works_of(folder: Path, vocabulary: int, args: argparse.Namespace) -> list[Wo
     tokenizer = Tokenizer.load(folder)
     problems, pool = load_problems(args.problems, "test"), load_problems(args.shots, "train")
     asked = [
-        make_prompt(p.question, draw_shots(pool, p.question, 4, 42, p.index)) for p in problems[: 16 if full else 8]
+        make_prompt(p.question, draw_shots(pool, p.question, 4, 42, p.index))
+        for p in problems[: 16 if full else 8]
     ]
 
     def ids(count: int, length: int) -> list[list[int]]:
         return [[draw.randrange(10, vocabulary) for _ in range(length)] for _ in range(count)]
 
-    monkeys = Work("monkeys", [tokenizer.encode(text) for text in asked], [1024 if full else 96] * len(asked),
-                   n=1024 if full else 48, temperature=0.6, ends=True)  # fmt: skip
+    monkeys = Work(
+        "monkeys",
+        [tokenizer.encode(text) for text in asked],
+        [1024 if full else 96] * len(asked),
+        n=1024 if full else 48,
+        temperature=0.6,
+        ends=True,
+    )
     if full:
         return [
             monkeys,
@@ -169,7 +200,9 @@ def works_of(folder: Path, vocabulary: int, args: argparse.Namespace) -> list[Wo
             Work("128x1024", ids(1000, 128), [1024] * 1000),
         ]
     lengths = [(draw.randrange(20, 300), draw.randrange(10, 120)) for _ in range(150)]
-    mixed = Work("mixed batch", [ids(1, into)[0] for into, _ in lengths], [out for _, out in lengths])
+    mixed = Work(
+        "mixed batch", [ids(1, into)[0] for into, _ in lengths], [out for _, out in lengths]
+    )
     return [monkeys, mixed]
 
 
@@ -179,12 +212,22 @@ def arriving(work: Work, ran: Ran, seconds: float) -> Work:
     count = int(rate * seconds)
     turn = [place % len(work.prompts) for place in range(count)]
     arrival = np.cumsum(draw.exponential(1 / rate, count)).tolist()
-    shuffled = [draw.permutation(work.prompts[place]).tolist() for place in turn]  # nothing is cached
-    return Work(f"{SHARE:.0%} of its rate", shuffled, [work.limits[place] for place in turn], arrival=arrival)
+    shuffled = [
+        draw.permutation(work.prompts[place]).tolist() for place in turn
+    ]  # nothing is cached
+    return Work(
+        f"{SHARE:.0%} of its rate",
+        shuffled,
+        [work.limits[place] for place in turn],
+        arrival=arrival,
+    )
 
 
 def print_row(name: str, measured: tuple[float, ...], told: tuple[float, ...]) -> dict[str, Any]:
-    cells = [f"{a:10,.4g} {b:10,.4g} {100 * (b / a - 1):+6.1f} %" for a, b in zip(measured, told, strict=True)]
+    cells = [
+        f"{a:10,.4g} {b:10,.4g} {100 * (b / a - 1):+6.1f} %"
+        for a, b in zip(measured, told, strict=True)
+    ]
     print(f"{name:16}" + "".join(f"{cell:>32}" for cell in cells), flush=True)
     return {"work": name, "measured": measured, "simulated": told}
 
@@ -221,11 +264,16 @@ def main() -> None:
             for row in rows
             for real, told in zip(row["measured"][:2], row["simulated"][:2], strict=True)
         )
-        print(f"rates and middle times are off by {off:.1%} at most; {time.perf_counter() - begun:.0f} s in all")
+        print(
+            f"rates and middle times are off by {off:.1%} at most;"
+            f" {time.perf_counter() - begun:.0f} s in all"
+        )
         (out / "simulated.json").write_text(json.dumps(rows, indent=1))
 
 
-def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
+def run(
+    knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argparse.Namespace
+) -> list[dict[str, Any]]:
     """Prints and returns a row a work."""
     print(f"{'':16}" + "".join(f"{name + ': measured, simulated':>32}" for name in COLUMNS))
     rows = []
@@ -235,7 +283,9 @@ def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argp
             drive_llm(llm, smaller(works[-1]))
             for work in works:
                 ran = drive_llm(llm, work)
-                rows.append(print_row(work.name, ran.figures(), simulated(engine, work, ran, args.dp)))
+                rows.append(
+                    print_row(work.name, ran.figures(), simulated(engine, work, ran, args.dp))
+                )
         return rows
     real, facts = build_engine(Config.of(**knobs))
 
@@ -258,15 +308,23 @@ def run(knobs: dict[str, Any], engine: SimulatedEngine, folder: Path, args: argp
 
 
 def smaller(work: Work) -> Work:
-    return Work(work.name, work.prompts[:4], [min(8, limit) for limit in work.limits[:4]], n=min(4, work.n))
+    return Work(
+        work.name, work.prompts[:4], [min(8, limit) for limit in work.limits[:4]], n=min(4, work.n)
+    )
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=sorted(SHAPES), help="random weights; left out: the demo model")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--shape", choices=sorted(SHAPES), help="random weights; left out: the demo model"
+    )
     parser.add_argument("--tokenizer", type=Path, help="random_model's")
     parser.add_argument("--full", action="store_true", help="the works of a GPU")
-    parser.add_argument("--problems", default=str(problems_file()), help="as `penstock monkeys` takes them")
+    parser.add_argument(
+        "--problems", default=str(problems_file()), help="as `penstock monkeys` takes them"
+    )
     parser.add_argument("--shots", default=str(shots_file()), help="where their examples come from")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dp", type=int, default=1)

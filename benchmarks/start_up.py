@@ -1,17 +1,20 @@
-"""How long one waits: for `penstock --help`, for the demo's first sample, and, stage by stage, for an engine.
+"""How long one waits: for `penstock --help`, for the demo's first sample, and, stage by stage, for
+an engine.
 
 help_s               wall time of `penstock --help`, a process of its own; median of 5.
-demo_first_sample_s  from the start of `penstock demo`'s process until its samples.jsonl holds a finished sample: the
-                     interpreter, torch, the model, the prompts, and the sample itself. Median of 3; the run is ended
+demo_first_sample_s  from the start of `penstock demo`'s process until its samples.jsonl holds a
+finished sample: the
+                     interpreter, torch, the model, the prompts, and the sample itself. Median of 3;
+                     the run is ended
                      by SIGTERM then.
 
     python benchmarks/start_up.py [--json]
     python benchmarks/start_up.py --stages MODEL [--repeats N] [KNOB=VALUE ...]
 
-The first form knows the command line alone: what a user would see. The second opens `LLM(MODEL, ...)` in processes of
-their own and prints the seconds of each stage, the median of the repeats, from the process's start to its first token;
-stages inside another are indented, and what runs beside others is marked `|`. The first of the starts, whose caches may
-be cold, is told by itself.
+The first form knows the command line alone: what a user would see. The second opens `LLM(MODEL,
+...)` in processes of their own and prints the seconds of each stage, the median of the repeats,
+from the process's start to its first token; stages inside another are indented, and what runs
+beside others is marked `|`. The first of the starts, whose caches may be cold, is told by itself.
 """
 
 from __future__ import annotations
@@ -42,7 +45,8 @@ def help_seconds() -> float:
 
 
 def first_sample_seconds() -> float:
-    """Starts the demo in a folder of its own and watches that folder; ends it after the first sample."""
+    """Starts the demo in a folder of its own and watches that folder; ends it after the first
+    sample."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         begin = time.perf_counter()
@@ -76,7 +80,12 @@ STAGES = (
     ("penstock.models.decoder.Decoder", "prepare", "  weights arranged", False),
     ("penstock.execute.open_runner", "settle_kv", "form of K and V settled", False),
     ("penstock.execute.open_runner", "run_worst_steps", "worst steps", False),
-    ("penstock.execute.warm", "_compile_small_steps", "  small steps: kernels compiled or loaded", False),
+    (
+        "penstock.execute.warm",
+        "_compile_small_steps",
+        "  small steps: kernels compiled or loaded",
+        False,
+    ),
     ("penstock.execute.runner.TorchRunner", "__init__", "KV and rows allocated", False),
     ("penstock.execute.runner.TorchRunner", "capture", "graphs captured", False),
     ("penstock.llm", "_read_tokenizer", "tokenizer", True),
@@ -85,7 +94,8 @@ STAGES = (
 
 
 def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, float]:
-    """In a process of its own, begun at `begun` by the wall's clock: opens the model -> seconds by stage."""
+    """In a process of its own, begun at `begun` by the wall's clock: opens the model -> seconds by
+    stage."""
     seconds: dict[str, float] = {"interpreter": time.time() - begun}
 
     def timed(name: str, call: Callable[..., Any]) -> Any:
@@ -95,12 +105,19 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
         finally:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - at
 
-    import_module("penstock.execute.wake_gpu").wake_gpu(knobs.get("device", "auto"))  # as LLM does it
+    import_module("penstock.execute.wake_gpu").wake_gpu(
+        knobs.get("device", "auto")
+    )  # as LLM does it
     with import_module("penstock.execute.unswept").unswept():  # the same
         timed("torch imported", lambda: import_module("torch"))
-        timed("penstock imported", lambda: [import_module(m) for m in ("penstock.llm", "penstock.ranks.rank_runner")])
+        timed(
+            "penstock imported",
+            lambda: [import_module(m) for m in ("penstock.llm", "penstock.ranks.rank_runner")],
+        )
     for place, function, name, beside in STAGES:
-        module, _, owner = place.rpartition(".") if place[place.rfind(".") + 1].isupper() else (place, "", "")
+        module, _, owner = (
+            place.rpartition(".") if place[place.rfind(".") + 1].isupper() else (place, "", "")
+        )
         held = getattr(import_module(module), owner) if owner else import_module(module)
         plain, told = getattr(held, function), "| " * beside + name
         setattr(held, function, lambda *a, _p=plain, _n=told, **k: timed(_n, lambda: _p(*a, **k)))
@@ -119,8 +136,13 @@ def print_stages(model: str, repeats: int, knobs: dict[str, Any]) -> None:
     """Runs as many starts and one before them."""
     runs: list[dict[str, float]] = []
     for number in range(repeats + 1):
-        child = f"import json, start_up; print(json.dumps(start_up.run_stages({time.time()!r}, {model!r}, {knobs!r})))"
-        done = subprocess.run([sys.executable, "-c", child], cwd=Path(__file__).parent, capture_output=True, text=True)
+        child = (
+            f"import json, start_up; print(json.dumps(start_up.run_stages({time.time()!r},"
+            f" {model!r}, {knobs!r})))"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", child], cwd=Path(__file__).parent, capture_output=True, text=True
+        )
         if done.returncode:
             raise SystemExit(f"the start failed: {done.stderr.strip().splitlines()[-1]}")
         runs.append(json.loads(done.stdout.splitlines()[-1]))
@@ -133,10 +155,16 @@ def print_stages(model: str, repeats: int, knobs: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--json", action="store_true", help="print one JSON object and nothing else")
-    parser.add_argument("--stages", metavar="MODEL", help="a folder, a hub id, or `demo`: print its stages instead")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
+    parser.add_argument(
+        "--stages", metavar="MODEL", help="a folder, a hub id, or `demo`: print its stages instead"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="starts behind the first one")
-    parser.add_argument("knobs", nargs="*", type=read_knob, metavar="KNOB=VALUE", help="of LLM, with --stages")
+    parser.add_argument(
+        "knobs", nargs="*", type=read_knob, metavar="KNOB=VALUE", help="of LLM, with --stages"
+    )
     options = parser.parse_args()
     if options.stages is not None:
         return print_stages(options.stages, options.repeats, dict(options.knobs))

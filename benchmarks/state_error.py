@@ -1,10 +1,12 @@
-"""How far a recurrent state drifts from fp64's over many tokens of one row, by the dtype that it is stored in.
+"""How far a recurrent state drifts from fp64's over many tokens of one row, by the dtype that it is
+stored in.
 
     PYTHONPATH=src python benchmarks/state_error.py [--tokens 100000]
 
-Rows of the reference column, token by token, beside its own lines in fp64. Decays are drawn as models begin: A in
-1 to 16, steps of 0.001 to 0.1. "state": the largest error of a number of the state behind the last
-token, over the largest number of it. "answers": the same of the last 1,000 answers.
+Rows of the reference column, token by token, beside its own lines in fp64. Decays are drawn as
+models begin: A in 1 to 16, steps of 0.001 to 0.1. "state": the largest error of a number of the
+state behind the last token, over the largest number of it. "answers": the same of the last 1,000
+answers.
 """
 
 from __future__ import annotations

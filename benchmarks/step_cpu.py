@@ -1,8 +1,10 @@
-"""A decode step of the runner by part: random weights of the demo's shape (or --hidden and so on), groups of 64 tails.
+"""A decode step of the runner by part: random weights of the demo's shape (or --hidden and so on),
+groups of 64 tails.
 
     python benchmarks/step_cpu.py --rows 1024 --steps 64 --prompt 300 --top-p 0.9
 
-It drives TorchRunner with plans of its own, no scheduler. Parts are timed inside the device's thread.
+It drives TorchRunner with plans of its own, no scheduler. Parts are timed inside the device's
+thread.
 """
 
 from __future__ import annotations
@@ -57,9 +59,12 @@ def _timed(runner: TorchRunner) -> dict[str, list[float]]:
     times: dict[str, list[float]] = defaultdict(list)
     state: Any = runner._state
     for owner, name in (
-        (state, "step"), (state.model, "forward"), (state.model, "logits"), (state.draw, "launch"),
+        (state, "step"),
+        (state.model, "forward"),
+        (state.model, "logits"),
+        (state.draw, "launch"),
         (state.kv, "store_tokens"),
-    ):  # fmt: skip
+    ):
         setattr(owner, name, _timer(getattr(owner, name), times[name]))
     return times
 
@@ -91,7 +96,8 @@ def _show(times: dict[str, list[float]], wall: float, rows: int) -> None:
 
 
 def _prefill(groups: int, prefix: int, prompt: int, vocabulary: int) -> StepPlan:
-    """All prompts but their last tokens, each in blocks of its own: group g owns 1 + g * (prefix + 1) and on."""
+    """All prompts but their last tokens, each in blocks of its own: group g owns 1 + g * (prefix +
+    1) and on."""
     count = prompt - 1
     tokens = np.random.default_rng(0).integers(0, vocabulary, groups * count).astype(np.int32)
     chunks = Chunks(
@@ -113,18 +119,24 @@ def _decode(args: argparse.Namespace, number: int, groups: int, prefix: int) -> 
     rows = np.arange(args.rows, dtype=np.int32)
     own = -(-(args.prompt + args.steps) // BLOCK_SIZE) - prefix
     length = np.full(args.rows, args.prompt - 1 + number, np.int32)
-    wants = (WANTS_FILTER if args.top_p < 1 or args.top_k else 0) | (WANTS_PENALTY if args.repetition != 1 else 0)
+    wants = (WANTS_FILTER if args.top_p < 1 or args.top_k else 0) | (
+        WANTS_PENALTY if args.repetition != 1 else 0
+    )
     plan = _plan(number + 1, rows, length, wants=wants)
     prompts = _prompt_blocks(groups, prefix)
     if not args.no_groups:
-        plan.group_start = np.minimum(np.arange(groups + 1) * args.group, args.rows).astype(np.int32)
+        plan.group_start = np.minimum(np.arange(groups + 1) * args.group, args.rows).astype(
+            np.int32
+        )
         plan.group_blocks = np.ascontiguousarray(prompts[:, :prefix])
         plan.group_length = np.full(groups, prefix * BLOCK_SIZE, np.int32)
     if number == 0:
         mine = prompts.size + 1 + np.arange(args.rows * own, dtype=np.int32).reshape(args.rows, own)
         of_group = prompts[rows // args.group]
         plan.moves.blocks = np.stack((of_group[:, -1], mine[:, 0]), axis=1)
-        plan.joins = _joins(args, wants, length, np.concatenate((of_group[:, :prefix], mine), axis=1))
+        plan.joins = _joins(
+            args, wants, length, np.concatenate((of_group[:, :prefix], mine), axis=1)
+        )
     return plan
 
 
@@ -132,37 +144,75 @@ def _joins(args: argparse.Namespace, wants: int, length: np.ndarray, blocks: np.
     rows = np.arange(args.rows)
     records = np.zeros(args.rows, JOIN_RECORD)
     records["row"], records["sample"], records["seed"] = rows, rows % args.group, rows // args.group
-    records["length"], records["last_token"], records["limit"] = length, rows % args.vocabulary, length + 10_000
+    records["length"], records["last_token"], records["limit"] = (
+        length,
+        rows % args.vocabulary,
+        length + 10_000,
+    )
     records["prompt_length"] = records["min_length"] = length + 1
-    records["temperature"], records["top_p"], records["top_k"] = args.temperature, args.top_p, args.top_k
+    records["temperature"], records["top_p"], records["top_k"] = (
+        args.temperature,
+        args.top_p,
+        args.top_k,
+    )
     records["repetition"], records["ignore_eos"], records["wants"] = args.repetition, 1, wants
     records["stop_ids"] = records["logprobs"] = -1
-    return Joins(records, blocks, np.zeros(args.rows + 1, np.int32), NOTHING, np.zeros(0, np.float32))
+    return Joins(
+        records, blocks, np.zeros(args.rows + 1, np.int32), NOTHING, np.zeros(0, np.float32)
+    )
 
 
-def _plan(number: int, rows: np.ndarray, lengths: np.ndarray, wants: int = 0, chunks: Chunks | None = None) -> StepPlan:
+def _plan(
+    number: int, rows: np.ndarray, lengths: np.ndarray, wants: int = 0, chunks: Chunks | None = None
+) -> StepPlan:
     return StepPlan(
-        number=number, rows=rows, lengths=lengths, wants=wants,
-        group_start=np.zeros(1, np.int32), group_blocks=np.zeros((0, 0), np.int32), group_length=NOTHING,
-        moves=Moves.none(), new_blocks=np.zeros((0, 3), np.int32), joins=None, chunks=chunks,
-    )  # fmt: skip
+        number=number,
+        rows=rows,
+        lengths=lengths,
+        wants=wants,
+        group_start=np.zeros(1, np.int32),
+        group_blocks=np.zeros((0, 0), np.int32),
+        group_length=NOTHING,
+        moves=Moves.none(),
+        new_blocks=np.zeros((0, 3), np.int32),
+        joins=None,
+        chunks=chunks,
+    )
 
 
 def _model(args: argparse.Namespace) -> dict[str, Any]:
     return {
-        "model_type": "qwen2" if args.heads == 14 else "llama", "vocab_size": args.vocabulary,
-        "hidden_size": args.hidden, "intermediate_size": args.intermediate, "num_hidden_layers": args.layers,
-        "num_attention_heads": args.heads, "num_key_value_heads": args.kv_heads, "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-5, "eos_token_id": 0, "tie_word_embeddings": True,
-    }  # fmt: skip
+        "model_type": "qwen2" if args.heads == 14 else "llama",
+        "vocab_size": args.vocabulary,
+        "hidden_size": args.hidden,
+        "intermediate_size": args.intermediate,
+        "num_hidden_layers": args.layers,
+        "num_attention_heads": args.heads,
+        "num_key_value_heads": args.kv_heads,
+        "max_position_embeddings": 2048,
+        "rms_norm_eps": 1e-5,
+        "eos_token_id": 0,
+        "tie_word_embeddings": True,
+    }
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name, default in (
-        ("rows", 1024), ("steps", 64), ("prompt", 300), ("group", 64), ("vocabulary", 2048), ("hidden", 256),
-        ("intermediate", 896), ("layers", 8), ("heads", 4), ("kv-heads", 2), ("top-k", 0),
-    ):  # fmt: skip
+        ("rows", 1024),
+        ("steps", 64),
+        ("prompt", 300),
+        ("group", 64),
+        ("vocabulary", 2048),
+        ("hidden", 256),
+        ("intermediate", 896),
+        ("layers", 8),
+        ("heads", 4),
+        ("kv-heads", 2),
+        ("top-k", 0),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("temperature", 0.6), ("top-p", 1.0), ("repetition", 1.0)):
         parser.add_argument(f"--{name}", type=float, default=value)

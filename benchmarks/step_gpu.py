@@ -1,11 +1,15 @@
-"""A decode step on a GPU by part: random weights of a shape (Llama-3.2-1B's if nothing else is said), prefix groups.
+"""A decode step on a GPU by part: random weights of a shape (Llama-3.2-1B's if nothing else is
+said), prefix groups.
 
-    python benchmarks/step_gpu.py                                    8,192 rows in 8 groups that share 656 tokens, then
-                                                                     1,000, 128 and 1 row that stand alone
+    python benchmarks/step_gpu.py                                    8,192 rows in 8 groups that
+    share 656 tokens, then
+                                                                     1,000, 128 and 1 row that stand
+                                                                     alone
     python benchmarks/step_gpu.py --rows 1024 --groups 8 --own 96 --top-p 0.95 --logprobs 0
 
-It drives the runner with plans of its own, no scheduler. A line a case: ms a step by part (torch.profiler's kernels),
-what the device idles between them, and what the host needs to launch one.
+It drives the runner with plans of its own, no scheduler. A line a case: ms a step by part
+(torch.profiler's kernels), what the device idles between them, and what the host needs to launch
+one.
 """
 
 from __future__ import annotations
@@ -32,12 +36,30 @@ from penstock.row_table import WANTS_FILTER, WANTS_LOGPROBS, WANTS_PENALTY
 from penstock.schedule.step import Joins, Moves, StepPlan
 
 LLAMA_1B = {
-    "model_type": "llama", "vocab_size": 128256, "hidden_size": 2048, "intermediate_size": 8192,
-    "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64,
-    "max_position_embeddings": 8192, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "rope_theta": 500000.0,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "rope_theta": 500000.0,
+}
 PARTS = {
-    "products": ("gemm", "nvjet", "cutlass", "linear_", "_norm_qkv", "_norm_gate", "splitK", "wgmma"),
+    "products": (
+        "gemm",
+        "nvjet",
+        "cutlass",
+        "linear_",
+        "_norm_qkv",
+        "_norm_gate",
+        "splitK",
+        "wgmma",
+    ),
     "attention": ("_own", "_parts", "_prefix", "_prefill", "_attend", "_join"),
     "sampling": ("tile_sums", "draw_kernel", "filter_kernel", "_adjust", "_logprobs"),
 }
@@ -47,13 +69,20 @@ def main() -> None:
     args = _arguments()
     cases = [(args.rows, args.groups)] if args.rows else [(8192, 8), (1000, 0), (128, 0), (1, 0)]
     if args.library:
-        choose.CANDIDATES |= {op: choose.CANDIDATES[op][-1:] for op in ("prepare_linear", "linear", "linear_gated")}
+        choose.CANDIDATES |= {
+            op: choose.CANDIDATES[op][-1:] for op in ("prepare_linear", "linear", "linear_gated")
+        }
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(LLAMA_1B | json.loads(args.model)))
-        runner = open_runner(Config.of(load_format="dummy", seed=1, max_num_seqs=args.max_rows), Path(folder))
+        runner = open_runner(
+            Config.of(load_format="dummy", seed=1, max_num_seqs=args.max_rows), Path(folder)
+        )
     about = runner.describe()
-    print(f"start {time.perf_counter() - begun:.1f} s, KV {about['kv_tokens']:,} tokens, graphs {_short(about)}")
+    print(
+        f"start {time.perf_counter() - begun:.1f} s, KV {about['kv_tokens']:,} tokens, graphs"
+        f" {_short(about)}"
+    )
     for rows, groups in cases:
         print(json.dumps(_case(runner, args, rows, groups)), flush=True)
     peak = torch.cuda.max_memory_allocated() / 2**30
@@ -80,19 +109,27 @@ def _case(runner: TorchRunner, args: argparse.Namespace, rows: int, groups: int)
     parts, gap, kernels = _parts(profile)
     print(kernels)
     return {
-        "rows": rows, "groups": groups, "ms": round(wall, 3), "tok_s": round(rows / wall * 1e3),
-        **parts, "gap": gap, "host_ms": round(1e3 * statistics.median(host), 3),
-    }  # fmt: skip
+        "rows": rows,
+        "groups": groups,
+        "ms": round(wall, 3),
+        "tok_s": round(rows / wall * 1e3),
+        **parts,
+        "gap": gap,
+        "host_ms": round(1e3 * statistics.median(host), 3),
+    }
 
 
 def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
-    """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows' kernels start early.
+    """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows'
+    kernels start early.
 
-    A step ends with its copy to the host. Left out are the first two, in which the host has no lead yet, and the last,
-    behind which nothing waits.
+    A step ends with its copy to the host. Left out are the first two, in which the host has no lead
+    yet, and the last, behind which nothing waits.
     """
     spans, total, names = [], Counter[str](), Counter[str]()
-    events = [event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA]
+    events = [
+        event for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA
+    ]
     ends = sorted(event.time_range.end for event in events if "DtoH" in event.name)
     first, last = ends[1], ends[-2]
     steps = len(ends) - 3
@@ -100,7 +137,9 @@ def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
         if not first <= event.time_range.start < last:
             continue
         length = event.time_range.end - event.time_range.start
-        part = next((p for p, words in PARTS.items() if any(w in event.name for w in words)), "elementwise")
+        part = next(
+            (p for p, words in PARTS.items() if any(w in event.name for w in words)), "elementwise"
+        )
         total[part] += length / steps / 1e3
         names[event.name[:40]] += length / steps / 1e3
         spans.append((event.time_range.start, event.time_range.end))
@@ -126,44 +165,72 @@ class _Plans:
     def next(self) -> StepPlan:
         rows, step = np.arange(self.rows, dtype=np.int32), self.number
         self.number += 1
-        wants = (WANTS_FILTER if self.args.top_p < 1 else 0) | (WANTS_LOGPROBS if self.args.logprobs >= 0 else 0)
+        wants = (WANTS_FILTER if self.args.top_p < 1 else 0) | (
+            WANTS_LOGPROBS if self.args.logprobs >= 0 else 0
+        )
         wants |= WANTS_PENALTY if self.args.repetition != 1 else 0
         size = -(-self.rows // max(self.groups, 1))
         return StepPlan(
-            number=step, rows=rows, lengths=np.full(self.rows, self.start + step, np.int32), wants=wants,
+            number=step,
+            rows=rows,
+            lengths=np.full(self.rows, self.start + step, np.int32),
+            wants=wants,
             group_start=np.minimum(np.arange(self.groups + 1) * size, self.rows).astype(np.int32),
-            group_blocks=self._prefixes(), group_length=np.full(self.groups, self.prefix * BLOCK_SIZE, np.int32),
-            moves=Moves.none(), new_blocks=np.zeros((0, 3), np.int32),
-            joins=self._joins(wants, size) if step == 0 else None, chunks=None,
-        )  # fmt: skip
+            group_blocks=self._prefixes(),
+            group_length=np.full(self.groups, self.prefix * BLOCK_SIZE, np.int32),
+            moves=Moves.none(),
+            new_blocks=np.zeros((0, 3), np.int32),
+            joins=self._joins(wants, size) if step == 0 else None,
+            chunks=None,
+        )
 
     def _prefixes(self) -> np.ndarray:
-        return 1 + np.arange(self.groups * self.prefix, dtype=np.int32).reshape(self.groups, self.prefix)
+        return 1 + np.arange(self.groups * self.prefix, dtype=np.int32).reshape(
+            self.groups, self.prefix
+        )
 
     def _joins(self, wants: int, size: int) -> Joins:
         own = -(-(self.start + self.steps + 1) // BLOCK_SIZE) - self.prefix
         mine = 1 + self.groups * self.prefix + np.arange(self.rows * own, dtype=np.int32)
         blocks = np.random.default_rng(0).permutation(mine).astype(np.int32).reshape(self.rows, own)
         if self.groups:
-            blocks = np.concatenate((self._prefixes()[np.arange(self.rows) // size], blocks), axis=1)
+            blocks = np.concatenate(
+                (self._prefixes()[np.arange(self.rows) // size], blocks), axis=1
+            )
         args = self.args
         return lasting_rows(
-            blocks, self.start, temperature=args.temperature, top_p=args.top_p, repetition=args.repetition,
-            logprobs=args.logprobs, wants=wants,
-        )  # fmt: skip
+            blocks,
+            self.start,
+            temperature=args.temperature,
+            top_p=args.top_p,
+            repetition=args.repetition,
+            logprobs=args.logprobs,
+            wants=wants,
+        )
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     for name, default in (
-        ("rows", 0), ("groups", 0), ("shared", 656), ("own", 96), ("alone", 640), ("steps", 32), ("profiled", 9),
-        ("logprobs", -1), ("max-rows", 8192),
-    ):  # fmt: skip
+        ("rows", 0),
+        ("groups", 0),
+        ("shared", 656),
+        ("own", 96),
+        ("alone", 640),
+        ("steps", 32),
+        ("profiled", 9),
+        ("logprobs", -1),
+        ("max-rows", 8192),
+    ):
         parser.add_argument(f"--{name}", type=int, default=default)
     for name, value in (("temperature", 0.6), ("top-p", 1.0), ("repetition", 1.0)):
         parser.add_argument(f"--{name}", type=float, default=value)
-    parser.add_argument("--library", action="store_true", help="the library's products for few rows too")
-    parser.add_argument("--model", default="{}", help="keys of config.json that differ from Llama-3.2-1B's")
+    parser.add_argument(
+        "--library", action="store_true", help="the library's products for few rows too"
+    )
+    parser.add_argument(
+        "--model", default="{}", help="keys of config.json that differ from Llama-3.2-1B's"
+    )
     return parser.parse_args()
 
 

@@ -1,7 +1,8 @@
-"""The machine of a run, measured: what its memory and its matrix units do, by a short probe on random data.
+"""The machine of a run, measured: what its memory and its matrix units do, by a short probe on
+random data.
 
-engine/roofline.py makes of it the least time of a work's steps: products at the rate measured here for so many rows,
-all that is read at copy speed. It knows no engine.
+engine/roofline.py makes of it the least time of a work's steps: products at the rate measured here
+for so many rows, all that is read at copy speed. It knows no engine.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ CHAIN = 4  # layers in one graph: their weights together are past the caches
 class Machine:
     """What a machine was measured at for one shape and dtype: a Machine of engine/roofline.py.
 
-    copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's products, and of the
-    head's, by rows (ascending); of so many numbers, and others take as much a number.
+    copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's
+    products, and of the head's, by rows (ascending); of so many numbers, and others take as much a
+    number.
     """
 
     device: str
@@ -42,10 +44,11 @@ class Machine:
     def products(
         self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...], of: float
     ) -> NDArray[np.float64]:
-        """Seconds of products with matrices of so many numbers, for each count of rows; nothing for no rows.
+        """Seconds of products with matrices of so many numbers, for each count of rows; nothing for
+        no rows.
 
-        Between measured counts the rate is interpolated, past the last one it stays; below the first it is taken as the
-        first's: there the weights' reading is longer anyway.
+        Between measured counts the rate is interpolated, past the last one it stays; below the
+        first it is taken as the first's: there the weights' reading is longer anyway.
         """
         measured = np.array(self.rows, np.float64)
         rate = np.interp(rows, measured, measured / np.array(times)) * of / numbers  # rows a second
@@ -62,14 +65,18 @@ class Machine:
     def best_rate(self) -> float:
         """Operations a second, of a layer's products at their best."""
         return max(
-            2.0 * self.layer_numbers * rows / seconds for rows, seconds in zip(self.rows, self.layer, strict=True)
+            2.0 * self.layer_numbers * rows / seconds
+            for rows, seconds in zip(self.rows, self.layer, strict=True)
         )
 
     def shared_by(self, ranks: int) -> Machine:
-        """Returns it for ranks that share products out evenly. What they tell each other isn't in it."""
+        """Returns it for ranks that share products out evenly. What they tell each other isn't in
+        it."""
         layer, head = (tuple(t / ranks for t in times) for times in (self.layer, self.head))
         numbers = self.layer_numbers / ranks, self.head_numbers / ranks
-        return replace(self, layer=layer, head=head, layer_numbers=numbers[0], head_numbers=numbers[1])
+        return replace(
+            self, layer=layer, head=head, layer_numbers=numbers[0], head_numbers=numbers[1]
+        )
 
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
@@ -82,7 +89,10 @@ def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
         layer = tuple(_products(chain, rows, device, dtype) / len(chain) for rows in ladder)
         del chain
         head = tuple(
-            _products([_weights(((shape.hidden, shape.vocab),), device, dtype)], rows, device, dtype) for rows in ladder
+            _products(
+                [_weights(((shape.hidden, shape.vocab),), device, dtype)], rows, device, dtype
+            )
+            for rows in ladder
         )
     if cuda:
         torch.cuda.empty_cache()
@@ -97,14 +107,26 @@ def _copy_speed(device: torch.device) -> float:
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), device.type == "cuda")
 
 
-def _weights(sizes: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype) -> list[torch.Tensor]:
+def _weights(
+    sizes: tuple[tuple[int, int], ...], device: torch.device, dtype: torch.dtype
+) -> list[torch.Tensor]:
     return [torch.randn(out, into, device=device).to(dtype) for into, out in sizes]
 
 
-def _products(chain: list[list[torch.Tensor]], rows: int, device: torch.device, dtype: torch.dtype) -> float:
+def _products(
+    chain: list[list[torch.Tensor]], rows: int, device: torch.device, dtype: torch.dtype
+) -> float:
     """Seconds of all products of the chain with `rows` rows."""
-    inputs = {w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(dtype) for weights in chain for w in weights}
-    outs = {w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=dtype) for weights in chain for w in weights}
+    inputs = {
+        w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(dtype)
+        for weights in chain
+        for w in weights
+    }
+    outs = {
+        w.shape[0]: torch.empty(rows, w.shape[0], device=device, dtype=dtype)
+        for weights in chain
+        for w in weights
+    }
 
     def run() -> None:
         for weights in chain:
@@ -116,7 +138,9 @@ def _products(chain: list[list[torch.Tensor]], rows: int, device: torch.device, 
     run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # without launches between them, which few rows would be measured by
+    with torch.cuda.graph(
+        graph
+    ):  # without launches between them, which few rows would be measured by
         run()
     return _seconds(graph.replay, True)
 

@@ -1,8 +1,9 @@
-"""The parts of a step: which kernels ran in a few steady steps, for how long, and how long none did.
+"""The parts of a step: which kernels ran in a few steady steps, for how long, and how long none
+did.
 
-torch.profiler records kernels (on a CPU, operators of the device's thread); each counts for a part by its name. The
-window runs from one step's reading to a later one's, so it holds whole steps however far ahead the device runs. It
-knows names and times; no model.
+torch.profiler records kernels (on a CPU, operators of the device's thread); each counts for a part
+by its name. The window runs from one step's reading to a later one's, so it holds whole steps
+however far ahead the device runs. It knows names and times; no model.
 """
 
 from __future__ import annotations
@@ -22,21 +23,55 @@ PARTS = ("products", "attention", "states", "sampling", "elementwise", "gap")
 LEAD = 2  # steps between the profiler's start and the window's: the start itself holds the host up
 TOP = 12
 BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernels
-# Our own kernels count by the file that defines them; a file that isn't named here is elementwise. Of two kernels with
-# one name that of a named file counts: decode's `_join` runs in each layer, rows' where a row comes to life.
+# Our own kernels count by the file that defines them; a file that isn't named here is elementwise.
+# Of two kernels with one name that of a named file counts: decode's `_join` runs in each layer,
+# rows' where a row comes to life.
 FILES = {
-    "attention": {"attention", "one_row_attention", "decode", "prefill", "prefix", "walk", "latent", "latent_chunks"},
-    "states": {"delta_chunks", "delta_rule", "mamba2", "mamba2_chunks", "short_conv", "row_state"},
-    "sampling": {"sample", "sampler", "tiles", "tile_sums", "draw", "filters", "noise", "penalties", "logprobs"},
-    "products": {
-        "linear", "linear_one", "linear_small", "linear_fp8", "linear_groups", "linear_four", "stream_groups",
-        "one_row", "moe", "moe_one", "products", "stream_fp4", "linear_fp4",
+    "attention": {
+        "attention",
+        "one_row_attention",
+        "decode",
+        "prefill",
+        "prefix",
+        "walk",
+        "latent",
+        "latent_chunks",
     },
-}  # fmt: skip
+    "states": {"delta_chunks", "delta_rule", "mamba2", "mamba2_chunks", "short_conv", "row_state"},
+    "sampling": {
+        "sample",
+        "sampler",
+        "tiles",
+        "tile_sums",
+        "draw",
+        "filters",
+        "noise",
+        "penalties",
+        "logprobs",
+    },
+    "products": {
+        "linear",
+        "linear_one",
+        "linear_small",
+        "linear_fp8",
+        "linear_groups",
+        "linear_four",
+        "stream_groups",
+        "one_row",
+        "moe",
+        "moe_one",
+        "products",
+        "stream_fp4",
+        "linear_fp4",
+    },
+}
 # Others' kernels by their names; the first that is found counts.
 NAMES = (
     ("attention", re.compile(r"flash|fmha|attention|sdpa|mha_|BatchDecode|BatchPrefill", re.I)),
-    ("products", re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cublas|wgmma|_mm_|dot_kernel", re.I)),
+    (
+        "products",
+        re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cublas|wgmma|_mm_|dot_kernel", re.I),
+    ),
     ("sampling", re.compile(r"argmax|softmax|topk|sort|multinomial|ArgMaxOps|exponential", re.I)),
 )
 # On a CPU: sampling is made of the same operators as all else there, so it isn't told apart.
@@ -56,7 +91,8 @@ class Ran:
 
 
 class Profile:
-    """A window (step_watch.Window): opened at the `after`th step with at least `rows` rows, for `steps` steps."""
+    """A window (step_watch.Window): opened at the `after`th step with at least `rows` rows, for
+    `steps` steps."""
 
     def __init__(self, *, rows: int, after: int, steps: int, cuda: bool) -> None:
         self._wanted, self._after, self._steps, self._cuda = rows, after, steps, cuda
@@ -83,7 +119,10 @@ class Profile:
         if not self._end:
             if self._profiler is not None:
                 self._profiler.stop()
-            why = f"the work ended before {self._after + LEAD + self._steps} steps of {self._wanted} rows or more"
+            why = (
+                f"the work ended before {self._after + LEAD + self._steps} steps of {self._wanted}"
+                " rows or more"
+            )
             return {"parts_ms": None, "parts_missing": why}
         ran = recorded(self._profiler, self._cuda)
         if not any(self._begin <= r.start < self._end for r in ran):
@@ -91,7 +130,13 @@ class Profile:
                 "parts_ms": None,
                 "parts_missing": f"the profiler recorded nothing in the window ({len(ran)} in all)",
             }
-        return split(ran, self._begin, self._end, self._steps, part_of_kernel() if self._cuda else part_of_operator)
+        return split(
+            ran,
+            self._begin,
+            self._end,
+            self._steps,
+            part_of_kernel() if self._cuda else part_of_operator,
+        )
 
 
 def start_profiler(cuda: bool) -> Any:
@@ -100,7 +145,10 @@ def start_profiler(cuda: bool) -> Any:
     from torch.profiler import ProfilerActivity, profile
 
     config = None if cuda else _ExperimentalConfig(profile_all_threads=True)
-    profiler = profile(activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU], experimental_config=config)
+    profiler = profile(
+        activities=[ProfilerActivity.CUDA if cuda else ProfilerActivity.CPU],
+        experimental_config=config,
+    )
     profiler.start()
     return profiler
 
@@ -109,7 +157,11 @@ def recorded(profiler: Any, cuda: bool) -> list[Ran]:
     """What ran on the device; on a CPU the innermost operators of its busiest thread."""
     events = profiler.profiler.kineto_results.events()
     if cuda:
-        return [_ran(e) for e in events if e.device_type().name == "CUDA" and not e.name().startswith(BESIDE)]
+        return [
+            _ran(e)
+            for e in events
+            if e.device_type().name == "CUDA" and not e.name().startswith(BESIDE)
+        ]
     threads: dict[int, list[Ran]] = defaultdict(list)
     for event in events:
         if event.name().startswith(("aten::", "mkldnn::")):
@@ -123,7 +175,8 @@ def _ran(event: Any) -> Ran:
 
 
 def _innermost(ran: list[Ran]) -> list[Ran]:
-    """Operators that hold no other; of those that OPERATORS names the outermost, with all that they hold."""
+    """Operators that hold no other; of those that OPERATORS names the outermost, with all that they
+    hold."""
     ordered = sorted(ran, key=lambda r: (r.start, -r.end))
     kept: list[Ran] = []
     swallowed = 0
@@ -138,9 +191,16 @@ def _innermost(ran: list[Ran]) -> list[Ran]:
     return kept
 
 
-def split(ran: Iterable[Ran], begin: int, end: int, steps: int, part_of: Callable[[str], str]) -> dict[str, Any]:
-    """Milliseconds of a step by part. The gap is when nothing ran; what runs beside another counts in both parts."""
-    inside = [Ran(r.name, max(r.start, begin), min(r.end, end)) for r in ran if r.end > begin and r.start < end]
+def split(
+    ran: Iterable[Ran], begin: int, end: int, steps: int, part_of: Callable[[str], str]
+) -> dict[str, Any]:
+    """Milliseconds of a step by part. The gap is when nothing ran; what runs beside another counts
+    in both parts."""
+    inside = [
+        Ran(r.name, max(r.start, begin), min(r.end, end))
+        for r in ran
+        if r.end > begin and r.start < end
+    ]
     scale = 1e6 * steps
     parts = dict.fromkeys(PARTS, 0.0)
     by_name: dict[str, list[int]] = defaultdict(list)
@@ -157,7 +217,12 @@ def split(ran: Iterable[Ran], begin: int, end: int, steps: int, part_of: Callabl
         "busy_by": "profile",
         "profiled_steps": steps,
         "kernels": [
-            {"name": name[:120], "part": part_of(name), "ms": sum(taken) / scale, "calls": len(taken) / steps}
+            {
+                "name": name[:120],
+                "part": part_of(name),
+                "ms": sum(taken) / scale,
+                "calls": len(taken) / steps,
+            }
             for name, taken in longest
         ],
     }
@@ -173,7 +238,8 @@ def _union(ran: list[Ran]) -> int:
 
 
 def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
-    """Kernel name -> part. Our own kernels' names are read from their sources (`kernels/triton`)."""
+    """Kernel name -> part. Our own kernels' names are read from their sources
+    (`kernels/triton`)."""
     own: dict[str, str] = {}
     for path in sorted((folder or Path(penstock.kernels.__file__).parent / "triton").glob("*.py")):
         part = next((part for part, files in FILES.items() if path.stem in files), "elementwise")
@@ -181,7 +247,9 @@ def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
 
     def part_of(name: str) -> str:
         found = own.get(re.sub(r"_\d+d.*$|_\d+$", "", name)) or own.get(name)
-        return found or next((part for part, pattern in NAMES if pattern.search(name)), "elementwise")
+        return found or next(
+            (part for part, pattern in NAMES if pattern.search(name)), "elementwise"
+        )
 
     return part_of
 
@@ -190,7 +258,9 @@ def _jitted(path: Path) -> list[str]:
     """Functions of a file with a decorator that says `jit`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef) and any("jit" in ast.unparse(d) for d in node.decorator_list):
+        if isinstance(node, ast.FunctionDef) and any(
+            "jit" in ast.unparse(d) for d in node.decorator_list
+        ):
             found.append(node.name)
     return found
 

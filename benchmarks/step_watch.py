@@ -1,7 +1,9 @@
-"""Watch: a runner that notes what passes through it: each step's sizes, what was waited for, and a window to profile.
+"""Watch: a runner that notes what passes through it: each step's sizes, what was waited for, and a
+window to profile.
 
-It stands between an engine and its runner and changes nothing of what either sees. At its deadline, or once its window
-is over, it presses Ctrl-C: the engine finishes the step and the caller of `LLM.stream` gets a KeyboardInterrupt.
+It stands between an engine and its runner and changes nothing of what either sees. At its deadline,
+or once its window is over, it presses Ctrl-C: the engine finishes the step and the caller of
+`LLM.stream` gets a KeyboardInterrupt.
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ class Window(Protocol):
 
 
 class Watch:
-    """The runner that the engine sees. `begin` starts a measurement; everything else is the runner's own."""
+    """The runner that the engine sees. `begin` starts a measurement; everything else is the
+    runner's own."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner

@@ -1,13 +1,15 @@
-"""Streams at full rate, without a GPU: how far behind the engine do events arrive, and what does one cost?
+"""Streams at full rate, without a GPU: how far behind the engine do events arrive, and what does
+one cost?
 
     python benchmarks/streams.py --streams 1000 --rate 50 --api-server-count 1
 
-Everything is real but the runner: sockets, uvicorn, routes, text, the channel, the engine's loop and the scheduler.
-The runner keeps a pace (streams_engine.py) and notes when each step was ready; clients (streams_client.py) note when
-each event arrived; all processes of a machine share the monotonic clock, and a token's text names its step. A token's
-delay runs from its step's readiness to the arrival of its event, so it holds the commit, both processes, the sockets
-and the client's own wake-up. A stream that is behind gets its tokens in one event; each token of it counts. Figures are
-those of a window that begins a second after the last stream's first token.
+Everything is real but the runner: sockets, uvicorn, routes, text, the channel, the engine's loop
+and the scheduler. The runner keeps a pace (streams_engine.py) and notes when each step was ready;
+clients (streams_client.py) note when each event arrived; all processes of a machine share the
+monotonic clock, and a token's text names its step. A token's delay runs from its step's readiness
+to the arrival of its event, so it holds the commit, both processes, the sockets and the client's
+own wake-up. A stream that is behind gets its tokens in one event; each token of it counts. Figures
+are those of a window that begins a second after the last stream's first token.
 """
 
 from __future__ import annotations
@@ -49,17 +51,33 @@ serve(Config.of(model=folder), port=0, served_model_name="fake", engine=(sys.exe
 def write_folder(folder: Path, args: argparse.Namespace) -> list[str]:
     """Tokenizer, pace and an empty log of steps; gives the words that tokens spell."""
     write_tokenizer(folder, args.detokenize, VOCABULARY)
-    texts = {i: piece.decode("ascii", "replace") for i, piece in enumerate(Tokenizer.load(folder).token_bytes)}
-    words = {text: i for i, text in texts.items() if len(text) == LETTERS and text.isascii() and text.isalpha()}
-    chosen = sorted(word for word in words if word.islower())[:: max(1, len(words) // WORDS // 2)][:WORDS]
+    texts = {
+        i: piece.decode("ascii", "replace")
+        for i, piece in enumerate(Tokenizer.load(folder).token_bytes)
+    }
+    words = {
+        text: i
+        for i, text in texts.items()
+        if len(text) == LETTERS and text.isascii() and text.isalpha()
+    }
+    chosen = sorted(word for word in words if word.islower())[:: max(1, len(words) // WORDS // 2)][
+        :WORDS
+    ]
     if len(chosen) < WORDS // 2:
-        raise SystemExit(f"the tokenizer has only {len(chosen)} tokens of {LETTERS} letters: give another --detokenize")
+        raise SystemExit(
+            f"the tokenizer has only {len(chosen)} tokens of {LETTERS} letters: give another"
+            " --detokenize"
+        )
     log = folder / "steps"
     np.zeros(MAX_STEPS).tofile(log)
     pace = {
-        "rate": args.rate, "rows": args.streams, "longest": PROMPT + tokens_of(args) + 1, "vocab_size": VOCABULARY,
-        "words": [words[word] for word in chosen], "log": str(log),
-    }  # fmt: skip
+        "rate": args.rate,
+        "rows": args.streams,
+        "longest": PROMPT + tokens_of(args) + 1,
+        "vocab_size": VOCABULARY,
+        "words": [words[word] for word in chosen],
+        "log": str(log),
+    }
     (folder / "pace.json").write_text(json.dumps(pace))
     return chosen
 
@@ -107,7 +125,14 @@ def _cpu_of(pid: int) -> dict[int, tuple[str, float]]:
 
 def start_server(folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen[str], int]:
     more = {} if args.api_server_count == 1 else {"api_server_count": args.api_server_count}
-    command = [sys.executable, "-c", SERVE, str(folder), str(HERE / "streams_engine.py"), json.dumps(more)]
+    command = [
+        sys.executable,
+        "-c",
+        SERVE,
+        str(folder),
+        str(HERE / "streams_engine.py"),
+        json.dumps(more),
+    ]
     server = subprocess.Popen([*args.under, *command], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     line = next((line for line in server.stdout if line.startswith("penstock serves")), None)
@@ -116,21 +141,37 @@ def start_server(folder: Path, args: argparse.Namespace) -> tuple[subprocess.Pop
     return server, int(line.rsplit(":", 1)[1].split("/")[0])
 
 
-def drive(port: int, folder: Path, words: list[str], args: argparse.Namespace) -> list[dict[str, Any]]:
+def drive(
+    port: int, folder: Path, words: list[str], args: argparse.Namespace
+) -> list[dict[str, Any]]:
     """All streams, through k client processes; their columns."""
     body = {
-        "model": "fake", "prompt": list(range(300, 300 + PROMPT)), "max_tokens": tokens_of(args), "stream": True,
-        "stream_options": {"include_usage": True}, "temperature": 1.0,
-    }  # fmt: skip
+        "model": "fake",
+        "prompt": list(range(300, 300 + PROMPT)),
+        "max_tokens": tokens_of(args),
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 1.0,
+    }
     counts = [len(range(at, args.streams, args.clients)) for at in range(args.clients)]
     longest = 3 * args.seconds + 60
     clients = []
     for at, count in enumerate(counts):
         client = subprocess.Popen(
-            [sys.executable, str(HERE / "streams_client.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, str(HERE / "streams_client.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         out = str(folder / f"client{at}.npz")
-        spec = {"port": port, "count": count, "body": body, "words": words, "seconds": longest, "out": out}
+        spec = {
+            "port": port,
+            "count": count,
+            "body": body,
+            "words": words,
+            "seconds": longest,
+            "out": out,
+        }
         _tell(client, json.dumps(spec))
         clients.append(client)
     try:
@@ -156,13 +197,16 @@ def _tell(client: subprocess.Popen[str], line: str) -> None:
 
 
 def token_steps(part: dict[str, Any], log: Any, words: int) -> tuple[Any, Any, Any]:
-    """Of each token: its step, its arrival, its stream. Raises SystemExit where a stream isn't what the engine drew."""
+    """Of each token: its step, its arrival, its stream. Raises SystemExit where a stream isn't what
+    the engine drew."""
     stream = np.repeat(part["stream"], part["count"])
     arrival = np.repeat(part["arrival"], part["count"])
     residue = part["tokens"].astype(np.int64)
     gap = np.diff(residue, prepend=0) % words
     first = np.flatnonzero(np.diff(stream, prepend=-1))
-    known = np.searchsorted(log, arrival[first], "right") - 1  # the last step that was ready when it arrived
+    known = (
+        np.searchsorted(log, arrival[first], "right") - 1
+    )  # the last step that was ready when it arrived
     gap[first] = known - (known - residue[first]) % words
     steps = np.cumsum(gap)
     before = np.zeros(len(first), np.int64)
@@ -173,7 +217,9 @@ def token_steps(part: dict[str, Any], log: Any, words: int) -> tuple[Any, Any, A
     return steps, arrival, stream
 
 
-def figures(parts: list[dict[str, Any]], log: Any, cpu: CpuLog, args: argparse.Namespace) -> dict[str, Any]:
+def figures(
+    parts: list[dict[str, Any]], log: Any, cpu: CpuLog, args: argparse.Namespace
+) -> dict[str, Any]:
     found = [token_steps(part, log, WORDS) for part in parts]
     short = sum(int((np.bincount(stream) != tokens_of(args)).sum()) for _, _, stream in found)
     if short or not all(part["whole"].all() for part in parts):
@@ -187,21 +233,31 @@ def figures(parts: list[dict[str, Any]], log: Any, cpu: CpuLog, args: argparse.N
     begin = float(np.concatenate(firsts).max()) + SETTLE
     end = min(begin + args.seconds, float(np.concatenate(lasts).min()))
     delay = np.concatenate([(a - log[s])[(a >= begin) & (a < end)] for s, a, _ in found]) * 1e3
-    sizes = np.concatenate([p["count"][(p["arrival"] >= begin) & (p["arrival"] < end)] for p in parts])
+    sizes = np.concatenate(
+        [p["count"][(p["arrival"] >= begin) & (p["arrival"] < end)] for p in parts]
+    )
     wait = np.concatenate(waits) * 1e3
     cores = cpu.between(begin, end)
     rate = len(sizes) / (end - begin)
     return {
-        "streams": args.streams, "api_server_count": args.api_server_count, "seconds": round(end - begin, 2),
+        "streams": args.streams,
+        "api_server_count": args.api_server_count,
+        "seconds": round(end - begin, 2),
         "steps_per_second": round(float(((log >= begin) & (log < end)).sum() / (end - begin)), 2),
-        "events_per_second": round(rate), "tokens_per_second": round(len(delay) / (end - begin)),
-        "delay_ms": {name: round(float(np.percentile(delay, q)), 2) for name, q in PERCENTILES.items()},
+        "events_per_second": round(rate),
+        "tokens_per_second": round(len(delay) / (end - begin)),
+        "delay_ms": {
+            name: round(float(np.percentile(delay, q)), 2) for name, q in PERCENTILES.items()
+        },
         "events_of_more_tokens_percent": round(100.0 * float((sizes > 1).mean()), 3),
-        "server_cores": [round(c, 3) for c in cores["server"]], "engine_cores": round(sum(cores["engine"]), 3),
+        "server_cores": [round(c, 3) for c in cores["server"]],
+        "engine_cores": round(sum(cores["engine"]), 3),
         "server_us_per_event": round(1e6 * sum(cores["server"]) / rate, 2),
         "engine_us_per_event": round(1e6 * sum(cores["engine"]) / rate, 2),
-        "first_token_ms": {name: round(float(np.percentile(wait, q)), 1) for name, q in PERCENTILES.items()},
-    }  # fmt: skip
+        "first_token_ms": {
+            name: round(float(np.percentile(wait, q)), 1) for name, q in PERCENTILES.items()
+        },
+    }
 
 
 PERCENTILES = {"p50": 50, "p99": 99, "max": 100}
@@ -225,14 +281,29 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--streams", type=int, default=1000)
-    parser.add_argument("--rate", type=float, default=50.0, help="steps a second; an event a stream and step")
+    parser.add_argument(
+        "--rate", type=float, default=50.0, help="steps a second; an event a stream and step"
+    )
     parser.add_argument("--seconds", type=float, default=6.0, help="of the window that is measured")
     parser.add_argument("--api-server-count", type=int, default=1)
-    parser.add_argument("--clients", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), help="processes")
-    parser.add_argument("--detokenize", type=Path, help="a tokenizer.json (.gz too). Left out: the demo's, filled up")
-    parser.add_argument("--under", type=shlex.split, default=[], help="words before the server's command: a profiler")
+    parser.add_argument(
+        "--clients", type=int, default=max(1, min(8, (os.cpu_count() or 1) // 2)), help="processes"
+    )
+    parser.add_argument(
+        "--detokenize",
+        type=Path,
+        help="a tokenizer.json (.gz too). Left out: the demo's, filled up",
+    )
+    parser.add_argument(
+        "--under",
+        type=shlex.split,
+        default=[],
+        help="words before the server's command: a profiler",
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     found = measure(args)

@@ -1,8 +1,10 @@
-"""A client process of streams.py: `python benchmarks/streams_client.py`, a line of JSON on standard input.
+"""A client process of streams.py: `python benchmarks/streams_client.py`, a line of JSON on standard
+input.
 
-It connects a socket a stream, says "ready", waits for "go", posts all bodies at once, and notes when which bytes came;
-nothing is parsed before the last stream has ended, so that the client's own time stands in no figure. Then it writes
-an .npz and says "done". It knows OpenAI's completions over HTTP, as bytes.
+It connects a socket a stream, says "ready", waits for "go", posts all bodies at once, and notes
+when which bytes came; nothing is parsed before the last stream has ended, so that the client's own
+time stands in no figure. Then it writes an .npz and says "done". It knows OpenAI's completions over
+HTTP, as bytes.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ PATH = "/v1/completions"
 
 
 class Spec(msgspec.Struct):
-    """body: as it is posted. words: the texts of one length that streams are made of. out: the .npz to write."""
+    """body: as it is posted. words: the texts of one length that streams are made of. out: the .npz
+    to write."""
 
     port: int
     count: int
@@ -68,7 +71,10 @@ async def run(spec: Spec) -> list[Stream]:
     streams = [Stream(loop.create_future()) for _ in range(spec.count)]
     for stream in streams:
         await loop.create_connection(partial(_as_is, stream), "127.0.0.1", spec.port)
-    head = f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(bytes(spec.body))}\r\n\r\n".encode()
+    head = (
+        f"POST {PATH} HTTP/1.1\r\nhost: localhost\r\ncontent-length:"
+        f" {len(bytes(spec.body))}\r\n\r\n".encode()
+    )
     print("ready", flush=True)
     await loop.run_in_executor(None, sys.stdin.readline)
     gc.freeze()
@@ -87,7 +93,8 @@ def _as_is(stream: Stream) -> Stream:
 
 
 def columns(streams: list[Stream], words: list[str]) -> dict[str, Any]:
-    """Columns of all events: the stream, when it arrived, its tokens (a CSR of indices into words)."""
+    """Columns of all events: the stream, when it arrived,
+    its tokens (a CSR of indices into words)."""
     width = len(words[0])
     spelled = np.array([word.encode() for word in words], f"S{width}")
     order = np.argsort(spelled)

@@ -1,8 +1,10 @@
-"""The engine's process of streams.py: the real loop, scheduler and channel over a runner that computes nothing.
+"""The engine's process of streams.py: the real loop, scheduler and channel over a runner that
+computes nothing.
 
-It keeps a pace: step k is ready 1 / rate seconds after step k - 1, and each of its rows draws the token that stands at
-k modulo their number. When a step became ready is written into a file that the benchmark reads, so an event that
-arrives anywhere on the machine can be matched with its step. It knows the engine's floor; no server, no text.
+It keeps a pace: step k is ready 1 / rate seconds after step k - 1, and each of its rows draws the
+token that stands at k modulo their number. When a step became ready is written into a file that the
+benchmark reads, so an event that arrives anywhere on the machine can be matched with its step. It
+knows the engine's floor; no server, no text.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ MAX_STEPS = 1_000_000
 
 
 class Pace(msgspec.Struct):
-    """rate: steps a second. rows: that run at once. longest: tokens of a sequence. words: the ids that are drawn, in
-    turn. log: a file of MAX_STEPS float64, seconds of the monotonic clock by step."""
+    """rate: steps a second. rows: that run at once. longest: tokens of a sequence. words: the ids
+    that are drawn, in turn. log: a file of MAX_STEPS float64, seconds of the monotonic clock by
+    step."""
 
     rate: float
     rows: int
@@ -66,12 +69,16 @@ class PacedRunner:
 
     def launch(self, plan: StepPlan) -> PacedFlight:
         now = time.monotonic()
-        # A host that is late by less than a step catches up, as a device that was launched ahead does.
-        self._due = self._due + self._period if self._due > now - self._period else now + self._period
+        # A host that is late by less than a step catches up, as a device that was launched ahead
+        # does.
+        self._due = (
+            self._due + self._period if self._due > now - self._period else now + self._period
+        )
         return PacedFlight(self, plan.number, plan.rows.size, self._due)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Take no notice of `goes_on`: a step computes no layers between which it could be called."""
+        """Take no notice of `goes_on`: a step computes no layers between which it could be
+        called."""
 
     def counts(self) -> dict[str, int]:
         return {"jit_compiles": 0, "jit_loads": 0}

@@ -1,7 +1,8 @@
-"""A null server whose times are drawn, `python benchmarks/timed_server.py`: a truth to hold a client's figures beside.
+"""A null server whose times are drawn, `python benchmarks/timed_server.py`: a truth to hold a
+client's figures beside.
 
-First tokens and gaps come from given distributions, one stall is known, and a file keeps what was done when. Its timers
-are of whole milliseconds: a drawn time is kept to about 1 ms.
+First tokens and gaps come from given distributions, one stall is known, and a file keeps what was
+done when. Its timers are of whole milliseconds: a drawn time is kept to about 1 ms.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from penstock.bench.null_server import EVENT, HEAD, NullRequest, NullServer, NullVisit, StepClock, ending, run_process
+from penstock.bench.null_server import (
+    EVENT,
+    HEAD,
+    NullRequest,
+    NullServer,
+    NullVisit,
+    StepClock,
+    ending,
+    run_process,
+)
 
 _STAMP = struct.Struct("<ddq")  # came, due, and how many instants follow
 
@@ -35,13 +45,17 @@ class Draw(msgspec.Struct, frozen=True):
     def one(self, chance: random.Random) -> float:
         if self.kind == "exponential":
             return chance.expovariate(1.0 / self.a)
-        return self.a * math.exp(self.b * chance.gauss(0.0, 1.0)) if self.kind == "lognormal" else self.a
+        return (
+            self.a * math.exp(self.b * chance.gauss(0.0, 1.0))
+            if self.kind == "lognormal"
+            else self.a
+        )
 
 
 class TimedPlan(msgspec.Struct):
-    """first, gap: seconds before the first event and between events. stall_at: nothing goes out for stall_for seconds,
-    once, from the moment that this many requests have come to a process. stamps: a file that gets a Stamp for each
-    answer."""
+    """first, gap: seconds before the first event and between events. stall_at: nothing goes out for
+    stall_for seconds, once, from the moment that this many requests have come to a process. stamps:
+    a file that gets a Stamp for each answer."""
 
     first: Draw = Draw()
     gap: Draw = Draw()
@@ -52,8 +66,9 @@ class TimedPlan(msgspec.Struct):
 
 
 class Stamp(NamedTuple):
-    """One answer, by the server's own clock, which is the client's: time.monotonic(). came: its request had been read.
-    due: its first event, by the plan. written: each event, when it was handed to the socket."""
+    """One answer, by the server's own clock, which is the client's: time.monotonic(). came: its
+    request had been read. due: its first event, by the plan. written: each event, when it was
+    handed to the socket."""
 
     came: float
     due: float
@@ -61,7 +76,8 @@ class Stamp(NamedTuple):
 
 
 def read_stamps(path: Path) -> list[Stamp]:
-    """Returns what the processes of a plan have written, in the order in which answers were complete."""
+    """Returns what the processes of a plan have written, in the order in which answers were
+    complete."""
     data, at, found = path.read_bytes(), 0, []
     while at < len(data):
         came, due, count = _STAMP.unpack_from(data, at)
@@ -82,7 +98,11 @@ class _Timing:
     def __init__(self, plan: TimedPlan, number: str) -> None:
         self.plan = plan
         self.chance = random.Random(f"{plan.seed}/{number}")
-        self.stamps = os.open(plan.stamps, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if plan.stamps else None
+        self.stamps = (
+            os.open(plan.stamps, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            if plan.stamps
+            else None
+        )
         self._came = 0
         self._stall = (0.0, 0.0)
 
@@ -94,7 +114,8 @@ class _Timing:
         return now + self.plan.first.one(self.chance)
 
     async def until(self, due: float) -> float:
-        """Waits until what is due may go out; returns when that was to be: then, or when the stall ends."""
+        """Waits until what is due may go out; returns when that was to be: then, or when the stall
+        ends."""
         while True:
             begin, end = self._stall  # one may have begun in the meantime
             due = max(due, end) if begin <= max(due, time.monotonic()) < end else due
@@ -120,7 +141,8 @@ class _TimedVisit(NullVisit):
         self._speaks = asyncio.get_running_loop().create_task(self._speak(asked, came, due))
 
     async def _speak(self, asked: NullRequest, came: float, due: float) -> None:
-        """Sends each event when it is due; stamps it before, for the client may hear it before the write returns."""
+        """Sends each event when it is due; stamps it before, for the client may hear it before the
+        write returns."""
         first, written, timing = due, array("d"), self._timing
         for left in reversed(range(asked.max_tokens)):
             due = await timing.until(due)

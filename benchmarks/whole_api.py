@@ -1,17 +1,25 @@
-"""What the parts of the API beyond plain sampling cost a GPU, each against the same engine without them.
+"""What the parts of the API beyond plain sampling cost a GPU, each against the same engine without
+them.
 
-    python benchmarks/whole_api.py --out DIR --tokenizer tokenizer.json.gz          # Llama-3.2-1B's shape
+    python benchmarks/whole_api.py --out DIR --tokenizer tokenizer.json.gz          # Llama-3.2-1B's
+    shape
     python benchmarks/whole_api.py --out DIR --part forms --part swap
-    python benchmarks/whole_api.py --out DIR --shape tiny --knob device=cpu         # to try the script
+    python benchmarks/whole_api.py --out DIR --shape tiny --knob device=cpu         # to try the
+    script
 
-    beside      rows without a form while others are held to one JSON schema, against the same rows beside such as they
-    forms       rows with a schema each, against as many without that make the same number of tokens each
-    labels      `LLM.score` of items behind one header, against prompts of an item's length that draw one token
+    beside      rows without a form while others are held to one JSON schema, against the same rows
+    beside such as they
+    forms       rows with a schema each, against as many without that make the same number of tokens
+    each
+    labels      `LLM.score` of items behind one header, against prompts of an item's length that
+    draw one token
     logprobs    monkeys whose tokens and logprobs are read, against monkeys without
-    swap        the pause of `update_weights`, from a folder and from another process: no step runs meanwhile
+    swap        the pause of `update_weights`, from a folder and from another process: no step runs
+    meanwhile
 
-One engine serves all; what is compared runs by turns in one process. Weights are random, so answers walk through their
-grammar at random, which is the dearest for masks. Rates count from the first submit to the end of the last row.
+One engine serves all; what is compared runs by turns in one process. Weights are random, so answers
+walk through their grammar at random, which is the dearest for masks. Rates count from the first
+submit to the end of the last row.
 """
 
 from __future__ import annotations
@@ -64,7 +72,17 @@ class Sizes:
 
 
 TINY = Sizes(
-    free=6, held=2, prompt=12, output=48, rows=8, schemas=4, longest=200, items=24, item=12, header=40, samples=8
+    free=6,
+    held=2,
+    prompt=12,
+    output=48,
+    rows=8,
+    schemas=4,
+    longest=200,
+    items=24,
+    item=12,
+    header=40,
+    samples=8,
 )
 
 
@@ -78,7 +96,8 @@ class Bench:
         self._salt = 0
 
     def ids(self, count: int, length: int) -> list[list[int]]:
-        """Returns prompts of random ids that no earlier one began like, so that nothing is cached."""
+        """Returns prompts of random ids that no earlier one began like,
+        so that nothing is cached."""
         self._salt += 1
         draw = random.Random(f"{SEED}/{self._salt}")
         return [[draw.randrange(self.shape.vocab) for _ in range(length)] for _ in range(count)]
@@ -86,7 +105,8 @@ class Bench:
     # --- beside
 
     def beside(self) -> dict[str, Any]:
-        """Measures the rows without a form; the others run on until those have ended, whatever they are held to."""
+        """Measures the rows without a form; the others run on until those have ended, whatever they
+        are held to."""
         schema = StructuredOutputsParams(json=long_schema(1000))
         for held in (None, schema):
             self.free_rate(held, 16)
@@ -106,7 +126,10 @@ class Bench:
         kinds = [True] * sizes.free + [False] * sizes.held
         random.Random(SEED).shuffle(kinds)
         prompts = self.ids(len(kinds), sizes.prompt)
-        asked = [Prompt(key=k, prompt=p, params=free if k else other) for k, p in zip(kinds, prompts, strict=True)]
+        asked = [
+            Prompt(key=k, prompt=p, params=free if k else other)
+            for k, p in zip(kinds, prompts, strict=True)
+        ]
         left, begin = sizes.free, time.monotonic()
         with closing(self.llm.stream(asked)) as samples:
             for finished in samples:
@@ -121,7 +144,8 @@ class Bench:
     # --- forms
 
     def forms(self) -> dict[str, Any]:
-        """The first turn compiles its schemas, the later ones find them compiled; each is told of."""
+        """The first turn compiles its schemas, the later ones find them compiled;
+        each is told of."""
         sizes = self.sizes
         self.formed([StructuredOutputsParams(json=long_schema(1))])  # reads the vocabulary
         forms = [StructuredOutputsParams(json=each) for each in made_schemas(sizes.schemas, SEED)]
@@ -141,12 +165,19 @@ class Bench:
         return (
             found
             | self.since(before)
-            | {"tokens": counts, "compiling": rates[0], "compiling_share": rates[0] / plain[0]}
+            | {
+                "tokens": counts,
+                "compiling": rates[0],
+                "compiling_share": rates[0] / plain[0],
+            }
         )
 
     def formed(self, forms: list[StructuredOutputsParams]) -> tuple[float, list[int]]:
-        """Runs a row for each form. Returns seconds, and each row's tokens. Exits where an answer is no JSON."""
-        each = [SamplingParams(max_tokens=self.sizes.longest, structured_outputs=form) for form in forms]
+        """Runs a row for each form. Returns seconds, and each row's tokens. Exits where an answer
+        is no JSON."""
+        each = [
+            SamplingParams(max_tokens=self.sizes.longest, structured_outputs=form) for form in forms
+        ]
         prompts, begin = self.ids(len(forms), self.sizes.prompt), time.monotonic()
         outs = self.llm.generate(prompts, each, use_tqdm=False)
         seconds = time.monotonic() - begin
@@ -155,13 +186,18 @@ class Bench:
             if sample.finish_reason == "stop":
                 json.loads(sample.text)
         whole = sum(sample.finish_reason == "stop" for sample in samples)
-        print(f"forms: {whole} of {len(samples)} answers came to their end in {self.sizes.longest} tokens", flush=True)
+        print(
+            f"forms: {whole} of {len(samples)} answers came to their end in {self.sizes.longest}"
+            " tokens",
+            flush=True,
+        )
         return seconds, [len(sample.token_ids) for sample in samples]
 
     # --- labels
 
     def labels(self) -> dict[str, Any]:
-        """The rate counts an item's own tokens: the header is one prompt's. Half of the other way runs on each side."""
+        """The rate counts an item's own tokens: the header is one prompt's. Half of the other way
+        runs on each side."""
         sizes, plain = self.sizes, []
         self.score(min(200, sizes.items))
         for turn in range(2):
@@ -169,7 +205,9 @@ class Bench:
             begin = time.monotonic()
             params = SamplingParams(max_tokens=1, detokenize=False)
             outs = self.llm.generate(prompts, params, use_tqdm=False)
-            plain.append(sum(len(out.prompt_token_ids) for out in outs) / (time.monotonic() - begin))
+            plain.append(
+                sum(len(out.prompt_token_ids) for out in outs) / (time.monotonic() - begin)
+            )
             if not turn:
                 seconds, computed = self.score(sizes.items)
         found = against([sizes.items * sizes.item / seconds], plain, "items' own prompt tok/s")
@@ -180,13 +218,16 @@ class Bench:
         }
 
     def score(self, count: int) -> tuple[float, int]:
-        """Scores items behind a header that is new. Returns seconds, and the prompt tokens that no cache had."""
+        """Scores items behind a header that is new. Returns seconds, and the prompt tokens that no
+        cache had."""
         (header,), items = self.ids(1, self.sizes.header), self.ids(count, self.sizes.item)
         begin = time.monotonic()
         outs = self.llm.score(header, items, label_token_ids=LABELS)
         seconds = time.monotonic() - begin
         if any(out.outputs is None for out in outs):
-            raise SystemExit(f"labels: an item has no score: {next(out.error for out in outs if out.error)}")
+            raise SystemExit(
+                f"labels: an item has no score: {next(out.error for out in outs if out.error)}"
+            )
         return seconds, sum(len(out.prompt_token_ids) - out.num_cached_tokens for out in outs)
 
     # --- logprobs
@@ -205,11 +246,14 @@ class Bench:
         return against(rates[True], rates[False], "out tok/s")
 
     def monkeys(self, work: Work) -> float:
-        """Returns output tokens a second; ids, and logprobs where they are asked for, are read as they come."""
+        """Returns output tokens a second; ids, and logprobs where they are asked for, are read as
+        they come."""
         params, tokens = params_of(work, self.stop), 0
         listed = prompts_of(work, self.shape.vocab, self.options, "")
         begin = time.monotonic()
-        for finished in self.llm.stream(Prompt(key=k, prompt=p, params=params) for k, p in enumerate(listed)):
+        for finished in self.llm.stream(
+            Prompt(key=k, prompt=p, params=params) for k, p in enumerate(listed)
+        ):
             assert finished.output is not None, finished.error
             tokens += len(finished.output.token_ids)
             if params.logprobs is not None:
@@ -224,16 +268,22 @@ class Bench:
         """Weights as those that run: what a swap costs does not depend on them."""
         folder = [self.paused(model_path=self.folder) for _ in range(self.sizes.swaps)]
         with trainer(self.folder, self.llm.config.model.device) as shared:
-            other = [self.paused(shared=shared, weights_version=f"step-{i}") for i in range(self.sizes.swaps)]
+            other = [
+                self.paused(shared=shared, weights_version=f"step-{i}")
+                for i in range(self.sizes.swaps)
+            ]
         return {"unit": "s of pause", "folder": folder, "shared": other}
 
     def paused(self, **source: Any) -> float:
-        """Returns seconds between two steps, with an update of the weights between them, less those without one."""
+        """Returns seconds between two steps, with an update of the weights between them, less those
+        without one."""
         self.llm.generate(self.ids(1, 8), SamplingParams(max_tokens=2), use_tqdm=False)
         begin = time.monotonic()
         self.llm.update_weights(**source)
         pause = time.monotonic() - begin
-        (out,) = self.llm.generate(self.ids(1, 8), SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False)
+        (out,) = self.llm.generate(
+            self.ids(1, 8), SamplingParams(max_tokens=2, ignore_eos=True), use_tqdm=False
+        )
         if out.error is not None or len(out.outputs[0].token_ids) != 2:
             raise SystemExit(f"swap: nothing is drawn behind it: {out.error}")
         return pause
@@ -288,7 +338,9 @@ def hold(folder: Path, device: str, pipe: Connection) -> None:
 
     from penstock.weights.share import share_weights
 
-    where = "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    where = (
+        "cuda" if device == "auto" and torch.cuda.is_available() else device.replace("auto", "cpu")
+    )
     with share_weights(load_file(folder / "model.safetensors", device=where)) as shared:
         pipe.send_bytes(msgspec.json.encode(shared))
         try:
@@ -301,7 +353,8 @@ def hold(folder: Path, device: str, pipe: Connection) -> None:
 
 
 def write_folder(shape: Shape, folder: Path, tokenizer: Path | None) -> None:
-    """Writes a model with weights whose only end id is its tokenizer's: usual ids that end samples would end forms."""
+    """Writes a model with weights whose only end id is its tokenizer's: usual ids that end samples
+    would end forms."""
     write_model(shape, folder, tokenizer, weights=True)
     end = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
@@ -315,18 +368,22 @@ def line_of(name: str, row: dict[str, Any]) -> str:
         return f"{name:10} {row['failed']}"
     if name == "swap":
         ways = (
-            f"{way}: first {row[way][0]:.3f}, median {statistics.median(row[way]):.3f}" for way in ("folder", "shared")
+            f"{way}: first {row[way][0]:.3f}, median {statistics.median(row[way]):.3f}"
+            for way in ("folder", "shared")
         )
         return f"{name:10} {', '.join(ways)} {row['unit']}"
     both = (f"{statistics.median(row[key]):,.0f}" for key in ("measured", "plain"))
     more = (
-        f"{key} {value:,.3f}".rstrip("0").rstrip(".") for key, value in row.items() if isinstance(value, (int, float))
+        f"{key} {value:,.3f}".rstrip("0").rstrip(".")
+        for key, value in row.items()
+        if isinstance(value, (int, float))
     )
     return f"{name:10} {' against '.join(both)} {row['unit']}: {', '.join(more)}"
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts that were asked for; returns and writes results.json, which gathers runs of one folder."""
+    """Runs the parts that were asked for; returns and writes results.json, which gathers runs of
+    one folder."""
     path = options.out / "results.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     parts = options.part or list(PARTS)
@@ -339,7 +396,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
     written = time.monotonic()
     with LLM(str(folder), **knobs) as llm:
         print(
-            f"{shape.name} written in {written - begin:.1f} s, opened in {time.monotonic() - written:.1f} s", flush=True
+            f"{shape.name} written in {written - begin:.1f} s, opened in"
+            f" {time.monotonic() - written:.1f} s",
+            flush=True,
         )
         bench = Bench(llm, shape, folder, options)
         for name in parts:
@@ -355,10 +414,16 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("whole-api-out"), help="folder for models and results.json")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("whole-api-out"), help="folder for models and results.json"
+    )
     parser.add_argument("--shape", default="llama-3.2-1b", choices=SHAPES)
-    parser.add_argument("--part", action="append", choices=PARTS, help="again for several; left out: all")
+    parser.add_argument(
+        "--part", action="append", choices=PARTS, help="again for several; left out: all"
+    )
     return with_model(parser, words)
 
 

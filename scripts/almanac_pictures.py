@@ -2,7 +2,8 @@
 
     python scripts/almanac_pictures.py [--records almanac/records | --made 800]
 
-They are of the records given. --made takes made-up ones, whose machines and numbers never were: for looks alone."""
+They are of the records given. --made takes made-up ones, whose machines and numbers never were: for
+looks alone."""
 
 from __future__ import annotations
 
@@ -35,20 +36,26 @@ PICTURES: dict[str, tuple[str, int, str, str | None, bool]] = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--records", type=Path, default=ROOT / "almanac" / "records")
     parser.add_argument("--made", type=int, default=0)
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        built = build(map(renamed, made_records(asked.made)) if asked.made else asked.records, Path(folder))
+        built = build(
+            map(renamed, made_records(asked.made)) if asked.made else asked.records, Path(folder)
+        )
         print(f"{built.records} records, {len(built.refused)} refused")
         take(Path(folder), asked.out)
 
 
 def renamed(record: Record) -> Record:
     name = NAMES[record.engine.name]
-    engine = record.engine.model_copy(update={"name": name, "version": "1.0", "command": f"{name} serve"})
+    engine = record.engine.model_copy(
+        update={"name": name, "version": "1.0", "command": f"{name} serve"}
+    )
     return record.model_copy(update={"engine": engine})
 
 

@@ -1,11 +1,14 @@
-"""Compiles every kernel of the package for chips that need not be here, as engines of some models would launch them.
+"""Compiles every kernel of the package for chips that need not be here, as engines of some models
+would launch them.
 
-    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...] [--kernels NAME ...]
+    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...] [--kernels
+    NAME ...]
 
-Says of each chip how many kernels compile, and names those that don't, or that ask for more shared memory than a
-program has there. What is compiled is not run: which chips the kernels were tried on is said in docs/kernels.md. Ends
-with 1 where a kernel fails that was expected to compile: e4m3 is for chips from 8.9 on, its streamed products from 9.0
-on (`kernels/choose.py` has such weights widened elsewhere).
+Says of each chip how many kernels compile, and names those that don't, or that ask for more shared
+memory than a program has there. What is compiled is not run: which chips the kernels were tried on
+is said in docs/kernels.md. Ends with 1 where a kernel fails that was expected to compile: e4m3 is
+for chips from 8.9 on, its streamed products from 9.0 on (`kernels/choose.py` has such weights
+widened elsewhere).
 """
 
 from __future__ import annotations
@@ -32,54 +35,121 @@ from penstock.kernels.triton.grid import LEAST_SHARED, SHARED  # noqa: E402
 CHIPS = (80, 86, 89, 90)
 E4M3 = 89  # compute capability from which on chips have it
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 2048, "hidden_size": 256,
-    "intermediate_size": 512, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 2,
-    "head_dim": 64, "max_position_embeddings": 4096, "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
-WIDE = LLAMA | {"head_dim": 128, "hidden_size": 4096, "num_attention_heads": 32, "num_key_value_heads": 8}
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 2048,
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
+WIDE = LLAMA | {
+    "head_dim": 128,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
 QWEN3 = WIDE | {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
 EXPERTS = WIDE | {
-    "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "hidden_size": 2048, "num_experts": 128,
-    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
-}  # fmt: skip
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 2048,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
 GROUPED = EXPERTS | {
-    "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 128, "n_group": 8,
-    "topk_group": 4, "use_qk_norm": True,
-}  # fmt: skip
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 128,
+    "n_group": 8,
+    "topk_group": 4,
+    "use_qk_norm": True,
+}
 GROUPED.pop("num_experts")
-TURNED_FIRST = WIDE | {"model_type": "hunyuan_v1_dense", "architectures": ["HunYuanDenseV1ForCausalLM"]}
+TURNED_FIRST = WIDE | {
+    "model_type": "hunyuan_v1_dense",
+    "architectures": ["HunYuanDenseV1ForCausalLM"],
+}
 GPT_OSS = LLAMA | {
-    "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "hidden_size": 2880, "intermediate_size": 2880,
-    "num_hidden_layers": 2, "num_attention_heads": 64, "num_key_value_heads": 8, "num_local_experts": 32,
-    "num_experts_per_tok": 4, "quantization_config": {"quant_method": "mxfp4"},
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "num_local_experts": 32,
+    "num_experts_per_tok": 4,
+    "quantization_config": {"quant_method": "mxfp4"},
     "rope_parameters": {"rope_type": "default"},
-}  # fmt: skip
+}
 LATENT = LLAMA | {
-    "model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"], "num_attention_heads": 16,
-    "num_key_value_heads": 16, "kv_lora_rank": 512, "q_lora_rank": None, "qk_rope_head_dim": 64,
-    "qk_nope_head_dim": 128, "v_head_dim": 128, "n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 1,
-    "topk_group": 1, "moe_intermediate_size": 256, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "kv_lora_rank": 512,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 64,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 256,
+    "first_k_dense_replace": 1,
+}
 LATENT.pop("head_dim")
 GLM_FLASH = LATENT | {
-    "model_type": "glm4_moe_lite", "architectures": ["Glm4MoeLiteForCausalLM"], "num_attention_heads": 20,
-    "num_key_value_heads": 20, "q_lora_rank": 768, "qk_nope_head_dim": 192, "v_head_dim": 256,
-}  # fmt: skip
+    "model_type": "glm4_moe_lite",
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+}
 GEMMA = LLAMA | {
-    "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 256, "sliding_window": 512,
-    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "rope_local_base_freq": 1e4,
-    "query_pre_attn_scalar": 256, "hidden_activation": "gelu_pytorch_tanh",
-}  # fmt: skip
+    "model_type": "gemma3_text",
+    "architectures": ["Gemma3ForCausalLM"],
+    "head_dim": 256,
+    "sliding_window": 512,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "rope_local_base_freq": 1e4,
+    "query_pre_attn_scalar": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+}
 GEMMA4 = LLAMA | {
-    "model_type": "gemma4_text", "architectures": ["Gemma4ForCausalLM"], "head_dim": 256, "global_head_dim": 512,
-    "num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 512,
-    "num_global_key_value_heads": 1, "attention_k_eq_v": True, "hidden_size_per_layer_input": 0,
-    "hidden_activation": "gelu_pytorch_tanh", "tie_word_embeddings": True,
+    "model_type": "gemma4_text",
+    "architectures": ["Gemma4ForCausalLM"],
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "num_hidden_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 512,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "tie_word_embeddings": True,
     "rope_parameters": {
-        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+        "full_attention": {
+            "rope_type": "proportional",
+            "partial_rotary_factor": 0.25,
+            "rope_theta": 1e6,
+        },
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
-}  # fmt: skip
+}
 MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "plain": (LLAMA, {}),
     "wide": (WIDE, {}),
@@ -118,7 +188,9 @@ def launches_of(name: str, chip: int) -> dict[tuple[str, str, str], Launch]:
     } | knobs
     with tempfile.TemporaryDirectory() as folder, recorded(chip) as launches:
         (Path(folder) / "config.json").write_text(json.dumps(shape))
-        made = Config.of(model=folder, device="cpu", load_format="dummy", skip_tokenizer_init=True, **config)
+        made = Config.of(
+            model=folder, device="cpu", load_format="dummy", skip_tokenizer_init=True, **config
+        )
         open_recorded(made, Path(folder)).close()
         return dict(launches)
 
@@ -128,7 +200,10 @@ def fault_of(launch: Launch, chip: int) -> str | None:
     try:
         shared = int(launch.compile(chip).metadata.shared)
     except Exception as error:  # noqa: BLE001  it is what is asked for
-        return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
+        return next(
+            (line for line in reversed(str(error).splitlines()) if line.strip()),
+            type(error).__name__,
+        ).strip()
     most = SHARED.get(chip, LEAST_SHARED)
     return f"{shared:,} bytes of shared memory, of {most:,}" if shared > most else None
 
@@ -145,7 +220,8 @@ def main() -> int:
 
 
 def compile_all(asked: argparse.Namespace) -> bool:
-    """Compiles what is asked for and prints what came of it. Returns whether something failed unexpectedly."""
+    """Compiles what is asked for and prints what came of it. Returns whether something failed
+    unexpectedly."""
     failed = False
     for chip in asked.chips:
         begun, wanted = time.monotonic(), dict[tuple[str, str, str], tuple[str, Launch]]()
@@ -154,12 +230,24 @@ def compile_all(asked: argparse.Namespace) -> bool:
                 if asked.kernels is None or key[0] in asked.kernels:
                     wanted.setdefault(key, (name, launch))
         with ThreadPoolExecutor(os.cpu_count()) as pool:
-            faults = list(pool.map(fault_of, [launch for _, launch in wanted.values()], [chip] * len(wanted)))
-        bad = [(key[0], name, why) for (key, (name, _)), why in zip(wanted.items(), faults, strict=True) if why]
+            faults = list(
+                pool.map(fault_of, [launch for _, launch in wanted.values()], [chip] * len(wanted))
+            )
+        bad = [
+            (key[0], name, why)
+            for (key, (name, _)), why in zip(wanted.items(), faults, strict=True)
+            if why
+        ]
         took = time.monotonic() - begun
-        print(f"sm{chip}: {len(wanted) - len(bad)} of {len(wanted)} kernels compile and fit ({took:.0f} s)", flush=True)
+        print(
+            f"sm{chip}: {len(wanted) - len(bad)} of {len(wanted)} kernels compile and fit"
+            f" ({took:.0f} s)",
+            flush=True,
+        )
         for kernel, name, why in sorted(set(bad)):
-            expected = (chip < E4M3 and name.startswith("eight")) or (chip < 90 and kernel.startswith("linear_fp8."))
+            expected = (chip < E4M3 and name.startswith("eight")) or (
+                chip < 90 and kernel.startswith("linear_fp8.")
+            )
             failed = failed or not expected
             print(f"  {kernel} ({name}{', as expected' if expected else ''}): {why}", flush=True)
     return failed

@@ -1,8 +1,8 @@
-"""Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md from its table, and
-the table of models in docs/models.md.
+"""Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md
+from its table, and the table of models in docs/models.md.
 
-`--check` fails when one is out of date.
-Nothing on those pages is written by hand: names, types, defaults and help come from the code.
+`--check` fails when one is out of date. Nothing on those pages is written by hand: names, types,
+defaults and help come from the code.
 """
 
 from __future__ import annotations
@@ -47,13 +47,18 @@ error), Ctrl-C with 130 (`serve`, once its model loads, with 0), SIGTERM of a jo
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when a page is out of date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail when a page is out of date"
+    )
     check = parser.parse_args().check
     stale = []
     pages = {
-        "cli.md": cli_page(), "config.md": config_page(), "coming_from_vllm.md": vllm_page(),
-        "quantization.md": quantization_page(), "models.md": models_page(),
-    }  # fmt: skip
+        "cli.md": cli_page(),
+        "config.md": config_page(),
+        "coming_from_vllm.md": vllm_page(),
+        "quantization.md": quantization_page(),
+        "models.md": models_page(),
+    }
     for name, text in pages.items():
         path = DOCS / name
         if path.is_file() and path.read_text() == text:
@@ -62,7 +67,10 @@ def main() -> int:
         if not check:
             path.write_text(text)
     if check and stale:
-        print(f"out of date: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`", file=sys.stderr)
+        print(
+            f"out of date: {', '.join(f'docs/{name}' for name in stale)}; run `make docs`",
+            file=sys.stderr,
+        )
         return 1
     print(f"docs: {', '.join(stale) or 'nothing'} {'is stale' if check else 'written anew'}")
     return 0
@@ -71,22 +79,32 @@ def main() -> int:
 def cli_page() -> str:
     """A section a command: its line, what it does, its arguments and options."""
     root: Any = get_command(app)
-    helps = {knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)}
+    helps = {
+        knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
+    }
     parts = [f"# The command line\n\n{NOTE}\n{root.help}\n"]
     parts.append(ENDINGS)
     for name, command in _commands(root):
         inner = getattr(command, "commands", None)
         if inner is not None:
             listed = ", ".join(f"`{name} {word}`" for word in inner)
-            parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)} Its commands: {listed}.\n")
+            parts.append(
+                f"## `penstock {name}`\n\n{_one_line(command.help)} Its commands: {listed}.\n"
+            )
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        own = [p for p in options if p.help != helps.get(p.name)]  # a knob's name alone makes none an engine option
+        own = [
+            p for p in options if p.help != helps.get(p.name)
+        ]  # a knob's name alone makes none an engine option
         shared = [p for p in options if p not in own]
         line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
         parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")
-        parts.append(_table([(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]))
+        parts.append(
+            _table(
+                [(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]
+            )
+        )
         if shared:
             parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
     return "\n".join(parts)
@@ -136,10 +154,12 @@ def config_page() -> str:
     """A table a group of knobs."""
     parts = [f"# Engine options\n\n{NOTE}"]
     parts.append(
-        "One name everywhere: `LLM(max_num_seqs=64)`, `Config.of(max_num_seqs=64)`, `penstock serve --max-num-seqs 64`."
+        "One name everywhere: `LLM(max_num_seqs=64)`, `Config.of(max_num_seqs=64)`, `penstock serve"
+        " --max-num-seqs 64`."
     )
     parts.append(
-        "Where the default is empty the engine decides. A wrong name, type or range is refused before anything loads.\n"
+        "Where the default is empty the engine decides. A wrong name, type or range is refused"
+        " before anything loads.\n"
     )
     for group in Config().groups():
         hints = get_type_hints(type(group))
@@ -148,7 +168,8 @@ def config_page() -> str:
         for knob in fields(group):
             default = "" if knob.default is None else f"`{str(knob.default).lower()}`"
             parts.append(
-                f"| `{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} | {knob.metadata['help']} |"
+                f"| `{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} |"
+                f" {knob.metadata['help']} |"
             )
         parts.append("")
     return "\n".join(parts)
@@ -206,27 +227,37 @@ ASYNC = """\
 def vllm_page() -> str:
     """What becomes of each of vLLM's arguments."""
     spellings = "; ".join(
-        f"{name} `{theirs}` is `{here}`" for name, known in SPELLINGS.items() for theirs, here in known.items()
+        f"{name} `{theirs}` is `{here}`"
+        for name, known in SPELLINGS.items()
+        for theirs, here in known.items()
     )
     own = [field.name for field in fields(SamplingParams) if field.name != "stop_when"]
-    return "\n".join([
-        f"# Coming from vLLM\n\n{NOTE}\n{FROM_VLLM}",
-        "## `LLM(...)`, and every command with engine options\n",
-        f"The same here: {_quoted(SHARED)} ({spellings}). [config.md](config.md) has ours beside them.\n",
-        _fates(ENGINE),
-        "## `serve`\n",
-        f"The same here: {_quoted(SHARED_SERVE)}. All of the above, and:\n",
-        _fates(SERVE),
-        "## `SamplingParams`\n",
-        f"The same here: {_quoted(own)}. Ours alone: `stop_when`.\n",
-        _fates(SAMPLING),
-        "## `generate` and `chat`\n",
-        "What they take is in [llm.md](llm.md). Of vLLM's others:\n",
-        _fates(CALL),
-        "## `AsyncLLM`\n",
-        "Outputs are built as `LLM`'s are: lazy logprobs with `.columns`, `cumulative_logprob`, `weights_version`.\n",
-        ASYNC,
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# Coming from vLLM\n\n{NOTE}\n{FROM_VLLM}",
+            "## `LLM(...)`, and every command with engine options\n",
+            (
+                f"The same here: {_quoted(SHARED)} ({spellings}). [config.md](config.md) has ours"
+                " beside them.\n"
+            ),
+            _fates(ENGINE),
+            "## `serve`\n",
+            f"The same here: {_quoted(SHARED_SERVE)}. All of the above, and:\n",
+            _fates(SERVE),
+            "## `SamplingParams`\n",
+            f"The same here: {_quoted(own)}. Ours alone: `stop_when`.\n",
+            _fates(SAMPLING),
+            "## `generate` and `chat`\n",
+            "What they take is in [llm.md](llm.md). Of vLLM's others:\n",
+            _fates(CALL),
+            "## `AsyncLLM`\n",
+            (
+                "Outputs are built as `LLM`'s are: lazy logprobs with `.columns`,"
+                " `cumulative_logprob`, `weights_version`.\n"
+            ),
+            ASYNC,
+        ]
+    )
 
 
 QUANTIZATION = """\
@@ -234,13 +265,21 @@ What a checkpoint's `quantization_config` says is read, and kept in eight or fou
 while it is loaded by `--quantization`, `LLM(quantization=...)`. `penstock doctor MODEL` says what the weights take.
 """
 MADE_ROWS = {
-    "fp8": "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays wide, but in a "
-    "build with `--quantize-lm-head`",
+    "fp8": (
+        "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays"
+        " wide, but in a build with `--quantize-lm-head`"
+    ),
     "int8": "symmetric, a scale an output, to the nearest; the head too",
-    "int4": "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768; of a build the "
-    "smallest for all), to the nearest, in a build by what is multiplied ([build.md](build.md)); the head int8",
-    "nvfp4": "e2m1, an e4m3 scale for 16 inputs and a float32 for the whole, compressed-tensors' numbers byte for "
-    "byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it; the head stays wide",
+    "int4": (
+        "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768;"
+        " of a build the smallest for all), to the nearest, in a build by what is multiplied"
+        " ([build.md](build.md)); the head int8"
+    ),
+    "nvfp4": (
+        "e2m1, an e4m3 scale for 16 inputs and a float32 for the whole, compressed-tensors' numbers"
+        " byte for byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it;"
+        " the head stays wide"
+    ),
 }
 QUANTIZATION_NOTES = """\
 Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but
@@ -275,26 +314,44 @@ def quantization_page() -> str:
     read = [f"| `{method}` | {what} |" for method, what in READ.items()]
     made = [f"| `{name}` | {MADE_ROWS[name]} |" for name in MADE]
     refused = [f"| `{name}` | {why} |" for name, why in REFUSED.items()]
-    return "\n".join([
-        f"# Quantized models\n\n{NOTE}\n{QUANTIZATION}",
-        "## Read\n\n| `quant_method` | |\n| --- | --- |", *read,
-        "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`, `int4`, `nvfp4`, `mxfp4`); no "
-        "other.\n",
-        "## Made at load\n\n| `--quantization` | |\n| --- | --- |", *made,
-        f"\n{QUANTIZATION_NOTES}",
-        "## Refused\n",
-        "Other methods than those above (AQLM, HQQ, QuIP, EXL2 ...), act-order (`desc_act`, `actorder: group`), \n"
-        "float8 e5m2, transforms, sizes of groups and blocks that are not above, and by name:\n",
-        "| | |\n| --- | --- |", *refused, "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            f"# Quantized models\n\n{NOTE}\n{QUANTIZATION}",
+            "## Read\n\n| `quant_method` | |\n| --- | --- |",
+            *read,
+            (
+                "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`,"
+                " `int4`, `nvfp4`, `mxfp4`); no other.\n"
+            ),
+            "## Made at load\n\n| `--quantization` | |\n| --- | --- |",
+            *made,
+            f"\n{QUANTIZATION_NOTES}",
+            "## Refused\n",
+            (
+                "Other methods than those above (AQLM, HQQ, QuIP, EXL2 ...), act-order (`desc_act`,"
+                " `actorder: group`), \nfloat8 e5m2, transforms, sizes of groups and blocks that"
+                " are not above, and by name:\n"
+            ),
+            "| | |\n| --- | --- |",
+            *refused,
+            "",
+        ]
+    )
 
 
 def models_page() -> str:
     """The page as it stands, its table of models made anew."""
-    before, made, rest = (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
+    before, made, rest = (
+        (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
+    )
     _, end, after = rest.partition("<!-- end -->")
-    rows = [f"| `{name}` | {each.models} | {each.on} | {each.notes} |" for name, each in CATALOG.items()]
-    head = ["| model_type | models | compared with transformers on | |", "| --- | --- | --- | --- |"]
+    rows = [
+        f"| `{name}` | {each.models} | {each.on} | {each.notes} |" for name, each in CATALOG.items()
+    ]
+    head = [
+        "| model_type | models | compared with transformers on | |",
+        "| --- | --- | --- | --- |",
+    ]
     return before + made + "\n".join(["", *head, *rows, "", MEASURED, "", ""]) + end + after
 
 
@@ -303,7 +360,11 @@ def _fates(table: dict[str, Argument]) -> str:
     names: dict[int, list[str]] = {}
     for name, argument in table.items():
         names.setdefault(id(argument), []).append(name)
-    rows = [f"| {_quoted(names.pop(id(a)))} | {_taken(a)} | {a.note} |" for a in table.values() if id(a) in names]
+    rows = [
+        f"| {_quoted(names.pop(id(a)))} | {_taken(a)} | {a.note} |"
+        for a in table.values()
+        if id(a) in names
+    ]
     return "\n".join(["| argument | taken | |", "| --- | --- | --- |", *rows]) + "\n"
 
 

@@ -1,6 +1,8 @@
-"""What all tests share: one thread each, no network, the same draws each time, and GPU tests that say why they rest.
+"""What all tests share: one thread each, no network, the same draws each time, and GPU tests that
+say why they rest.
 
-Folders are the package's own; marks tell what a test needs: torch, gpu, or nothing. It knows no room.
+Folders are the package's own; marks tell what a test needs: torch, gpu, or nothing. It knows no
+room.
 """
 
 from __future__ import annotations
@@ -16,19 +18,21 @@ from pathlib import Path
 
 import pytest
 
-# Set before anything imports torch. Workers run beside each other, and the tests' models are too small for threads.
+# Set before anything imports torch. Workers run beside each other, and the tests' models are too
+# small for threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-# Triton decides as it is loaded whether its own functions are interpreted, and transformers loads it: where no GPU is
-# to be found this comes before any test file, in whatever order they are named.
+# Triton decides as it is loaded whether its own functions are interpreted, and transformers loads
+# it: where no GPU is to be found this comes before any test file, in whatever order they are named.
 if not (shutil.which("nvidia-smi") or Path("/proc/driver/nvidia/version").exists()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-# A shell's background job and much that runs in CI is started deaf to Ctrl-C, one of nohup to a hangup, and so would
-# every child of a test be. A handler is not passed on to them: under nohup the tests themselves outlive a hangup still.
+# A shell's background job and much that runs in CI is started deaf to Ctrl-C, one of nohup to a
+# hangup, and so would every child of a test be. A handler is not passed on to them: under nohup the
+# tests themselves outlive a hangup still.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
@@ -40,21 +44,28 @@ if importlib.util.find_spec("httpx"):
 
     httpx._config.DEFAULT_TIMEOUT_CONFIG.read = httpx._config.DEFAULT_TIMEOUT_CONFIG.connect = 600
 
-# A GPU image without a registry may lack hypothesis: its tests fail there by themselves, the others run.
+# A GPU image without a registry may lack hypothesis: its tests fail there by themselves, the others
+# run.
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
     from hypothesis.internal.conjecture import providers
 
-    # A busy machine is no failure: no deadline, no rule how fast inputs are drawn. A run draws what every run draws;
-    # `make reliability` draws others by --hypothesis-profile=wandering --hypothesis-seed=N.
+    # A busy machine is no failure: no deadline, no rule how fast inputs are drawn. A run draws what
+    # every run draws; `make reliability` draws others by --hypothesis-profile=wandering
+    # --hypothesis-seed=N.
     clockless = settings(deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
     settings.register_profile("penstock", clockless, derandomize=True)
-    settings.register_profile("wandering", clockless, derandomize=False, max_examples=300, print_blob=True)
+    settings.register_profile(
+        "wandering", clockless, derandomize=False, max_examples=300, print_blob=True
+    )
     settings.load_profile("penstock")
 
-    # Numbers and strings that stand in imported sources are drawn too, but what is imported hangs on the tests before.
+    # Numbers and strings that stand in imported sources are drawn too, but what is imported hangs
+    # on the tests before.
     if in_sources := getattr(providers, "is_local_module_file", None):
-        providers.is_local_module_file = lambda path: not settings.default.derandomize and in_sources(path)
+        providers.is_local_module_file = lambda path: (
+            not settings.default.derandomize and in_sources(path)
+        )
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -66,7 +77,8 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where there is none; torch is imported only if there are such tests."""
+    """Skips tests marked `gpu` where there is none;
+    torch is imported only if there are such tests."""
     for item in items:
         if item.get_closest_marker("gpu") and not _has_gpu():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))

@@ -94,7 +94,10 @@ def test_an_error_before_the_first_row_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 def test_a_full_device_is_named() -> None:
-    with open("/dev/full", "wb", buffering=0) as full, pytest.raises(OSError, match="No space") as caught:
+    with (
+        open("/dev/full", "wb", buffering=0) as full,
+        pytest.raises(OSError, match="No space") as caught,
+    ):
         journal_room._write(full, b"x")
     assert isinstance(why_not_written(caught.value, Path("/dev/full")), CapacityError)
 
@@ -178,9 +181,13 @@ def test_rows_that_are_json_already_are_taken_as_they_are(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("put", ["moved", "deleted", "replaced"])
 def test_rows_that_nobody_would_find_are_told(tmp_path: Path, put: str) -> None:
-    """The file goes while a run writes it; nothing waits when the run asks whether all of it is there."""
+    """The file goes while a run writes it; nothing waits when the run asks whether all of it is
+    there."""
     out, there = tmp_path / "out.jsonl", tmp_path / "there.jsonl"
-    with pytest.raises(JournalError, match=r"out\.jsonl was moved, deleted or replaced"), Journal(out, RUN) as journal:
+    with (
+        pytest.raises(JournalError, match=r"out\.jsonl was moved, deleted or replaced"),
+        Journal(out, RUN) as journal,
+    ):
         journal.add(1, {"id": 1})
         journal.commit()
         journal.commit()
@@ -213,10 +220,14 @@ def test_what_came_in_the_place_of_a_run_s_files_is_not_taken_away(tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.jsonl", "out.jsonl.journal"]
 
 
-def test_a_whole_file_s_name_is_brought_to_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_whole_file_s_name_is_brought_to_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[tuple[Path, bytes]] = []
     path = tmp_path / "a.json"
-    monkeypatch.setattr(disk_room, "sync_folder", lambda folder: synced.append((folder, path.read_bytes())))
+    monkeypatch.setattr(
+        disk_room, "sync_folder", lambda folder: synced.append((folder, path.read_bytes()))
+    )
     write_whole(path, b"1")
     assert synced == [(tmp_path, b"1")]
 
@@ -255,14 +266,18 @@ def test_rows_that_nothing_follows_are_on_the_disk_at_the_next_tick(
         before = clock.syncs
         for i in range(512):
             journal.add(i, {"id": i})
-        assert (vouched(out), clock.syncs) == (0, before), "a group is one sync of either file, not the first row's"
+        assert (vouched(out), clock.syncs) == (0, before), (
+            "a group is one sync of either file, not the first row's"
+        )
         assert journal.tick()
         assert (vouched(out), clock.syncs) == (512, before + 2)
         journal.add(512, {"id": 512})
         for _ in range(4):
             clock.now += COMMIT_SECONDS / 5
             assert not journal.tick()
-        assert (vouched(out), clock.syncs) == (512, before + 2), "a group waits for more rows to share its sync with"
+        assert (vouched(out), clock.syncs) == (512, before + 2), (
+            "a group waits for more rows to share its sync with"
+        )
         clock.now += COMMIT_SECONDS / 4
         assert journal.tick()
         assert (vouched(out), clock.syncs) == (513, before + 4)
@@ -271,7 +286,9 @@ def test_rows_that_nothing_follows_are_on_the_disk_at_the_next_tick(
         assert clock.syncs == before + 4, "a tick with nothing to bring touches no disk"
 
 
-def test_many_rows_are_a_group_without_a_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_are_a_group_without_a_tick(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(journal_room, "COMMIT_BYTES", 1000)
     monkeypatch.setattr(journal_room, "COMMIT_ROWS", 10)
     out = tmp_path / "out.jsonl"

@@ -1,9 +1,11 @@
-"""The journal cut at every byte of its last 4 KB, and each byte of them spoilt: what is left is a whole beginning.
+"""The journal cut at every byte of its last 4 KB, and each byte of them spoilt: what is left is a
+whole beginning.
 
-What it promises: opened again, its keys are those of the lines before the first that is torn, each with its whole row;
-the same run writes the others, and every row is there once. A journal whose header is torn, and rows that are not what
-their lines say, are refused and left as they are. Syncs are left out: 20,000 openings would wait for the disk.
-`make reliability` meets each byte in every way; here the ways take turns and meet every fifth byte.
+What it promises: opened again, its keys are those of the lines before the first that is torn, each
+with its whole row; the same run writes the others, and every row is there once. A journal whose
+header is torn, and rows that are not what their lines say, are refused and left as they are. Syncs
+are left out: 20,000 openings would wait for the disk. `make reliability` meets each byte in every
+way; here the ways take turns and meet every fifth byte.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from penstock.journal import Journal
 TAIL = 4096
 RUN = {"model": "demo", "seed": 1}
 KEYS: list[Any] = [
-    ("x" * (1, 80, 600)[i % 3] + f"é\u2028 {i}") if i % 4 else [i, "of a list", 7 * i] for i in range(32)
+    ("x" * (1, 80, 600)[i % 3] + f"é\u2028 {i}") if i % 4 else [i, "of a list", 7 * i]
+    for i in range(32)
 ]
 EVERY = 1 if SCALE > 1 else 5
 ROWS = [{"id": key, "text": "日本\u2028" * (i % 5), "n": i} for i, key in enumerate(KEYS)]
@@ -42,7 +45,8 @@ SPOILS: tuple[Callable[[int], int], ...] = (
 
 @dataclass(frozen=True)
 class Whole:
-    """Both files as a run without faults leaves them. ends: of the journal's lines, the header's first."""
+    """Both files as a run without faults leaves them. ends: of the journal's lines, the header's
+    first."""
 
     out: Path
     data: bytes
@@ -57,12 +61,15 @@ class Whole:
         return self.out.read_bytes(), self.out.with_name(self.out.name + ".journal").read_bytes()
 
     def goes_on(self, data: bytes, journal: bytes, known: int) -> None:
-        """These files are opened, hold the first rows, `known` of them at least, and take the others."""
+        """These files are opened, hold the first rows, `known` of them at least, and take the
+        others."""
         self.put(data, journal)
         with Journal(self.out, RUN) as opened:
             done = [key in opened for key in KEYS]
             count = sum(done)
-            assert done == [True] * count + [False] * (len(KEYS) - count), "no row is missing amid those that are done"
+            assert done == [True] * count + [False] * (len(KEYS) - count), (
+                "no row is missing amid those that are done"
+            )
             assert count >= known and len(opened) == count
             for key, row in zip(KEYS[count:], ROWS[count:], strict=True):
                 opened.add(key, row)
@@ -100,7 +107,8 @@ def test_cut_at_every_byte(whole: Whole) -> None:
 
 
 def test_zeros_from_every_byte_on(whole: Whole) -> None:
-    """As a disk leaves a file whose length it knew of before its end; the rows' file has its own."""
+    """As a disk leaves a file whose length it knew of before its end;
+    the rows' file has its own."""
     for size in range(len(whole.journal) - TAIL, len(whole.journal), EVERY):
         torn = whole.journal[:size] + bytes(len(whole.journal) - size)
         whole.goes_on(whole.data + bytes(size % 3 * 500), torn, known=whole.whole_lines(size))
@@ -125,7 +133,9 @@ def test_a_header_that_is_torn_is_refused(whole: Whole) -> None:
     """Rows are there, so it was whole once: nobody knows whose they are."""
     end = whole.ends[0]
     for size in range(end):
-        whole.is_refused(whole.data, whole.journal[:size], "doesn't know" if not size else "no journal")
+        whole.is_refused(
+            whole.data, whole.journal[:size], "doesn't know" if not size else "no journal"
+        )
         torn = bytearray(whole.journal)
         torn[size] ^= 0x04
         whole.is_refused(whole.data, bytes(torn), "no journal")

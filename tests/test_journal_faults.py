@@ -1,9 +1,11 @@
-"""Two faults in a row, at every touch of the disk: what a journal leaves behind goes on, with each row once.
+"""Two faults in a row, at every touch of the disk: what a journal leaves behind goes on, with each
+row once.
 
-A touch is a write, a sync, a cut or a removal. At one of them the disk fails, before or after the call or in the middle
-of it, Ctrl-C comes, or the process is killed. A second sitting goes on, and at a later touch of either the process dies
-or the power goes. A kill leaves what was written; a power cut leaves of each file that, or what was last synced of it.
-`make reliability` tries every pair of touches, here every third death takes its turn.
+A touch is a write, a sync, a cut or a removal. At one of them the disk fails, before or after the
+call or in the middle of it, Ctrl-C comes, or the process is killed. A second sitting goes on, and
+at a later touch of either the process dies or the power goes. A kill leaves what was written; a
+power cut leaves of each file that, or what was last synced of it. `make reliability` tries every
+pair of touches, here every third death takes its turn.
 """
 
 from __future__ import annotations
@@ -39,8 +41,8 @@ class DeadError(BaseException):
 
 
 class Disk:
-    """Counts touches; at the `at`-th it does what `kind` says, at the `death`-th the process dies. synced: what a power
-    cut leaves of a file, by its name."""
+    """Counts touches; at the `at`-th it does what `kind` says, at the `death`-th the process dies.
+    synced: what a power cut leaves of a file, by its name."""
 
     def __init__(self, kind: str, at: int, death: int) -> None:
         self.kind, self.at, self.death = kind, at, death
@@ -127,7 +129,8 @@ def stood_in_the_way(disk: Disk) -> Iterator[None]:
 
 
 def sitting(out: Path, order: list[int], known: set[int]) -> None:
-    """A job: adds the rows that are missing, two a group. known: gets those that are on the disk for certain."""
+    """A job: adds the rows that are missing, two a group. known: gets those that are on the disk
+    for certain."""
     with Journal(out, RUN) as journal:
         for place, key in enumerate(order):
             if key not in journal:
@@ -138,7 +141,8 @@ def sitting(out: Path, order: list[int], known: set[int]) -> None:
 
 
 def two_sittings(out: Path, disk: Disk) -> set[int]:
-    """The second one goes on in another order, as samples end in another. Gives the keys that are on the disk."""
+    """The second one goes on in another order, as samples end in another. Gives the keys that are
+    on the disk."""
     known: set[int] = set()
     with stood_in_the_way(disk):
         for order in (KEYS, KEYS[::-1]):

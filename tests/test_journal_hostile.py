@@ -1,5 +1,5 @@
-"""Journals that no run wrote: valid checksums around nonsense, lines without end, links, somebody's files. Each is one
-line, in bounded memory, and nothing is written, cut or taken away."""
+"""Journals that no run wrote: valid checksums around nonsense, lines without end, links, somebody's
+files. Each is one line, in bounded memory, and nothing is written, cut or taken away."""
 
 from __future__ import annotations
 
@@ -27,28 +27,45 @@ def sealed(body: str | bytes) -> bytes:
     return b"%08x %b\n" % (zlib.crc32(body), body)
 
 
-def line(key: str = "1", row: bytes = ROW, length: int | str | None = None, checksum: str | None = None) -> bytes:
+def line(
+    key: str = "1", row: bytes = ROW, length: int | str | None = None, checksum: str | None = None
+) -> bytes:
     length = len(row) if length is None else length
     return sealed(f"{length} {checksum or f'{zlib.crc32(row):08x}'} {key}")
 
 
 HEAD = sealed("penstock-journal " + json.dumps({"version": 1, "run": RUN}))
 HEADERS = {
-    "word": sealed("nonsense"), "empty": sealed(""), "no JSON": sealed("penstock-journal nope"),
-    "a list": sealed("penstock-journal []"), "no run": sealed('penstock-journal {"version": 1}'),
+    "word": sealed("nonsense"),
+    "empty": sealed(""),
+    "no JSON": sealed("penstock-journal nope"),
+    "a list": sealed("penstock-journal []"),
+    "no run": sealed('penstock-journal {"version": 1}'),
     "run of a list": sealed('penstock-journal {"version": 1, "run": []}'),
-    "deep": sealed("penstock-journal " + "[" * 100_000), "no UTF-8": sealed(b"penstock-journal \xff"),
-    "deep run": sealed('penstock-journal {"version": 1, "run": {"model": ' + "[" * 900 + "]" * 900 + "}}"),
+    "deep": sealed("penstock-journal " + "[" * 100_000),
+    "no UTF-8": sealed(b"penstock-journal \xff"),
+    "deep run": sealed(
+        'penstock-journal {"version": 1, "run": {"model": ' + "[" * 900 + "]" * 900 + "}}"
+    ),
     "digits": sealed("penstock-journal " + "9" * 5000),
-}  # fmt: skip
+}
 LINES = {
-    "word": sealed("hello"), "spaces": sealed("   "), "no length": line(length="x"),
-    "below 0": line(length=-1), "nothing": line(row=b""), "one byte": line(row=b"\n"),
-    "digits": line(length="9" * 5000), "no checksum": line(checksum="zz"), "no key": line("nope"),
-    "an object": line('{"a": 1}'), "null": line("null"), "a float": line("1.5"), "deep": line("[" * 100_000),
+    "word": sealed("hello"),
+    "spaces": sealed("   "),
+    "no length": line(length="x"),
+    "below 0": line(length=-1),
+    "nothing": line(row=b""),
+    "one byte": line(row=b"\n"),
+    "digits": line(length="9" * 5000),
+    "no checksum": line(checksum="zz"),
+    "no key": line("nope"),
+    "an object": line('{"a": 1}'),
+    "null": line("null"),
+    "a float": line("1.5"),
+    "deep": line("[" * 100_000),
     "no UTF-8": sealed(b"9 00000000 \xff"),
     "twice": line("7") + line("7", b""),
-}  # fmt: skip
+}
 
 
 def written(folder: Path, journal: bytes, data: bytes = ROW) -> Path:
@@ -69,7 +86,9 @@ def refused(out: Path, says: str) -> None:
 
 @pytest.mark.parametrize("head", HEADERS.values(), ids=HEADERS)
 @pytest.mark.parametrize("data", [ROW, b""], ids=["rows", "no rows"])
-def test_a_header_of_a_valid_checksum_around_nonsense(head: bytes, data: bytes, tmp_path: Path) -> None:
+def test_a_header_of_a_valid_checksum_around_nonsense(
+    head: bytes, data: bytes, tmp_path: Path
+) -> None:
     if b'"run": {' in head:
         with pytest.raises(JournalError):
             Journal(written(tmp_path, head), RUN)
@@ -87,7 +106,9 @@ def test_a_length_beyond_the_rows(length: int, tmp_path: Path) -> None:
     refused(written(tmp_path, HEAD + line(length=length)), "was changed since its run wrote it")
 
 
-@pytest.mark.parametrize("row", [b"nope\n", b"[1]\n", b"null\n", b"[" * 100_000 + b"\n", b"\xff\xff\n"])
+@pytest.mark.parametrize(
+    "row", [b"nope\n", b"[1]\n", b"null\n", b"[" * 100_000 + b"\n", b"\xff\xff\n"]
+)
 def test_a_row_that_is_no_object(row: bytes, tmp_path: Path) -> None:
     with (
         Journal(written(tmp_path, HEAD + line(row=row), row), RUN) as journal,
@@ -98,7 +119,8 @@ def test_a_row_that_is_no_object(row: bytes, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("begin", [b"", HEAD], ids=["alone", "behind a header"])
 def test_a_line_without_end_takes_little_memory(begin: bytes, tmp_path: Path) -> None:
-    """200 MB of it, read by a process of its own that may have 256 MB more than it has to begin with."""
+    """200 MB of it, read by a process of its own that may have 256 MB more than it has to begin
+    with."""
     out = written(tmp_path, begin)
     with journal_of(out).open("ab") as file:
         file.truncate(len(begin))
@@ -129,7 +151,9 @@ def test_a_key_longer_than_a_line_is_refused_before_it_is_written(tmp_path: Path
         assert len(journal) == 1
 
 
-@pytest.mark.parametrize("words", [b"somebody's words", b"deadbeef and no journal", b"\0words", b"words\0\0"])
+@pytest.mark.parametrize(
+    "words", [b"somebody's words", b"deadbeef and no journal", b"\0words", b"words\0\0"]
+)
 def test_somebodys_file_in_the_place_of_a_journal_stays(words: bytes, tmp_path: Path) -> None:
     refused(written(tmp_path, words, b""), "no journal that this version reads")
 
@@ -150,7 +174,9 @@ def test_a_header_that_a_power_cut_tore_begins_anew(cut: int, zeros: int, tmp_pa
 @pytest.mark.parametrize(
     "content", [None, b"", b"somebody's words"], ids=["to nothing", "to an empty file", "to words"]
 )
-def test_a_link_in_the_place_of_a_journals_file(name: str, content: bytes | None, tmp_path: Path) -> None:
+def test_a_link_in_the_place_of_a_journals_file(
+    name: str, content: bytes | None, tmp_path: Path
+) -> None:
     target = tmp_path / "target"
     if content is not None:
         target.write_bytes(content)
@@ -163,7 +189,9 @@ def test_a_link_in_the_place_of_a_journals_file(name: str, content: bytes | None
 
 
 @pytest.mark.parametrize("name", ["out.gz", "out.parquet"])
-def test_a_link_that_came_in_the_place_of_out_while_its_run_went_on(name: str, tmp_path: Path) -> None:
+def test_a_link_that_came_in_the_place_of_out_while_its_run_went_on(
+    name: str, tmp_path: Path
+) -> None:
     if name.endswith(".parquet"):
         pytest.importorskip("pyarrow")
     ledger, out, target = tmp_path / f"{name}.jsonl", tmp_path / name, tmp_path / "target"
@@ -178,7 +206,11 @@ def test_a_link_that_came_in_the_place_of_out_while_its_run_went_on(name: str, t
 
 @pytest.mark.parametrize(
     "write",
-    [check_writable, lambda path: write_whole(path, b"ours"), lambda path: write_new(path, b"ours")],
+    [
+        check_writable,
+        lambda path: write_whole(path, b"ours"),
+        lambda path: write_new(path, b"ours"),
+    ],
     ids=["check_writable", "write_whole", "write_new"],
 )
 def test_no_link_is_written_through(write: Callable[[Path], None], tmp_path: Path) -> None:
@@ -212,5 +244,7 @@ def test_a_new_file_that_finds_no_room_is_not_left_by_half(tmp_path: Path) -> No
         "    print(error)\n"
     )
     out = tmp_path / "app.py"
-    told = subprocess.run([sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", code, str(out)], capture_output=True, text=True, check=True
+    )
     assert "cannot be written (file too large)" in told.stdout and not out.exists()

@@ -1,4 +1,5 @@
-"""The line of what is under way: written over on a terminal, seldom elsewhere, and generate's own on it."""
+"""The line of what is under way: written over on a terminal, seldom elsewhere, and generate's own
+on it."""
 
 from __future__ import annotations
 
@@ -38,7 +39,10 @@ def test_elsewhere_a_line_comes_now_and_then(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_generates_line_counts_samples_on_a_terminal_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for stream, says in ((Terminal(), "penstock: 2/3 samples, 0 s, about 0 s left\n"), (io.StringIO(), "")):
+    for stream, says in (
+        (Terminal(), "penstock: 2/3 samples, 0 s, about 0 s left\n"),
+        (io.StringIO(), ""),
+    ):
         monkeypatch.setattr(sys, "stderr", stream)
         bar = Bar(3)
         bar.advance()
@@ -49,11 +53,24 @@ def test_generates_line_counts_samples_on_a_terminal_alone(monkeypatch: pytest.M
 
 def test_sizes_have_one_digit_behind_the_point() -> None:
     sizes = [size_of(n) for n in (0, 100, 3 << 10, (1 << 20) - 1, 29 << 19, 15 << 30, 5 << 40)]
-    assert sizes == ["0.0 KiB", "0.1 KiB", "3.0 KiB", "1024.0 KiB", "14.5 MiB", "15.0 GiB", "5120.0 GiB"]
+    assert sizes == [
+        "0.0 KiB",
+        "0.1 KiB",
+        "3.0 KiB",
+        "1024.0 KiB",
+        "14.5 MiB",
+        "15.0 GiB",
+        "5120.0 GiB",
+    ]
 
 
 def test_durations_have_two_units_at_most() -> None:
-    assert [duration(s) for s in (40, 200, 7500, 273_600)] == ["40 s", "3 min 20 s", "2 h 5 min", "3 d 4 h"]
+    assert [duration(s) for s in (40, 200, 7500, 273_600)] == [
+        "40 s",
+        "3 min 20 s",
+        "2 h 5 min",
+        "3 d 4 h",
+    ]
 
 
 def test_a_notebooks_cell_is_live() -> None:

@@ -1,12 +1,13 @@
-"""Sums over 2 to 8 GPUs of one machine: ours held to the sum in the ranks' order, bit for bit, and timed beside
-torch's one_shot_all_reduce, two_shot_all_reduce_ and NCCL's, each in a CUDA graph.
+"""Sums over 2 to 8 GPUs of one machine: ours held to the sum in the ranks' order, bit for bit, and
+timed beside torch's one_shot_all_reduce, two_shot_all_reduce_ and NCCL's, each in a CUDA graph.
 
     PYTHONPATH=src python benchmarks/gpu_timing/all_reduce.py [--gpus 2] [--sweep] [--quick]
 
-A process a GPU, started by this one. A time is the median over replays of a graph that holds the call 20 times. Then:
-what a look at a flag takes (the bound of a hang is counted in looks), and that a rank that is waited for in vain is
-noted within two seconds. Ends with 1 where a bit is wrong. --sweep times other cuts of the kernels too; --quick looks
-at bits alone. The last lines are a table, microseconds a call. NVLink's multicast stays off.
+A process a GPU, started by this one. A time is the median over replays of a graph that holds the
+call 20 times. Then: what a look at a flag takes (the bound of a hang is counted in looks), and that
+a rank that is waited for in vain is noted within two seconds. Ends with 1 where a bit is wrong.
+--sweep times other cuts of the kernels too; --quick looks at bits alone. The last lines are a
+table, microseconds a call. NVLink's multicast stays off.
 """
 
 # ruff: noqa: B023  (closures are called before their loop goes on)
@@ -34,16 +35,28 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from penstock.kernels.triton import all_reduce as ours
 from penstock.ranks.gpu_collectives import NO_MULTICAST, GpuCollectives
 
-SIZES = {"8 KB": 1 << 13, "32 KB": 1 << 15, "128 KB": 1 << 17, "512 KB": 1 << 19, "1 MB": 1 << 20, "4 MB": 1 << 22,
-         "16 MB": 1 << 24, "64 MB": 1 << 26}  # fmt: skip
+SIZES = {
+    "8 KB": 1 << 13,
+    "32 KB": 1 << 15,
+    "128 KB": 1 << 17,
+    "512 KB": 1 << 19,
+    "1 MB": 1 << 20,
+    "4 MB": 1 << 22,
+    "16 MB": 1 << 24,
+    "64 MB": 1 << 26,
+}
 CALLS, REPLAYS = 20, 30
-CUTS = [(block, warps, programs) for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))
-        for programs in (32, 64, 128)]  # fmt: skip
+CUTS = [
+    (block, warps, programs)
+    for block, warps in ((128, 4), (256, 4), (512, 4), (1024, 4), (1024, 8), (2048, 8))
+    for programs in (32, 64, 128)
+]
 Told = list[list[str]]
 
 
 def drawn(rank: int, count: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """What a rank has, as every rank can draw it. Of very different sizes, so that the order of adding shows."""
+    """What a rank has, as every rank can draw it. Of very different sizes, so that the order of
+    adding shows."""
     generator = torch.Generator(device="cuda").manual_seed(1000 * seed + rank)
     return (torch.randn(count, generator=generator, device="cuda") * 7.0**rank).to(dtype)
 
@@ -60,14 +73,26 @@ def check_bits(end: GpuCollectives, rank: int, ranks: int) -> int:
     assert end._shared is not None
     memory, wrong, seed = end._shared.memory, 0, 0
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
-        for count in (1, 16, 1001, 4096, 65_552, 1 << 19, (1 << 20) + 16, ours.ROOM // 2 + 4096, ours.ROOM + 48):
+        for count in (
+            1,
+            16,
+            1001,
+            4096,
+            65_552,
+            1 << 19,
+            (1 << 20) + 16,
+            ours.ROOM // 2 + 4096,
+            ours.ROOM + 48,
+        ):
             for one_shot in (True, False, None):
                 seed += 1
                 got = ours.all_reduce(drawn(rank, count, seed, dtype), memory, one_shot=one_shot)
                 wrong += not torch.equal(got, in_order(ranks, count, seed, dtype))
     for count in (1, 3, 1000, 8192):
         got = ours.all_gather(drawn(rank, count, 7, torch.float32), memory)
-        wrong += not torch.equal(got, torch.stack([drawn(r, count, 7, torch.float32) for r in range(ranks)]))
+        wrong += not torch.equal(
+            got, torch.stack([drawn(r, count, 7, torch.float32) for r in range(ranks)])
+        )
     return wrong + check_replays(memory, rank, ranks)
 
 
@@ -120,7 +145,9 @@ def tried(call: Callable[[], Any]) -> str:
     try:
         return f"{timed(call):.1f}"
     except Exception as error:  # noqa: BLE001  a form that isn't there is a hole in the table
-        print(f"  not timed: {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True)
+        print(
+            f"  not timed: {type(error).__name__}: {str(error).splitlines()[0][:150]}", flush=True
+        )
         return "-"
 
 
@@ -134,12 +161,20 @@ def time_all(end: GpuCollectives, rank: int, ranks: int) -> Told:
     symmetric.rendezvous(held, group)
     table = []
     for name, size in SIZES.items():
-        x, its, flat = held[: size // 2].clone(), held[: size // 2], torch.zeros(size // 2, dtype=torch.bfloat16).cuda()
+        x, its, flat = (
+            held[: size // 2].clone(),
+            held[: size // 2],
+            torch.zeros(size // 2, dtype=torch.bfloat16).cuda(),
+        )
         memory, ops = end._shared.memory, torch.ops.symm_mem  # type: ignore[union-attr]
         line = [name]
-        line.append(tried(lambda: ours.all_reduce(x, memory, one_shot=True)) if size <= 1 << 24 else "-")
+        line.append(
+            tried(lambda: ours.all_reduce(x, memory, one_shot=True)) if size <= 1 << 24 else "-"
+        )
         line.append(tried(lambda: ours.all_reduce(x, memory, one_shot=False)))
-        line.append(tried(lambda: ops.one_shot_all_reduce(its, "sum", group)) if size <= 1 << 24 else "-")
+        line.append(
+            tried(lambda: ops.one_shot_all_reduce(its, "sum", group)) if size <= 1 << 24 else "-"
+        )
         line.append(tried(lambda: ops.two_shot_all_reduce_(its, "sum", group)))
         line.append(tried(lambda: dist.all_reduce(flat)))
         table.append(line)
@@ -147,7 +182,9 @@ def time_all(end: GpuCollectives, rank: int, ranks: int) -> Told:
             print("  ".join(line), flush=True)
     line = ["gather of 3 KB"]
     told = torch.zeros(768, dtype=torch.float32, device="cuda")
-    table.append([*line, tried(lambda: ours.all_gather(told, end._shared.memory)), "-", "-", "-", "-"])  # type: ignore[union-attr]
+    table.append(
+        [*line, tried(lambda: ours.all_gather(told, end._shared.memory)), "-", "-", "-", "-"]
+    )  # type: ignore[union-attr]
     return table
 
 
@@ -170,8 +207,12 @@ def sweep(end: GpuCollectives, rank: int) -> None:
                 )
                 found.append((took, block, warps, programs))
             if rank == 0:
-                best = ", ".join(f"{t:.1f} ({b} x {w} warps, {p})" for t, b, w, p in sorted(found)[:4])
-                print(f"sweep {name}, {'one shot' if one_shot else 'two shots'}: {best}", flush=True)
+                best = ", ".join(
+                    f"{t:.1f} ({b} x {w} warps, {p})" for t, b, w, p in sorted(found)[:4]
+                )
+                print(
+                    f"sweep {name}, {'one shot' if one_shot else 'two shots'}: {best}", flush=True
+                )
 
 
 def hang(end: GpuCollectives, rank: int) -> list[str]:
@@ -194,7 +235,9 @@ def hang(end: GpuCollectives, rank: int) -> list[str]:
         torch.cuda.synchronize()
         took = time.monotonic() - begun
         each = "" if looks is None else f", {took / looks * 1e9:.0f} ns a look"
-        told.append(f"hang: {looks or 'as at work'}: noted {int(shared.hung[0])} after {took:.2f} s{each}")
+        told.append(
+            f"hang: {looks or 'as at work'}: noted {int(shared.hung[0])} after {took:.2f} s{each}"
+        )
     begun = time.monotonic()
     for _ in range(100):
         ours.all_reduce(x, shared.memory)
@@ -206,7 +249,9 @@ def one_rank(rank: int, ranks: int, folder: Path, args: argparse.Namespace) -> i
     torch.cuda.set_device(rank)
     device = torch.device("cuda", rank)
     store = dist.FileStore(str(folder / "torch"), ranks)
-    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120))
+    dist.init_process_group(
+        "nccl", store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=120)
+    )
     end = GpuCollectives(folder / "ours", rank, ranks, 60.0, device)
     begun = time.monotonic()
     end.connect()
@@ -226,11 +271,17 @@ def one_rank(rank: int, ranks: int, folder: Path, args: argparse.Namespace) -> i
     dist.barrier()
     if rank == 0:
         print("\n".join(lines))
-        print(f"\n| {ranks} GPUs, us | ours, one shot | two shots | torch one shot | two shot | NCCL |")
+        print(
+            f"\n| {ranks} GPUs, us | ours, one shot | two shots | torch one shot | two shot |"
+            " NCCL |"
+        )
         print("| --- | --- | --- | --- | --- | --- |")
         for line in table:
             print(f"| {' | '.join(line)} |")
-        print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}, wrong sums: {wrong}", flush=True)
+        print(
+            f"torch {torch.__version__}, {torch.cuda.get_device_name()}, wrong sums: {wrong}",
+            flush=True,
+        )
     return int(wrong > 0)
 
 

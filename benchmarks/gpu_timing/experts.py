@@ -1,12 +1,15 @@
-"""Times of experts on a GPU, at a model's sizes: the whole operation and its launches, beside the copy speed.
+"""Times of experts on a GPU, at a model's sizes: the whole operation and its launches, beside the
+copy speed.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/experts.py [--shape qwen3-30b] [--kinds plain channel] [--sweep]
+    PYTHONPATH=src python benchmarks/gpu_timing/experts.py [--shape qwen3-30b] [--kinds plain
+    channel] [--sweep]
         [--tokens 1 16 128 1000] [--warm I/N]
 
-A time is the median of replays of a graph that holds the call several times. "share" is of the time that the weights of
-all experts that tokens were sent to need at copy speed. "dense" is a product by one matrix of the same numbers, the
-experts' below each other, and as many rows as an expert has on average: the same operations, the same bytes.
---sweep times other plans; --warm compiles the I-th of N parts of them and measures nothing.
+A time is the median of replays of a graph that holds the call several times. "share" is of the time
+that the weights of all experts that tokens were sent to need at copy speed. "dense" is a product by
+one matrix of the same numbers, the experts' below each other, and as many rows as an expert has on
+average: the same operations, the same bytes. --sweep times other plans; --warm compiles the I-th of
+N parts of them and measures nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +37,11 @@ from penstock.kernels.triton import moe, moe_one, moe_route
 from penstock.kernels.triton.linear import linear, prepare_linear
 from penstock.kernels.triton.linear_fp4 import linear_fp4
 from penstock.kernels.triton.linear_fp8 import linear_fp8, prepare_linear_fp8
-from penstock.kernels.triton.linear_groups import linear_int, prepare_linear_fp8_groups, prepare_linear_int
+from penstock.kernels.triton.linear_groups import (
+    linear_int,
+    prepare_linear_fp8_groups,
+    prepare_linear_int,
+)
 from penstock.kernels.triton.stream_fp4 import fp4_weight
 
 B, GPU = torch.bfloat16, torch.device("cuda")
@@ -65,14 +72,20 @@ SHAPES = {
 
 def made(shape: Shape, kind: str) -> Experts:
     routing = Routing(
-        top_k=shape.top_k, renormalise=True, sigmoid=shape.corrected, groups=shape.groups, kept_groups=shape.kept
+        top_k=shape.top_k,
+        renormalise=True,
+        sigmoid=shape.corrected,
+        groups=shape.groups,
+        kept_groups=shape.kept,
     )
     return Experts(
         _matrix(shape.experts, 2 * shape.inner, shape.hidden, kind),
-        _matrix(shape.experts, shape.hidden, shape.inner, kind), routing, B,
+        _matrix(shape.experts, shape.hidden, shape.inner, kind),
+        routing,
+        B,
         clamp=(1.702, 7.0) if kind == "mxfp4" else None,
         correction=torch.randn(shape.experts, device=GPU) if shape.corrected else None,
-    )  # fmt: skip
+    )
 
 
 def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
@@ -82,8 +95,12 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
         return ExpertMatrix(bits, powers, torch.zeros((experts, n), dtype=B, device=GPU))
     if kind == "nvfp4":
         bits = torch.randint(0, 256, (experts, n, k // 2), dtype=torch.uint8, device=GPU)
-        scales = torch.randint(60, 110, (experts, n, k // 16), dtype=torch.uint8, device=GPU).view(E4M3)
-        return ExpertMatrix(bits, scales, whole=torch.full((experts, n), 1e-4, dtype=torch.float64, device=GPU))
+        scales = torch.randint(60, 110, (experts, n, k // 16), dtype=torch.uint8, device=GPU).view(
+            E4M3
+        )
+        return ExpertMatrix(
+            bits, scales, whole=torch.full((experts, n), 1e-4, dtype=torch.float64, device=GPU)
+        )
     numbers = torch.empty((experts, n, k), dtype=B, device=GPU).normal_(0, 0.02)
     if kind == "plain":
         return ExpertMatrix(numbers)
@@ -98,10 +115,14 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
 
 
 def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
-    """The plan that is taken, and others: first the first product's cut is another, then the second's. four: weights in
-    so many bits, of which a program takes 128 neighbours at most."""
+    """The plan that is taken, and others: first the first product's cut is another, then the
+    second's. four: weights in so many bits, of which a program takes 128 neighbours at most."""
     found, gate, down, less = [own], own.gate_up, own.down, 4 if four else 1
-    heights = {16, 32, 64, 128} & {gate.rows // 2, gate.rows, gate.rows * 2} if own.sorted else {gate.rows}
+    heights = (
+        {16, 32, 64, 128} & {gate.rows // 2, gate.rows, gate.rows * 2}
+        if own.sorted
+        else {gate.rows}
+    )
     inputs_of = (64, 128) if four else (64, 128, 256)
     cuts = list(itertools.product(sorted(heights), (32, 64, 128), inputs_of, (3, 4, 6), (4, 8)))
     for rows, outputs, inputs, stages, warps in cuts:
@@ -111,8 +132,14 @@ def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
             found.append(replace(own, gate_up=cut, down=replace(down, rows=rows)))
     for rows, outputs, inputs, stages, warps in cuts:
         scaled = down.form != "wide" and gate.outputs % inputs
-        if rows == gate.rows and shared(rows, outputs // less, inputs, stages, down.form) and not scaled:
-            found.append(replace(own, down=moe.Cut(rows, outputs, inputs, stages, warps, down.form)))
+        if (
+            rows == gate.rows
+            and shared(rows, outputs // less, inputs, stages, down.form)
+            and not scaled
+        ):
+            found.append(
+                replace(own, down=moe.Cut(rows, outputs, inputs, stages, warps, down.form))
+            )
     return found
 
 
@@ -124,7 +151,8 @@ def shared(rows: int, outputs: int, inputs: int, stages: int, form: str) -> bool
 
 
 def least_ms(of: Experts, tokens: int) -> float:
-    """What the weights of the experts that tokens go to take at copy speed, with routes drawn evenly."""
+    """What the weights of the experts that tokens go to take at copy speed, with routes drawn
+    evenly."""
     count = of.shape[0]
     used = count * (1 - (1 - of.top_k / count) ** tokens)
     each = sum(m.numbers[0].numel() * m.numbers.element_size() for m in (of.gate_up, of.down))
@@ -133,19 +161,26 @@ def least_ms(of: Experts, tokens: int) -> float:
 
 def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int] | None) -> None:
     shape = SHAPES[name]
-    many = 1 if part else max(1, min(8, int(6e9 // (shape.experts * shape.inner * shape.hidden * 6))))
+    many = (
+        1 if part else max(1, min(8, int(6e9 // (shape.experts * shape.inner * shape.hidden * 6))))
+    )
     layers = [moe.prepare_experts(made(shape, kind)) for _ in range(many)]
     of = layers[0].of
     x = torch.randn(tokens, shape.hidden, dtype=B, device=GPU)
     scores = [torch.randn(tokens, shape.experts, dtype=B, device=GPU) for _ in layers]
     own = moe.plan_of(tokens, of)
-    plans: list[moe.Plan | Cuts | None] = [*variants(own, of.gate_up.in_four_bits)] if sweep else [own]
+    plans: list[moe.Plan | Cuts | None] = (
+        [*variants(own, of.gate_up.in_four_bits)] if sweep else [own]
+    )
     if tokens == 1 and moe_one.takes_one(of):
         plans = [None, *plans, *(cuts_of_one(of) if sweep else [])]
     for number, plan in enumerate(plans):
         if part and number % part[1] != part[0]:
             continue
-        calls = [lambda at=at, s=s, plan=plan: run(x, s, at, plan) for at, s in zip(layers, scores, strict=True)]
+        calls = [
+            lambda at=at, s=s, plan=plan: run(x, s, at, plan)
+            for at, s in zip(layers, scores, strict=True)
+        ]
         try:
             if part:
                 calls[0]()
@@ -156,7 +191,9 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
                 at.counts.zero_()  # what would have left them so was not launched
             continue
         share = least_ms(of, tokens) / ms
-        print(f"{name} {kind} {tokens:5d} {ms * 1e3:9.1f} us {share:6.1%}  {told(plan)}", flush=True)
+        print(
+            f"{name} {kind} {tokens:5d} {ms * 1e3:9.1f} us {share:6.1%}  {told(plan)}", flush=True
+        )
     if not part and not sweep:
         parts_of(layers, scores, x, own)
 
@@ -173,8 +210,15 @@ def cuts_of_one(of: Experts) -> list[Cuts]:
     """Other cuts of one token's products: first of gate and up, then of down."""
     first, second = moe_one.cuts_of(of)
     most = 128 if of.gate_up.by_group or of.down.by_group else 2048
-    every = [moe_one.OneCut(*cut) for cut in itertools.product((1, 2, 4, 8), (128, 256, 512, 1024, 2048), (1, 2, 4, 8))]
-    some = [cut for cut in every if cut.inputs <= most and 8 <= cut.outputs * cut.inputs // (32 * cut.warps) <= 64]
+    every = [
+        moe_one.OneCut(*cut)
+        for cut in itertools.product((1, 2, 4, 8), (128, 256, 512, 1024, 2048), (1, 2, 4, 8))
+    ]
+    some = [
+        cut
+        for cut in every
+        if cut.inputs <= most and 8 <= cut.outputs * cut.inputs // (32 * cut.warps) <= 64
+    ]
     return [(cut, second) for cut in some] + [(first, cut) for cut in some if cut.inputs <= 1024]
 
 
@@ -183,16 +227,22 @@ def told(plan: moe.Plan | Cuts | None) -> str:
         return "as it runs"
     if isinstance(plan, tuple):
         return " | ".join(f"{cut.outputs}x{cut.inputs} w{cut.warps}" for cut in plan)
-    cuts = (f"{c.rows}x{c.outputs}x{c.inputs} s{c.stages} w{c.warps} {c.form}" for c in (plan.gate_up, plan.down))
+    cuts = (
+        f"{c.rows}x{c.outputs}x{c.inputs} s{c.stages} w{c.warps} {c.form}"
+        for c in (plan.gate_up, plan.down)
+    )
     return " | ".join(cuts)
 
 
-def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor, plan: moe.Plan) -> None:
+def parts_of(
+    layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor, plan: moe.Plan
+) -> None:
     """Each launch by itself, and the two products beside dense ones."""
     of, tokens = layers[0].of, x.shape[0]
     rows = plan.gate_up.rows if plan.sorted else 0
     routes = [
-        moe_route.route(s, of.routing, torch.zeros_like(at.counts), rows) for at, s in zip(layers, scores, strict=True)
+        moe_route.route(s, of.routing, torch.zeros_like(at.counts), rows)
+        for at, s in zip(layers, scores, strict=True)
     ]
 
     def routed(at: moe.PreparedExperts, s: Tensor) -> None:
@@ -200,35 +250,56 @@ def parts_of(layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor,
         moe_route.route(s, of.routing, at.counts, rows)
 
     pairs = list(zip(layers, routes, strict=True))
-    ms = timing.timed([lambda at=at, s=s: routed(at, s) for at, s in zip(layers, scores, strict=True)])
+    ms = timing.timed(
+        [lambda at=at, s=s: routed(at, s) for at, s in zip(layers, scores, strict=True)]
+    )
     for at in layers:
         at.counts.zero_()
     ready = moe._in_form(x, plan.gate_up.form)
-    first = timing.timed([lambda at=at, r=r: moe._gate_up(ready, at.of, r, plan) for at, r in pairs])
+    first = timing.timed(
+        [lambda at=at, r=r: moe._gate_up(ready, at.of, r, plan) for at, r in pairs]
+    )
     middle = moe._gate_up(ready, of, routes[0], plan)
     out = torch.empty((tokens * of.top_k, x.shape[1]), dtype=B, device=GPU)
     second = timing.timed(
-        [lambda at=at, r=r: moe._launch(middle, at.of.down, out, None, of, r, plan.down, plan.gate_up.outputs,
-                                        plan.sorted) for at, r in pairs]
-    )  # fmt: skip
-    print(
-        f"    routes and a memset {ms * 1e3:.1f}, gate and up {first * 1e3:.1f}, down {second * 1e3:.1f} us", flush=True
+        [
+            lambda at=at, r=r: moe._launch(
+                middle, at.of.down, out, None, of, r, plan.down, plan.gate_up.outputs, plan.sorted
+            )
+            for at, r in pairs
+        ]
     )
-    dense = [dense_ms(matrix, -(-tokens * of.top_k // of.shape[0])) for matrix in (of.gate_up, of.down)]
+    print(
+        f"    routes and a memset {ms * 1e3:.1f}, gate and up {first * 1e3:.1f}, down"
+        f" {second * 1e3:.1f} us",
+        flush=True,
+    )
+    dense = [
+        dense_ms(matrix, -(-tokens * of.top_k // of.shape[0])) for matrix in (of.gate_up, of.down)
+    ]
     share = sum(dense) / (first + second)
-    print(f"    dense {dense[0] * 1e3:.1f} and {dense[1] * 1e3:.1f} us: {share:.0%} of their pace", flush=True)
+    print(
+        f"    dense {dense[0] * 1e3:.1f} and {dense[1] * 1e3:.1f} us: {share:.0%} of their pace",
+        flush=True,
+    )
 
 
 def dense_ms(experts: ExpertMatrix, rows: int) -> float:
     """Milliseconds of rows @ the experts below each other, by the dense product of their kind."""
     numbers = experts.numbers.flatten(0, 1)
-    x = torch.randn(rows, numbers.shape[1] * (2 if experts.in_four_bits else 1), dtype=B, device=GPU)
+    x = torch.randn(
+        rows, numbers.shape[1] * (2 if experts.in_four_bits else 1), dtype=B, device=GPU
+    )
     if experts.scale is None:
         wide = prepare_linear(numbers)
         return timing.timed([lambda: linear(x, wide)])
     if experts.in_fp4:
-        scale = torch.full((len(numbers), numbers.shape[1] // 8), 60, device=GPU, dtype=torch.uint8).view(E4M3)
-        floats = fp4_weight(numbers, scale, torch.ones(len(numbers), dtype=torch.float64, device=GPU), B)
+        scale = torch.full(
+            (len(numbers), numbers.shape[1] // 8), 60, device=GPU, dtype=torch.uint8
+        ).view(E4M3)
+        floats = fp4_weight(
+            numbers, scale, torch.ones(len(numbers), dtype=torch.float64, device=GPU), B
+        )
         return timing.timed([lambda: linear_fp4(to_fixed(x) if rows == 1 else x, floats)])
     scale = experts.scale.flatten(0, 1)
     if experts.in_eight_bits and not experts.by_group:
@@ -247,7 +318,9 @@ def main() -> None:
     parser.add_argument("--shape", choices=list(SHAPES), default="qwen3-30b")
     kinds = ["plain", "channel", "blocks", "int4", "int8", "mxfp4", "nvfp4"]
     parser.add_argument("--kinds", nargs="+", choices=kinds, default=kinds[:2])
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096])
+    parser.add_argument(
+        "--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 128, 256, 1000, 4096]
+    )
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--warm", help="I/N")
     asked = parser.parse_args()

@@ -1,16 +1,22 @@
-"""Times of attention over latent vectors on a GPU, by tile: rows, rows in groups, prompts in both forms.
+"""Times of attention over latent vectors on a GPU, by tile: rows, rows in groups, prompts in both
+forms.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/latent.py [--models moonlight glm] [--only rows groups prompts]
-        [--eight] [--rows 1 128 1000] [--contexts 512 2048 8192] [--prompts 1x64 ... 8x1024 1x1024+7168] [--warm I/N]
+    PYTHONPATH=src python benchmarks/gpu_timing/latent.py [--models moonlight glm] [--only rows
+    groups prompts]
+        [--eight] [--rows 1 128 1000] [--contexts 512 2048 8192] [--prompts 1x64 ... 8x1024
+        1x1024+7168] [--warm I/N]
 
     rows     each behind a context of its own: the vectors' bytes beside the copy speed
-    groups   16 of 256 rows behind 2,000 shared tokens and 128 of their own, attended as groups and alone
-    prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and by keys and values that are made, products with `up` included;
+    groups   16 of 256 rows behind 2,000 shared tokens and 128 of their own, attended as groups and
+    alone
+    prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and by keys and values that are made, products
+    with `up` included;
              "fewer" names the form that `LatentSizes.expands` takes
 
---eight: vectors in eight bits. A time is the median of replays of a graph that holds the call several times. TFLOP/s
-are of the form's own products; "off" is the largest difference from the usual tile's answer, in shares of its largest.
---warm compiles the I-th of N parts of the tiles and measures nothing.
+--eight: vectors in eight bits. A time is the median of replays of a graph that holds the call
+several times. TFLOP/s are of the form's own products; "off" is the largest difference from the
+usual tile's answer, in shares of its largest. --warm compiles the I-th of N parts of the tiles and
+measures nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +39,14 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 import rows as timing
 
 from penstock.kernels.fp8_rows import E4M3
-from penstock.kernels.inputs import AttentionKind, ChunkSight, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.inputs import (
+    AttentionKind,
+    ChunkSight,
+    DecodeInputs,
+    GroupInputs,
+    PrefillInputs,
+    StepInputs,
+)
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.state_forms import LatentForm, LatentKv
 from penstock.kernels.triton import latent, latent_chunks
@@ -44,14 +57,32 @@ B, GPU, NEVER = torch.bfloat16, torch.device("cuda"), 1 << 40
 GROUPS, MEMBERS, SHARED, OWN = 16, 256, 2000, 128
 PARTS = ["rows", "groups", "prompts"]
 OF_ROWS: list[latent.Shape] = [
-    (16, 32, 8, 2), (16, 32, 4, 2), (16, 32, 4, 3), (16, 64, 8, 2), (16, 16, 4, 3), (32, 32, 8, 2), (32, 64, 8, 2),
+    (16, 32, 8, 2),
+    (16, 32, 4, 2),
+    (16, 32, 4, 3),
+    (16, 64, 8, 2),
+    (16, 16, 4, 3),
+    (32, 32, 8, 2),
+    (32, 64, 8, 2),
     (64, 32, 8, 2),
-]  # fmt: skip
-TALL: list[latent.Shape] = [(64, 32, 8, 2), (64, 32, 8, 3), (64, 64, 8, 1), (64, 64, 8, 2), (32, 32, 8, 2)]
+]
+TALL: list[latent.Shape] = [
+    (64, 32, 8, 2),
+    (64, 32, 8, 3),
+    (64, 64, 8, 1),
+    (64, 64, 8, 2),
+    (32, 32, 8, 2),
+]
 TALL_EIGHT: list[latent.Shape] = [(64, 64, 8, 2), (64, 64, 8, 1), (32, 32, 8, 2), (32, 64, 8, 2)]
 OF_CHUNKS: list[latent_chunks.Tile] = [
-    (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (64, 64, 8, 2), (128, 64, 4, 2),
-]  # fmt: skip
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
+    (128, 128, 8, 2),
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (64, 64, 8, 2),
+    (128, 64, 4, 2),
+]
 
 
 @dataclass(frozen=True)
@@ -72,7 +103,9 @@ class Model:
     @property
     def kind(self) -> AttentionKind:
         s = self.sizes
-        return AttentionKind(self.heads, 1, s.width, 0, None, s.head**-0.5, value_width=s.rank, latent=s)
+        return AttentionKind(
+            self.heads, 1, s.width, 0, None, s.head**-0.5, value_width=s.rank, latent=s
+        )
 
 
 MODELS = {
@@ -89,21 +122,30 @@ class Case:
         form = model.form
         self.layers: list[LatentKv] = []
         for _ in range(timing.copies_of(blocks * form.block_bytes)):
-            kv = form.over(torch.zeros(blocks + 1, *form.block_shape, dtype=torch.uint8, device=GPU))
+            kv = form.over(
+                torch.zeros(blocks + 1, *form.block_shape, dtype=torch.uint8, device=GPU)
+            )
             for first in range(0, blocks + 1, 4096):
                 for part in (kv.vectors, kv.turned):
                     some = part[first : first + 4096]
-                    some.copy_(torch.randn(some.shape, device=GPU) * (64.0 if part.dtype == E4M3 else 1.0))
+                    some.copy_(
+                        torch.randn(some.shape, device=GPU) * (64.0 if part.dtype == E4M3 else 1.0)
+                    )
             self.layers.append(kv)
         tokens = step.positions.shape[0]
         self.q = torch.randn(tokens, model.heads, s.head, device=GPU, dtype=B)
-        self.up = torch.randn(model.heads, s.still + s.value, s.rank, device=GPU).mul_(s.rank**-0.5).to(B)
+        self.up = (
+            torch.randn(model.heads, s.still + s.value, s.rank, device=GPU).mul_(s.rank**-0.5).to(B)
+        )
 
     def calls(self, expand_tokens: int = NEVER) -> Calls:
         """The operation with both its products, planned ahead: a step's layers share that."""
         kind, step = self.model.kind, self.step
         more: dict[str, Any] = {"plan": plan(step, kind, self.q, B), "expand_tokens": expand_tokens}
-        return [partial(latent.latent_attention, self.q, self.up, kv, step, kind, **more) for kv in self.layers]
+        return [
+            partial(latent.latent_attention, self.q, self.up, kv, step, kind, **more)
+            for kv in self.layers
+        ]
 
     def vectors_calls(self) -> Calls:
         """What lies between the two products."""
@@ -111,7 +153,9 @@ class Case:
         torch.manual_seed(0)
         asked = torch.randn(self.q.shape[0], self.model.heads, width, device=GPU, dtype=B)
         planned = plan(step, kind, asked, B)
-        return [partial(latent.attend_vectors, asked, kv, step, kind, planned) for kv in self.layers]
+        return [
+            partial(latent.attend_vectors, asked, kv, step, kind, planned) for kv in self.layers
+        ]
 
 
 def rows_step(count: int, context: int) -> tuple[StepInputs, int]:
@@ -126,7 +170,10 @@ def rows_step(count: int, context: int) -> tuple[StepInputs, int]:
 def groups_step(grouped: bool) -> tuple[StepInputs, int]:
     count, shared, own = GROUPS * MEMBERS, SHARED // 16, OWN // 16
     blocks = 1 + torch.randperm(GROUPS * shared + count * own, device=GPU).to(torch.int32)
-    prefixes, tails = blocks[: GROUPS * shared].view(GROUPS, shared), blocks[GROUPS * shared :].view(count, own)
+    prefixes, tails = (
+        blocks[: GROUPS * shared].view(GROUPS, shared),
+        blocks[GROUPS * shared :].view(count, own),
+    )
     table = torch.cat((prefixes.repeat_interleave(MEMBERS, 0), tails), 1)
     at = torch.full((count,), 16 * (shared + own) - 1, dtype=torch.int64, device=GPU)
     every = torch.arange(count, dtype=torch.int32, device=GPU)
@@ -135,7 +182,9 @@ def groups_step(grouped: bool) -> tuple[StepInputs, int]:
     length = torch.full((GROUPS,), 16 * shared, dtype=torch.int32, device=GPU)
     groups = GroupInputs(start, prefixes.contiguous(), length) if grouped else None
     most = 16 * (own if grouped else shared + own)
-    return StepInputs(at, at, count, DecodeInputs(every, at, table, at.int(), skip, most, groups), None), len(blocks)
+    return StepInputs(
+        at, at, count, DecodeInputs(every, at, table, at.int(), skip, most, groups), None
+    ), len(blocks)
 
 
 def prompts_step(count: int, tokens: int, before: int) -> tuple[StepInputs, int]:
@@ -144,7 +193,9 @@ def prompts_step(count: int, tokens: int, before: int) -> tuple[StepInputs, int]
     start = torch.arange(count + 1, dtype=torch.int32, device=GPU) * tokens
     context = torch.full((count,), before, dtype=torch.int32, device=GPU)
     pairs = count * (tokens * before + tokens * (tokens + 1) // 2)
-    chunks = PrefillInputs(start, context, table, ChunkSight(count * tokens, count * (tokens + before), pairs))
+    chunks = PrefillInputs(
+        start, context, table, ChunkSight(count * tokens, count * (tokens + before), pairs)
+    )
     at = torch.arange(before, before + tokens, device=GPU).repeat(count)
     return StepInputs(at, at, 0, None, chunks), count * each
 
@@ -167,10 +218,18 @@ class Table:
         self.warm, self.copy = warm, 0.0 if warm else timing.copy_speed()
 
     def sweep(
-        self, what: str, calls: Callable[[], Calls], place: Any, name: str,
-        shapes: Sequence[Sequence[int]], flops: float, size: float = 0.0, more: str = "",
-    ) -> None:  # fmt: skip
-        """Times calls, made anew for each shape. flops: of a call; size: bytes that it must move."""
+        self,
+        what: str,
+        calls: Callable[[], Calls],
+        place: Any,
+        name: str,
+        shapes: Sequence[Sequence[int]],
+        flops: float,
+        size: float = 0.0,
+        more: str = "",
+    ) -> None:
+        """Times calls, made anew for each shape. flops: of a call; size:
+        bytes that it must move."""
         mine = shapes if self.warm is None else shapes[self.warm[0] :: self.warm[1]]
         usual = None
         for shape in mine:
@@ -185,13 +244,22 @@ class Table:
                     continue
             if self.warm is None:
                 off = float((answer - usual).abs().max() / usual.abs().max())
-                share = f"{size / took / 1e6:6.0f} GB/s {size / took / 1e6 / (self.copy / 1e9):6.1%}" if size else ""
+                share = (
+                    f"{size / took / 1e6:6.0f} GB/s {size / took / 1e6 / (self.copy / 1e9):6.1%}"
+                    if size
+                    else ""
+                )
                 rate = flops / took / 1e9
-                print(f"{what:40s} {shape!s:17s} {1e3 * took:10.1f} us {rate:6.0f} TFLOP/s {share:20s} off {off:.1g} "
-                      f"{more}", flush=True)  # fmt: skip
+                print(
+                    f"{what:40s} {shape!s:17s} {1e3 * took:10.1f} us {rate:6.0f} TFLOP/s"
+                    f" {share:20s} off {off:.1g} {more}",
+                    flush=True,
+                )
 
 
-def time_rows(table: Table, name: str, model: Model, counts: Sequence[int], contexts: Sequence[int]) -> None:
+def time_rows(
+    table: Table, name: str, model: Model, counts: Sequence[int], contexts: Sequence[int]
+) -> None:
     for context in contexts:
         for count in counts:
             case = Case(model, *rows_step(count, context))
@@ -202,7 +270,15 @@ def time_rows(table: Table, name: str, model: Model, counts: Sequence[int], cont
             flops = 2.0 * pairs * model.sizes.absorbed_pair
             table.sweep(told, case.vectors_calls, latent, "_rows_shape", OF_ROWS, flops, size)
             flops += 2.0 * count * model.heads * model.sizes.expansion
-            table.sweep(f"{told}, with products", case.calls, latent, "_rows_shape", OF_ROWS[:1], flops, size)
+            table.sweep(
+                f"{told}, with products",
+                case.calls,
+                latent,
+                "_rows_shape",
+                OF_ROWS[:1],
+                flops,
+                size,
+            )
 
 
 def time_groups(table: Table, name: str, model: Model) -> None:
@@ -213,8 +289,17 @@ def time_groups(table: Table, name: str, model: Model) -> None:
     table.sweep(f"{told}, alone", alone.vectors_calls, latent, "_rows_shape", OF_ROWS, flops)
     del alone
     grouped = Case(model, *groups_step(True))
-    table.sweep(f"{told}, in groups, prefix", grouped.vectors_calls, latent, "_tall_shape", model.tall, flops)
-    table.sweep(f"{told}, in groups, own", grouped.vectors_calls, latent, "_rows_shape", OF_ROWS, flops)
+    table.sweep(
+        f"{told}, in groups, prefix",
+        grouped.vectors_calls,
+        latent,
+        "_tall_shape",
+        model.tall,
+        flops,
+    )
+    table.sweep(
+        f"{told}, in groups, own", grouped.vectors_calls, latent, "_rows_shape", OF_ROWS, flops
+    )
 
 
 def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) -> None:
@@ -229,8 +314,12 @@ def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) ->
         fewer = chunks.expands(s, 1)
         flops = 2.0 * model.heads * (seen.tokens * s.expansion + seen.pairs * s.absorbed_pair)
         more = "" if fewer else "fewer"
-        table.sweep(f"{told}, absorbed", case.calls, latent, "_tall_shape", model.tall, flops, more=more)
-        wide = replace(chunks, seen=ChunkSight(seen.tokens, seen.stored, 1 << 60))  # made whatever it costs
+        table.sweep(
+            f"{told}, absorbed", case.calls, latent, "_tall_shape", model.tall, flops, more=more
+        )
+        wide = replace(
+            chunks, seen=ChunkSight(seen.tokens, seen.stored, 1 << 60)
+        )  # made whatever it costs
         case.step = replace(step, prefill=wide)
         flops = 2.0 * model.heads * (seen.stored * s.expansion + seen.pairs * s.expanded_pair)
         more = "fewer" if fewer else ""
@@ -249,7 +338,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="*", default=[1, 128, 1000])
     parser.add_argument("--contexts", type=int, nargs="*", default=[512, 2048, 8192])
     lengths = [f"1x{tokens}" for tokens in (64, 128, 256, 512, 1024, 4096, 8192)]
-    parser.add_argument("--prompts", nargs="*", default=[*lengths, "8x1024", "32x256", "1x1024+7168", "1x256+7936"])
+    parser.add_argument(
+        "--prompts", nargs="*", default=[*lengths, "8x1024", "32x256", "1x1024+7168", "1x256+7936"]
+    )
     parser.add_argument("--warm", help="I/N: compile alone")
     asked = parser.parse_args()
     warm = tuple(map(int, asked.warm.split("/"))) if asked.warm else None

@@ -1,10 +1,12 @@
 """Times of shared prefixes on a GPU: a launch of `_prefix` by tile, beside what its products allow.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/prefix.py [--width 128] [--eight 0 2] [--members 128 1024] [--warm I/N]
+    PYTHONPATH=src python benchmarks/gpu_timing/prefix.py [--width 128] [--eight 0 2] [--members 128
+    1024] [--warm I/N]
 
-8 groups behind 656 tokens each, as monkeys have them, at the heads of a model of that width. A time is the median of
-replays of a graph that holds the launch ten times. Each tile's answer is compared with the usual one's: `off` is the
-largest difference. --warm compiles the I-th of N parts of the tiles and measures nothing.
+8 groups behind 656 tokens each, as monkeys have them, at the heads of a model of that width. A time
+is the median of replays of a graph that holds the launch ten times. Each tile's answer is compared
+with the usual one's: `off` is the largest difference. --warm compiles the I-th of N parts of the
+tiles and measures nothing.
 """
 
 from __future__ import annotations
@@ -26,12 +28,25 @@ from penstock.kernels.triton import prefix
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 GROUPS, SHARED, CALLS = 8, 656, 10
-HEADS = {64: [(32, 8)], 128: [(32, 4), (32, 8)], 256: [(8, 4)]}  # Llama-3.2-1B; Qwen3-30B-A3B, Llama-3-8B; Gemma 3 4B
+HEADS = {
+    64: [(32, 8)],
+    128: [(32, 4), (32, 8)],
+    256: [(8, 4)],
+}  # Llama-3.2-1B; Qwen3-30B-A3B, Llama-3-8B; Gemma 3 4B
 Tile = tuple[int, int, int, int]  # query rows, tokens, warps, stages
 TILES: list[Tile] = [
-    (64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 2), (64, 32, 4, 3), (64, 128, 4, 2), (64, 128, 8, 2), (128, 32, 8, 2),
-    (128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (128, 64, 4, 2),
-]  # fmt: skip
+    (64, 64, 4, 2),
+    (64, 64, 4, 3),
+    (64, 32, 4, 2),
+    (64, 32, 4, 3),
+    (64, 128, 4, 2),
+    (64, 128, 8, 2),
+    (128, 32, 8, 2),
+    (128, 64, 8, 2),
+    (128, 64, 8, 3),
+    (128, 128, 8, 2),
+    (128, 64, 4, 2),
+]
 
 
 class Case:
@@ -88,19 +103,28 @@ def measure(case: Case, what: str) -> None:
             print(f"{what:44s} {tile!s:18s} {type(error).__name__}", flush=True)
             continue
         rate = case.flops / ms / 1e9
-        print(f"{what:44s} {tile!s:18s} {1e3 * ms:9.1f} us  {rate:5.0f} TFLOP/s  off {off:.1g}", flush=True)
+        print(
+            f"{what:44s} {tile!s:18s} {1e3 * ms:9.1f} us  {rate:5.0f} TFLOP/s  off {off:.1g}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--width", type=int, nargs="*", default=[*HEADS], choices=[*HEADS])
-    parser.add_argument("--eight", type=int, nargs="*", default=[0, 2], help="what is in eight bits: 1 V, 2 K and V")
-    parser.add_argument("--members", type=int, nargs="*", default=[128, 1024], help="rows of a group")
+    parser.add_argument(
+        "--eight", type=int, nargs="*", default=[0, 2], help="what is in eight bits: 1 V, 2 K and V"
+    )
+    parser.add_argument(
+        "--members", type=int, nargs="*", default=[128, 1024], help="rows of a group"
+    )
     parser.add_argument("--warm", help="I/N: compile alone")
     asked = parser.parse_args()
     part, parts = map(int, (asked.warm or "0/1").split("/"))
     heads = [(width, *each) for width in asked.width for each in HEADS[width]]
-    for (width, of_q, of_kv), eight, members in itertools.product(heads, asked.eight, asked.members):
+    for (width, of_q, of_kv), eight, members in itertools.product(
+        heads, asked.eight, asked.members
+    ):
         case = Case(of_q, of_kv, width, members, eight)
         if asked.warm:
             _compile(case, TILES[part::parts])

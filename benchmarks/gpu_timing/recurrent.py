@@ -1,13 +1,16 @@
-"""Times of a recurrent layer's kernels on a GPU, at a model's sizes: rows beside the copy speed, prompts a token.
+"""Times of a recurrent layer's kernels on a GPU, at a model's sizes: rows beside the copy speed,
+prompts a token.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/recurrent.py [--layers delta_rule mamba2] [--rows 1 128 512 1000]
+    PYTHONPATH=src python benchmarks/gpu_timing/recurrent.py [--layers delta_rule mamba2] [--rows 1
+    128 512 1000]
         [--prompts 1x8192 8x1024]
 
     delta_rule  16 key and 32 value heads of 128: Qwen3.5-9B and 35B-A3B
     mamba2      64 heads of 64 in 8 groups, states of 128: Nemotron 3 Nano
 
-A time is the median of replays of a graph that holds the call several times. "share" is of the time that the rows'
-states need to be read and written at copy speed. Launches of prompts are timed by torch's profiler.
+A time is the median of replays of a graph that holds the call several times. "share" is of the time
+that the rows' states need to be read and written at copy speed. Launches of prompts are timed by
+torch's profiler.
 """
 
 from __future__ import annotations
@@ -41,8 +44,9 @@ MAMBA = Mamba2Heads(64, 64, 8, 128)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """call: given of a step's tokens, heads, small weights, window, matrix, step -> answers.   given: columns of each
-    tensor that it takes.   channels: of its convolution.   matrix: the shape of a sequence's state."""
+    """call: given of a step's tokens, heads, small weights, window, matrix, step -> answers.
+    given: columns of each tensor that it takes.   channels: of its convolution.   matrix: the shape
+    of a sequence's state."""
 
     call: Callable[..., Tensor]
     heads: DeltaHeads | Mamba2Heads
@@ -62,52 +66,81 @@ class Layer:
 def delta_weights() -> DeltaWeights:
     by_head = (DELTA.value_heads,)
     return DeltaWeights(
-        torch.randn(DELTA.channels, TAPS, dtype=B, device=GPU), -torch.rand(by_head, device=GPU),
-        torch.randn(by_head, device=GPU), torch.ones(DELTA.value_width, dtype=B, device=GPU), 1e-6,
-    )  # fmt: skip
+        torch.randn(DELTA.channels, TAPS, dtype=B, device=GPU),
+        -torch.rand(by_head, device=GPU),
+        torch.randn(by_head, device=GPU),
+        torch.ones(DELTA.value_width, dtype=B, device=GPU),
+        1e-6,
+    )
 
 
 def mamba2_weights() -> Mamba2Weights:
     by_head = (MAMBA.heads,)
     return Mamba2Weights(
-        torch.randn(MAMBA.channels, TAPS, dtype=B, device=GPU), torch.randn(MAMBA.channels, dtype=B, device=GPU),
-        -torch.rand(by_head, device=GPU), torch.randn(by_head, device=GPU), torch.randn(by_head, device=GPU),
-    )  # fmt: skip
+        torch.randn(MAMBA.channels, TAPS, dtype=B, device=GPU),
+        torch.randn(MAMBA.channels, dtype=B, device=GPU),
+        -torch.rand(by_head, device=GPU),
+        torch.randn(by_head, device=GPU),
+        torch.randn(by_head, device=GPU),
+    )
 
 
 LAYERS = {
     "delta_rule": Layer(
-        delta_rule, DELTA, delta_weights, (DELTA.channels + DELTA.value_size, 2 * DELTA.value_heads), DELTA.channels,
+        delta_rule,
+        DELTA,
+        delta_weights,
+        (DELTA.channels + DELTA.value_size, 2 * DELTA.value_heads),
+        DELTA.channels,
         (DELTA.value_heads, DELTA.key_width, DELTA.value_width),
     ),
     "mamba2": Layer(
-        mamba2, MAMBA, mamba2_weights, (MAMBA.columns,), MAMBA.channels,
+        mamba2,
+        MAMBA,
+        mamba2_weights,
+        (MAMBA.columns,),
+        MAMBA.channels,
         (MAMBA.heads, MAMBA.state_width, MAMBA.head_width),
     ),
-}  # fmt: skip
+}
 
 
 def step(rows: int, chunks: int, length: int) -> StepInputs:
     positions = torch.full((rows,), 1000, device=GPU)
     start = torch.arange(chunks + 1, dtype=torch.int32, device=GPU) * length
-    prefill = PrefillInputs(start, torch.zeros(chunks, dtype=torch.int32, device=GPU), start) if chunks else None
+    prefill = (
+        PrefillInputs(start, torch.zeros(chunks, dtype=torch.int32, device=GPU), start)
+        if chunks
+        else None
+    )
     slots = torch.arange(rows, device=GPU)
-    own = StateInputs(slots, torch.ones(rows, dtype=torch.bool, device=GPU), torch.arange(chunks, device=GPU))
+    own = StateInputs(
+        slots, torch.ones(rows, dtype=torch.bool, device=GPU), torch.arange(chunks, device=GPU)
+    )
     return StepInputs(positions, slots, rows, None, prefill, states=own)
 
 
 def time_rows(layer: Layer, count: int, dtype: torch.dtype, copy: float) -> None:
     given, asked, weights = layer.drawn(count), step(count, 0, 0), layer.weights()
     size = count * torch.Size(layer.matrix).numel() * dtype.itemsize
-    states = [layer.states(count, dtype) for _ in range(timing.copies_of(size))]  # more than a cache holds
+    states = [
+        layer.states(count, dtype) for _ in range(timing.copies_of(size))
+    ]  # more than a cache holds
     calls = [partial(layer.call, *given, layer.heads, weights, *own, asked) for own in states]
     took = 1e3 * timing.timed(calls)
     least = 2 * size / copy * 1e6
-    print(f"rows {count:5} {str(dtype)[6:]:9} {took:9.1f} us  share {100 * least / took:5.1f} %", flush=True)
+    print(
+        f"rows {count:5} {str(dtype)[6:]:9} {took:9.1f} us  share {100 * least / took:5.1f} %",
+        flush=True,
+    )
 
 
 def time_prompts(layer: Layer, chunks: int, length: int) -> None:
-    given, own, asked = layer.drawn(chunks * length), layer.states(chunks, torch.float32), step(0, chunks, length)
+    given, own, asked = (
+        layer.drawn(chunks * length),
+        layer.states(chunks, torch.float32),
+        step(0, chunks, length),
+    )
     call = partial(layer.call, *given, layer.heads, layer.weights(), *own, asked)
     took = 1e3 * timing.timed([call], least=3)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:

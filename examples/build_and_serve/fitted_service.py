@@ -1,9 +1,11 @@
-"""A service for batches of prompts over a model that `penstock build` has fitted: 128 at once, 256 tokens in and out.
+"""A service for batches of prompts over a model that `penstock build` has fitted: 128 at once, 256
+tokens in and out.
 
-    python fitted_service.py MODEL     # runs the 128 prompts, prints some answers and how fast they came
+    python fitted_service.py MODEL     # runs the 128 prompts, prints some answers and how fast they
+    came
 
-More prompts, longer ones and longer answers than it was built for run too, only slower. It knows `penstock.LLM`, which
-runs in this process; HTTP is `service_app.py`'s.
+More prompts, longer ones and longer answers than it was built for run too, only slower. It knows
+`penstock.LLM`, which runs in this process; HTTP is `service_app.py`'s.
 """
 
 from __future__ import annotations
@@ -23,15 +25,22 @@ SHOWN = 3  # answers that the command prints
 
 
 class Settings(BaseModel):
-    """How answers are drawn. The defaults are greedy, with a mild penalty on words that came before."""
+    """How answers are drawn. The defaults are greedy, with a mild penalty on words that came
+    before."""
 
     model_config = ConfigDict(extra="forbid")
 
     temperature: float = Field(0.1, ge=0.0, le=2.0, description="0 is greedy.")
     top_k: int = Field(1, ge=0, description="Keep this many of the likeliest tokens; 0 keeps all.")
-    stop_words_list: list[str] = Field(default_factory=list, max_length=64, description="Texts that end an answer.")
-    repetition_penalty: float = Field(1.1, gt=0.0, le=2.0, description="Above 1: what was said becomes less likely.")
-    max_tokens: int = Field(256, ge=1, description="An answer's longest. The model was fitted to 256.")
+    stop_words_list: list[str] = Field(
+        default_factory=list, max_length=64, description="Texts that end an answer."
+    )
+    repetition_penalty: float = Field(
+        1.1, gt=0.0, le=2.0, description="Above 1: what was said becomes less likely."
+    )
+    max_tokens: int = Field(
+        256, ge=1, description="An answer's longest. The model was fitted to 256."
+    )
 
 
 class Answer(BaseModel):
@@ -59,7 +68,8 @@ class FittedService:
         self._turn = threading.Lock()
 
     def answer(self, prompts: Sequence[str], settings: Settings) -> Batch:
-        """Runs a batch. A prompt that cannot run (longer than the model's context) gets an error; the others go on."""
+        """Runs a batch. A prompt that cannot run (longer than the model's context) gets an error;
+        the others go on."""
         params = SamplingParams(
             temperature=settings.temperature,
             top_k=settings.top_k,
@@ -82,7 +92,9 @@ class FittedService:
             for out in outs
         ]
         tokens = sum(answer.tokens for answer in answers)
-        return Batch(answers=answers, seconds=seconds, tokens_per_second=tokens / seconds if seconds else 0.0)
+        return Batch(
+            answers=answers, seconds=seconds, tokens_per_second=tokens / seconds if seconds else 0.0
+        )
 
     def close(self) -> None:
         """Gives the model's memory back."""
@@ -92,7 +104,9 @@ class FittedService:
 def main(model: str) -> None:
     """Runs all prompts of this example."""
     service, prompts = FittedService(model), all_prompts()
-    service.answer(prompts[:4], Settings(max_tokens=4))  # the first batch of a process is no measure of the others
+    service.answer(
+        prompts[:4], Settings(max_tokens=4)
+    )  # the first batch of a process is no measure of the others
     batch = service.answer(prompts, Settings())
     for prompt, answer in list(zip(prompts, batch.answers, strict=True))[:: len(prompts) // SHOWN]:
         print(f"{prompt}\n    {answer.text.strip()[:200] or answer.error}\n")

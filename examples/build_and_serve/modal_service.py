@@ -1,7 +1,9 @@
-"""The same service on Modal: the model built into a volume once, a method that answers a batch, the endpoint over it.
+"""The same service on Modal: the model built into a volume once, a method that answers a batch, the
+endpoint over it.
 
     modal run modal_service.py::build     # minutes, once
-    modal run modal_service.py            # the 128 prompts through the method, and how fast they came
+    modal run modal_service.py            # the 128 prompts through the method, and how fast they
+    came
     modal deploy modal_service.py         # POST /generate and /docs, at the address that it prints
 
 It knows Modal and the files beside it, which know nothing of Modal.
@@ -19,11 +21,16 @@ MINUTES = 60  # seconds
 GPU = "H100!"  # exactly that: what the build timed holds for it
 ARTIFACT = "/penstock/built/llama-8b"
 BUILD = [
-    "penstock", "build", "NousResearch/Meta-Llama-3-8B-Instruct",
-    "--revision", "b1532e4dee724d9ba63fe17496f298254d87ca64",
-    "--out", ARTIFACT,
-    "--shape", "256x256:128",
-]  # fmt: skip
+    "penstock",
+    "build",
+    "NousResearch/Meta-Llama-3-8B-Instruct",
+    "--revision",
+    "b1532e4dee724d9ba63fe17496f298254d87ca64",
+    "--out",
+    ARTIFACT,
+    "--shape",
+    "256x256:128",
+]
 
 app = modal.App("penstock-fitted-service")
 image = (
@@ -41,8 +48,11 @@ image = (
 volume = modal.Volume.from_name("penstock", create_if_missing=True)
 hub_cache = modal.Volume.from_name("huggingface-cache", create_if_missing=True)
 resources = {
-    "image": image, "gpu": GPU, "cpu": 8.0, "volumes": {"/penstock": volume, "/root/.cache/huggingface": hub_cache},
-}  # fmt: skip
+    "image": image,
+    "gpu": GPU,
+    "cpu": 8.0,
+    "volumes": {"/penstock": volume, "/root/.cache/huggingface": hub_cache},
+}
 
 
 @app.function(**resources, timeout=120 * MINUTES, max_containers=1)
@@ -52,8 +62,12 @@ def build() -> None:
     volume.commit()
 
 
-@app.cls(**resources, startup_timeout=15 * MINUTES, timeout=20 * MINUTES, scaledown_window=10 * MINUTES)
-@modal.concurrent(max_inputs=8)  # the next batch waits in the container: they run one after the other
+@app.cls(
+    **resources, startup_timeout=15 * MINUTES, timeout=20 * MINUTES, scaledown_window=10 * MINUTES
+)
+@modal.concurrent(
+    max_inputs=8
+)  # the next batch waits in the container: they run one after the other
 class Service:
     """One model a container."""
 
@@ -65,7 +79,8 @@ class Service:
 
     @modal.method()
     def answer(self, prompts: list[str], settings: dict | None = None) -> dict:
-        """Runs a batch; `settings` are those of the endpoint. Returns answers, seconds and tokens_per_second."""
+        """Runs a batch; `settings` are those of the endpoint. Returns answers, seconds and
+        tokens_per_second."""
         from fitted_service import Settings
 
         return self.service.answer(prompts, Settings(**(settings or {}))).model_dump()

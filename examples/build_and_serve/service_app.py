@@ -31,7 +31,9 @@ class Asked(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    prompts: list[str] = Field(min_length=1, description="Any number; the model was fitted to 128 at once.")
+    prompts: list[str] = Field(
+        min_length=1, description="Any number; the model was fitted to 128 at once."
+    )
     settings: Settings = Settings()
 
 
@@ -44,7 +46,12 @@ def make_app(service: FittedService) -> Starlette:
             batch = await run_in_threadpool(service.answer, asked.prompts, asked.settings)
         except ValidationError as error:
             return JSONResponse(
-                {"detail": error.errors(include_url=False, include_context=False, include_input=False)}, 422
+                {
+                    "detail": error.errors(
+                        include_url=False, include_context=False, include_input=False
+                    )
+                },
+                422,
             )
         except PenstockError as error:
             return JSONResponse({"detail": str(error)}, 400)
@@ -56,7 +63,11 @@ def make_app(service: FittedService) -> Starlette:
     async def docs(request: Request) -> Response:
         return HTMLResponse(page(openapi(), str(request.base_url)))
 
-    routes = [Route("/generate", generate, methods=["POST"]), Route("/openapi.json", told), Route("/docs", docs)]
+    routes = [
+        Route("/generate", generate, methods=["POST"]),
+        Route("/openapi.json", told),
+        Route("/docs", docs),
+    ]
     return Starlette(routes=routes)
 
 
@@ -91,15 +102,21 @@ def openapi() -> dict[str, Any]:
 
 
 def page(document: dict[str, Any], address: str) -> str:
-    """Returns the document as a page that needs nothing else. address: the service's, as who asks has it."""
+    """Returns the document as a page that needs nothing else. address: the service's, as who asks
+    has it."""
     schemas = document["components"]["schemas"].items()
-    forms = "".join(f"<h2>{name}</h2><pre>{html.escape(json.dumps(form, indent=2))}</pre>" for name, form in schemas)
-    example = json.dumps({"prompts": ["Why does ice float?"], "settings": {"temperature": 0.1, "top_k": 1}})
+    forms = "".join(
+        f"<h2>{name}</h2><pre>{html.escape(json.dumps(form, indent=2))}</pre>"
+        for name, form in schemas
+    )
+    example = json.dumps(
+        {"prompts": ["Why does ice float?"], "settings": {"temperature": 0.1, "top_k": 1}}
+    )
     curl = f"curl -X POST {address}generate -d '{example}'"
     return (
-        f"<!doctype html><title>{document['info']['title']}</title><h1>POST /generate</h1>"
-        f"<p>Answers a batch of prompts. The whole of it: <a href='/openapi.json'>/openapi.json</a></p>"
-        f"<pre>{html.escape(curl)}</pre>{forms}"
+        f"<!doctype html><title>{document['info']['title']}</title><h1>POST"
+        " /generate</h1><p>Answers a batch of prompts. The whole of it: <a"
+        f" href='/openapi.json'>/openapi.json</a></p><pre>{html.escape(curl)}</pre>{forms}"
     )
 
 

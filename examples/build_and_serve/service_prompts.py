@@ -1,4 +1,5 @@
-"""128 prompts of ten kinds, for the batch of this example. They ask for answers of a paragraph or so."""
+"""128 prompts of ten kinds, for the batch of this example. They ask for answers of a paragraph or
+so."""
 
 from __future__ import annotations
 
@@ -26,9 +27,15 @@ PROMPTS: dict[str, list[str]] = {
         "Why is comparing floating-point numbers with == a bad idea? Show an example.",
         "Sketch a rate limiter with a token bucket in Go.",
         "What does 'idempotent' mean for an HTTP request, and why do retries need it?",
-        "Turn this into a list comprehension: loop over words, keep those longer than four, lower-case them.",
+        (
+            "Turn this into a list comprehension: loop over words, keep those longer than four,"
+            " lower-case them."
+        ),
         "How would you find the commit that broke a test, out of five hundred?",
-        "Write a regular expression for dates such as 2024-02-29 and say what it lets through wrongly.",
+        (
+            "Write a regular expression for dates such as 2024-02-29 and say what it lets through"
+            " wrongly."
+        ),
         "What happens between typing a web address and seeing the page? Stay short.",
         "Show how a binary search goes wrong by one, and how to write it so that it doesn't.",
         "When is a linked list better than an array on today's processors?",
@@ -49,7 +56,10 @@ PROMPTS: dict[str, list[str]] = {
         "Rewrite 'The fox and the grapes' as a news report.",
     ],
     "history": [
-        "Why did the Bronze Age kingdoms around the eastern Mediterranean fall at about the same time?",
+        (
+            "Why did the Bronze Age kingdoms around the eastern Mediterranean fall at about the"
+            " same time?"
+        ),
         "How did the printing press change what a ruler could keep secret?",
         "What did the Hanseatic League do, and why did it fade?",
         "Explain the causes of the Taiping war in a paragraph.",
@@ -151,7 +161,7 @@ PROMPTS: dict[str, list[str]] = {
         "What do bacteria in our gut do for us?",
         "How does a lithium battery charge, and why does it age?",
     ],
-}  # fmt: skip
+}
 
 
 def all_prompts() -> list[str]:

@@ -1,8 +1,9 @@
 """Turns problems into training documents, and documents into rows of tokens.
 
-Two forms: few-shot text, `Question: ...\\nAnswer: ...` with a blank line between problems, ended by the end-of-text
-token after the last; and chats in the tokenizer's own template. The first is the form that `penstock monkeys` asks in.
-It knows token ids only through the tokenizer it is handed, and knows no model.
+Two forms: few-shot text, `Question: ...\\nAnswer: ...` with a blank line between problems, ended by
+the end-of-text token after the last; and chats in the tokenizer's own template. The first is the
+form that `penstock monkeys` asks in. It knows token ids only through the tokenizer it is handed,
+and knows no model.
 """
 
 from collections.abc import Iterator
@@ -44,11 +45,14 @@ def id_of(tokenizer: "Tokenizer", token: str) -> int:
 
 def few_shot_text(problems: list[Problem]) -> str:
     """Problems with their answers, one after the other, ended by end-of-text."""
-    return "\n\n".join(f"Question: {p.question}\nAnswer: {p.answer}" for p in problems) + END_OF_TEXT
+    return (
+        "\n\n".join(f"Question: {p.question}\nAnswer: {p.answer}" for p in problems) + END_OF_TEXT
+    )
 
 
 def prompt_text(shots: list[dict[str, str]], question: str) -> str:
-    """The prompt that asks `question` behind worked examples: the contract with `penstock monkeys`."""
+    """The prompt that asks `question` behind worked examples:
+    the contract with `penstock monkeys`."""
     head = "".join(f"Question: {s['question']}\nAnswer: {s['answer']}\n\n" for s in shots)
     return f"{head}Question: {question}\nAnswer:"
 
@@ -57,13 +61,15 @@ def chat_text(problems: list[Problem], system: str | None) -> str:
     """A chat of a turn or more, as `CHAT_TEMPLATE` renders it, ended by end-of-text."""
     opening = f"{TURN}system\n{system}{END_OF_TURN}\n" if system else ""
     turns = "".join(
-        f"{TURN}user\n{p.question}{END_OF_TURN}\n{TURN}assistant\n{p.answer}{END_OF_TURN}\n" for p in problems
+        f"{TURN}user\n{p.question}{END_OF_TURN}\n{TURN}assistant\n{p.answer}{END_OF_TURN}\n"
+        for p in problems
     )
     return opening + turns + END_OF_TEXT
 
 
 def document(rng: Random) -> str:
-    """One training document: a chat in one of five, else few-shot text of 1 to 6 problems, now and then up to 20."""
+    """One training document: a chat in one of five, else few-shot text of 1 to 6 problems, now and
+    then up to 20."""
     draw = rng.random()
     if draw < 0.2:
         system = SYSTEM[int(rng.random() * len(SYSTEM))] if rng.random() < 0.4 else None
@@ -72,10 +78,13 @@ def document(rng: Random) -> str:
     return few_shot_text([make_problem(rng) for _ in range(1 + int(rng.random() * most))])
 
 
-def token_rows(tokenizer: "Tokenizer", seed: int, length: int, batch: int = 512) -> Iterator[npt.NDArray[np.uint16]]:
+def token_rows(
+    tokenizer: "Tokenizer", seed: int, length: int, batch: int = 512
+) -> Iterator[npt.NDArray[np.uint16]]:
     """Endless rows `[length]` of token ids: each begins with a document and holds as many as fit.
 
-    The last document of a row is cut at its end and not carried over, so that a prompt at position 0 is well known.
+    The last document of a row is cut at its end and not carried over, so that a prompt at position
+    0 is well known.
     """
     rng = Random(seed)
     row: list[int] = []

@@ -1,7 +1,7 @@
 """Kinds of problem about counting, sharing and packing things.
 
-Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+Each function draws the numbers and the words of one problem; its name is the kind's name. It knows
+nothing of the split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
 over whole numbers; `short` takes steps together in one equation.
 """
 
@@ -36,8 +36,14 @@ def how_many_more(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} has {a} {thing} and {q.name} has {b}. How many more {thing} does {p.name} have?",
-            f"{p.name} has {a} {thing}. {q.name} has {b} {thing}. How many {thing} does {q.name} need to have as many?",
+            (
+                f"{p.name} has {a} {thing} and {q.name} has {b}. How many more {thing} does"
+                f" {p.name} have?"
+            ),
+            (
+                f"{p.name} has {a} {thing}. {q.name} has {b} {thing}. How many {thing} does"
+                f" {q.name} need to have as many?"
+            ),
         ),
     )
     return Draft((a, b), asked, (f"The difference is {a} - {b} = {d} {thing}.",), d)
@@ -51,12 +57,20 @@ def more_and_total(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} has {a} {thing}. {q.name} has {b} more {thing} than {p.name}. "
-            f"How many {thing} do they have together?",
-            f"{q.name} has {b} more {thing} than {p.name}, who has {a}. How many {thing} do the two have in all?",
+            (
+                f"{p.name} has {a} {thing}. {q.name} has {b} more {thing} than {p.name}. "
+                f"How many {thing} do they have together?"
+            ),
+            (
+                f"{q.name} has {b} more {thing} than {p.name}, who has {a}. How many {thing} do the"
+                " two have in all?"
+            ),
         ),
     )
-    steps = (f"{q.name} has {a} + {b} = {c} {thing}.", f"Together they have {a} + {c} = {a + c} {thing}.")
+    steps = (
+        f"{q.name} has {a} + {b} = {c} {thing}.",
+        f"Together they have {a} + {c} = {a + c} {thing}.",
+    )
     short = (f"Together they have {a} + {a} + {b} = {a + c} {thing}.",)
     return Draft((a, b), asked, steps, a + c, short)
 
@@ -72,8 +86,9 @@ def times_as_many(rng: Random) -> Draft:
     m = between(rng, 5, b - 5)
     c = b - m
     asked = (
-        f"{p.name} {pick(rng, ('has', 'collected', 'found'))} {a} {thing}. {q.name} has {k} times as many. "
-        f"{r.name} has {m} fewer than {q.name}. How many {thing} do {q.name} and {r.name} have together?"
+        f"{p.name} {pick(rng, ('has', 'collected', 'found'))} {a} {thing}. {q.name} has {k} times"
+        f" as many. {r.name} has {m} fewer than {q.name}. How many {thing} do {q.name} and {r.name}"
+        " have together?"
     )
     steps = (
         f"{q.name} has {a} * {k} = {b} {thing}.",
@@ -92,12 +107,20 @@ def packs_left(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} has {n} {packs} with {m} {thing} in each. {p.They} gives away {g} {thing}. How many are left?",
-            f"There are {m} {thing} in each of {p.name}'s {n} {packs}. How many {thing} does {p.they} have after "
-            f"giving {g} to a friend?",
+            (
+                f"{p.name} has {n} {packs} with {m} {thing} in each. {p.They} gives away {g}"
+                f" {thing}. How many are left?"
+            ),
+            (
+                f"There are {m} {thing} in each of {p.name}'s {n} {packs}. How many {thing} does"
+                f" {p.they} have after giving {g} to a friend?"
+            ),
         ),
     )
-    steps = (f"{p.name} has {n} * {m} = {whole} {thing}.", f"{p.They} has {whole} - {g} = {whole - g} {thing} left.")
+    steps = (
+        f"{p.name} has {n} * {m} = {whole} {thing}.",
+        f"{p.They} has {whole} - {g} = {whole - g} {thing} left.",
+    )
     short = (f"{p.They} has {n} * {m} - {g} = {whole - g} {thing} left.",)
     return Draft((n, m, g), asked, steps, whole - g, short)
 
@@ -112,13 +135,20 @@ def share_equally(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} picks {a} {thing} on {day} and {b} {thing} the day after. {p.They} shares them equally "
-            f"among {k} neighbours. How many does each get?",
-            f"A basket holds {a} {thing} and another holds {b}. {p.name} divides all of them equally among {k} "
-            f"children. How many {thing} does each child get?",
+            (
+                f"{p.name} picks {a} {thing} on {day} and {b} {thing} the day after. {p.They}"
+                f" shares them equally among {k} neighbours. How many does each get?"
+            ),
+            (
+                f"A basket holds {a} {thing} and another holds {b}. {p.name} divides all of them"
+                f" equally among {k} children. How many {thing} does each child get?"
+            ),
         ),
     )
-    steps = (f"There are {a} + {b} = {whole} {thing}.", f"Each gets {whole} / {k} = {each} {thing}.")
+    steps = (
+        f"There are {a} + {b} = {whole} {thing}.",
+        f"Each gets {whole} / {k} = {each} {thing}.",
+    )
     short = (f"Each gets ({a} + {b}) / {k} = {each} {thing}.",)
     return Draft((a, b, k), asked, steps, each, short)
 
@@ -131,8 +161,8 @@ def left_over(rng: Random) -> Draft:
     full, rest = whole // size, whole % size
     used = full * size
     asked = (
-        f"{p.name} bakes {n} trays of {m} {thing}. {p.They} fills as many {packs} as {p.they} can with {size} "
-        f"{thing} each. How many {thing} are left over?"
+        f"{p.name} bakes {n} trays of {m} {thing}. {p.They} fills as many {packs} as {p.they} can"
+        f" with {size} {thing} each. How many {thing} are left over?"
     )
     steps = (
         f"{p.name} bakes {n} * {m} = {whole} {thing}.",
@@ -152,8 +182,8 @@ def bus_stops(rng: Random) -> Draft:
     off2, on2 = between(rng, 5, c - 3), many(rng)
     d = c - off2
     asked = (
-        f"A {ride} leaves with {a} people. At the first stop {off1} get off and {on1} get on. At the second stop "
-        f"{off2} get off and {on2} get on. How many people are on the {ride} now?"
+        f"A {ride} leaves with {a} people. At the first stop {off1} get off and {on1} get on. At"
+        f" the second stop {off2} get off and {on2} get on. How many people are on the {ride} now?"
     )
     steps = (
         f"After {off1} get off there are {a} - {off1} = {b}.",
@@ -199,8 +229,9 @@ def machines(rng: Random) -> Draft:
     whole = hourly * hours
     bad = between(rng, 5, whole - 5)
     asked = (
-        f"A {machine} makes {rate} {thing} an hour. {pick(rng, ('A workshop', 'A factory', 'A town'))} runs {n} of "
-        f"them for {hours} hours. {bad} of the {thing} are faulty. How many are good?"
+        f"A {machine} makes {rate} {thing} an hour."
+        f" {pick(rng, ('A workshop', 'A factory', 'A town'))} runs {n} of them for {hours} hours."
+        f" {bad} of the {thing} are faulty. How many are good?"
     )
     steps = (
         f"In an hour they make {n} * {rate} = {hourly} {thing}.",
@@ -223,8 +254,8 @@ def part_of_group(rng: Random) -> Draft:
     rest = whole - part
     late = between(rng, 3, rest - 2)
     asked = (
-        f"{whole} people come to a {event}. {word.capitalize()} of them leave at the break and {late} more leave "
-        f"before the end. How many stay until the end?"
+        f"{whole} people come to a {event}. {word.capitalize()} of them leave at the break and"
+        f" {late} more leave before the end. How many stay until the end?"
     )
     steps = (
         f"At the break {whole} / {k} = {part} people leave.",
@@ -245,8 +276,8 @@ def work_backwards(rng: Random) -> Draft:
     before = left + gave
     word = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 6: "a sixth"}[k]
     asked = (
-        f"{p.name} kept only {word} of {p.their} {thing}. Then {p.they} lost {gave} of those and had {left} left. "
-        f"How many {thing} did {p.they} have at first?"
+        f"{p.name} kept only {word} of {p.their} {thing}. Then {p.they} lost {gave} of those and"
+        f" had {left} left. How many {thing} did {p.they} have at first?"
     )
     steps = (
         f"Before losing any {p.they} had {left} + {gave} = {before} {thing}.",

@@ -1,7 +1,7 @@
 """Kinds of problem about lengths, areas, weights, time and ages.
 
-Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+Each function draws the numbers and the words of one problem; its name is the kind's name. It knows
+nothing of the split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
 over whole numbers; `short` takes steps together in one equation.
 """
 
@@ -26,10 +26,15 @@ from words import (
 def two_legs(rng: Random) -> Draft:
     """Three steps: two legs of a journey, each with its speed."""
     p, (place, other) = pick(rng, PEOPLE), pair(rng, PLACES)
-    v, t, w, u = between(rng, 31, 98), between(rng, 2, 12), between(rng, 31, 98), between(rng, 2, 12)
+    v, t, w, u = (
+        between(rng, 31, 98),
+        between(rng, 2, 12),
+        between(rng, 31, 98),
+        between(rng, 2, 12),
+    )
     asked = (
-        f"{p.name} drives to {place} for {t} hours at {v} km an hour and goes on to {other} for {u} hours at {w} km "
-        f"an hour. How many km is that in all?"
+        f"{p.name} drives to {place} for {t} hours at {v} km an hour and goes on to {other} for {u}"
+        f" hours at {w} km an hour. How many km is that in all?"
     )
     steps = (
         f"The first part is {t} * {v} = {t * v} km.",
@@ -46,8 +51,8 @@ def fence(rng: Random) -> Draft:
     a, b, price = some(rng), some(rng), few(rng)
     half = a + b
     asked = (
-        f"{p.name}'s {field} is {a} meters long and {b} meters wide. A meter of fence costs ${price}. "
-        f"How much does a fence all round the {field} cost?"
+        f"{p.name}'s {field} is {a} meters long and {b} meters wide. A meter of fence costs"
+        f" ${price}. How much does a fence all round the {field} cost?"
     )
     steps = (
         f"Two sides are {a} + {b} = {half} meters.",
@@ -64,7 +69,9 @@ def fence(rng: Random) -> Draft:
 def area_left(rng: Random) -> Draft:
     """Three steps: an area with a smaller one taken out."""
     p = pick(rng, PEOPLE)
-    thing, part = pick(rng, (("garden", "pond"), ("room", "carpet"), ("wall", "window"), ("field", "barn")))
+    thing, part = pick(
+        rng, (("garden", "pond"), ("room", "carpet"), ("wall", "window"), ("field", "barn"))
+    )
     a, b = some(rng), some(rng)
     c, d = between(rng, 2, max(a // 2, 2)), between(rng, 2, max(b // 2, 2))
     asked = (
@@ -88,8 +95,14 @@ def ages(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} is {a} years old and {q.name} is {d} years older. How old will they be together in {n} years?",
-            f"{q.name} is {d} years older than {p.name}, who is {a}. What is the sum of their ages in {n} years?",
+            (
+                f"{p.name} is {a} years old and {q.name} is {d} years older. How old will they be"
+                f" together in {n} years?"
+            ),
+            (
+                f"{q.name} is {d} years older than {p.name}, who is {a}. What is the sum of their"
+                f" ages in {n} years?"
+            ),
         ),
     )
     steps = (
@@ -102,16 +115,23 @@ def ages(rng: Random) -> Draft:
 
 def recipe(rng: Random) -> Draft:
     """Two steps: a recipe for more people."""
-    p, thing = pick(rng, PEOPLE), pick(rng, ("flour", "rice", "sugar", "butter", "cheese", "honey", "oats", "beans"))
+    p, thing = (
+        pick(rng, PEOPLE),
+        pick(rng, ("flour", "rice", "sugar", "butter", "cheese", "honey", "oats", "beans")),
+    )
     serves, each, guests = between(rng, 2, 12), some(rng), few(rng)
     whole = serves * each
     asked = pick(
         rng,
         (
-            f"A recipe for {serves} people takes {whole} grams of {thing}. How many grams does {p.name} need for "
-            f"{guests} people?",
-            f"{p.name} cooks for {guests} guests. For {serves} guests the dish takes {whole} grams of {thing}. "
-            f"How many grams of {thing} does {p.they} need?",
+            (
+                f"A recipe for {serves} people takes {whole} grams of {thing}. How many grams does"
+                f" {p.name} need for {guests} people?"
+            ),
+            (
+                f"{p.name} cooks for {guests} guests. For {serves} guests the dish takes {whole}"
+                f" grams of {thing}. How many grams of {thing} does {p.they} need?"
+            ),
         ),
     )
     steps = (
@@ -131,13 +151,20 @@ def tank(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"A {thing} holds {holds} liters and has {has} liters in it. A pump adds {rate} liters a minute. "
-            f"In how many minutes is the {thing} full?",
-            f"A hose brings {rate} liters a minute. The {thing} with {has} liters in it can hold {holds} liters. "
-            f"How many minutes does it take to fill it?",
+            (
+                f"A {thing} holds {holds} liters and has {has} liters in it. A pump adds {rate}"
+                f" liters a minute. In how many minutes is the {thing} full?"
+            ),
+            (
+                f"A hose brings {rate} liters a minute. The {thing} with {has} liters in it can"
+                f" hold {holds} liters. How many minutes does it take to fill it?"
+            ),
         ),
     )
-    steps = (f"Missing are {holds} - {has} = {missing} liters.", f"That takes {missing} / {rate} = {minutes} minutes.")
+    steps = (
+        f"Missing are {holds} - {has} = {missing} liters.",
+        f"That takes {missing} / {rate} = {minutes} minutes.",
+    )
     short = (f"That takes ({holds} - {has}) / {rate} = {minutes} minutes.",)
     return Draft((holds, has, rate), asked, steps, minutes, short)
 
@@ -149,8 +176,8 @@ def reading(rng: Random) -> Draft:
     read, rest = a * d, days * each
     pages = read + rest
     asked = (
-        f"A book has {pages} pages. {p.name} reads {a} pages a day for {d} days. {p.They} wants to read the rest in "
-        f"{days} days. How many pages a day is that?"
+        f"A book has {pages} pages. {p.name} reads {a} pages a day for {d} days. {p.They} wants to"
+        f" read the rest in {days} days. How many pages a day is that?"
     )
     steps = (
         f"{p.name} has read {a} * {d} = {read} pages.",
@@ -170,7 +197,16 @@ def average(rng: Random) -> Draft:
     mean = many(rng)
     up, down = between(rng, 1, mean // 3), between(rng, 1, mean // 3)
     a, b, c = mean + up, mean - down, mean - up + down
-    what = pick(rng, ("scores {} points", "walks {} steps", "counts {} cars", "sells {} papers", "sees {} birds"))
+    what = pick(
+        rng,
+        (
+            "scores {} points",
+            "walks {} steps",
+            "counts {} cars",
+            "sells {} papers",
+            "sees {} birds",
+        ),
+    )
     unit = what.split()[-1]
     asked = (
         f"{p.name} {what.format(a)} on {day}, {b} the day after and {c} on the third day. "
@@ -187,17 +223,29 @@ def average(rng: Random) -> Draft:
 
 def ribbon(rng: Random) -> Draft:
     """Two steps: pieces cut off; what is left."""
-    p, thing = pick(rng, PEOPLE), pick(rng, ("ribbon", "rope", "wire", "cloth", "string", "pipe", "cable"))
+    p, thing = (
+        pick(rng, PEOPLE),
+        pick(rng, ("ribbon", "rope", "wire", "cloth", "string", "pipe", "cable")),
+    )
     n, size = some(rng), some(rng)
     used, rest = n * size, many(rng)
     asked = pick(
         rng,
         (
-            f"A {thing} is {used + rest} cm long. {p.name} cuts off {n} pieces of {size} cm. How many cm are left?",
-            f"{p.name} cuts {n} pieces, each {size} cm long, from {used + rest} cm of {thing}. What length is left?",
+            (
+                f"A {thing} is {used + rest} cm long. {p.name} cuts off {n} pieces of {size} cm."
+                " How many cm are left?"
+            ),
+            (
+                f"{p.name} cuts {n} pieces, each {size} cm long, from {used + rest} cm of {thing}."
+                " What length is left?"
+            ),
         ),
     )
-    steps = (f"The pieces are {n} * {size} = {used} cm.", f"Left are {used + rest} - {used} = {rest} cm.")
+    steps = (
+        f"The pieces are {n} * {size} = {used} cm.",
+        f"Left are {used + rest} - {used} = {rest} cm.",
+    )
     short = (f"Left are {used + rest} - {n} * {size} = {rest} cm.",)
     return Draft((used + rest, n, size), asked, steps, rest, short)
 
@@ -208,8 +256,8 @@ def loaded_truck(rng: Random) -> Draft:
     n, a, m, b = some(rng), few(rng), some(rng), few(rng)
     both = n * a + m * b
     asked = (
-        f"An empty truck weighs {empty} kg. It takes {n} crates of {load}, {a} kg each, and {m} crates of {other}, "
-        f"{b} kg each. What does the loaded truck weigh in kg?"
+        f"An empty truck weighs {empty} kg. It takes {n} crates of {load}, {a} kg each, and {m}"
+        f" crates of {other}, {b} kg each. What does the loaded truck weigh in kg?"
     )
     steps = (
         f"The {load} weigh {n} * {a} = {n * a} kg.",
@@ -223,15 +271,18 @@ def loaded_truck(rng: Random) -> Draft:
 
 def practice(rng: Random) -> Draft:
     """Five steps: minutes of practice on some days and others, against an aim."""
-    p, what = pick(rng, PEOPLE), pick(rng, ("the piano", "the violin", "chess", "singing", "the drums", "dancing"))
+    p, what = (
+        pick(rng, PEOPLE),
+        pick(rng, ("the piano", "the violin", "chess", "singing", "the drums", "dancing")),
+    )
     a, n, b, m = between(rng, 12, 98), between(rng, 2, 7), between(rng, 12, 98), between(rng, 2, 7)
     week = a * n + b * m
     weeks = between(rng, 2, 14)
     whole = week * weeks
     aim = whole + many(rng)
     asked = (
-        f"Each week {p.name} practices {what} {a} minutes on {n} mornings and {b} minutes on {m} evenings. "
-        f"The aim is {aim} minutes. How many minutes are missing after {weeks} weeks?"
+        f"Each week {p.name} practices {what} {a} minutes on {n} mornings and {b} minutes on {m}"
+        f" evenings. The aim is {aim} minutes. How many minutes are missing after {weeks} weeks?"
     )
     steps = (
         f"The mornings make {n} * {a} = {n * a} minutes.",
@@ -254,8 +305,8 @@ def film_night(rng: Random) -> Draft:
     shown, rest = n * length, (n - 1) * pause
     what = pick(rng, ("films", "talks", "games", "lessons"))
     asked = (
-        f"{p.name} goes to {n} {what} of {length} minutes each, one after the other, with a break of {pause} minutes "
-        f"between every two. How many minutes is that in all?"
+        f"{p.name} goes to {n} {what} of {length} minutes each, one after the other, with a break"
+        f" of {pause} minutes between every two. How many minutes is that in all?"
     )
     steps = (
         f"The {what} take {n} * {length} = {shown} minutes.",

@@ -1,7 +1,7 @@
 """Kinds of problem about prices, wages and savings.
 
-Each function draws the numbers and the words of one problem; its name is the kind's name. It knows nothing of the
-split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
+Each function draws the numbers and the words of one problem; its name is the kind's name. It knows
+nothing of the split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
 over whole dollars; `short` takes steps together in one equation.
 """
 
@@ -34,11 +34,20 @@ def change(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} buys {n} {thing} at ${price} each and pays with ${paid}. How much change does {p.they} get?",
-            f"One of the {thing} costs ${price}. {p.name} has ${paid} and buys {n} of them. How many dollars are left?",
+            (
+                f"{p.name} buys {n} {thing} at ${price} each and pays with ${paid}. How much change"
+                f" does {p.they} get?"
+            ),
+            (
+                f"One of the {thing} costs ${price}. {p.name} has ${paid} and buys {n} of them. How"
+                " many dollars are left?"
+            ),
         ),
     )
-    steps = (f"The {thing} cost {n} * {price} = {cost} dollars.", f"{p.name} has {paid} - {cost} = {paid - cost} left.")
+    steps = (
+        f"The {thing} cost {n} * {price} = {cost} dollars.",
+        f"{p.name} has {paid} - {cost} = {paid - cost} left.",
+    )
     short = (f"{p.name} has {paid} - {n} * {price} = {paid - cost} left.",)
     return Draft((n, price, paid), asked, steps, paid - cost, short)
 
@@ -50,9 +59,14 @@ def two_goods(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"At the {pick(rng, SHOPS)} {p.name} buys {n} {thing} for ${a} each and {m} {other} for ${b} each. "
-            f"How much does {p.they} pay?",
-            f"{p.name} sells {n} {thing} at ${a} each and {m} {other} at ${b} each. What does {p.they} get for all?",
+            (
+                f"At the {pick(rng, SHOPS)} {p.name} buys {n} {thing} for ${a} each and {m} {other}"
+                f" for ${b} each. How much does {p.they} pay?"
+            ),
+            (
+                f"{p.name} sells {n} {thing} at ${a} each and {m} {other} at ${b} each. What does"
+                f" {p.they} get for all?"
+            ),
         ),
     )
     steps = (
@@ -72,8 +86,8 @@ def tickets(rng: Random) -> Draft:
     both = grown + young
     cost = between(rng, 101, both - 50)
     asked = (
-        f"{a} adults and {c} children come to a {event}. A ticket is ${x} for an adult and ${y} for a child. "
-        f"The {event} costs ${cost}. How many dollars are left?"
+        f"{a} adults and {c} children come to a {event}. A ticket is ${x} for an adult and ${y} for"
+        f" a child. The {event} costs ${cost}. How many dollars are left?"
     )
     steps = (
         f"The adults pay {a} * {x} = {grown} dollars.",
@@ -90,7 +104,10 @@ def tickets(rng: Random) -> Draft:
 
 def saving_up(rng: Random) -> Draft:
     """Two steps: weekly savings; what is still missing."""
-    p, thing = pick(rng, PEOPLE), pick(rng, ("bicycle", "tent", "guitar", "camera", "piano", "boat", "laptop", "trip"))
+    p, thing = (
+        pick(rng, PEOPLE),
+        pick(rng, ("bicycle", "tent", "guitar", "camera", "piano", "boat", "laptop", "trip")),
+    )
     weekly, weeks = some(rng), few(rng)
     saved = weekly * weeks
     missing = many(rng)
@@ -98,10 +115,14 @@ def saving_up(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} saves ${weekly} a week for {weeks} weeks. A {thing} costs ${price}. "
-            f"How many dollars does {p.they} still need?",
-            f"A {thing} costs ${price}. {p.name} puts ${weekly} aside every week. How much is missing after "
-            f"{weeks} weeks?",
+            (
+                f"{p.name} saves ${weekly} a week for {weeks} weeks. A {thing} costs ${price}. "
+                f"How many dollars does {p.they} still need?"
+            ),
+            (
+                f"A {thing} costs ${price}. {p.name} puts ${weekly} aside every week. How much is"
+                f" missing after {weeks} weeks?"
+            ),
         ),
     )
     steps = (
@@ -119,10 +140,20 @@ def wages(rng: Random) -> Draft:
     worked = hours * days
     pay = worked * rate
     rent = between(rng, 101, pay - 11)
-    job = pick(rng, ("in a library", "in a garden", "at a hotel", "on a farm", "in an office", "at the harbour"))
+    job = pick(
+        rng,
+        (
+            "in a library",
+            "in a garden",
+            "at a hotel",
+            "on a farm",
+            "in an office",
+            "at the harbour",
+        ),
+    )
     asked = (
-        f"In {month} {p.name} works {job} for {hours} hours a day on {days} days and gets ${rate} an hour. "
-        f"{p.They} pays ${rent} for rent. How much is left?"
+        f"In {month} {p.name} works {job} for {hours} hours a day on {days} days and gets ${rate}"
+        f" an hour. {p.They} pays ${rent} for rent. How much is left?"
     )
     steps = (
         f"{p.name} works {hours} * {days} = {worked} hours.",
@@ -145,14 +176,21 @@ def discount(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"A set of {thing} costs ${price}. In the sale it is {off} percent off. How much do {n} sets cost "
-            f"{p.name} in the sale?",
-            f"{p.name} buys {n} sets of {thing} with {off} percent off. A set is ${price} without that. "
-            f"How many dollars does {p.they} pay?",
+            (
+                f"A set of {thing} costs ${price}. In the sale it is {off} percent off. How much do"
+                f" {n} sets cost {p.name} in the sale?"
+            ),
+            (
+                f"{p.name} buys {n} sets of {thing} with {off} percent off. A set is ${price}"
+                f" without that. How many dollars does {p.they} pay?"
+            ),
         ),
     )
     steps = (
-        f"{off} percent of {price} is {price} * {off} = {price * off}, and {price * off} / 100 = {less}.",
+        (
+            f"{off} percent of {price} is {price} * {off} = {price * off}, and {price * off} / 100"
+            f" = {less}."
+        ),
         f"A set costs {price} - {less} = {now} dollars.",
         f"{n} sets cost {n} * {now} = {n * now} dollars.",
     )
@@ -171,8 +209,14 @@ def profit(rng: Random) -> Draft:
     asked = pick(
         rng,
         (
-            f"{p.name} buys {n} {thing} at ${a} each and sells all of them at ${b} each. What is {p.their} profit?",
-            f"A {pick(rng, SHOPS)} pays ${a} each for {n} {thing} and sells each for ${b}. What does it earn on them?",
+            (
+                f"{p.name} buys {n} {thing} at ${a} each and sells all of them at ${b} each. What"
+                f" is {p.their} profit?"
+            ),
+            (
+                f"A {pick(rng, SHOPS)} pays ${a} each for {n} {thing} and sells each for ${b}. What"
+                " does it earn on them?"
+            ),
         ),
     )
     steps = (
@@ -192,8 +236,9 @@ def eggs(rng: Random) -> Draft:
     dozens = laid // 12
     feed = between(rng, 5, dozens * price - 1)
     asked = (
-        f"{p.name} has {hens} hens. Each lays an egg a day. After {days} days {p.they} sells all the eggs at ${price} "
-        f"a dozen and pays ${feed} for feed. How many dollars does {p.they} keep?"
+        f"{p.name} has {hens} hens. Each lays an egg a day. After {days} days {p.they} sells all"
+        f" the eggs at ${price} a dozen and pays ${feed} for feed. How many dollars does {p.they}"
+        " keep?"
     )
     steps = (
         f"There are {hens} * {days} = {laid} eggs.",
@@ -236,8 +281,9 @@ def split_bill(rng: Random) -> Draft:
     a = between(rng, 2, whole - tip - 1)
     b = whole - tip - a
     asked = (
-        f"{p.name} and {p.their} friends are {k} people. They order {dish} for ${a} and {other} for ${b} and leave a "
-        f"tip of ${tip}. They share the cost equally. How many dollars does each pay?"
+        f"{p.name} and {p.their} friends are {k} people. They order {dish} for ${a} and {other} for"
+        f" ${b} and leave a tip of ${tip}. They share the cost equally. How many dollars does each"
+        " pay?"
     )
     steps = (
         f"The food costs {a} + {b} = {a + b} dollars.",

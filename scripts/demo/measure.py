@@ -1,7 +1,8 @@
 """Measures a demo checkpoint on held-out problems: pass@k, and the share right of each kind.
 
-It samples with the plain torch model of `small_llama.py`, so that training can be judged where it runs; the engine's
-own run of the same problems is `penstock monkeys`. It knows the checkpoint folder, the shipped problems, no engine.
+It samples with the plain torch model of `small_llama.py`, so that training can be judged where it
+runs; the engine's own run of the same problems is `penstock monkeys`. It knows the checkpoint
+folder, the shipped problems, no engine.
 
 `python scripts/demo/measure.py` measures the shipped model.
 """
@@ -33,7 +34,8 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 
 
 def number_of(text: str) -> str | None:
-    """The number after the first `####` before the next question, without commas; None when there is none."""
+    """The number after the first `####` before the next question, without commas; None when there
+    is none."""
     found = ANSWER.search(text.split("Question:")[0])
     return found.group(1).replace(",", "") if found else None
 
@@ -49,21 +51,33 @@ def sample(
     pad: int,
     seed: int,
 ) -> Tensor:
-    """`n` samples of each prompt: ids `[prompts * n, at most `most`]`, padded behind the first of `stops`."""
+    """`n` samples of each prompt: ids `[prompts * n, at most `most`]`, padded behind the first of
+    `stops`."""
     device = model.model.norm.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     longest = max(len(p) for p in prompts)
     ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts], device=device)
-    lead = torch.tensor([longest - len(p) for p in prompts], device=device)  # padding before each prompt
+    lead = torch.tensor(
+        [longest - len(p) for p in prompts], device=device
+    )  # padding before each prompt
     column = torch.arange(longest + most, device=device)
     positions = (column[None, :longest] - lead[:, None]).clamp(min=0)
-    own = torch.eye(longest, dtype=torch.bool, device=device)  # padding sees itself: no row without a key
-    seen = ((column[:longest, None] >= column[:longest]) & (column[:longest] >= lead[:, None, None])) | own
+    own = torch.eye(
+        longest, dtype=torch.bool, device=device
+    )  # padding sees itself: no row without a key
+    seen = (
+        (column[:longest, None] >= column[:longest]) & (column[:longest] >= lead[:, None, None])
+    ) | own
     short = model.new_cache(len(prompts), longest)
-    logits = model(ids, positions, short, 0, seen[:, None], last_only=True)[:, 0].repeat_interleave(n, 0)
+    logits = model(ids, positions, short, 0, seen[:, None], last_only=True)[:, 0].repeat_interleave(
+        n, 0
+    )
     cache = model.new_cache(len(prompts) * n, longest + most)
     for (k, v), (prompt_k, prompt_v) in zip(cache, short, strict=True):
-        k[:, :, :longest], v[:, :, :longest] = prompt_k.repeat_interleave(n, 0), prompt_v.repeat_interleave(n, 0)
+        k[:, :, :longest], v[:, :, :longest] = (
+            prompt_k.repeat_interleave(n, 0),
+            prompt_v.repeat_interleave(n, 0),
+        )
     del short
     lead = lead.repeat_interleave(n)
     open_keys = (column >= lead[:, None])[:, None, None]
@@ -77,13 +91,23 @@ def sample(
         done |= torch.isin(token, stop_ids)
         if len(tokens) % 8 == 0 and bool(done.all()):
             break
-        logits = model(token[:, None], (at - lead)[:, None], cache, at, open_keys[..., : at + 1], last_only=True)[:, 0]
+        logits = model(
+            token[:, None],
+            (at - lead)[:, None],
+            cache,
+            at,
+            open_keys[..., : at + 1],
+            last_only=True,
+        )[:, 0]
     return torch.stack(tokens, dim=1)
 
 
 def prompts_of(limit: int, few_shot: int, seed: int) -> tuple[list[str], list[str]]:
-    """The first `limit` held-out problems: their prompts, each behind `few_shot` examples, and their true numbers."""
-    rows = [json.loads(line) for line in problems_file().read_text(encoding="utf-8").splitlines()][:limit]
+    """The first `limit` held-out problems: their prompts, each behind `few_shot` examples, and
+    their true numbers."""
+    rows = [json.loads(line) for line in problems_file().read_text(encoding="utf-8").splitlines()][
+        :limit
+    ]
     shots = [json.loads(line) for line in shots_file().read_text(encoding="utf-8").splitlines()]
     rng = Random(seed)
     prompts = [prompt_text(rng.sample(shots, few_shot), row["question"]) for row in rows]
@@ -93,7 +117,8 @@ def prompts_of(limit: int, few_shot: int, seed: int) -> tuple[list[str], list[st
 def measure(
     folder: Path, device: str, limit: int, few_shot: int, n: int, temperature: float, most: int
 ) -> dict[str, Any]:
-    """Samples `limit` problems `n` times; a dict of pass@k, the share right of each kind, tokens and seconds."""
+    """Samples `limit` problems `n` times; a dict of pass@k, the share right of each kind, tokens
+    and seconds."""
     model = load(folder, device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stops = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN, "Question")]
@@ -104,7 +129,9 @@ def measure(
     at_once = max(1, (16_384 if device != "cpu" else 512) // n)
     begun, right, tokens, texts = time.time(), [0] * limit, 0, []
     for first in range(0, limit, at_once):
-        ids = sample(model, encoded[first : first + at_once], n, temperature, most, stops, pad, seed=first).tolist()
+        ids = sample(
+            model, encoded[first : first + at_once], n, temperature, most, stops, pad, seed=first
+        ).tolist()
         tokens += sum(token != pad for row in ids for token in row)
         for row, text in enumerate(tokenizer.decode_batch(ids)):
             problem = first + row // n
@@ -121,7 +148,9 @@ def measure(
         "n": n,
         "temperature": temperature,
         "pass_at_k": {k: round(sum(pass_at_k(n, c, k) for c in right) / limit, 4) for k in ks},
-        "kinds": {kind: round(sum(counts) / len(counts) / n, 3) for kind, counts in sorted(kinds.items())},
+        "kinds": {
+            kind: round(sum(counts) / len(counts) / n, 3) for kind, counts in sorted(kinds.items())
+        },
         "tokens": tokens,
         "seconds": round(time.time() - begun, 1),
         "samples": texts[:3],
@@ -141,7 +170,12 @@ def main() -> None:
     o = parser.parse_args()
     if o.temperature <= 0 or o.limit < 1 or o.n < 1:
         parser.error("--temperature must be above 0, --limit and --n at least 1")
-    print(json.dumps(measure(o.folder, o.device, o.limit, o.few_shot, o.n, o.temperature, o.max_tokens), indent=2))
+    print(
+        json.dumps(
+            measure(o.folder, o.device, o.limit, o.few_shot, o.n, o.temperature, o.max_tokens),
+            indent=2,
+        )
+    )
 
 
 if __name__ == "__main__":

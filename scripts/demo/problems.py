@@ -1,8 +1,9 @@
-"""Makes the demo's word problems: rows as in GSM8K, `question` and `answer`, the answer closed with `#### n`.
+"""Makes the demo's word problems: rows as in GSM8K, `question` and `answer`, the answer closed with
+`#### n`.
 
-It picks a kind, has it draw a problem, and keeps it when it lies on the side of the split that is asked for. The side
-hangs on the kind and its numbers alone, so no (kind, numbers) is ever on both sides, whatever the words are.
-Standard library only. It knows no token and no model.
+It picks a kind, has it draw a problem, and keeps it when it lies on the side of the split that is
+asked for. The side hangs on the kind and its numbers alone, so no (kind, numbers) is ever on both
+sides, whatever the words are. Standard library only. It knows no token and no model.
 
 `python scripts/demo/problems.py` writes the two files that the package ships.
 """
@@ -69,7 +70,8 @@ TEST_SEED, SHOTS_SEED, SHIPPED = 20_000, 30_000, 256
 
 
 class Problem(NamedTuple):
-    """One problem. `question` and `answer` are the row; `kind` and `numbers` decide its side of the split."""
+    """One problem. `question` and `answer` are the row; `kind` and `numbers` decide its side of the
+    split."""
 
     kind: str
     numbers: tuple[int, ...]
@@ -82,7 +84,8 @@ class Problem(NamedTuple):
 
 
 def side_of(kind: str, numbers: tuple[int, ...]) -> Side:
-    """The side of the split: a hash of the kind and its sorted numbers, the same on every machine and Python."""
+    """The side of the split: a hash of the kind and its sorted numbers, the same on every machine
+    and Python."""
     key = f"{kind}:{','.join(map(str, sorted(numbers)))}"
     held_out = blake2b(key.encode(), digest_size=4).digest()
     return "test" if int.from_bytes(held_out, "big") % TEST_SHARE == 0 else "train"
@@ -98,7 +101,11 @@ def make_problem(rng: Random, kind: str | None = None, side: Side = "train") -> 
     while True:
         draft = draw(rng)
         if side_of(name, draft.numbers) == side:
-            steps = draft.short if draft.short is not None and rng.random() < SHORT_SHARE else draft.steps
+            steps = (
+                draft.short
+                if draft.short is not None and rng.random() < SHORT_SHARE
+                else draft.steps
+            )
             answer = "\n".join((*steps, f"#### {draft.answer}"))
             return Problem(name, draft.numbers, draft.question, answer)
 
@@ -111,7 +118,8 @@ def problems(seed: int, side: Side = "train") -> Iterator[Problem]:
 
 
 def shipped(side: Side) -> list[Problem]:
-    """The `SHIPPED` problems of a side that the package carries: every kind as often as the others, all different."""
+    """The `SHIPPED` problems of a side that the package carries: every kind as often as the others,
+    all different."""
     rng = Random(TEST_SEED if side == "test" else SHOTS_SEED)
     chosen: list[Problem] = []
     seen: set[tuple[str, tuple[int, ...]]] = set()
@@ -133,7 +141,12 @@ def write_rows(path: Path, rows: list[Problem]) -> None:
 def main() -> None:
     """Writes the shipped files, or prints a few problems with `--show N`."""
     parser = argparse.ArgumentParser(description="make the demo's word problems")
-    parser.add_argument("--show", type=int, default=0, help="print this many problems of each kind and write nothing")
+    parser.add_argument(
+        "--show",
+        type=int,
+        default=0,
+        help="print this many problems of each kind and write nothing",
+    )
     options = parser.parse_args()
     if options.show:
         rng = Random(1)

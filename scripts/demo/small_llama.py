@@ -1,7 +1,8 @@
 """A Llama in plain torch to train the demo with: parameters carry the names that checkpoints use.
 
-It is not the engine: no paging, no kernels, no serving. It gives logits for training and samples for the measurement
-at the training's end, and writes and reads the folder that `transformers` and the engine load.
+It is not the engine: no paging, no kernels, no serving. It gives logits for training and samples
+for the measurement at the training's end, and writes and reads the folder that `transformers` and
+the engine load.
 """
 
 import json
@@ -27,7 +28,9 @@ class Shape:
     num_attention_heads: int = 4
     num_key_value_heads: int = 2
     head_dim: int = 64
-    max_position_embeddings: int = 2304  # trained on 2,048; measured to hold so far, and no further (docs/demo.md)
+    max_position_embeddings: int = (
+        2304  # trained on 2,048; measured to hold so far, and no further (docs/demo.md)
+    )
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-5
 
@@ -48,7 +51,8 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions on `[batch, heads, time, width]`; halves are paired, as checkpoints of Llama have it."""
+    """Rotary positions on `[batch, heads, time, width]`; halves are paired, as checkpoints of Llama
+    have it."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -65,10 +69,16 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(s.num_attention_heads * s.head_dim, s.hidden_size, bias=False)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: tuple[Tensor, Tensor] | None, at: int, mask: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: tuple[Tensor, Tensor] | None,
+        at: int,
+        mask: Tensor | None,
     ) -> Tensor:
-        """x `[batch, time, hidden]`. With a cache, time begins at `at` and `mask` `[batch, 1, time, at + time]` is
-        True where a query may look; without one the attention is causal."""
+        """x `[batch, time, hidden]`. With a cache, time begins at `at` and `mask` `[batch, 1, time,
+        at + time]` is True where a query may look; without one the attention is causal."""
         b, t, _ = x.shape
         width = self.s.head_dim
         q = rotate(self.q_proj(x).view(b, t, -1, width).transpose(1, 2), cos, sin)
@@ -80,7 +90,9 @@ class Attention(nn.Module):
             cache[0][:, :, at : at + t], cache[1][:, :, at : at + t] = k, v
             k, v = cache[0][:, :, : at + t], cache[1][:, :, : at + t]
             group = q.shape[1] // k.shape[1]
-            rows = q.reshape(b, k.shape[1], group * t, width)  # query heads of a KV head, one after the other
+            rows = q.reshape(
+                b, k.shape[1], group * t, width
+            )  # query heads of a KV head, one after the other
             seen = None if mask is None else mask.repeat(1, 1, group, 1)
             out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen).view(b, -1, t, width)
         done: Tensor = self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
@@ -113,7 +125,13 @@ class Layer(nn.Module):
         self.mlp = MLP(s)
 
     def forward(
-        self, x: Tensor, cos: Tensor, sin: Tensor, cache: tuple[Tensor, Tensor] | None, at: int, mask: Tensor | None
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        cache: tuple[Tensor, Tensor] | None,
+        at: int,
+        mask: Tensor | None,
     ) -> Tensor:
         """`[batch, time, hidden]` to the same."""
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, cache, at, mask)
@@ -141,7 +159,9 @@ class SmallLlama(nn.Module):
         for name, weight in self.named_parameters():
             if weight.dim() == 2:
                 last = name.endswith(("o_proj.weight", "down_proj.weight"))
-                nn.init.normal_(weight, std=0.02 / ((2 * shape.num_hidden_layers) ** 0.5 if last else 1.0))
+                nn.init.normal_(
+                    weight, std=0.02 / ((2 * shape.num_hidden_layers) ** 0.5 if last else 1.0)
+                )
 
     def forward(
         self,
@@ -152,15 +172,22 @@ class SmallLlama(nn.Module):
         mask: Tensor | None = None,
         last_only: bool = False,
     ) -> Tensor:
-        """Logits `[batch, time, vocabulary]` of ids `[batch, time]`, or of the last position with `last_only`."""
+        """Logits `[batch, time, vocabulary]` of ids `[batch, time]`, or of the last position with
+        `last_only`."""
         s = self.shape
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
         steps = torch.arange(0, s.head_dim, 2, device=ids.device, dtype=torch.float32) / s.head_dim
-        angles = positions[:, None, :, None].float() * s.rope_theta**-steps  # [batch, 1, time, width / 2]
+        angles = (
+            positions[:, None, :, None].float() * s.rope_theta**-steps
+        )  # [batch, 1, time, width / 2]
         angles = torch.cat((angles, angles), dim=-1)
         x = self.model.embed_tokens(ids)
-        x = x.to(torch.get_autocast_dtype(ids.device.type)) if torch.is_autocast_enabled(ids.device.type) else x
+        x = (
+            x.to(torch.get_autocast_dtype(ids.device.type))
+            if torch.is_autocast_enabled(ids.device.type)
+            else x
+        )
         cos, sin = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for number, layer in enumerate(self.model.layers):
             x = layer(x, cos, sin, None if cache is None else cache[number], at, mask)
@@ -197,8 +224,13 @@ def save(model: SmallLlama, folder: Path, end_ids: list[int], pad_id: int) -> No
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     generation = {"eos_token_id": end_ids, "pad_token_id": pad_id}
-    (folder / "generation_config.json").write_text(json.dumps(generation, indent=2) + "\n", encoding="utf-8")
-    weights = {name: w.detach().to("cpu", torch.bfloat16).contiguous() for name, w in model.state_dict().items()}
+    (folder / "generation_config.json").write_text(
+        json.dumps(generation, indent=2) + "\n", encoding="utf-8"
+    )
+    weights = {
+        name: w.detach().to("cpu", torch.bfloat16).contiguous()
+        for name, w in model.state_dict().items()
+    }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 

@@ -1,7 +1,9 @@
-"""Trains the demo model on word problems that worker processes make as it goes; no row is ever seen twice.
+"""Trains the demo model on word problems that worker processes make as it goes; no row is ever seen
+twice.
 
-AdamW in bf16 autocast, a short warm-up, then a cosine to a twentieth; the schedule runs over `--minutes` of wall clock
-or over `--steps`. At the end it writes the checkpoint, measures it on held-out problems and writes `training.json`.
+AdamW in bf16 autocast, a short warm-up, then a cosine to a twentieth; the schedule runs over
+`--minutes` of wall clock or over `--steps`. At the end it writes the checkpoint, measures it on
+held-out problems and writes `training.json`.
 
 `python scripts/demo/train.py --minutes 6 --out DIR` made the shipped model. It knows no engine.
 """
@@ -28,7 +30,10 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.demo import model_folder
 
-WARM_UP, LAST = 0.02, 0.05  # warm-up's share of the training; the last rate as a share of the highest
+WARM_UP, LAST = (
+    0.02,
+    0.05,
+)  # warm-up's share of the training; the last rate as a share of the highest
 
 
 class Batches(IterableDataset[Tensor]):
@@ -43,7 +48,9 @@ class Batches(IterableDataset[Tensor]):
         seed = self.seed * 1000 + (worker.id if worker else 0)
         rows = token_rows(Tokenizer.from_file(str(self.tokenizer_file)), seed, self.length + 1)
         while True:
-            yield torch.from_numpy(np.stack([next(rows) for _ in range(self.rows)]).astype(np.int16))
+            yield torch.from_numpy(
+                np.stack([next(rows) for _ in range(self.rows)]).astype(np.int16)
+            )
 
 
 def rate_at(progress: float, highest: float) -> float:
@@ -58,7 +65,10 @@ def optimizer_of(model: nn.Module, rate: float, device: str) -> torch.optim.Adam
     """AdamW; matrices decay, norms don't."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     norms = [p for p in model.parameters() if p.dim() != 2]
-    groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": 0.1}, {"params": norms, "weight_decay": 0.0}]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": 0.1},
+        {"params": norms, "weight_decay": 0.0},
+    ]
     return torch.optim.AdamW(groups, lr=rate, betas=(0.9, 0.95), fused=device == "cuda")
 
 
@@ -102,9 +112,17 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
             loss.item()
             begun = time.time()  # compiling is not training
         if step % o.print_every == 0 or step == 1:
-            row = {"step": step, "loss": round(loss.item(), 4), "seconds": round(time.time() - begun, 1)}
+            row = {
+                "step": step,
+                "loss": round(loss.item(), 4),
+                "seconds": round(time.time() - begun, 1),
+            }
             log.append(row)
-            print(f"{row}, tokens {step * o.rows * o.length / 1e6:.1f}M, waited {waited:.1f} s for rows", flush=True)
+            print(
+                f"{row}, tokens {step * o.rows * o.length / 1e6:.1f}M, waited {waited:.1f} s for"
+                " rows",
+                flush=True,
+            )
         before = time.time()
         ids = next(batches)
         waited += time.time() - before
@@ -128,21 +146,34 @@ def train(o: argparse.Namespace) -> tuple[SmallLlama, dict[str, Any]]:
 def options() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="train the demo model")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the checkpoint and training.json")
-    parser.add_argument("--minutes", type=float, default=8.0, help="wall-clock length of the schedule")
-    parser.add_argument("--steps", type=int, default=0, help="length of the schedule in steps, instead of --minutes")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder for the checkpoint and training.json"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=8.0, help="wall-clock length of the schedule"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, help="length of the schedule in steps, instead of --minutes"
+    )
     parser.add_argument("--rows", type=int, default=64, help="rows a step")
     parser.add_argument("--length", type=int, default=2048, help="tokens a row")
     parser.add_argument("--rate", type=float, default=2e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--layers", type=int, default=Shape().num_hidden_layers)
     parser.add_argument("--hidden", type=int, default=Shape().hidden_size)
-    parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2), help="processes making rows")
+    parser.add_argument(
+        "--workers",
+        type=int,
+        default=max(1, (os.cpu_count() or 2) - 2),
+        help="processes making rows",
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--print-every", type=int, default=100)
     parser.add_argument("--tokenizer", type=Path, default=model_folder() / "tokenizer.json")
-    parser.add_argument("--measure", type=int, default=200, help="held-out problems to measure at the end; 0: none")
+    parser.add_argument(
+        "--measure", type=int, default=200, help="held-out problems to measure at the end; 0: none"
+    )
     parser.add_argument("--n", type=int, default=64, help="samples of each when measuring")
     return parser.parse_args()
 

@@ -1,7 +1,8 @@
 """Trains the demo's tokenizer: byte-level BPE over training documents and a page of plain text.
 
-Single digits are tokens of their own, so that a number always reads the same way; bytes cover every other text.
-It writes the files that `transformers.AutoTokenizer` reads. It knows the documents and no model.
+Single digits are tokens of their own, so that a number always reads the same way; bytes cover every
+other text. It writes the files that `transformers.AutoTokenizer` reads. It knows the documents and
+no model.
 
 `python scripts/demo/train_tokenizer.py` writes them into the package; the same files each time.
 """
@@ -22,11 +23,15 @@ SEED, DOCUMENTS = 10_000, 6_000
 PLAIN_TEXT = Path(__file__).with_name("plain_text.txt")
 
 # Words and single digits, each with its leading space, runs of marks, line ends, other white space.
-WORDS = r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+WORDS = (
+    r"'(?:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+| ?\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 
 def train(vocabulary: int = VOCABULARY) -> Tokenizer:
-    """A tokenizer of exactly `vocabulary` tokens. Raises ValueError when the text has too few different words."""
+    """A tokenizer of exactly `vocabulary` tokens. Raises ValueError when the text has too few
+    different words."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -47,7 +52,9 @@ def train(vocabulary: int = VOCABULARY) -> Tokenizer:
         texts = [text.replace(special, "\n") for text in texts]
     tokenizer.train_from_iterator([*texts, PLAIN_TEXT.read_text(encoding="utf-8")], trainer)
     if tokenizer.get_vocab_size() != vocabulary:
-        raise ValueError(f"the text gives {tokenizer.get_vocab_size()} tokens, not {vocabulary}; add plain text")
+        raise ValueError(
+            f"the text gives {tokenizer.get_vocab_size()} tokens, not {vocabulary}; add plain text"
+        )
     return tokenizer
 
 
@@ -55,7 +62,11 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
     """Writes tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {"eos_token": END_OF_TEXT, "pad_token": PAD, "additional_special_tokens": [TURN, END_OF_TURN]}
+    names = {
+        "eos_token": END_OF_TEXT,
+        "pad_token": PAD,
+        "additional_special_tokens": [TURN, END_OF_TURN],
+    }
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": CONTEXT,
@@ -65,8 +76,12 @@ def write(tokenizer: Tokenizer, folder: Path) -> None:
         **names,
         "chat_template": CHAT_TEMPLATE,
     }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    (folder / "special_tokens_map.json").write_text(json.dumps(names, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(config, indent=2) + "\n", encoding="utf-8"
+    )
+    (folder / "special_tokens_map.json").write_text(
+        json.dumps(names, indent=2) + "\n", encoding="utf-8"
+    )
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """The words and the sizes of numbers that the kinds of problem are written with.
 
-It holds names, things and places, and the draws that the kinds share. It knows no kind of problem and no file.
-Draws go through `random.Random.random` alone, whose stream Python keeps stable from version to version.
+It holds names, things and places, and the draws that the kinds share. It knows no kind of problem
+and no file. Draws go through `random.Random.random` alone, whose stream Python keeps stable from
+version to version.
 """
 
 from collections.abc import Sequence
@@ -27,9 +28,10 @@ class Person(NamedTuple):
 class Draft(NamedTuple):
     """A problem as a kind draws it.
 
-    numbers: every number drawn, in a fixed order; with the kind's name they decide the side of the split.
-    question: the text asked. steps: the sentences of the answer. answer: the number after `####`.
-    short: the same answer with steps taken together, harder to get right; None when there is no such way.
+    numbers: every number drawn, in a fixed order; with the kind's name they decide the side of the
+    split. question: the text asked. steps: the sentences of the answer. answer: the number after
+    `####`. short: the same answer with steps taken together, harder to get right; None when there
+    is no such way.
     """
 
     numbers: tuple[int, ...]
@@ -44,24 +46,30 @@ def _words(text: str, between: str | None = None) -> tuple[str, ...]:
 
 
 SHE = _words(
-    "Ada Aisha Alice Amara Anna Bella Chloe Clara Daisy Elena Ella Emma Eva Fatima Grace Hana Ines Iris Jane "
-    "Julia Kate Keiko Lena Lily Lucy Maria Maya Mei Mia Nadia Nina Nora Olga Priya Rosa Ruth Sara Sofia Tara Zoe"
+    "Ada Aisha Alice Amara Anna Bella Chloe Clara Daisy Elena Ella Emma Eva Fatima Grace Hana Ines"
+    " Iris Jane Julia Kate Keiko Lena Lily Lucy Maria Maya Mei Mia Nadia Nina Nora Olga Priya Rosa"
+    " Ruth Sara Sofia Tara Zoe"
 )
 HE = _words(
-    "Adam Ahmed Alex Ben Carlos Chen Daniel David Diego Eli Emil Felix Finn George Hugo Ivan Jack James Jonas "
-    "Kai Karim Leo Liam Luca Marco Max Mateo Noah Oliver Omar Oscar Paul Peter Rafael Ravi Sam Samir Theo Tom Yusuf"
+    "Adam Ahmed Alex Ben Carlos Chen Daniel David Diego Eli Emil Felix Finn George Hugo Ivan Jack"
+    " James Jonas Kai Karim Leo Liam Luca Marco Max Mateo Noah Oliver Omar Oscar Paul Peter Rafael"
+    " Ravi Sam Samir Theo Tom Yusuf"
 )
 PEOPLE = tuple(Person(n, "she", "her") for n in SHE) + tuple(Person(n, "he", "his") for n in HE)
 
 KEEPSAKES = _words(
-    "marbles stickers cards shells stamps coins beads buttons badges postcards pebbles magnets posters ribbons "
-    "puzzles stars tokens photos feathers crystals"
+    "marbles stickers cards shells stamps coins beads buttons badges postcards pebbles magnets"
+    " posters ribbons puzzles stars tokens photos feathers crystals"
 )
-FRUIT = _words("apples pears plums oranges lemons peaches cherries figs mangoes kiwis apricots limes")
-BAKED = _words("cookies muffins rolls pies cakes tarts scones buns waffles pretzels bagels brownies")
+FRUIT = _words(
+    "apples pears plums oranges lemons peaches cherries figs mangoes kiwis apricots limes"
+)
+BAKED = _words(
+    "cookies muffins rolls pies cakes tarts scones buns waffles pretzels bagels brownies"
+)
 GOODS = _words(
-    "pens books shirts hats mugs lamps toys balls scarves bags cups plates candles vases bowls towels socks "
-    "games brushes clocks kites belts gloves frames"
+    "pens books shirts hats mugs lamps toys balls scarves bags cups plates candles vases bowls"
+    " towels socks games brushes clocks kites belts gloves frames"
 )
 PACKS = _words("boxes bags crates packs baskets cartons trays jars chests bins")
 BOXES = _words("boxes bags packs baskets cartons tins")
@@ -94,7 +102,9 @@ CROPS = (
     ("sunflowers", "seeds"),
     ("bean plants", "beans"),
 )
-PLACES = _words("the lake|the coast|the city|the mountains|the village|the forest|the farm|the airport", "|")
+PLACES = _words(
+    "the lake|the coast|the city|the mountains|the village|the forest|the farm|the airport", "|"
+)
 DAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
 MONTHS = _words("January March April May June July August September October November")
 EVENTS = _words("concert play fair match parade show dance film circus festival")

@@ -1,4 +1,5 @@
-"""Penstock runs open-weight language models at full pressure. The public list, imported when first used."""
+"""Penstock runs open-weight language models at full pressure. The public list, imported when first
+used."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ def __getattr__(name: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name not in (_HOMES[name], _HOMES[name].rpartition(".")[0]):
             raise
-        message = f"penstock.{name} needs the engine, and this is penstock-client: pip install penstock"
+        message = (
+            f"penstock.{name} needs the engine, and this is penstock-client: pip install penstock"
+        )
         raise ImportError(message) from error
 
 

@@ -1,6 +1,8 @@
-"""A disk as whoever writes a file meets it: what stands at a name, a file written whole, and why a write failed.
+"""A disk as whoever writes a file meets it: what stands at a name, a file written whole, and why a
+write failed.
 
-No device and no pipe is read, written, replaced or taken away. It knows no file's content, and nobody who writes.
+No device and no pipe is read, written, replaced or taken away. It knows no file's content, and
+nobody who writes.
 """
 
 from __future__ import annotations
@@ -19,11 +21,13 @@ from penstock.errors import CapacityError, JournalError, PenstockError, UsageErr
 
 
 def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
-    """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a file: opening a pipe
-    may hang, and nobody means a device to be replaced. link: whether `path` may be one; else it is refused, for what it
-    leads to may be somebody's, or nobody's yet."""
+    """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a
+    file: opening a pipe may hang, and nobody means a device to be replaced. link: whether `path`
+    may be one; else it is refused, for what it leads to may be somebody's, or nobody's yet."""
     if not link and path.is_symlink():
-        raise JournalError(f"{path} is a link: name the file that it leads to, or take the link away")
+        raise JournalError(
+            f"{path} is a link: name the file that it leads to, or take the link away"
+        )
     try:
         there = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -38,8 +42,8 @@ def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
 
 
 def check_writable(path: Path, *, link: bool = False) -> None:
-    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves nothing behind. link:
-    as file_at's."""
+    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves
+    nothing behind. link: as file_at's."""
     folder = path.parent
     there = file_at(path, link=link)
     if not folder.is_dir():
@@ -49,9 +53,11 @@ def check_writable(path: Path, *, link: bool = False) -> None:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a pipe would be waited
-    for, and a device has no end."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe without a writer is open at once then
+    """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a
+    pipe would be waited for, and a device has no end."""
+    handle = os.open(
+        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
+    )  # a pipe without a writer is open at once then
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no plain file")
@@ -62,7 +68,8 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Returns a file's content, of at most so many bytes. Raises OSError as `open_plain` does, and for a longer one."""
+    """Returns a file's content, of at most so many bytes. Raises OSError as `open_plain` does, and
+    for a longer one."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -70,11 +77,14 @@ def read_plain(path: Path, most: int) -> bytes:
         return file.read(size)
 
 
-def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, link: bool = False) -> None:
-    """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then moved over it.
+def write_whole(
+    path: Path, content: bytes | Callable[[BinaryIO], object], *, link: bool = False
+) -> None:
+    """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then
+    moved over it.
 
-    content: or what writes it into a file that it is given. link: whether one is written through, as a shell's > does;
-    else it is refused. Errors as Journal's."""
+    content: or what writes it into a file that it is given. link: whether one is written through,
+    as a shell's > does; else it is refused. Errors as Journal's."""
     file_at(path, link=link)
     there = Path(os.path.realpath(path)) if link else path
     draft = there.with_name(f"{there.name}.{secrets.token_hex(4)}.part")
@@ -88,19 +98,22 @@ def write_whole(path: Path, content: bytes | Callable[[BinaryIO], object], *, li
     except OSError as error:
         raise why_not_written(error, path) from error
     finally:
-        # What failed before may fail this too (a name too long, a disk that only reads): that first error is told.
+        # What failed before may fail this too (a name too long, a disk that only reads): that first
+        # error is told.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Writes a file that is not there yet, whole or not at all. Whatever stands at the name stays as it is, a link to
-    nothing too. Raises UsageError then, else as `write_whole` does."""
+    """Writes a file that is not there yet, whole or not at all. Whatever stands at the name stays
+    as it is, a link to nothing too. Raises UsageError then, else as `write_whole` does."""
     try:
         file = path.open("xb")
     except FileExistsError as error:
         raise UsageError(
-            f"{path} is there already, perhaps with changes of yours: name another, or take it away", param="out"
+            f"{path} is there already, perhaps with changes of yours: name another, or take it"
+            " away",
+            param="out",
         ) from error
     except OSError as error:
         raise why_not_written(error, path) from error
@@ -125,5 +138,9 @@ def sync_folder(folder: Path) -> None:
 def why_not_written(error: OSError, path: Path) -> PenstockError:
     """The error to raise where a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return CapacityError(f"the disk of {path} is full: make room and start the same command again")
-    return JournalError(f"{path} cannot be written ({(error.strerror or str(error)).lower()}): name another output")
+        return CapacityError(
+            f"the disk of {path} is full: make room and start the same command again"
+        )
+    return JournalError(
+        f"{path} cannot be written ({(error.strerror or str(error)).lower()}): name another output"
+    )

@@ -1,4 +1,5 @@
-"""The error tree: every fault that a user can cause or must be told of, each one clear line with the way out.
+"""The error tree: every fault that a user can cause or must be told of, each one clear line with
+the way out.
 
 It knows no room: stdlib only. Nobody has to read a traceback to know what to do next.
 """
@@ -7,19 +8,23 @@ from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base of all. `str(error)` is one line with the way out; `exit_code` is what the command line ends with."""
+    """Base of all. `str(error)` is one line with the way out; `exit_code` is what the command line
+    ends with."""
 
     exit_code = 2
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         line = " ".join(message.split())
-        super().__init__(line.encode("utf-8", "backslashreplace").decode())  # half a surrogate could not be printed
+        super().__init__(
+            line.encode("utf-8", "backslashreplace").decode()
+        )  # half a surrogate could not be printed
         self.param = param
 
 
 class UsageError(PenstockError, ValueError):
-    """An option, field or value that cannot be served; `param` names it. `rule` is the message without what was given:
-    what a server says, whose answers go to logs that the value must not get into."""
+    """An option, field or value that cannot be served; `param` names it. `rule` is the message
+    without what was given: what a server says, whose answers go to logs that the value must not get
+    into."""
 
     def __init__(self, message: str, *, param: str | None = None, rule: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -47,7 +52,8 @@ class JournalError(PenstockError):
 
 
 class RecordError(PenstockError):
-    """A record or samples of a measured run that cannot be believed; names the file and the field."""
+    """A record or samples of a measured run that cannot be believed;
+    names the file and the field."""
 
 
 class FaultError(PenstockError):
@@ -63,7 +69,8 @@ class EngineError(PenstockError):
 
 
 class ReplicaError(EngineError):
-    """One of several replicas stopped, and a request with it that cannot be run again; the others go on."""
+    """One of several replicas stopped, and a request with it that cannot be run again; the others
+    go on."""
 
 
 class NoReplicaError(EngineError):
@@ -72,10 +79,12 @@ class NoReplicaError(EngineError):
 
 def escaped(text: str) -> str:
     """Returns a text; signs in it that cannot be shown become escapes of Python."""
-    return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
+    )
 
 
 def too_long(context: int) -> str:
-    """Returns how a prompt past the context is refused: in the words by which clients (litellm, langchain) know that
-    another model may take it."""
+    """Returns how a prompt past the context is refused: in the words by which clients (litellm,
+    langchain) know that another model may take it."""
     return f"this model's maximum context length is {context} tokens and the prompt is too long"

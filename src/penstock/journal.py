@@ -1,14 +1,18 @@
 """The journal: rows that are written exactly once, through kills, full disks and power cuts.
 
-    OUT.jsonl            the rows themselves, plain JSON lines: whoever reads them needs nothing of ours
-    OUT.jsonl.journal    what vouches for them: a header with the run's fingerprint, then one checksummed line a row
+    OUT.jsonl            the rows themselves, plain JSON lines: whoever reads them needs nothing of
+    ours
+    OUT.jsonl.journal    what vouches for them: a header with the run's fingerprint, then one
+    checksummed line a row
 
-A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length and checksum goes
-to the journal and to the disk. Only then is it done. What a kill leaves after the last such line is cut off at the
-next open, so a key is either done, with its whole row in OUT, or it is not there. Rows go to the disk in groups (at a
-`tick` half a second after the last group, or 8,192 of them), because a sync costs milliseconds.
+A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length
+and checksum goes to the journal and to the disk. Only then is it done. What a kill leaves after the
+last such line is cut off at the next open, so a key is either done, with its whole row in OUT, or
+it is not there. Rows go to the disk in groups (at a `tick` half a second after the last group, or
+8,192 of them), because a sync costs milliseconds.
 
-Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it. Stdlib only.
+Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it.
+Stdlib only.
 """
 
 from __future__ import annotations
@@ -41,12 +45,15 @@ from penstock.key_set import Key, KeySet
 COMMIT_SECONDS = 0.5
 COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
-_ODD = {odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"}  # some readers end a line at them
+_ODD = {
+    odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"
+}  # some readers end a line at them
 
 
 @dataclass(slots=True)
 class _State:
-    """Where the vouched part of both files ends, in bytes, and the rows with their lines that wait beyond it."""
+    """Where the vouched part of both files ends, in bytes, and the rows with their lines that wait
+    beyond it."""
 
     data_end: int = 0
     journal_end: int = 0
@@ -56,11 +63,13 @@ class _State:
 class Journal:
     """Appends rows to `path` exactly once a key; open it again and it goes on where it was.
 
-    path: the plain JSON lines; its journal lies beside it, named `path` + ".journal".
-    fingerprint: what makes this run this run, name -> JSON value. A journal with another one is refused (JournalError
+    path: the plain JSON lines; its journal lies beside it, named `path` + ".journal". fingerprint:
+    what makes this run this run, name -> JSON value. A journal with another one is refused
+    (JournalError
         names what differs). Whatever may change between two sittings of one run stays out of it.
-    Raises JournalError when the files cannot be written, are in use, were changed by somebody else, or belong to
-    another run; CapacityError when the disk is full. After either, every row that was committed is still good.
+    Raises JournalError when the files cannot be written, are in use, were changed by somebody else,
+    or belong to another run; CapacityError when the disk is full. After either, every row that was
+    committed is still good.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -81,7 +90,8 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes. Left by an error before the first row, it takes its files away: nothing half-done stays."""
+        """Closes. Left by an error before the first row, it takes its files away: nothing half-done
+        stays."""
         self.close(keep_empty=kind is None)
 
     def __contains__(self, key: Key) -> bool:
@@ -92,7 +102,8 @@ class Journal:
         return len(self.keys)
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
-        """Takes the row of a key; a tick that is due, or a commit, brings it to the disk. A known key is an error."""
+        """Takes the row of a key; a tick that is due, or a commit, brings it to the disk. A known
+        key is an error."""
         try:
             data = json.dumps(row, ensure_ascii=False).encode()
         except UnicodeEncodeError:  # half a surrogate pair, in an id for instance
@@ -101,21 +112,27 @@ class Journal:
 
     def add_json(self, key: Key, row: bytes) -> None:
         """Adds a row that is JSON in UTF-8 already, without a newline in it."""
-        for odd, escape in _ODD.items():  # outside strings none of them may stand, and no character holds another
+        for (
+            odd,
+            escape,
+        ) in _ODD.items():  # outside strings none of them may stand, and no character holds another
             if odd in row:
                 row = row.replace(odd, escape)
         data = row + b"\n"
         line = line_of(data, key)
         if not self.keys.add(key):
-            raise JournalError(f"{self.path} already holds the row of {key!r}: a key is written once")
+            raise JournalError(
+                f"{self.path} already holds the row of {key!r}: a key is written once"
+            )
         self._state.pending.append((data, line))
         self._pending_bytes += len(data)
         if len(self._state.pending) >= COMMIT_ROWS or self._pending_bytes >= COMMIT_BYTES:
             self.commit()
 
     def tick(self) -> bool:
-        """To be called while work goes on, often: commits what waits, once COMMIT_SECONDS have passed since the last
-        commit. So no row waits in memory for the next one to end. True where nothing waits: all is on the disk."""
+        """To be called while work goes on, often: commits what waits, once COMMIT_SECONDS have
+        passed since the last commit. So no row waits in memory for the next one to end. True where
+        nothing waits: all is on the disk."""
         if self._state.pending and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
         return not self._state.pending
@@ -123,21 +140,22 @@ class Journal:
     def commit(self) -> None:
         """Brings the rows that wait to the disk. Where that fails, both files go back to before.
 
-        Raises JournalError too where `path` names this file no more: nobody would find there what was written.
+        Raises JournalError too where `path` names this file no more: nobody would find there what
+        was written.
         """
         if self._state.pending:
             self._bring()
         if not _is_at(self._data, self.path):
             raise JournalError(
-                f"{self.path} was moved, deleted or replaced while its run wrote it: put it back and start the same "
-                "command again, or name another output"
+                f"{self.path} was moved, deleted or replaced while its run wrote it: put it back"
+                " and start the same command again, or name another output"
             ) from FileNotFoundError(f"{self.path} is not the file that was opened there")
 
     def _bring(self) -> None:
         """The rows to the disk, then their lines.
 
-        Ctrl-C may come at any line of this: what was written without being vouched for is cut, and the rows still
-        wait. The new state is taken up in one assignment, so there is no half of it.
+        Ctrl-C may come at any line of this: what was written without being vouched for is cut, and
+        the rows still wait. The new state is taken up in one assignment, so there is no half of it.
         """
         state = self._state
         rows = b"".join(data for data, _ in state.pending)
@@ -154,8 +172,8 @@ class Journal:
         self._last_commit = time.monotonic()  # its end: a slow disk doesn't get all of the time
 
     def rows(self, field: str | None = None) -> Iterator[dict[str, Any]]:
-        """The committed rows in the order they were written; those with this field alone. Read one by one: any number
-        of them. What doesn't name the field is not parsed."""
+        """The committed rows in the order they were written; those with this field alone. Read one
+        by one: any number of them. What doesn't name the field is not parsed."""
         end, wanted = self._state.data_end, set() if field is None else {field}
         named = b"" if field is None else json.dumps(field).encode()
         with self.path.open("rb") as file:
@@ -176,12 +194,13 @@ class Journal:
         """Returns the error for a row that is vouched for, and yet is none that its run writes."""
         told = row[:80].decode("utf-8", "replace") if isinstance(row, bytes) else _short(row)
         return JournalError(
-            f"{self.path} holds a row that no run wrote ({told!r}): name another output, or delete {self.path.name} "
-            f"and {self.journal_path.name} to begin anew"
+            f"{self.path} holds a row that no run wrote ({told!r}): name another output, or delete"
+            f" {self.path.name} and {self.journal_path.name} to begin anew"
         )
 
     def close(self, *, keep_empty: bool = True) -> None:
-        """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are taken away."""
+        """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are
+        taken away."""
         if self._data.closed:
             return
         try:
@@ -198,7 +217,10 @@ class Journal:
         there = file_at(self.path, link=False)
         fresh = file_at(self.journal_path, link=False) is None
         if fresh and there is not None and there.st_size:
-            raise JournalError(f"{self.path} is there already and no run wrote it: move it away or name another output")
+            raise JournalError(
+                f"{self.path} is there already and no run wrote it: move it away or name another"
+                " output"
+            )
         self._may_unlink = there is None or not fresh
         try:
             journal = open(self.journal_path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
@@ -207,11 +229,14 @@ class Journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
-                raise BlockingIOError  # opened just before its run took it away: nobody would find what is written
+                # opened just before its run took it away: nobody would find what is written
+                raise BlockingIOError
             data = open(self.path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
         except BlockingIOError as error:
             journal.close()
-            raise JournalError(f"{self.path} is in use by another run: wait for it or name another output") from error
+            raise JournalError(
+                f"{self.path} is in use by another run: wait for it or name another output"
+            ) from error
         except OSError as error:
             journal.close()
             if fresh:
@@ -220,7 +245,8 @@ class Journal:
         return journal, data
 
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
-        """Reads the journal's lines against the data, cuts what a kill left half done, collects the keys."""
+        """Reads the journal's lines against the data, cuts what a kill left half done, collects the
+        keys."""
         self._journal.seek(0)
         with os.fdopen(os.dup(self._journal.fileno()), "rb", READ_BYTES) as journal:
             self._take_up_lines(whole_lines(journal, self.journal_path), fingerprint)
@@ -228,11 +254,15 @@ class Journal:
     def _take_up_lines(self, lines: Iterator[bytes], fingerprint: dict[str, Any]) -> None:
         header = next(lines, b"")
         run = self._read_header(header)
-        if not os.fstat(self._data.fileno()).st_size:  # nothing was written, or it was taken away: the run begins anew
+        if not os.fstat(
+            self._data.fileno()
+        ).st_size:  # nothing was written, or it was taken away: the run begins anew
             self._begin(fingerprint)
             return
         if run is None:
-            raise JournalError(f"{self.path} holds rows that its journal doesn't know: move it away")
+            raise JournalError(
+                f"{self.path} holds rows that its journal doesn't know: move it away"
+            )
         self._compare(run, fingerprint)
         self._state.journal_end = len(header)
         with self.path.open("rb") as data:
@@ -251,7 +281,9 @@ class Journal:
     def _torn_at_its_begin(self) -> bool:
         """A power cut may leave a part of the header; no row was written then."""
         self._journal.seek(0)
-        return not os.fstat(self._data.fileno()).st_size and begins_a_header(self._journal.read(READ_BYTES))
+        return not os.fstat(self._data.fileno()).st_size and begins_a_header(
+            self._journal.read(READ_BYTES)
+        )
 
     def _begin(self, fingerprint: dict[str, Any]) -> None:
         header = header_of(fingerprint)
@@ -271,8 +303,8 @@ class Journal:
             raise unread(self.journal_path) from error
         if changes:
             raise JournalError(
-                f"{self.path} belongs to a run with other settings ({changes}): name another output, "
-                f"or delete {self.path.name} and {self.journal_path.name} to begin anew"
+                f"{self.path} belongs to a run with other settings ({changes}): name another"
+                f" output, or delete {self.path.name} and {self.journal_path.name} to begin anew"
             )
 
     def _check_row(self, line: bytes, data: BinaryIO) -> None:
@@ -283,13 +315,14 @@ class Journal:
             new = False
         if not new:
             raise JournalError(
-                f"{self.journal_path} holds a line that no run wrote (byte {self._state.journal_end}): put it back, or "
-                f"delete it and {self.path.name} to begin anew"
+                f"{self.journal_path} holds a line that no run wrote (byte"
+                f" {self._state.journal_end}): put it back, or delete it and {self.path.name} to"
+                " begin anew"
             )
         if not holds(data, length, checksum):
             raise JournalError(
-                f"{self.path} was changed since its run wrote it (byte {self._state.data_end}): put it back, "
-                f"or delete it and {self.journal_path.name} to begin anew"
+                f"{self.path} was changed since its run wrote it (byte {self._state.data_end}): put"
+                f" it back, or delete it and {self.journal_path.name} to begin anew"
             )
         self._state.data_end += length
         self._state.journal_end += len(line)
@@ -297,8 +330,9 @@ class Journal:
     # The files
 
     def _cut(self, *, sync: bool = False) -> None:
-        """Cuts both files to what is vouched for; taking bytes away works on a full disk too. The journal first, and
-        to the disk: lines that a kill or a power cut left behind without their rows would be refused for ever."""
+        """Cuts both files to what is vouched for; taking bytes away works on a full disk too. The
+        journal first, and to the disk: lines that a kill or a power cut left behind without their
+        rows would be refused for ever."""
         try:
             if sync or os.fstat(self._journal.fileno()).st_size != self._state.journal_end:
                 self._journal.truncate(self._state.journal_end)
@@ -308,8 +342,8 @@ class Journal:
             raise why_not_written(error, self.path) from error
 
     def _take_away(self) -> None:
-        """While the lock is held: nobody has begun in these files. A link, or an empty file, that was there stays, and
-        so does what came in their place."""
+        """While the lock is held: nobody has begun in these files. A link, or an empty file, that
+        was there stays, and so does what came in their place."""
         if self._may_unlink and _is_at(self._data, self.path):
             self.path.unlink(missing_ok=True)
         if _is_at(self._journal, self.journal_path):
@@ -326,7 +360,8 @@ def journal_of(path: Path) -> Path:
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether the open file is the one that stands at `path`, links followed. Raises JournalError."""
+    """Whether the open file is the one that stands at `path`, links followed.
+    Raises JournalError."""
     there = file_at(path)
     return there is not None and os.path.samestat(os.fstat(file.fileno()), there)
 

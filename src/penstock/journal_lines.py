@@ -1,5 +1,6 @@
-"""The lines of a journal: a checksum, then a header with what makes its run that run, or a row's length, checksum and
-key. What is read may be anybody's: each is bounded, and what is none of ours is told from what a kill tore.
+"""The lines of a journal: a checksum, then a header with what makes its run that run, or a row's
+length, checksum and key. What is read may be anybody's: each is bounded, and what is none of ours
+is told from what a kill tore.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ def line_of(data: bytes, key: Key) -> bytes:
     """Returns a row's line. Raises JournalError for a key that is too long for one."""
     line = seal(f"{len(data)} {zlib.crc32(data):08x} {text_of(key)}")
     if len(line) > LONGEST_LINE:
-        raise JournalError(f"a key of {len(line):,} bytes is longer than a journal's line: name rows shorter")
+        raise JournalError(
+            f"a key of {len(line):,} bytes is longer than a journal's line: name rows shorter"
+        )
     return line
 
 
 def begins_a_header(left: bytes) -> bool:
-    """Returns whether it may be what a power cut left of a header: a part of one, zeros in its place. Anything else is
-    somebody's file."""
+    """Returns whether it may be what a power cut left of a header: a part of one, zeros in its
+    place. Anything else is somebody's file."""
     left = left.rstrip(b"\0")
-    ours = not left[:8].strip(b"0123456789abcdef") and left[8:].startswith(WORD[: max(0, len(left) - 8)])
+    ours = not left[:8].strip(b"0123456789abcdef") and left[8:].startswith(
+        WORD[: max(0, len(left) - 8)]
+    )
     return ours and b"\n" not in left
 
 
@@ -47,8 +52,8 @@ def seal(text: str) -> bytes:
 
 
 def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
-    """Yields lines whose checksum holds, up to the first that a kill tore. Raises JournalError for one that is longer
-    than any of ours: a group's zeros, which a power cut may leave, are fewer."""
+    """Yields lines whose checksum holds, up to the first that a kill tore. Raises JournalError for
+    one that is longer than any of ours: a group's zeros, which a power cut may leave, are fewer."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise unread(path)
@@ -73,7 +78,8 @@ def run_of(header: bytes) -> dict[str, Any] | None:
 
 
 def row_told(line: bytes) -> tuple[int, int, Key]:
-    """Returns a row's length in bytes, its checksum and its key. Raises ValueError, RecursionError for another line."""
+    """Returns a row's length in bytes, its checksum and its key. Raises ValueError, RecursionError
+    for another line."""
     length, checksum, key = line[9:-1].split(b" ", 2)
     told = int(length), int(checksum, 16), json.loads(key)
     if told[0] < SHORTEST_ROW or type(told[2]) not in (str, int, list):
@@ -82,7 +88,8 @@ def row_told(line: bytes) -> tuple[int, int, Key]:
 
 
 def holds(data: BinaryIO, length: int, checksum: int) -> bool:
-    """Returns whether the next `length` bytes are what the checksum is of. However many it says, few are in memory."""
+    """Returns whether the next `length` bytes are what the checksum is of. However many it says,
+    few are in memory."""
     found, left = 0, length
     while left and (piece := data.read(min(left, READ_BYTES))):
         found, left = zlib.crc32(piece, found), left - len(piece)

@@ -1,4 +1,5 @@
-"""KeySet: keys that were seen, few bytes each. A key is a JSON value that tells a row from all others. Stdlib only."""
+"""KeySet: keys that were seen, few bytes each. A key is a JSON value that tells a row from all
+others. Stdlib only."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ Key = str | int | list[Any]
 
 
 class KeySet:
-    """Keys that were seen, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key, however long it is.
+    """Keys that were seen, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key,
+    however long it is.
 
     Two keys share a hash with a chance of about (keys squared) / 2^65: 3e-8 at a million keys.
     """
@@ -28,7 +30,8 @@ class KeySet:
         return table[_place(table, _hash(key))] != 0
 
     def add(self, key: Key) -> bool:
-        """Adds a key; False when it was there. For one thread; others may ask for keys meanwhile."""
+        """Adds a key; False when it was there. For one thread;
+        others may ask for keys meanwhile."""
         code = _hash(key)
         place = _place(self._table, code)
         if self._table[place]:
@@ -59,4 +62,6 @@ def text_of(key: Key) -> str:
 
 
 def _hash(key: Key) -> int:
-    return int.from_bytes(blake2b(text_of(key).encode(), digest_size=8).digest()) or 1  # 0 marks an empty place
+    return (
+        int.from_bytes(blake2b(text_of(key).encode(), digest_size=8).digest()) or 1
+    )  # 0 marks an empty place

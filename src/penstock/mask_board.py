@@ -1,12 +1,14 @@
-"""MaskBoard: the masks that samples wait for, by place, in memory that the scheduler and who makes them share.
+"""MaskBoard: the masks that samples wait for, by place, in memory that the scheduler and who makes
+them share.
 
-    the scheduler   begun[p] one more with each sample, before the maker is told of it; token[p], then asked[p] one more
+    the scheduler   begun[p] one more with each sample, before the maker is told of it; token[p],
+    then asked[p] one more
     the maker       certain[p], count[p], words[p], then made[p] = asked[p]
 
-No word goes to and fro for a mask: a thousand of them a step, each read and told of by itself, took the host longer
-than the device's whole step. Each number has one writer, and `fence` keeps them in their order. Where tokens are forced
-the constraint is run ahead of them: the mask stands behind them, and they need neither a draw nor a mask each.
-It knows places and words; no samples.
+No word goes to and fro for a mask: a thousand of them a step, each read and told of by itself, took
+the host longer than the device's whole step. Each number has one writer, and `fence` keeps them in
+their order. Where tokens are forced the constraint is run ahead of them: the mask stands behind
+them, and they need neither a draw nor a mask each. It knows places and words; no samples.
 """
 
 from __future__ import annotations
@@ -24,8 +26,8 @@ _LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """Keeps reads and writes before it before those behind it, where a processor does not by itself: a lock that is let
-    go, then taken, orders them."""
+    """Keeps reads and writes before it before those behind it, where a processor does not by
+    itself: a lock that is let go, then taken, orders them."""
     for _ in range(2):
         with _LOCK:
             pass
@@ -41,7 +43,9 @@ class MaskBoard:
     made: Int32  # [places]  of the one that is there
     token: Int32  # [places]  behind which the wanted one is
     count: Int32  # [places]  how many are certain
-    begun: Int32  # [places]  samples that had the place so far: who was told of fewer has yet to hear of the last one
+    # [places]  samples that had the place so far: who was told of fewer has yet to hear of the last
+    # one
+    begun: Int32
 
     @classmethod
     def over(cls, memory: Int32, places: int, words: int) -> MaskBoard:
@@ -70,8 +74,8 @@ class MaskBoard:
         self.asked[places] += 1
 
     def put(self, place: int, ticket: int, certain: list[int], words: Int32 | None) -> None:
-        """The mask number `ticket` of a place is there: words, unless they lie in their place already; None: any
-        token."""
+        """The mask number `ticket` of a place is there: words, unless they lie in their place
+        already; None: any token."""
         if words is None or words.base is not self.words.base:
             self.words[place] = -1 if words is None else words
         self.certain[place, : len(certain)] = certain

@@ -1,5 +1,6 @@
-"""A Ray cluster, joined or started: what it has, whether that is enough, and how it is left. Jobs and deployments stand
-on it; it knows neither. Ray is imported inside functions: it takes a second, and most commands never need it.
+"""A Ray cluster, joined or started: what it has, whether that is enough, and how it is left. Jobs
+and deployments stand on it; it knows neither. Ray is imported inside functions: it takes a second,
+and most commands never need it.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from typing import Any
 
 from penstock.errors import CapacityError, UsageError
 
-OBJECT_STORE = 128 << 20  # bytes: what we send is small; Ray's own would take a third of the machine's memory
+OBJECT_STORE = (
+    128 << 20
+)  # bytes: what we send is small; Ray's own would take a third of the machine's memory
 KNOCK = 10.0  # seconds
-# Ray reads these once, when it is imported. Under `uv run` every worker would make its environment anew, by a registry.
+# Ray reads these once, when it is imported. Under `uv run` every worker would make its environment
+# anew, by a registry.
 ENVIRONMENT = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
 OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # a cluster that is there has said so for itself
 
@@ -51,29 +55,42 @@ class RayCluster:
         return sum(node.cpus for node in self.nodes)
 
     def check_gpus(self, each: int, count: int, what: str) -> None:
-        """Raises CapacityError unless `count` times `each` GPUs of one machine are there. what: that takes them."""
+        """Raises CapacityError unless `count` times `each` GPUs of one machine are there. what:
+        that takes them."""
         if not each or count <= sum(node.gpus // each for node in self.nodes):
             return
-        has = ", ".join(f"{node.gpus} at {node.address}" for node in self.nodes if node.gpus) or "none"
-        asked = f"{count} {what}{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}, each on one machine,"
+        has = (
+            ", ".join(f"{node.gpus} at {node.address}" for node in self.nodes if node.gpus)
+            or "none"
+        )
+        asked = (
+            f"{count} {what}{'s' * (count > 1)} of {each} GPU{'s' * (each > 1)}, each on one"
+            " machine,"
+        )
         raise CapacityError(
-            f"{asked} ask for {count * each}, and the Ray cluster has {self.gpus} ({has}): ask for fewer, or start "
-            "more nodes first"
+            f"{asked} ask for {count * each}, and the Ray cluster has {self.gpus} ({has}): ask for"
+            " fewer, or start more nodes first"
         )
 
 
 @contextmanager
-def ray_cluster(address: str | None, environment: Mapping[str, str] | None = None) -> Iterator[RayCluster]:
-    """Joins the cluster at `address` (`auto`, or HOST:PORT; None: RAY_ADDRESS where that is set, else one of this
-    machine's cores and GPUs that is started here and ends with the block).
+def ray_cluster(
+    address: str | None, environment: Mapping[str, str] | None = None
+) -> Iterator[RayCluster]:
+    """Joins the cluster at `address` (`auto`, or HOST:PORT; None: RAY_ADDRESS where that is set,
+    else one of this machine's cores and GPUs that is started here and ends with the block).
 
     environment: settings of Ray's own that this process, and a cluster that it starts, begin with.
-    Raises UsageError where Ray isn't installed or differs between here and the cluster, CapacityError where no cluster
-    answers.
+    Raises UsageError where Ray isn't installed or differs between here and the cluster,
+    CapacityError where no cluster answers.
     """
     needs_ray()
     own = not (address or os.environ.get("RAY_ADDRESS"))
-    for name, value in {**ENVIRONMENT, **(OWN_ENVIRONMENT if own else {}), **(environment or {})}.items():
+    for name, value in {
+        **ENVIRONMENT,
+        **(OWN_ENVIRONMENT if own else {}),
+        **(environment or {}),
+    }.items():
         os.environ.setdefault(name, value)
     import ray
 
@@ -105,7 +122,9 @@ def nodes_without(path: Path) -> list[str]:
     alive = [node for node in ray.nodes() if node["Alive"]]
     each = [NodeAffinitySchedulingStrategy(node["NodeID"], soft=False) for node in alive]
     seen = ray.get([look.options(scheduling_strategy=there).remote(str(path)) for there in each])
-    return [node["NodeManagerAddress"] for node, there in zip(alive, seen, strict=True) if not there]
+    return [
+        node["NodeManagerAddress"] for node, there in zip(alive, seen, strict=True) if not there
+    ]
 
 
 def _init(address: str | None, folder: str | None, environment: Mapping[str, str]) -> None:
@@ -116,10 +135,18 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
         _check_answers(address or os.environ["RAY_ADDRESS"])
     main = threading.current_thread() is threading.main_thread()
     usual = signal.getsignal(signal.SIGTERM)
-    own: dict[str, Any] = {"_temp_dir": folder, "include_dashboard": False, "object_store_memory": OBJECT_STORE}
-    joins = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}  # its machines have another one
+    own: dict[str, Any] = {
+        "_temp_dir": folder,
+        "include_dashboard": False,
+        "object_store_memory": OBJECT_STORE,
+    }
+    joins = (
+        {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
+    )  # its machines have another one
     try:
-        ray.init("local" if folder else address, logging_level="warning", **own if folder else joins)
+        ray.init(
+            "local" if folder else address, logging_level="warning", **own if folder else joins
+        )
     except (RuntimeError, ConnectionError, ValueError, AssertionError) as error:
         raise _not_joined(address or os.environ.get("RAY_ADDRESS"), error) from error
     finally:
@@ -131,8 +158,8 @@ def _check_answers(address: str) -> None:
     """Raises where nobody listens at HOST:PORT: Ray itself would try for minutes."""
     if "://" in address:
         raise UsageError(
-            f"{address} is an address for clients from outside: give HOST:PORT or auto on a machine of the cluster, as "
-            "`ray job submit` runs it"
+            f"{address} is an address for clients from outside: give HOST:PORT or auto on a machine"
+            " of the cluster, as `ray job submit` runs it"
         )
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()):
@@ -147,13 +174,14 @@ def _not_joined(address: str | None, error: Exception) -> UsageError | CapacityE
     said = " ".join(str(error).split())
     if "ersion mismatch" in said:
         return UsageError(
-            f"the cluster at {address} runs another Ray or Python than this process ({said[:300]}): "
-            "use the same on both"
+            f"the cluster at {address} runs another Ray or Python than this process ({said[:300]}):"
+            " use the same on both"
         )
     if address is None:
         return CapacityError(f"Ray could not be started here ({said[:300]}): its logs say more")
     return CapacityError(
-        f"no Ray cluster answers at {address} ({said[:200]}): start one by `ray start --head`, or name another address"
+        f"no Ray cluster answers at {address} ({said[:200]}): start one by `ray start --head`, or"
+        " name another address"
     )
 
 
@@ -162,6 +190,10 @@ def _nodes() -> tuple[RayNode, ...]:
 
     alive = [node for node in ray.nodes() if node["Alive"]]
     return tuple(
-        RayNode(node["NodeManagerAddress"], int(node["Resources"].get("CPU", 0)), int(node["Resources"].get("GPU", 0)))
+        RayNode(
+            node["NodeManagerAddress"],
+            int(node["Resources"].get("CPU", 0)),
+            int(node["Resources"].get("GPU", 0)),
+        )
         for node in alive
     )

@@ -1,7 +1,8 @@
-"""The words that all rooms share: what is asked (Request, SamplingParams) and what comes back (Delta, RequestOutput).
+"""The words that all rooms share: what is asked (Request, SamplingParams) and what comes back
+(Delta, RequestOutput).
 
-Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. It knows no engine and no text:
-stdlib only; ids are plain ints, text is what somebody else made of them.
+Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. It knows no
+engine and no text: stdlib only; ids are plain ints, text is what somebody else made of them.
 """
 
 from __future__ import annotations
@@ -22,17 +23,23 @@ from penstock.vllm_arguments import takes_vllms
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
-MAX_STOPS = 64  # stop strings; all are looked for in each text that may hold one, and token by token in a stream
+# stop strings; all are looked for in each text that may hold one, and token by token in a stream
+MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
 MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
-NO_VOCABULARY = f"logprobs of -1, the whole vocabulary, are not served: 0 to {MAX_LOGPROBS}, or logprob_token_ids"
+NO_VOCABULARY = (
+    f"logprobs of -1, the whole vocabulary, are not served: 0 to {MAX_LOGPROBS}, or"
+    " logprob_token_ids"
+)
 MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 FIRST_WEIGHTS = "default"  # names the weights of the start
 REST = -1  # in place of a sample to cancel: all that have not ended, and what each has made is told
-_WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams: the lowest and the highest
+_WHOLE: dict[
+    str, tuple[int, int | None]
+] = {  # whole numbers of SamplingParams: the lowest and the highest
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
     "max_tokens": (1, None),
@@ -44,20 +51,23 @@ _WHOLE: dict[str, tuple[int, int | None]] = {  # whole numbers of SamplingParams
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of forms
-_LARGEST = sys.float_info.max  # compared with, and never converted to: a whole number may be larger than any float
+_LARGEST = (
+    sys.float_info.max
+)  # compared with, and never converted to: a whole number may be larger than any float
 
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form that each answer has: one of the first five, or structural_tag, or `around`. Checked when made; whether
-    a grammar can be served is seen when it is compiled.
+    """The form that each answer has: one of the first five, or structural_tag, or `around`. Checked
+    when made; whether a grammar can be served is seen when it is compiled.
 
     json: a JSON Schema, kept as text.    regex: of the whole text.    choice: one of these texts.
-    grammar: in Lark or GBNF.             json_object: any JSON object.
-    structural_tag: free text with tags in it, whose contents have forms; text.structural_tag has what it may say.
-    lenient: what of a schema isn't known is passed over, and oneOf is anyOf; else such a schema is refused.
-    disable_any_whitespace: JSON without any.    whitespace_pattern: a regex of what may stand between JSON's parts.
-    around: Lark of the whole answer, in which @form is what the others say; without them, of an answer without it.
+    grammar: in Lark or GBNF.             json_object: any JSON object. structural_tag: free text
+    with tags in it, whose contents have forms; text.structural_tag has what it may say. lenient:
+    what of a schema isn't known is passed over, and oneOf is anyOf; else such a schema is refused.
+    disable_any_whitespace: JSON without any.    whitespace_pattern: a regex of what may stand
+    between JSON's parts. around: Lark of the whole answer, in which @form is what the others say;
+    without them, of an answer without it.
     """
 
     json: str | dict[str, Any] | None = None
@@ -84,11 +94,17 @@ class StructuredOutputsParams:
             if not isinstance(getattr(self, name), (bool, NoneType)):
                 raise _form(f"structured_outputs.{name} must be true or false")
         choice = self.choice
-        texts = isinstance(choice, (list, tuple)) and all(isinstance(text, str) and text for text in choice)
+        texts = isinstance(choice, (list, tuple)) and all(
+            isinstance(text, str) and text for text in choice
+        )
         if choice is not None and not (choice and texts):
-            raise _form("structured_outputs.choice must be a list of at least one text, none of them empty")
+            raise _form(
+                "structured_outputs.choice must be a list of at least one text, none of them empty"
+            )
         if self.size > MAX_GRAMMAR:
-            raise _form(f"structured_outputs holds at most {MAX_GRAMMAR:,} characters: send a smaller form")
+            raise _form(
+                f"structured_outputs holds at most {MAX_GRAMMAR:,} characters: send a smaller form"
+            )
 
     @property
     def kinds(self) -> int:
@@ -98,7 +114,14 @@ class StructuredOutputsParams:
     @property
     def size(self) -> int:
         """Characters, of all its texts."""
-        texts = [self.json, self.regex, self.grammar, self.whitespace_pattern, self.structural_tag, self.around]
+        texts = [
+            self.json,
+            self.regex,
+            self.grammar,
+            self.whitespace_pattern,
+            self.structural_tag,
+            self.around,
+        ]
         return sum(len(text) for text in (*texts, *(self.choice or ())) if text is not None)
 
 
@@ -106,7 +129,9 @@ def _json_text(name: str, value: dict[str, Any]) -> str:
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _form(f"structured_outputs.{name} holds what JSON has no word for, or is nested too deep") from error
+        raise _form(
+            f"structured_outputs.{name} holds what JSON has no word for, or is nested too deep"
+        ) from error
 
 
 def _form(rule: str) -> UsageError:
@@ -115,10 +140,12 @@ def _form(rule: str) -> UsageError:
 
 @dataclass(slots=True, kw_only=True)
 class StopWhen:
-    """When a request of n samples ends before all of them have: once `agree` samples have ended with the same answer,
-    so with 1 at the first that has one. The rest end with finish_reason `abort` and stop_reason `stop_when`.
+    """When a request of n samples ends before all of them have: once `agree` samples have ended
+    with the same answer, so with 1 at the first that has one. The rest end with finish_reason
+    `abort` and stop_reason `stop_when`.
 
-    pattern: a regex, looked for in the text of each sample that has ended. Its first match's first group is the answer,
+    pattern: a regex, looked for in the text of each sample that has ended. Its first match's first
+    group is the answer,
         without a group the match; a sample without a match has none.
     """
 
@@ -143,24 +170,27 @@ class RequestOutputKind(Enum):
 @takes_vllms
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """How the n samples of one request are drawn. Checked when made; every field is read by the engine.
+    """How the n samples of one request are drawn. Checked when made; every field is read by the
+    engine.
 
-    n: samples of the prompt (a fork group).            temperature: 0 is greedy.
-    top_p, top_k (0 or -1: off), min_p: filters, applied in the order penalties, temperature, min_p, top_k, top_p.
+    n: samples of the prompt (a fork group).            temperature: 0 is greedy. top_p, top_k (0 or
+    -1: off), min_p: filters, applied in the order penalties, temperature, min_p, top_k, top_p.
     repetition_penalty: > 1 makes tokens of prompt and output less likely (CTRL, arXiv:1909.05858).
-    presence_penalty, frequency_penalty: OpenAI's, over output tokens.
-    logit_bias: token id -> value added to its logit.      allowed_token_ids: only these may come.
-    min_tokens: no end id, stop id or stop string within that many tokens.   max_tokens: None is up to the context.
-    stop: strings that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
+    presence_penalty, frequency_penalty: OpenAI's, over output tokens. logit_bias: token id -> value
+    added to its logit.      allowed_token_ids: only these may come. min_tokens: no end id, stop id
+    or stop string within that many tokens.   max_tokens: None is up to the context. stop: strings
+    that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
         include_stop_str_in_output.
-    bad_words: strings that may not be said: a word's last token is barred where the ones before it were just drawn.
-    stop_token_ids: ids that end a sample, beside the model's own end ids (which ignore_eos turns off).
-    seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the engine draws one.
-    structured_outputs: the form that each sample has; it ends where that is complete, and draws no end id before.
-    stop_when: which answers of its samples end the request, the samples that are still drawn included.
-    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
-    logprob_token_ids: these tokens beside the chosen one, in place of the most likely; logprobs says their number then.
-    output_kind: what AsyncLLM.generate yields. All others give what FINAL_ONLY does, as vLLM's LLM.
+    bad_words: strings that may not be said: a word's last token is barred where the ones before it
+    were just drawn. stop_token_ids: ids that end a sample, beside the model's own end ids (which
+    ignore_eos turns off). seed: the same (seed, sample index, position) draws the same token
+    whatever else runs; None: the engine draws one. structured_outputs: the form that each sample
+    has; it ends where that is complete, and draws no end id before. stop_when: which answers of its
+    samples end the request, the samples that are still drawn included. logprobs: 0 to 20 most
+    likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
+    logprob_token_ids: these tokens beside the chosen one, in place of the most likely; logprobs
+    says their number then. output_kind: what AsyncLLM.generate yields. All others give what
+    FINAL_ONLY does, as vLLM's LLM.
     """
 
     n: int = 1
@@ -197,13 +227,16 @@ class SamplingParams:
         self.bad_words = self.bad_words or None
         self._take_labels()
         if -1 in (self.logprobs, self.prompt_logprobs):
-            raise UsageError(NO_VOCABULARY, param="logprobs" if self.logprobs == -1 else "prompt_logprobs")
+            raise UsageError(
+                NO_VOCABULARY, param="logprobs" if self.logprobs == -1 else "prompt_logprobs"
+            )
         for name, bounds in _WHOLE.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
                 _whole(name, getattr(self, name), *bounds)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
-                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower min_tokens",
+                f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower"
+                " min_tokens",
                 param="min_tokens",
                 rule="min_tokens is above max_tokens: lower min_tokens",
             )
@@ -230,7 +263,11 @@ class SamplingParams:
         ids = self.logprob_token_ids = self.logprob_token_ids or None
         if ids is None:
             return
-        if not isinstance(ids, (list, tuple)) or len(ids) > MAX_LOGPROBS or len(ids) != len(set(map(str, ids))):
+        if (
+            not isinstance(ids, (list, tuple))
+            or len(ids) > MAX_LOGPROBS
+            or len(ids) != len(set(map(str, ids)))
+        ):
             rule = f"logprob_token_ids must be a list of 1 to {MAX_LOGPROBS} token ids, each once"
             raise UsageError(rule, param="logprob_token_ids", rule=rule)
         if self.logprobs not in (None, len(ids)):
@@ -253,11 +290,17 @@ class SamplingParams:
         for token, value in (self.logit_bias or {}).items():
             if token < 0:
                 rule = "logit_bias names a token below 0: ids are 0 and up"
-                raise UsageError(f"logit_bias names token {token}: ids are 0 and up", param="logit_bias", rule=rule)
+                raise UsageError(
+                    f"logit_bias names token {token}: ids are 0 and up",
+                    param="logit_bias",
+                    rule=rule,
+                )
             _real("logit_bias", value, f"logit_bias[{token}]")
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             ids = getattr(self, name)
-            if not isinstance(ids, (list, tuple, NoneType)) or (name == "allowed_token_ids" and ids in ([], ())):
+            if not isinstance(ids, (list, tuple, NoneType)) or (
+                name == "allowed_token_ids" and ids in ([], ())
+            ):
                 raise _wrong(name, "a list of at least one token id", ids)
             for token in ids or ():
                 _whole(name, token, 0, 2**31 - 1)
@@ -265,27 +308,43 @@ class SamplingParams:
             if not isinstance(getattr(self, name), (list, tuple, NoneType)):
                 raise _wrong(name, "a list of strings", getattr(self, name))
             texts = getattr(self, name) or ()
-            if any(not isinstance(text, str) or not (text.strip() if name == "bad_words" else text) for text in texts):
-                raise UsageError(f"{name} holds an empty string or something that is no string", param=name)
+            if any(
+                not isinstance(text, str) or not (text.strip() if name == "bad_words" else text)
+                for text in texts
+            ):
+                raise UsageError(
+                    f"{name} holds an empty string or something that is no string", param=name
+                )
             if len(texts) > MAX_STOPS or sum(map(len, texts)) > MAX_STOP_CHARACTERS:
-                most = f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
+                most = (
+                    f"at most {MAX_STOPS} strings, of {MAX_STOP_CHARACTERS:,} characters together"
+                )
                 raise UsageError(f"{name} holds {most}: send fewer or shorter ones", param=name)
         if self.stop and not self.detokenize:
-            raise UsageError("stop strings need text: use stop_token_ids, or leave detokenize on", param="stop")
+            raise UsageError(
+                "stop strings need text: use stop_token_ids, or leave detokenize on", param="stop"
+            )
 
 
 def _bias(bias: object) -> dict[int, float]:
     try:
         return {int(token): float(value) for token, value in dict(bias).items()}  # type: ignore[call-overload]
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError("logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias") from error
+        raise UsageError(
+            "logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias"
+        ) from error
 
 
 def _whole(name: str, value: object, low: int, high: int | None, param: str | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise _wrong(name, "a whole number", value, param)
     if value < low or (high is not None and value > high):
-        raise _wrong(name, f"between {low} and {high}" if high is not None else f"at least {low}", value, param)
+        raise _wrong(
+            name,
+            f"between {low} and {high}" if high is not None else f"at least {low}",
+            value,
+            param,
+        )
 
 
 def _real(param: str, value: object, name: str | None = None) -> None:
@@ -300,7 +359,9 @@ def _real(param: str, value: object, name: str | None = None) -> None:
 def _wrong(name: str, must_be: str, value: object, param: str | None = None) -> UsageError:
     """`name` may hold what was given; `param` doesn't."""
     param = param or name
-    return UsageError(f"{name} must be {must_be}, not {value!r}", param=param, rule=f"{param} must be {must_be}")
+    return UsageError(
+        f"{name} must be {must_be}, not {value!r}", param=param, rule=f"{param} must be {must_be}"
+    )
 
 
 @dataclass(slots=True, kw_only=True)
@@ -308,15 +369,16 @@ class Request:
     """What the engine is asked: ids only. It crosses the channel as typed msgpack.
 
     request_id: unique for the channel's lifetime.   prompt: int32 ids as raw little-endian bytes.
-    stream: every token goes up as it is read; else a sample's tokens go up once, at its end (or when `watch` fires).
-    watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None: a sampled token whose bit
+    stream: every token goes up as it is read; else a sample's tokens go up once, at its end (or
+    when `watch` fires). watch: packed bits over the vocabulary (numpy.packbits, big-endian bit
+    order), or None: a sampled token whose bit
         is set sends the sample's tokens up at once, because it can end a stop string.
-    samples: which sample indices of the n to draw (a job that goes on where it stopped), or None: all of them.
-    background: runs on what requests that somebody waits for leave.
-    tenant: who asks, as a number; the line before the rows is fair between tenants.
-    salt: cached blocks are shared between requests of one salt alone; 0 is a salt too.
-    tag: what a model that reads tags is told with each of its tokens; cached blocks are shared within one tag alone.
-    bad_words: the ids of sampling.bad_words, a list a word.
+    samples: which sample indices of the n to draw (a job that goes on where it stopped), or None:
+    all of them. background: runs on what requests that somebody waits for leave. tenant: who asks,
+    as a number; the line before the rows is fair between tenants. salt: cached blocks are shared
+    between requests of one salt alone; 0 is a salt too. tag: what a model that reads tags is told
+    with each of its tokens; cached blocks are shared within one tag alone. bad_words: the ids of
+    sampling.bad_words, a list a word.
     """
 
     request_id: int
@@ -362,11 +424,13 @@ class Delta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample, finished where it has a finish_reason. `token_ids` holds the end or stop token where there was one;
-    `text` doesn't. `cumulative_logprob` is of all tokens that were drawn so far.
+    """One sample, finished where it has a finish_reason. `token_ids` holds the end or stop token
+    where there was one; `text` doesn't. `cumulative_logprob` is of all tokens that were drawn so
+    far.
 
-    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at, `.columns` has none.
-    weights_version: of the weights that it was made with; `default` for those of the start.
+    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at,
+    `.columns` has none. weights_version: of the weights that it was made with; `default` for those
+    of the start.
     """
 
     index: int
@@ -381,8 +445,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request, `finished` or as far as it is: `outputs` in the order of the sample index; `error`: why there are
-    none, else None."""
+    """One request, `finished` or as far as it is: `outputs` in the order of the sample index;
+    `error`: why there are none, else None."""
 
     request_id: str
     prompt: str | None

@@ -1,7 +1,9 @@
-"""SharedWeights: where the tensors of another process lie, in words alone: what a trainer says to an engine.
+"""SharedWeights: where the tensors of another process lie, in words alone: what a trainer says to
+an engine.
 
-memories    shm: a file of /dev/shm, by its name      cuda: an allocation on a GPU, by CUDA's handle, as raw bytes
-tensors     name, dtype as safetensors spell it, shape, which memory, from which byte on
+memories    shm: a file of /dev/shm, by its name      cuda: an allocation on a GPU, by CUDA's
+handle, as raw bytes tensors     name, dtype as safetensors spell it, shape, which memory, from
+which byte on
 """
 
 from __future__ import annotations

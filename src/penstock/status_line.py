@@ -1,4 +1,5 @@
-"""A line that says how far something is: written over in its place on a terminal, elsewhere a line now and then.
+"""A line that says how far something is: written over in its place on a terminal, elsewhere a line
+now and then.
 
 It knows words, counts and a stream to write to; not what is under way.
 """
@@ -18,17 +19,21 @@ CLEAR = "\r\x1b[K"
 
 
 class StatusLine:
-    """The line of one stream, stderr unless another is given. live: it is a terminal, or a notebook's cell."""
+    """The line of one stream, stderr unless another is given. live: it is a terminal, or a
+    notebook's cell."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._cell = type(self._out).__module__.startswith("ipykernel")  # Jupyter's, VS Code's and Colab's
+        self._cell = type(self._out).__module__.startswith(
+            "ipykernel"
+        )  # Jupyter's, VS Code's and Colab's
         self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
         self._long = 0  # characters of the line that a cell shows
 
     def show(self, text: str, *, anew: bool = False) -> None:
-        """Writes the line over, as far as it fits; elsewhere a line, if the last one is long ago or this is anew."""
+        """Writes the line over, as far as it fits; elsewhere a line, if the last one is long ago or
+        this is anew."""
         if self.live:
             shown = text[: self._width()]
             self._write(self._clear() + shown)
@@ -47,7 +52,8 @@ class StatusLine:
             self._write(self._clear())
 
     def _clear(self) -> str:
-        """Returns what takes the line away; a cell knows a carriage return alone, so blanks are written over it."""
+        """Returns what takes the line away; a cell knows a carriage return alone, so blanks are
+        written over it."""
         long, self._long = self._long, 0
         return CLEAR if not self._cell else "\r" + " " * long + "\r" if long else "\r"
 
@@ -64,8 +70,8 @@ class StatusLine:
 
 
 class Bar:
-    """How many of `what` are done, since when, and how long the others should take. everywhere: where nobody looks at a
-    terminal it says so seldom; without, never."""
+    """How many of `what` are done, since when, and how long the others should take. everywhere:
+    where nobody looks at a terminal it says so seldom; without, never."""
 
     def __init__(self, total: int, what: str = "samples", *, everywhere: bool = False) -> None:
         self._line = StatusLine()
@@ -85,14 +91,22 @@ class Bar:
 
     def _text(self) -> str:
         took = time.monotonic() - self._begin
-        left = f", about {duration(took / self._done * (self._total - self._done))} left" if self._done else ""
+        left = (
+            f", about {duration(took / self._done * (self._total - self._done))} left"
+            if self._done
+            else ""
+        )
         return f"penstock: {self._done:,}/{self._total:,} {self._what}, {duration(took)}{left}"
 
 
 def duration(seconds: float) -> str:
     """Returns 40 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     whole = round(seconds)
-    for big, small, unit, rest in ((86_400, 3_600, "d", "h"), (3_600, 60, "h", "min"), (60, 1, "min", "s")):
+    for big, small, unit, rest in (
+        (86_400, 3_600, "d", "h"),
+        (3_600, 60, "h", "min"),
+        (60, 1, "min", "s"),
+    ):
         if whole >= big:
             return f"{whole // big} {unit} {whole % big // small} {rest}"
     return f"{whole} s"

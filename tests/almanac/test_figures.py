@@ -1,4 +1,5 @@
-"""Figures of a point against truths that are known without them: queues made up in made_samples.py."""
+"""Figures of a point against truths that are known without them:
+queues made up in made_samples.py."""
 
 from __future__ import annotations
 
@@ -19,9 +20,15 @@ from penstock.almanac.summaries import gaps_of
 
 def point(samples: Samples, **more: Any) -> Point:
     asked: dict[str, Any] = {
-        "name": str(samples.point[0]), "kind": "open", "rate": 20.0, "concurrency": None, "seconds": 60.0,
-        "goals": [0.1, 0.2, 1.0], "look": LOOK, "marks": [],
-    }  # fmt: skip
+        "name": str(samples.point[0]),
+        "kind": "open",
+        "rate": 20.0,
+        "concurrency": None,
+        "seconds": 60.0,
+        "goals": [0.1, 0.2, 1.0],
+        "look": LOOK,
+        "marks": [],
+    }
     return figures.point_of(samples, **{**asked, **more})
 
 
@@ -36,7 +43,9 @@ def test_an_open_loop_by_hand() -> None:
     assert spread is not None and made.figures.first_token_actual is not None
     assert spread.mean.value == pytest.approx(first.mean(), rel=1e-5)
     assert spread.p95.value == pytest.approx(np.quantile(first, 0.95), rel=1e-5)
-    assert spread.p50.value - made.figures.first_token_actual.p50.value == pytest.approx(5e-4, rel=0.01)
+    assert spread.p50.value - made.figures.first_token_actual.p50.value == pytest.approx(
+        5e-4, rel=0.01
+    )
     assert [goal.share for goal in made.goals] == pytest.approx(
         [np.mean(first <= z) for z in (0.1, 0.2, 1.0)], rel=1e-5
     )
@@ -46,7 +55,9 @@ def test_an_open_loop_by_hand() -> None:
     assert made.figures.request_rate.value == pytest.approx(ended / 60, rel=1e-5)
     rows = zip(samples.first, samples.gaps, strict=True)
     times = np.concatenate([first + np.r_[0, np.cumsum(gaps, dtype=float)] for first, gaps in rows])
-    assert made.figures.output_rate.value == pytest.approx(((times >= 10) & (times < 70)).sum() / 60, rel=1e-5)
+    assert made.figures.output_rate.value == pytest.approx(
+        ((times >= 10) & (times < 70)).sum() / 60, rel=1e-5
+    )
     gaps = np.concatenate(list(inside.gaps))
     assert made.figures.inter_token is not None and made.figures.per_token is not None
     assert made.figures.inter_token.p99.value == pytest.approx(np.quantile(gaps, 0.99), rel=1e-4)
@@ -71,12 +82,15 @@ def test_other_points_and_the_warm_up_are_left_out() -> None:
 
 
 def test_past_the_highest_rate_what_was_served_counts_not_what_was_offered() -> None:
-    """50 a second are offered to a server that serves 25: it answers all of them in the end, minutes later."""
+    """50 a second are offered to a server that serves 25: it answers all of them in the end,
+    minutes later."""
     sent = np.cumsum(np.random.default_rng(0).exponential(1 / 50, 4000))
     done = one_line(sent, np.full(len(sent), 1 / 25))
     samples = samples_of(sent, done - 0.03, [np.full(3, 0.01)] * len(sent), window=(10, 70))
     made = point(samples, opens=10.0, rate=50.0)
-    assert made.complete / 60 == pytest.approx(50, rel=0.05)  # complete, of those issued in the window: the offer
+    assert made.complete / 60 == pytest.approx(
+        50, rel=0.05
+    )  # complete, of those issued in the window: the offer
     assert made.figures.request_rate is not None and made.figures.output_rate is not None
     assert made.figures.request_rate.value == pytest.approx(25, rel=0.01)
     assert made.figures.output_rate.value == pytest.approx(100, rel=0.01)
@@ -90,11 +104,19 @@ def test_everything_at_once_is_an_amount_over_the_whole_time() -> None:
     made = point(samples, kind="saturation", rate=None, seconds=None)
     assert made.seconds == pytest.approx(40.0, rel=1e-5) and made.opens is None
     rates = made.figures
-    assert rates.request_rate is not None and rates.output_rate is not None and rates.total_rate is not None
-    assert rates.request_rate.value == pytest.approx(25) and rates.output_rate.value == pytest.approx(100)
+    assert (
+        rates.request_rate is not None
+        and rates.output_rate is not None
+        and rates.total_rate is not None
+    )
+    assert rates.request_rate.value == pytest.approx(
+        25
+    ) and rates.output_rate.value == pytest.approx(100)
     assert rates.total_rate.value == pytest.approx(25 * 132)
     assert rates.output_rate.low is not None and rates.output_rate.low > 95
-    assert made.effective is not None and made.effective > 700  # in a queue's order they would be worth two
+    assert (
+        made.effective is not None and made.effective > 700
+    )  # in a queue's order they would be worth two
     assert made.marks == []
     turned = samples.of(np.arange(1000)[::-1])
     assert point(turned, kind="saturation", rate=None, seconds=None) == made
@@ -119,7 +141,9 @@ def test_a_failed_request_meets_no_goal_and_has_no_times() -> None:
     assert made.figures.end_to_end is not None
     assert "failed requests" in made.marks
     failed = [at for at, end in enumerate(made.sample.end_to_end) if end == -1]
-    assert len(failed) == pytest.approx(500 * 100 / made.requests, abs=1)  # one in each stretch of equal length
+    assert len(failed) == pytest.approx(
+        500 * 100 / made.requests, abs=1
+    )  # one in each stretch of equal length
     assert all(made.sample.first[at] == -1 and made.sample.per_token[at] == -1 for at in failed)
 
 
@@ -145,7 +169,11 @@ def test_what_was_not_streamed_has_no_first_token() -> None:
     samples.first[:] = np.nan
     samples.gaps[:] = [np.zeros(0, np.float32)] * len(samples)
     made = point(samples, seconds=40.0, opens=10.0)
-    assert made.figures.first_token is None and made.figures.inter_token is None and made.figures.per_token is None
+    assert (
+        made.figures.first_token is None
+        and made.figures.inter_token is None
+        and made.figures.per_token is None
+    )
     assert made.goals == [] and set(made.sample.first) == {-1.0}
     assert made.figures.output_rate is not None
     assert made.figures.output_rate.value == pytest.approx(20 * 32, rel=0.1)
@@ -170,7 +198,9 @@ def test_marks_of_the_samples(change: dict[str, Any], mark: str) -> None:
 def test_marks_of_the_point() -> None:
     samples = open_loop()
     assert point(samples, opens=10.0, marks=["text prompts"]).marks == ["text prompts"]
-    assert point(samples, opens=10.0, look=LOOK.model_copy(update={"short": True})).marks == ["client short"]
+    assert point(samples, opens=10.0, look=LOOK.model_copy(update={"short": True})).marks == [
+        "client short"
+    ]
     short = open_loop(seconds=3.0)
     assert point(short, seconds=3.0, opens=10.0).marks == ["few requests", "short window"]
     samples.cached_tokens[:] = 64
@@ -184,9 +214,14 @@ def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
         rng = np.random.default_rng(seed)
         pace = rng.lognormal(np.log(0.01), 0.4, 250)
         gaps = list(pace[:, None] * np.ones((250, 100)))
-        spread = gaps_of(samples_of(np.arange(250.0), np.arange(250.0) + 0.1, gaps), SeededRandom(seed))
+        spread = gaps_of(
+            samples_of(np.arange(250.0), np.arange(250.0) + 0.1, gaps), SeededRandom(seed)
+        )
         assert spread is not None
-        for kept, figure, truth in ((covered, spread.mean, 0.01 * np.exp(0.08)), (quantile, spread.p50, 0.01)):
+        for kept, figure, truth in (
+            (covered, spread.mean, 0.01 * np.exp(0.08)),
+            (quantile, spread.p50, 0.01),
+        ):
             assert figure.low is not None and figure.high is not None
             kept.append(figure.low <= truth <= figure.high)
     assert np.mean(covered) >= 0.9 and np.mean(quantile) >= 0.9
@@ -196,9 +231,14 @@ def test_the_gaps_interval_covers_though_they_come_by_the_thousand() -> None:
 
 
 def opened(requests: int, done: Sequence[float | None], **more: Any) -> Point:
-    """A point that was planned at 99 a second and issued so many in 10 s, with this completed rate and its interval."""
+    """A point that was planned at 99 a second and issued so many in 10 s, with this completed rate
+    and its interval."""
     made = point(open_loop(seconds=10.0), seconds=10.0, opens=10.0, rate=99.0)
-    rate = Interval.model_validate(dict(zip(("value", "low", "high"), done, strict=True))) if done else None
+    rate = (
+        Interval.model_validate(dict(zip(("value", "low", "high"), done, strict=True)))
+        if done
+        else None
+    )
     measured = made.figures.model_copy(update={"request_rate": rate})
     return made.model_copy(update={"requests": requests, "figures": measured, **more})
 
@@ -209,17 +249,30 @@ def opened(requests: int, done: Sequence[float | None], **more: Any) -> Point:
         (100, (9.9, 9.0, 10.5), {}, (10.0, 10.0, 9.0)),  # the plan's 99 a second are nowhere
         (100, (10.4, 10.2, 10.5), {}, (10.0, 10.0, 10.0)),
         (100, (7.1, 6.5, 7.7), {}, (10.0, 7.1, 6.5)),  # significantly less
-        (10, (0.7, None, None), {}, (1.0, 1.0, None)),  # 7 of 10 ended in the window: as chance has it
+        (
+            10,
+            (0.7, None, None),
+            {},
+            (1.0, 1.0, None),
+        ),  # 7 of 10 ended in the window: as chance has it
         (10, (0.1, None, None), {}, (1.0, 0.1, None)),  # 1 of 10 isn't: at most 5.6
         (10, (0.7, None, None), {"outcomes": {"unfinished": 1}}, (1.0, 0.7, None)),
         (10, (0.7, None, None), {"outcomes": {"stalled": 1}}, (1.0, 1.0, None)),
         (10, (0.0, None, None), {}, (1.0, 0.0, None)),
         (10, (), {}, (1.0, 0.0, None)),
-        (300, (9.9, 9.0, 10.5), {"opens": None}, (99.0, 9.9, 9.0)),  # an import's seconds hold the tail
+        (
+            300,
+            (9.9, 9.0, 10.5),
+            {"opens": None},
+            (99.0, 9.9, 9.0),
+        ),  # an import's seconds hold the tail
     ],
 )
 def test_what_a_point_sustains(
-    requests: int, done: tuple[float | None, ...], more: dict[str, Any], says: tuple[float, float, float | None]
+    requests: int,
+    done: tuple[float | None, ...],
+    more: dict[str, Any],
+    says: tuple[float, float, float | None],
 ) -> None:
     assert figures.sustained(opened(requests, done, **more)) == figures.Sustained(*says)
 
@@ -230,7 +283,9 @@ def test_poissons_upper_ends_are_those_of_the_distribution() -> None:
         assert below == pytest.approx(0.025, rel=1e-3)
 
 
-Asked = tuple[float, float, float | None, float, float, float]  # offered, rate, low; share, its low, its high
+Asked = tuple[
+    float, float, float | None, float, float, float
+]  # offered, rate, low; share, its low, its high
 
 
 @pytest.mark.parametrize(
@@ -240,28 +295,57 @@ Asked = tuple[float, float, float | None, float, float, float]  # offered, rate,
         ([(1, 1, 0.9, 1, 0.99, 1)], None, (1, 0.9, None, None)),
         ([(2, 2, 1.9, 0.1, 0, 0.2), (1, 1, 0.9, 0.9, 0.85, 0.96)], None, (None, None, 1, 2)),
         # Chance lets 4 keep it; none lets 1 miss it.
-        ([(3, 3, 2.9, 0.9, 0.8, 0.94), (1, 1, 0.9, 1, 1, 1), (4, 4, 3, 1, 1, 1), (2, 2, 1.9, 0.96, 0.9, 1)], None,
-         (2, 0.9, 3, 3)),
-        ([(1, 1, 0.9, 0.9, 0.8, 0.94), (2, 2, 1.9, 1, 1, 1), (3, 3, 2.9, 0.2, 0.1, 0.3)], None, (2, 1.9, 3, 3)),
+        (
+            [
+                (3, 3, 2.9, 0.9, 0.8, 0.94),
+                (1, 1, 0.9, 1, 1, 1),
+                (4, 4, 3, 1, 1, 1),
+                (2, 2, 1.9, 0.96, 0.9, 1),
+            ],
+            None,
+            (2, 0.9, 3, 3),
+        ),
+        (
+            [(1, 1, 0.9, 0.9, 0.8, 0.94), (2, 2, 1.9, 1, 1, 1), (3, 3, 2.9, 0.2, 0.1, 0.3)],
+            None,
+            (2, 1.9, 3, 3),
+        ),
         # 12 were offered, 7.1 came back in time: 8 was the most.
         ([(8, 8, 7.8, 1, 1, 1), (12, 7.1, 6.5, 0.97, 0.96, 0.98)], None, (8, 7.8, None, None)),
         ([(101, 87.3, 80, 1, 0.99, 1)], None, (87.3, 80, None, None)),  # surely 80, not 87.3
         # A miss was offered 6, whatever was completed there.
         ([(5, 5, 4.9, 1, 1, 1), (6, 4, 3.8, 0.9, 0.85, 0.94)], None, (5, 4.9, 6, 6)),
-        ([(5, 5, None, 1, 0.7, 1), (6, 0, None, 0, 0, 0.3)], None, (5, None, 6, 6)),  # a miss all the same
+        (
+            [(5, 5, None, 1, 0.7, 1), (6, 0, None, 0, 0, 0.3)],
+            None,
+            (5, None, 6, 6),
+        ),  # a miss all the same
         ([(5, 0, None, 1, 0.7, 1)], None, (None, None, None, None)),  # not one answer: neither
         # 63 in 40 s of an engine that all at once gave 1.371 [1.219, 1.522].
-        ([(1.575, 1.575, 1.1, 1, 1, 1), (1.9, 1.3, 1.2, 0.5, 0.4, 0.6)], 1.522, (1.522, 1.1, 1.9, 1.9)),
+        (
+            [(1.575, 1.575, 1.1, 1, 1, 1), (1.9, 1.3, 1.2, 0.5, 0.4, 0.6)],
+            1.522,
+            (1.522, 1.1, 1.9, 1.9),
+        ),
         ([(1.575, 1.575, 1.1, 1, 1, 1)], 1.522, (1.522, 1.1, None, None)),
         ([(1, 1, 0.9, 1, 1, 1), (1.2, 1.1, 1, 0.5, 0.4, 0.6)], 1.522, (1, 0.9, 1.2, 1.2)),
         ([(1, 1, 0.9, 1, 1, 1)], 1.522, (1, 0.9, None, None)),
-        ([(1.7, 1.6, 1.5, 0.5, 0.4, 0.6)], 1.522, (None, None, 1.7, 1.7)),  # what was offered and missed is a fact
+        (
+            [(1.7, 1.6, 1.5, 0.5, 0.4, 0.6)],
+            1.522,
+            (None, None, 1.7, 1.7),
+        ),  # what was offered and missed is a fact
         ([(5, 0, None, 1, 0.7, 1)], 1.522, (None, None, None, None)),
     ],
-)  # fmt: skip
-def test_the_rates_that_keep_a_goal(line: list[Asked], most: float | None, says: tuple[float | None, ...]) -> None:
+)
+def test_the_rates_that_keep_a_goal(
+    line: list[Asked], most: float | None, says: tuple[float | None, ...]
+) -> None:
     told = [
-        (figures.Sustained(*each[:3]), Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0))
+        (
+            figures.Sustained(*each[:3]),
+            Goal(seconds=1.0, share=each[3], low=each[4], high=each[5], goodput=0.0),
+        )
         for each in line
     ]
     assert figures.kept_of(told, 0.95, most) == figures.Kept(*says)
@@ -279,6 +363,11 @@ def test_the_most_is_what_everything_at_once_gave() -> None:
     assert figures.most_of([at_once, short]) == 1.5
     cut = at_once.model_copy(update={"outcomes": {"unfinished": 1}})
     barred = at_once.model_copy(update={"client": short.client})
-    for nothing in (cut, barred, at_once.model_copy(update={"complete": 0}), opened(9, (), kind="saturation"),
-                    opened(9, (1.4, 1.2, None), kind="saturation")):  # fmt: skip
+    for nothing in (
+        cut,
+        barred,
+        at_once.model_copy(update={"complete": 0}),
+        opened(9, (), kind="saturation"),
+        opened(9, (1.4, 1.2, None), kind="saturation"),
+    ):
         assert figures.most_of([nothing]) is None

@@ -1,4 +1,5 @@
-"""Records as files: hostile and impossible ones are refused by file and field, true ones are derived again and kept.
+"""Records as files: hostile and impossible ones are refused by file and field, true ones are
+derived again and kept.
 
 The last test is what CI holds the almanac's own records to.
 """
@@ -30,7 +31,8 @@ ALMANAC = Path(__file__).resolve().parents[2] / "almanac" / "records"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run's folder with a true record: an open loop and everything at once, of a queue made up."""
+    """A run's folder with a true record: an open loop and everything at once,
+    of a queue made up."""
     folder = tmp_path_factory.mktemp("run")
     done = np.arange(1, 301) / 25
     rush = samples_of(np.zeros(300), done - 0.03, [np.full(31, 1e-3)] * 300, name="saturation")
@@ -39,7 +41,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_parquet(samples, folder / "raw.parquet")
     common: dict[str, Any] = {"concurrency": None, "goals": [0.1, 0.3], "look": LOOK, "marks": []}
     points = [
-        point_of(samples, name="open 30", kind="open", rate=30.0, seconds=40.0, opens=10.0, **common),
+        point_of(
+            samples, name="open 30", kind="open", rate=30.0, seconds=40.0, opens=10.0, **common
+        ),
         point_of(samples, name="saturation", kind="saturation", rate=None, seconds=None, **common),
     ]
     told = next(iter(made_records(1))).model_dump(by_alias=True)
@@ -57,8 +61,14 @@ def told_of(run: Path) -> dict[str, Any]:
     return told
 
 
-def refusal(told: dict[str, Any] | str | bytes, raw: Path | None = None, *, tmp: Path | None = None) -> str:
-    content = told if isinstance(told, bytes) else (told if isinstance(told, str) else json.dumps(told)).encode()
+def refusal(
+    told: dict[str, Any] | str | bytes, raw: Path | None = None, *, tmp: Path | None = None
+) -> str:
+    content = (
+        told
+        if isinstance(told, bytes)
+        else (told if isinstance(told, str) else json.dumps(told)).encode()
+    )
     with pytest.raises(RecordError) as refused:
         if raw is None:
             record = record_of(content, "bad.json")
@@ -69,7 +79,9 @@ def refusal(told: dict[str, Any] | str | bytes, raw: Path | None = None, *, tmp:
             (tmp / "bad.json").write_bytes(content)
             validate(tmp / "bad.json", raw)
     line = str(refused.value)
-    assert line.startswith(("bad.json: ", "raw.parquet: ")) and line.isprintable() and len(line) < 700
+    assert (
+        line.startswith(("bad.json: ", "raw.parquet: ")) and line.isprintable() and len(line) < 700
+    )
     return line
 
 
@@ -123,7 +135,9 @@ def test_hostile_files(content: bytes, says: str) -> None:
 
 
 @pytest.mark.parametrize("escaped", [True, False])
-def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path, escaped: bool) -> None:
+def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(
+    run: Path, escaped: bool
+) -> None:
     for code in (*range(32), 0x7F, 0x80, 0x9F, 0x200B, 0x202E, 0xFEFF):
         failure = {"point": None, "kind": "crashed", "message": "it did", "log": f"a{chr(code)}b"}
         text = json.dumps({**told_of(run), "failures": [failure]}, ensure_ascii=escaped)
@@ -144,9 +158,21 @@ def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path,
         ("engine.command", "serve\x00", "engine.command: String should match"),
         ("engine.command", "a\u202egnp", "engine.command: holds the control character U+202E"),
         ("schema", "penstock-almanac/2", "schema: Input should be 'penstock-almanac/1'"),
-        ("points.0.figures.output_rate.value", 1e308, "points.0.figures.output_rate.value: Input should be less"),
-        ("points.0.figures.output_rate.value", "12", "output_rate.value: Input should be a valid number"),
-        ("points.0.sample.first", [0.0] * 501, "points.0.sample.first: List should have at most 500"),
+        (
+            "points.0.figures.output_rate.value",
+            1e308,
+            "points.0.figures.output_rate.value: Input should be less",
+        ),
+        (
+            "points.0.figures.output_rate.value",
+            "12",
+            "output_rate.value: Input should be a valid number",
+        ),
+        (
+            "points.0.sample.first",
+            [0.0] * 501,
+            "points.0.sample.first: List should have at most 500",
+        ),
         ("when", "2099-01-01T00:00:00Z", "when: 2099-01-01T00:00:00Z lies in the future"),
         ("when", "2026-02-30T00:00:00Z", "when: 2026-02-30T00:00:00Z is no day"),
         ("raw.rows", 3, "raw.rows: 3, but the points have"),
@@ -162,13 +188,25 @@ def test_a_log_holds_lines_and_tabs_and_nothing_else_that_is_not_seen(run: Path,
         ("points.0.marks", [], "marks: 'cached prompts' is missing"),
         ("points.0.client.short", True, "marks: 'client short' is missing"),
         ("points.0.effective", 99.0, "marks: 'few requests' is missing"),
-        ("method", lambda old: {**old, "short": False, "window": 5.0}, "method.short: is false, at window 5 where"),
+        (
+            "method",
+            lambda old: {**old, "short": False, "window": 5.0},
+            "method.short: is false, at window 5 where",
+        ),
         ("points.0.figures.output_rate.value", lambda old: old * 3, "lies outside of its interval"),
-        ("points.0.figures.first_token.p95", {"value": 0.01, "low": None, "high": None}, "and don't rise"),
+        (
+            "points.0.figures.first_token.p95",
+            {"value": 0.01, "low": None, "high": None},
+            "and don't rise",
+        ),
         ("points.0.figures.request_rate", None, "figures.request_rate: is missing"),
-        ("points.0.sample", {"first": [], "per_token": [], "end_to_end": []}, "sample: columns of [0] rows"),
+        (
+            "points.0.sample",
+            {"first": [], "per_token": [], "end_to_end": []},
+            "sample: columns of [0] rows",
+        ),
     ],
-)  # fmt: skip
+)
 def test_hostile_and_impossible_fields(run: Path, path: str, value: Any, says: str) -> None:
     assert says in refusal(changed(told_of(run), path, value))
 
@@ -181,8 +219,16 @@ def test_hostile_and_impossible_fields(run: Path, path: str, value: Any, says: s
     [
         ("raw", None, "raw: names no raw data"),
         ("raw.sha256", "0" * 64, "raw.sha256: is 000000000000…"),
-        ("points", lambda old: old[:1], "points: saturation is in raw.parquet, but no point of the record"),
-        ("points.0.figures.inter_token.p99.value", lambda old: old * 1.0001, "figures.inter_token.p99.value: "),
+        (
+            "points",
+            lambda old: old[:1],
+            "points: saturation is in raw.parquet, but no point of the record",
+        ),
+        (
+            "points.0.figures.inter_token.p99.value",
+            lambda old: old * 1.0001,
+            "figures.inter_token.p99.value: ",
+        ),
         ("points.0.sample.first", lambda old: [*old[:-1], old[-1] * 1.0005], "sample.first.499: "),
         ("points.0.effective", 500.0, "effective: 500.0, but the raw data gives"),
         ("points.0.opens", 10.5, "opens: a window of 40 s from 10.5 s on, but"),
@@ -203,7 +249,9 @@ def test_numbers_that_the_raw_data_does_not_give(
 def otherwise(told: dict[str, Any], raw: Path, at: int, **more: Any) -> dict[str, Any]:
     """A record whose point was derived from honest raw data otherwise than it was measured."""
     point = told["points"][at]
-    asked = {name: point[name] for name in ("name", "kind", "rate", "concurrency", "opens", "marks")}
+    asked = {
+        name: point[name] for name in ("name", "kind", "rate", "concurrency", "opens", "marks")
+    }
     asked["seconds"] = None if asked["opens"] is None else point["seconds"]
     asked |= {"goals": told["method"]["goals"], "look": LOOK, **more}
     return changed(told, f"points.{at}", point_of(read_parquet(raw), **asked).model_dump())
@@ -213,15 +261,31 @@ def otherwise(told: dict[str, Any], raw: Path, at: int, **more: Any) -> dict[str
     ("at", "more", "says"),
     [
         (0, {"seconds": 36.0}, "points.0 (open 30).opens: a window of 36 s from 10 s on, but"),
-        (0, {"opens": 9.0, "seconds": 41.0}, "requests were counted outside of it, or not counted in it"),
-        (0, {"kind": "closed", "rate": None, "concurrency": 20},
-         "kind: closed, where requests are sent each when another had ended, but these were sent by a clock"),
-        (0, {"kind": "saturation", "rate": None, "seconds": None, "opens": None},
-         "kind: saturation, where requests are sent all at once, but these were sent by a clock"),
-        (1, {"kind": "open", "rate": 25.0, "opens": 0.0, "seconds": 12.0},
-         "kind: open, where requests are sent by a clock, but these were sent all at once"),
+        (
+            0,
+            {"opens": 9.0, "seconds": 41.0},
+            "requests were counted outside of it, or not counted in it",
+        ),
+        (
+            0,
+            {"kind": "closed", "rate": None, "concurrency": 20},
+            (
+                "kind: closed, where requests are sent each when another had ended, but these were"
+                " sent by a clock"
+            ),
+        ),
+        (
+            0,
+            {"kind": "saturation", "rate": None, "seconds": None, "opens": None},
+            "kind: saturation, where requests are sent all at once, but these were sent by a clock",
+        ),
+        (
+            1,
+            {"kind": "open", "rate": 25.0, "opens": 0.0, "seconds": 12.0},
+            "kind: open, where requests are sent by a clock, but these were sent all at once",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_point_that_is_derived_otherwise_from_honest_raw_data(
     run: Path, tmp_path: Path, at: int, more: dict[str, Any], says: str
 ) -> None:
@@ -267,7 +331,9 @@ def test_a_place_lies_below_the_root_whatever_the_names(run: Path) -> None:
     parts = f"8xNVIDIA-H200-80GB.meta-llama-Llama-3_2-1B-x-1.128x32.tuned.{told['run']}.json"
     assert place == Path("penstock") / told["when"][:10] / parts
     told["machine"]["gpu"] = None
-    assert collect.place_of(record_of(json.dumps(told).encode(), "a.json")).name.startswith("cpu.meta")
+    assert collect.place_of(record_of(json.dumps(told).encode(), "a.json")).name.startswith(
+        "cpu.meta"
+    )
     assert collect.safe("../..") == "unnamed" and collect.safe("a/../b\\c") == "a-__-b-c"
 
 
@@ -310,33 +376,45 @@ def test_one_bad_file_hides_no_good_one(tmp_path: Path) -> None:
     (tmp_path / "penstock" / "note.txt").write_text("hello")
     (tmp_path / "penstock" / "moved.json").write_bytes((tmp_path / first).read_bytes())
     (tmp_path / "penstock" / "link.json").symlink_to(tmp_path / first)
-    bare = next(name for name in sorted(good) if json.loads((tmp_path / name).read_text())["points"])
-    (tmp_path / bare).write_text(json.dumps({**json.loads((tmp_path / bare).read_text()), "raw": None}))
+    bare = next(
+        name for name in sorted(good) if json.loads((tmp_path / name).read_text())["points"]
+    )
+    (tmp_path / bare).write_text(
+        json.dumps({**json.loads((tmp_path / bare).read_text()), "raw": None})
+    )
     good.remove(bare)
     records, problems = collect.read_all(tmp_path)
     assert set(records) == good and all(isinstance(record, Record) for record in records.values())
     assert {name: line.split(": ")[1][:12] for name, line in problems.items()} == {
-        "penstock/bad.json": "Expecting pr", "penstock/note.txt": "is no .json ", "penstock/link.json": "is no plain ",
-        "penstock/moved.json": "belongs at p", bare: "raw",
-    }  # fmt: skip
+        "penstock/bad.json": "Expecting pr",
+        "penstock/note.txt": "is no .json ",
+        "penstock/link.json": "is no plain ",
+        "penstock/moved.json": "belongs at p",
+        bare: "raw",
+    }
     assert collect.read_all(tmp_path / "nowhere")[1] != {}
 
 
 def test_the_almanacs_own_records_are_all_believed() -> None:
-    """What `penstock almanac validate` says of the repository's records; before the first there is no folder."""
+    """What `penstock almanac validate` says of the repository's records; before the first there is
+    no folder."""
     records, problems = collect.read_all(ALMANAC) if ALMANAC.exists() else ({}, {})
     assert problems == {}
     assert all(not record.run.startswith("made") for record in records.values())
 
 
-def test_parquet_keeps_every_column_and_says_what_it_needs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_keeps_every_column_and_says_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     samples = open_loop(seconds=5.0)
     samples.first[3] = np.nan
     write_parquet(samples, tmp_path / "a.parquet")
     again = read_parquet(tmp_path / "a.parquet")
     for name in ("point", "intended", "first", "end", "output_tokens", "window", "outcome"):
         np.testing.assert_array_equal(getattr(again, name), getattr(samples, name))
-    np.testing.assert_array_equal(np.concatenate(list(again.gaps)), np.concatenate(list(samples.gaps)))
+    np.testing.assert_array_equal(
+        np.concatenate(list(again.gaps)), np.concatenate(list(samples.gaps))
+    )
     monkeypatch.setattr("penstock.almanac.samples.find_spec", lambda name: None)
     for call in (read_parquet, lambda path: write_parquet(samples, path)):
         with pytest.raises(UsageError, match=r"pip install \"penstock\[parquet\]\""):

@@ -1,4 +1,5 @@
-"""Files of the almanac that are none, or that are far more than they look: a line each, in bounded memory and time."""
+"""Files of the almanac that are none, or that are far more than they look: a line each, in bounded
+memory and time."""
 
 from __future__ import annotations
 
@@ -50,7 +51,9 @@ def many_rows(columns: Columns) -> Columns:
 
 
 def long_lists(columns: Columns) -> Columns:
-    return times(columns, 200) | {"gaps": pa.array([np.zeros(200_000, np.float32)] * 200, pa.list_(pa.float32()))}
+    return times(columns, 200) | {
+        "gaps": pa.array([np.zeros(200_000, np.float32)] * 200, pa.list_(pa.float32()))
+    }
 
 
 @pytest.mark.parametrize("bomb", [many_rows, long_lists])
@@ -69,7 +72,10 @@ def test_a_small_raw_file_of_much_is_refused_before_it_is_read(
     )
     done = subprocess.run([sys.executable, "-c", code, str(raw)], capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
-    assert last.startswith("penstock.errors.RecordError: raw.parquet: its ") and "MiB of memory" in last, done.stderr
+    assert (
+        last.startswith("penstock.errors.RecordError: raw.parquet: its ")
+        and "MiB of memory" in last
+    ), done.stderr
 
 
 def test_texts_that_repeat_are_there_once(tmp_path: Path) -> None:
@@ -82,14 +88,31 @@ def test_texts_that_repeat_are_there_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "column"),
     [
-        ("point", [1] * 9), ("point", [None] * 9), ("point", [["a"]] * 9), ("point", [{"a": 1}] * 9),
-        ("point", [b"\xff"] * 9), ("start", ["1"] * 9), ("start", [None] * 9), ("start", [1.5] * 9),
-        ("start", [2**40] * 9), ("start", [[1]] * 9), ("intended", ["1"] * 9), ("intended", [True] * 9),
-        ("window", [1] * 9), ("gaps", [1.0] * 9), ("gaps", [None] * 9), ("gaps", [[[1.0]]] * 9),
-        ("gaps", [["a"]] * 9), ("outcome", ["none of ours"] * 9), ("outcome", None), ("gaps", None),
+        ("point", [1] * 9),
+        ("point", [None] * 9),
+        ("point", [["a"]] * 9),
+        ("point", [{"a": 1}] * 9),
+        ("point", [b"\xff"] * 9),
+        ("start", ["1"] * 9),
+        ("start", [None] * 9),
+        ("start", [1.5] * 9),
+        ("start", [2**40] * 9),
+        ("start", [[1]] * 9),
+        ("intended", ["1"] * 9),
+        ("intended", [True] * 9),
+        ("window", [1] * 9),
+        ("gaps", [1.0] * 9),
+        ("gaps", [None] * 9),
+        ("gaps", [[[1.0]]] * 9),
+        ("gaps", [["a"]] * 9),
+        ("outcome", ["none of ours"] * 9),
+        ("outcome", None),
+        ("gaps", None),
     ],
-)  # fmt: skip
-def test_a_column_that_is_none_of_ours_is_a_line(name: str, column: list[Any] | None, tmp_path: Path) -> None:
+)
+def test_a_column_that_is_none_of_ours_is_a_line(
+    name: str, column: list[Any] | None, tmp_path: Path
+) -> None:
     columns = {each: values[:9] for each, values in columns_of(tmp_path).items()}
     columns.pop(name) if column is None else columns.update({name: pa.array(column)})
     with pytest.raises(RecordError) as caught:
@@ -117,10 +140,14 @@ def test_a_page_is_built_past_what_is_no_record(tmp_path: Path) -> None:
     built = build(root, tmp_path / "page")
     assert built.records == 0
     assert {name: reason[:22] for name, reason in built.refused} == {
-        "folder.json": "cannot be read: it is ", "pipe.json": "cannot be read: it is ",
-        "link.json": "is a link: put the rec", "long.json": "cannot be read: it has",
-    }  # fmt: skip
-    done = CliRunner().invoke(app, ["almanac", "build", "--records", str(root), "--out", str(tmp_path / "again")])
+        "folder.json": "cannot be read: it is ",
+        "pipe.json": "cannot be read: it is ",
+        "link.json": "is a link: put the rec",
+        "long.json": "cannot be read: it has",
+    }
+    done = CliRunner().invoke(
+        app, ["almanac", "build", "--records", str(root), "--out", str(tmp_path / "again")]
+    )
     assert done.exit_code == 1 and done.output.count("penstock: refused ") == 4
 
 

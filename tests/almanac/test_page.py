@@ -1,4 +1,5 @@
-"""The page as files: what a build writes, what it refuses, and that nothing is lost on the way. No browser."""
+"""The page as files: what a build writes, what it refuses, and that nothing is lost on the way. No
+browser."""
 
 from __future__ import annotations
 
@@ -66,12 +67,18 @@ def test_a_build_holds_every_record_once(records: Path, tmp_path: Path) -> None:
         assert run in [each["run"] for each in argument(out / "data" / f"g{number}.js")[1]]
 
 
-def test_the_same_records_give_the_same_bytes_and_an_older_page_leaves_nothing(records: Path, tmp_path: Path) -> None:
+def test_the_same_records_give_the_same_bytes_and_an_older_page_leaves_nothing(
+    records: Path, tmp_path: Path
+) -> None:
     build(records, tmp_path / "a")
     build(made_records(20, rows=5), tmp_path / "b")
     build(records, tmp_path / "b")
     texts = [
-        {path.relative_to(out).as_posix(): path.read_bytes() for path in out.rglob("*") if path.is_file()}
+        {
+            path.relative_to(out).as_posix(): path.read_bytes()
+            for path in out.rglob("*")
+            if path.is_file()
+        }
         for out in (tmp_path / "a", tmp_path / "b")
     ]
     assert texts[0] == texts[1]
@@ -81,7 +88,9 @@ def test_the_page_points_to_nothing_outside_its_folder(records: Path, tmp_path: 
     build(records, tmp_path / "page")
     for name in ("index.html", "page.css", "page.js"):
         text = (tmp_path / "page" / name).read_text()
-        found = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[a-z]+[\w/]*", text)) - {"http://www.w3.org/2000/svg"}
+        found = set(re.findall(r"(?:https?:)?//[a-z][\w.-]+\.[a-z]+[\w/]*", text)) - {
+            "http://www.w3.org/2000/svg"
+        }
         assert found == set()
     page = (tmp_path / "page" / "index.html").read_text()
     linked = set(re.findall(r'(?:src|href)="([^#"]+)"', page)) - {"data:,"}
@@ -95,19 +104,29 @@ def test_scripts_never_write_markup() -> None:
     text = "\n".join(path.read_text() for path in site.glob("*.js"))
     assert len(text) > 10_000
     assert (
-        re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|fetch\(", text) == []
+        re.findall(
+            r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\b|new Function|fetch\(",
+            text,
+        )
+        == []
     )
 
 
 def test_a_sample_loses_less_than_a_twentieth_of_a_per_cent() -> None:
     values = [0.0, 1.2e-6, 3.3e-4, 0.01, 0.29999, 1.0, 17.5, 1234.5, 9.9e5, -1.0]
     sample = Sample(first=values, per_token=values[::-1], end_to_end=values)
-    whole = np.frombuffer(base64.b64decode(packed(sample_rows(sample))), "<u2").reshape(3, -1).astype(float)
+    whole = (
+        np.frombuffer(base64.b64decode(packed(sample_rows(sample))), "<u2")
+        .reshape(3, -1)
+        .astype(float)
+    )
     back = SMALLEST * np.exp((whole - 1) * np.log(LARGEST / SMALLEST) / STEPS)
     back[whole == 0], back[whole == 65_535] = 0.0, -1.0
     order = np.argsort(values, kind="stable")
     np.testing.assert_allclose(back[0], np.array(values)[order], rtol=5e-4)
-    np.testing.assert_allclose(back[1], np.array(values[::-1])[order], rtol=5e-4)  # rows stay together
+    np.testing.assert_allclose(
+        back[1], np.array(values[::-1])[order], rtol=5e-4
+    )  # rows stay together
     np.testing.assert_array_equal(back[0], back[2])
 
 
@@ -123,35 +142,61 @@ def test_downloads_hold_all(records: Path, tmp_path: Path) -> None:
     data = tmp_path / "page" / "data"
     originals = [json.loads(path.read_text()) for path in sorted(records.rglob("*.json"))]
     assert json.loads((data / "records.json").read_text()) == originals
-    wanted = [(each["run"], at.get("name"), at) for each in originals for at in (*each["points"], *each["failures"])]
+    wanted = [
+        (each["run"], at.get("name"), at)
+        for each in originals
+        for at in (*each["points"], *each["failures"])
+    ]
     rows, table = csv_rows(data), pq.ParquetFile(data / "points.parquet").read().to_pylist()
-    assert [(row["run"], row["point"] or None) for row in rows] == [(run, name) for run, name, _ in wanted]
+    assert [(row["run"], row["point"] or None) for row in rows] == [
+        (run, name) for run, name, _ in wanted
+    ]
     assert [(row["run"], row["point"]) for row in table] == [(run, name) for run, name, _ in wanted]
     failed = [number for number, (_, _, at) in enumerate(wanted) if "log" in at]
-    assert [table[number]["failure"] for number in failed] == ["out of memory"] * len(failed) and failed
+    assert [table[number]["failure"] for number in failed] == ["out of memory"] * len(
+        failed
+    ) and failed
     for line, row, (_, _, at) in zip(rows, table, wanted, strict=True):
         if "log" in at:
             assert line["message"] == row["message"] == at["message"] and row["requests"] is None
-            assert row["sample_first"] == [] and row["goal1_share"] is None and line["goal1_share"] == ""
+            assert (
+                row["sample_first"] == []
+                and row["goal1_share"] is None
+                and line["goal1_share"] == ""
+            )
             continue
         assert row["failure"] is None and line["failure"] == ""
-        assert row["opens"] == at["opens"] and row["outcome_stalled"] == at["outcomes"].get("stalled", 0)
-        assert [row[f"goal{number}_{name}"] for number in (1, 2, 3) for name in ("seconds", "share", "goodput")] == [
-            goal[name] for goal in at["goals"] for name in ("seconds", "share", "goodput")
-        ]
+        assert row["opens"] == at["opens"] and row["outcome_stalled"] == at["outcomes"].get(
+            "stalled", 0
+        )
+        assert [
+            row[f"goal{number}_{name}"]
+            for number in (1, 2, 3)
+            for name in ("seconds", "share", "goodput")
+        ] == [goal[name] for goal in at["goals"] for name in ("seconds", "share", "goodput")]
         rate = at["figures"]["request_rate"]
-        assert float(line["request_rate_low"]) == pytest.approx(rate["low"]) == row["request_rate_low"]
+        assert (
+            float(line["request_rate_low"]) == pytest.approx(rate["low"]) == row["request_rate_low"]
+        )
         assert row["first_token_p95"] == at["figures"]["first_token"]["p95"]["value"]
         assert row["sample_first"] == pytest.approx(at["sample"]["first"], rel=1e-6)
-        assert (line["concurrency"] == "") == (at["concurrency"] is None) == (row["concurrency"] is None)
+        assert (
+            (line["concurrency"] == "")
+            == (at["concurrency"] is None)
+            == (row["concurrency"] is None)
+        )
 
 
-def test_files_that_are_no_records_are_named_and_the_others_stay(records: Path, tmp_path: Path) -> None:
+def test_files_that_are_no_records_are_named_and_the_others_stay(
+    records: Path, tmp_path: Path
+) -> None:
     good = json.loads(next(records.rglob("*.json")).read_text())
     bad = {
         "too large.json": json.dumps(good).replace('"warm_up": 10.0', '"warm_up": 1e308'),
         "cut.json": json.dumps(good)[:500],
-        "turned.json": json.dumps({**good, "run": "turned00", "model": {**good["model"], "source": "a\u202eb"}}),
+        "turned.json": json.dumps(
+            {**good, "run": "turned00", "model": {**good["model"], "source": "a\u202eb"}}
+        ),
         "twice.json": json.dumps(good),
         "keys.json": json.dumps(good)[:-1] + ', "when": "2026-01-01T00:00:00Z"}',
         "bytes.json": "\xff\xfe{}",
@@ -185,18 +230,24 @@ def test_a_folder_that_is_no_page_is_left_alone(records: Path, tmp_path: Path) -
 def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
     line = HOSTILE.replace("\n", "")
     made = record(
-        "hostile0", "penstock", [point(1.0, firsts(1, 0.1, 2))],
+        "hostile0",
+        "penstock",
+        [point(1.0, firsts(1, 0.1, 2))],
         **{"machine.cpu": "=1+1" + line, "engine.command": line, "model.source": line},
-    )  # fmt: skip
+    )
     made["failures"] = [{"point": None, "kind": "crashed", "message": line, "log": HOSTILE}]
     build([Record.model_validate(made)], tmp_path / "page")
     ((only,),) = groups(tmp_path / "page")
     assert (only["machine"]["cpu"], only["failures"][0]["log"]) == ("=1+1" + line, HOSTILE)
-    assert csv_rows(tmp_path / "page" / "data")[0]["cpu"] == "'=1+1" + line  # no formula to a spreadsheet
+    assert (
+        csv_rows(tmp_path / "page" / "data")[0]["cpu"] == "'=1+1" + line
+    )  # no formula to a spreadsheet
     assert "<script>hacked" not in (tmp_path / "page" / "index.html").read_text()
 
 
-def rated(made: dict[str, Any], value: float, low: float | None, high: float | None) -> dict[str, Any]:
+def rated(
+    made: dict[str, Any], value: float, low: float | None, high: float | None
+) -> dict[str, Any]:
     """The point with another request rate."""
     made["figures"]["request_rate"] = {"value": value, "low": low, "high": high}
     return made
@@ -220,7 +271,10 @@ def test_the_page_is_small(tmp_path: Path) -> None:
     """A megabyte compressed for 2,000 records: what does not grow, and 2,000 lines of the index."""
     out = tmp_path / "page"
     build(made_records(40, rows=1), out)
-    fixed = sum(len(gzip.compress((out / name).read_bytes())) for name in ("index.html", "page.css", "page.js"))
+    fixed = sum(
+        len(gzip.compress((out / name).read_bytes()))
+        for name in ("index.html", "page.css", "page.js")
+    )
     index = len(gzip.compress((out / "data" / "index.js").read_bytes()))
     assert fixed < 100_000
     assert fixed + index / 40 * 2000 < 1_000_000
@@ -234,7 +288,9 @@ def test_serving_shows_the_page_to_this_machine_alone(records: Path, tmp_path: P
     ready = threading.Event()
     told: list[str] = []
     thread = threading.Thread(
-        target=serve, args=(out, 0, lambda address: (told.append(address), ready.set())), daemon=True
+        target=serve,
+        args=(out, 0, lambda address: (told.append(address), ready.set())),
+        daemon=True,
     )
     thread.start()
     assert ready.wait(600)
@@ -254,7 +310,11 @@ def test_the_command_builds_and_names_what_it_refuses(records: Path, tmp_path: P
     assert good.exit_code == 0 and "12 records" in good.output and "index.html" in good.output
     (records / "broken.json").write_text("{}")
     bad = CliRunner().invoke(app, asked)
-    assert bad.exit_code == 1 and "refused broken.json" in bad.output and (tmp_path / "page" / "index.html").is_file()
+    assert (
+        bad.exit_code == 1
+        and "refused broken.json" in bad.output
+        and (tmp_path / "page" / "index.html").is_file()
+    )
     none = CliRunner().invoke(
         app, ["almanac", "build", "--records", str(tmp_path / "no"), "--out", str(tmp_path / "x")]
     )
@@ -262,7 +322,11 @@ def test_the_command_builds_and_names_what_it_refuses(records: Path, tmp_path: P
     (tmp_path / "empty").mkdir()
     asked = ["almanac", "build", "--records", str(tmp_path / "empty"), "--out", str(tmp_path / "y")]
     empty = CliRunner().invoke(app, asked)
-    assert empty.exit_code == 0 and "nothing to show yet" in empty.output and "almanac add RUN" in empty.output
+    assert (
+        empty.exit_code == 0
+        and "nothing to show yet" in empty.output
+        and "almanac add RUN" in empty.output
+    )
 
 
 def test_the_command_that_the_page_gives_is_one() -> None:

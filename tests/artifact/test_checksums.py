@@ -1,4 +1,5 @@
-"""Checksums: of files of any length, the same by any number of threads, and whatever differs is named."""
+"""Checksums: of files of any length, the same by any number of threads, and whatever differs is
+named."""
 
 from __future__ import annotations
 
@@ -36,8 +37,12 @@ NAMES = ["empty", "a", "whole", "more", "kernels/k.cubin"]
 def test_a_sum_a_piece(folder: Path) -> None:
     sums = sum_files(folder, NAMES)
     assert [(sums[name].bytes, len(sums[name].pieces)) for name in NAMES] == [
-        (0, 0), (1, 1), (1000, 1), (3017, 4), (2000, 2)
-    ]  # fmt: skip
+        (0, 0),
+        (1, 1),
+        (1000, 1),
+        (3017, 4),
+        (2000, 2),
+    ]
     assert sums["more"].pieces[3] == sha256((folder / "more").read_bytes()[3000:]).hexdigest()
     assert sums == sum_files(folder, NAMES, threads=1)
     verify_files(folder, sums)
@@ -50,7 +55,10 @@ def test_a_flipped_bit_is_found_and_its_file_named(name: str, threads: int, fold
     content = bytearray((folder / name).read_bytes())
     content[-1] ^= 1
     (folder / name).write_bytes(content)
-    with pytest.raises(CheckpointError, match=f"{name} is not as it was built.*copy the artifact again, or build it"):
+    with pytest.raises(
+        CheckpointError,
+        match=f"{name} is not as it was built.*copy the artifact again, or build it",
+    ):
         verify_files(folder, sums, threads)
     del sums[name]
     verify_files(folder, sums, threads)

@@ -1,4 +1,5 @@
-"""The client's ceiling: the search for it, what is kept of it, and one measured for real at small size."""
+"""The client's ceiling: the search for it, what is kept of it, and one measured for real at small
+size."""
 
 from __future__ import annotations
 

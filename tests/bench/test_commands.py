@@ -1,4 +1,5 @@
-"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes, faults, files."""
+"""The bench's and the almanac's commands from end to end, against `fake_engine.py`: exit codes,
+faults, files."""
 
 from __future__ import annotations
 
@@ -18,8 +19,28 @@ from penstock.bench.calibrate import Calibration, Rung, write_ceiling
 from penstock.bench.cpu_pinning import cores_here
 from penstock.cli import app
 
-QUICK = ["--short", "--no-ladder", "--warm-up", "0.1", "--window", "0.5", "--longest", "5", "--drain", "0.1",
-         "--at-once", "12", "--alone", "2", "--enough", "10", "--bisections", "1", "--goal", "1"]  # fmt: skip
+QUICK = [
+    "--short",
+    "--no-ladder",
+    "--warm-up",
+    "0.1",
+    "--window",
+    "0.5",
+    "--longest",
+    "5",
+    "--drain",
+    "0.1",
+    "--at-once",
+    "12",
+    "--alone",
+    "2",
+    "--enough",
+    "10",
+    "--bisections",
+    "1",
+    "--goal",
+    "1",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -62,27 +83,54 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
         here.setenv("XDG_CACHE_HOME", str(folder / "cache"))
         here.setattr("penstock.bench.machine_probe._gpu", lambda visible: None)
         write_ceiling(Calibration("a CPU", 2, "3.11", "0.1.0", "2026-11-20T00:00:00Z", [rung]))
-        words = ("--price", "3", "--random-weights", "--env", "VLLM_X=1", "--model-name", "Tiny", "--processes", "1")
+        words = (
+            "--price",
+            "3",
+            "--random-weights",
+            "--env",
+            "VLLM_X=1",
+            "--model-name",
+            "Tiny",
+            "--processes",
+            "1",
+        )
         result = run(fake(folder), folder / "a", *words)
     assert result.exit_code == 0
     return folder / "a", result.stdout
 
 
-def test_a_run_a_comparison_and_the_way_into_the_almanac(tmp_path: Path, done: tuple[Path, str]) -> None:
+def test_a_run_a_comparison_and_the_way_into_the_almanac(
+    tmp_path: Path, done: tuple[Path, str]
+) -> None:
     out, told = done
     assert "saturation" in told and "report/index.html" in told
     record = Record.model_validate_json((out / "8x4" / "record.json").read_text())
-    assert (record.engine.name, record.model.name, record.model.weights) == ("fake", "Tiny", "random")
-    assert record.engine.configuration.name == "tuned" and record.engine.configuration.environment["VLLM_X"] == "1"
-    assert record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
+    assert (record.engine.name, record.model.name, record.model.weights) == (
+        "fake",
+        "Tiny",
+        "random",
+    )
+    assert (
+        record.engine.configuration.name == "tuned"
+        and record.engine.configuration.environment["VLLM_X"] == "1"
+    )
+    assert (
+        record.method.goals == [1.0] and record.method.short and record.method.price_per_hour == 3
+    )
     cores = len(cores_here())
     assert record.machine.server_cores == (None if cores < 2 else cores - 1)
     assert cores < 2 or record.machine.cores == cores
     assert record.engine.version == ".".join(map(str, sys.version_info[:3]))
     assert (record.client.ceiling_events, record.client.ceiling_requests) == (5000.0, 3000.0)
-    assert all(point.client.headroom is not None and point.client.headroom > 1 for point in record.points)
+    assert all(
+        point.client.headroom is not None and point.client.headroom > 1 for point in record.points
+    )
     compared = penstock("bench", "compare", out, out / "8x4")
-    assert compared.exit_code == 0 and "B / A" in compared.stdout and "not alike: A is a short run" in compared.stdout
+    assert (
+        compared.exit_code == 0
+        and "B / A" in compared.stdout
+        and "not alike: A is a short run" in compared.stdout
+    )
     records = tmp_path / "records"
     added = penstock("almanac", "add", out, "--records", records)
     assert added.exit_code == 0 and len(list(records.rglob("*.json"))) == 1
@@ -98,16 +146,23 @@ def test_the_almanac_of_this_folder_is_validated_with_its_places(
     nothing = penstock("almanac", "validate")
     assert nothing.exit_code == 2 and "no folder almanac/records here" in nothing.stderr
     write_records(tmp_path / "almanac" / "records", 3, rows=60)
-    assert "3 of 3 records hold together, 3 not re-derived" in penstock("almanac", "validate").stdout
+    assert (
+        "3 of 3 records hold together, 3 not re-derived" in penstock("almanac", "validate").stdout
+    )
     first = sorted((tmp_path / "almanac" / "records").rglob("*.json"))[0]
     first.rename(first.with_name("elsewhere.json"))
     moved = penstock("almanac", "validate")
     assert moved.exit_code == 1 and "belongs at" in moved.stderr and "2 of 3" in moved.stdout
     inside = write_records(tmp_path / "points" / "of-mine", 1, rows=60)
-    assert "1 of 1" in penstock("almanac", "validate", tmp_path / "points" / "of-mine").stdout and len(inside) == 1
+    assert (
+        "1 of 1" in penstock("almanac", "validate", tmp_path / "points" / "of-mine").stdout
+        and len(inside) == 1
+    )
 
 
-def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Path, done: tuple[Path, str]) -> None:
+def test_a_forged_record_is_refused_by_name_and_the_others_are_not(
+    tmp_path: Path, done: tuple[Path, str]
+) -> None:
     shutil.copytree(done[0], tmp_path / "a")
     assert "1 of 1 records" in penstock("almanac", "validate", tmp_path / "a").stdout
     path = tmp_path / "a" / "8x4" / "record.json"
@@ -125,13 +180,23 @@ def test_a_forged_record_is_refused_by_name_and_the_others_are_not(tmp_path: Pat
 def test_nothing_measured_is_an_error_of_one_line(tmp_path: Path) -> None:
     found = run(fake(tmp_path), tmp_path / "a", "--options", "begins=no says='no GPU here'")
     assert found.exit_code == 1 and "nothing could be measured: did not start" in found.stderr
-    assert found.stderr.strip().splitlines()[-1].startswith("penstock: ") and "no GPU here" in found.stderr
+    assert (
+        found.stderr.strip().splitlines()[-1].startswith("penstock: ")
+        and "no GPU here" in found.stderr
+    )
 
 
 def imported(folder: Path, *more: str, text: str | None = None) -> Result:
     """What `bench import` makes of a file of vLLM's."""
     (folder / "vllm.json").write_text(json.dumps(told()) if text is None else text)
-    words = ("--engine-version", "0.26.0", "--command", "vllm serve m --max-num-seqs 8", "--dtype", "bfloat16")
+    words = (
+        "--engine-version",
+        "0.26.0",
+        "--command",
+        "vllm serve m --max-num-seqs 8",
+        "--dtype",
+        "bfloat16",
+    )
     return penstock("bench", "import", folder / "vllm.json", "--out", folder / "i", *words, *more)
 
 
@@ -149,24 +214,52 @@ def test_what_another_client_has_measured_is_imported(tmp_path: Path) -> None:
         (("http://127.0.0.1:1", "--engine", "vllm"), "not both"),
         (("http://127.0.0.1:1", "--options", "x"), "--options goes with --engine alone"),
         (("http://127.0.0.1:1", "--starts", "2"), "--starts goes with --engine alone"),
-        (("--engine", "penstock", "--engine-version", "1"), "--engine-version goes with a URL alone"),
-        (("--engine", "nosuch"), "there is no engine 'nosuch': there are llamacpp, penstock, transformers, vllm"),
+        (
+            ("--engine", "penstock", "--engine-version", "1"),
+            "--engine-version goes with a URL alone",
+        ),
+        (
+            ("--engine", "nosuch"),
+            "there is no engine 'nosuch': there are llamacpp, penstock, transformers, vllm",
+        ),
         (("http://127.0.0.1:1",), "nothing serves at http://127.0.0.1:1/"),
         (("http://192.0.2.7:1",), "describe that machine with --machine FILE.json"),
         (("ftp://x",), "is no URL of a server"),
         (("http://127.0.0.1:1", "--goal", "-1"), "--goal -1.0 is no time"),
         (("http://127.0.0.1:1", "--short", "--full"), "give one"),
-        (("http://127.0.0.1:1", "--window", "99", "--longest", "9"), "--longest 9 is less than --window 99"),
-        (("--engine", "vllm", "--python", "/nowhere/python"), "vllm cannot be asked for its version"),
+        (
+            ("http://127.0.0.1:1", "--window", "99", "--longest", "9"),
+            "--longest 9 is less than --window 99",
+        ),
+        (
+            ("--engine", "vllm", "--python", "/nowhere/python"),
+            "vllm cannot be asked for its version",
+        ),
         (("--engine", "penstock", "--env", "X"), "--env 'X' is no NAME=VALUE"),
-        (("--engine", "penstock", "--options", "a 'b"), """--options "a 'b" is none as a shell takes it: No closing"""),
+        (
+            ("--engine", "penstock", "--options", "a 'b"),
+            """--options "a 'b" is none as a shell takes it: No closing""",
+        ),
         (("http://127.0.0.1:1", "--python", "p"), "--python goes with --engine alone"),
-        (("http://127.0.0.1:1", "--tokenizer", "t"), "--tokenizer is of no use where prompts go as ids"),
-        (("http://127.0.0.1:1", "--text", "--vocabulary", "99"), "--vocabulary is of no use where prompts go as texts"),
-        (("http://127.0.0.1:1", *(f"--goal={at}" for at in range(1, 22))), "21 goals: a record holds 20"),
+        (
+            ("http://127.0.0.1:1", "--tokenizer", "t"),
+            "--tokenizer is of no use where prompts go as ids",
+        ),
+        (
+            ("http://127.0.0.1:1", "--text", "--vocabulary", "99"),
+            "--vocabulary is of no use where prompts go as texts",
+        ),
+        (
+            ("http://127.0.0.1:1", *(f"--goal={at}" for at in range(1, 22))),
+            "21 goals: a record holds 20",
+        ),
     ],
 )
-def test_what_cannot_be_asked_is_told_in_one_line(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
-    found = penstock("bench", "run", *words, "--model", "m", "--shape", "8x4", "--out", tmp_path / "o")
+def test_what_cannot_be_asked_is_told_in_one_line(
+    tmp_path: Path, words: tuple[str, ...], says: str
+) -> None:
+    found = penstock(
+        "bench", "run", *words, "--model", "m", "--shape", "8x4", "--out", tmp_path / "o"
+    )
     assert found.exit_code in (1, 2) and says in found.stderr
     assert found.stderr.strip().count("\n") == 0 and found.stderr.startswith("penstock: ")

@@ -23,13 +23,27 @@ def load(stop_after: float = 90.0, window: tuple[float, float] = (10.0, 70.0)) -
 
 
 def now(**more: float) -> LoadProgress:
-    told = {"seconds": 20.0, "asked": 100, "sent": 60, "ended": 40, "failed": 0, "in_flight": 20, "events": 4000,
-            "output_tokens": 5000, "unfinished": 0, "waiting": 0}  # fmt: skip
+    told = {
+        "seconds": 20.0,
+        "asked": 100,
+        "sent": 60,
+        "ended": 40,
+        "failed": 0,
+        "in_flight": 20,
+        "events": 4000,
+        "output_tokens": 5000,
+        "unfinished": 0,
+        "waiting": 0,
+    }
     return LoadProgress(**{**told, **more}, firsts=[0.1] * 90 + [0.9] * 10)  # type: ignore[arg-type]
 
 
 def lines(out: io.StringIO) -> list[str]:
-    return [each.strip("\x1b[K") for each in out.getvalue().replace("\n", "\r").split("\r") if each.strip("\x1b[K")]
+    return [
+        each.strip("\x1b[K")
+        for each in out.getvalue().replace("\n", "\r").split("\r")
+        if each.strip("\x1b[K")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -41,7 +55,9 @@ def lines(out: io.StringIO) -> list[str]:
         (CLOSED, now(seconds=80.0), "at most 10 s left"),
     ],
 )
-def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: LoadProgress, left: str) -> None:
+def test_a_terminal_shows_rate_first_tokens_flight_and_end(
+    kind: str, progress: LoadProgress, left: str
+) -> None:
     out = Terminal()
     plan = PointPlan("point-7", kind, 0, 60.0)
     with LiveProgress("128x64", out) as live:
@@ -49,7 +65,13 @@ def test_a_terminal_shows_rate_first_tokens_flight_and_end(kind: str, progress: 
         live.tell(plan, load(), progress)
     line = next(each for each in lines(out) if "in flight" in each)
     rate = f"{5000 / progress.seconds:,.1f}".split(".")[0]
-    for needed in ("128x64 point 1 point-7", f"{rate} tok/s", "p50 100 p95 900 ms", "20 in flight", left):
+    for needed in (
+        "128x64 point 1 point-7",
+        f"{rate} tok/s",
+        "p50 100 p95 900 ms",
+        "20 in flight",
+        left,
+    ):
         assert needed in line
     assert line.endswith(left) and len(line) <= 200
 

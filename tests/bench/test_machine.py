@@ -1,4 +1,5 @@
-"""What a record says of where it was measured: the machine, its cores, and the sources of the bench."""
+"""What a record says of where it was measured: the machine, its cores, and the sources of the
+bench."""
 
 from __future__ import annotations
 
@@ -28,7 +29,9 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: str, code: int = 
 ROW = "NVIDIA H200, 143771, 580.95.05, 345, 3201, 1980"
 
 
-def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_those_that_the_engine_sees(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi(tmp_path, monkeypatch, f"{ROW}\\n{ROW}\\n")
     gpu = this_machine().gpu
     assert gpu is not None and (gpu.name, gpu.count, gpu.memory_mib) == ("NVIDIA H200", 2, 143771)
@@ -37,19 +40,27 @@ def test_gpus_are_those_that_the_engine_sees(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         gpu = this_machine().gpu
         assert (gpu.count if gpu is not None else None) == count
-    hidden = this_machine({"CUDA_VISIBLE_DEVICES": "0"}).gpu  # by --env, whatever this process may see
+    hidden = this_machine(
+        {"CUDA_VISIBLE_DEVICES": "0"}
+    ).gpu  # by --env, whatever this process may see
     assert hidden is not None and hidden.count == 1
 
 
-def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_elsewhere_is_what_its_file_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     smi(tmp_path, monkeypatch, f"{ROW}\\n")
     told = MachineInfo(gpu=None, cpu="far", cores=64, memory_mib=9, system="Linux", python="3.12")
     (tmp_path / "m.json").write_text(told.model_dump_json())
     assert machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False) == told
     assert machine_of(None, "http://localhost:8000", started=False).cpu == this_machine().cpu
-    with pytest.raises(UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine") as refused:
+    with pytest.raises(
+        UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine"
+    ) as refused:
         machine_of(None, "http://192.0.2.1:8000", started=False)
-    (tmp_path / "m.json").write_text(str(refused.value).split("FILE.json, as ")[1])  # what the line says is taken
+    (tmp_path / "m.json").write_text(
+        str(refused.value).split("FILE.json, as ")[1]
+    )  # what the line says is taken
     shown = machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False)
     assert shown.gpu is not None and shown.gpu.name == "NVIDIA H200"
     with pytest.raises(UsageError, match="describes no machine: No such file"):
@@ -58,7 +69,9 @@ def test_a_machine_elsewhere_is_what_its_file_says(tmp_path: Path, monkeypatch: 
 
 # --- cores
 
-several = pytest.mark.skipif(len(cores_here()) < 2, reason="needs two cores, and a system that pins")
+several = pytest.mark.skipif(
+    len(cores_here()) < 2, reason="needs two cores, and a system that pins"
+)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +104,10 @@ def test_a_server_is_held_to_its_cores(tmp_path: Path) -> None:
     last = cores_here()[-1]
     with ServerProcess(command, port, tmp_path / "log", ready="/", cores=(last,)) as server:
         children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
-        assert [os.sched_getaffinity(int(each)) for each in [server.pid, *children]] == [{last}, {last}]
+        assert [os.sched_getaffinity(int(each)) for each in [server.pid, *children]] == [
+            {last},
+            {last},
+        ]
 
 
 # --- sources
@@ -105,7 +121,9 @@ def test_an_archive_knows_its_commit(tmp_path: Path) -> None:
     if done.returncode:
         pytest.skip("this is no checkout that has the file")
     subprocess.run(["tar", "x", "-C", str(tmp_path)], input=done.stdout, check=True)
-    head = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    head = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
     assert archived(tmp_path / "src/penstock/archived.txt") == head.stdout[:12]
 
 
@@ -124,7 +142,9 @@ def put(folder: Path, name: str, text: str, *, commit: bool = True) -> str:
     return git(folder, "rev-parse", "HEAD")[:12]
 
 
-def test_a_checkout_that_was_changed_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkout_that_was_changed_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     git(tmp_path, "init", "-q")
     head = put(tmp_path, "src/a.py", "1")
     monkeypatch.setattr(write_record, "HOUSE", tmp_path / "src")

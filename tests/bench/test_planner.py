@@ -1,4 +1,5 @@
-"""Which points a run measures, against servers whose crossings are known; and when requests are meant to go."""
+"""Which points a run measures, against servers whose crossings are known; and when requests are
+meant to go."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ from penstock.bench.point_planner import (
     next_plan,
     sides,
     within,
-)  # fmt: skip
+)
 from penstock.bench.request_schedule import arrivals, load_of, poisson, warm_load
 from penstock.bench.run_folder import RunState
 from penstock.bench.worker_protocol import PlannedRequest
@@ -47,9 +48,12 @@ HALF = drawing(max_examples=drawing.default.max_examples // 2)  # whole runs are
 
 
 class Server:
-    """Serves `most` requests a second; a goal's first tokens come in time up to its rate. `dies`: points that fail."""
+    """Serves `most` requests a second; a goal's first tokens come in time up to its rate. `dies`:
+    points that fail."""
 
-    def __init__(self, most: float, crossings: dict[float, float], dies: set[str] | None = None) -> None:
+    def __init__(
+        self, most: float, crossings: dict[float, float], dies: set[str] | None = None
+    ) -> None:
         self.most, self.crossings, self.dies = most, crossings, dies or set()
 
     def measure(self, plan: PointPlan) -> PointResult:
@@ -90,7 +94,13 @@ def test_each_crossing_is_found_within_its_width(most: float, shares: list[float
 
 
 @HALF
-@given(most=rates, shares=shares, bisections=st.integers(0, 4), starts=st.integers(1, 4), ladder=st.booleans())
+@given(
+    most=rates,
+    shares=shares,
+    bisections=st.integers(0, 4),
+    starts=st.integers(1, 4),
+    ladder=st.booleans(),
+)
 def test_a_run_ends_within_its_budget_and_asks_nothing_twice(
     most: float, shares: list[float], bisections: int, starts: int, ladder: bool
 ) -> None:
@@ -111,7 +121,9 @@ def test_a_run_ends_within_its_budget_and_asks_nothing_twice(
 
 @HALF
 @given(most=rates, shares=shares, cut=st.integers(0, 40))
-def test_a_stopped_run_goes_on_with_the_same_plans(most: float, shares: list[float], cut: int) -> None:
+def test_a_stopped_run_goes_on_with_the_same_plans(
+    most: float, shares: list[float], cut: int
+) -> None:
     settings = Settings(goals=GOALS, starts=2)
     server = Server(most, {goal: share * most for goal, share in zip(GOALS, shares, strict=True)})
     whole = run(settings, server)
@@ -149,9 +161,15 @@ def test_windows_hold_enough_requests_and_never_none() -> None:
     settings = Settings(goals=GOALS, starts=1)
     for most, least in ((1000.0, settings.window), (4.0, 250.0), (0.001, FEWEST / 0.001)):
         found = run(settings, Server(most, dict.fromkeys(GOALS, most / 2)))
-        windows = [(each.plan.window, each.plan.rate or 0.0) for each in found if each.plan.kind == OPEN]
-        assert windows and all(window * rate >= 0.99 * min(1000.0, max(FEWEST, 600 * rate)) for window, rate in windows)
-        assert all(abs(window * rate - round(window * rate)) < 1e-6 for window, rate in windows)  # issued as planned
+        windows = [
+            (each.plan.window, each.plan.rate or 0.0) for each in found if each.plan.kind == OPEN
+        ]
+        assert windows and all(
+            window * rate >= 0.99 * min(1000.0, max(FEWEST, 600 * rate)) for window, rate in windows
+        )
+        assert all(
+            abs(window * rate - round(window * rate)) < 1e-6 for window, rate in windows
+        )  # issued as planned
         assert min(window for window, _ in windows) >= 0.9 * least
 
 
@@ -174,7 +192,9 @@ def test_a_budget_is_kept_and_the_two_ends_are_measured_all_the_same(
 
 
 def plan_of(kind: str, **more: float | int | None) -> PointPlan:
-    return PointPlan(**{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more})  # type: ignore[arg-type]
+    return PointPlan(
+        **{"name": kind, "kind": kind, "start": 0, "window": 60.0, "opens": 10.0, **more}
+    )  # type: ignore[arg-type]
 
 
 def prompts() -> Iterator[PlannedRequest]:
@@ -197,22 +217,30 @@ def test_arrivals_are_a_poisson_process(rate: float) -> None:
         assert (np.diff(times) > 0).all() and times[0] > 0 and times[-1] < until
 
 
-@pytest.mark.parametrize(("rate", "begin", "length"), [(0.25, 30.0, 40.0), (4.71, 10.0, 21.2), (300.0, 2.0, 8.0)])
+@pytest.mark.parametrize(
+    ("rate", "begin", "length"), [(0.25, 30.0, 40.0), (4.71, 10.0, 21.2), (300.0, 2.0, 8.0)]
+)
 def test_a_window_holds_as_many_arrivals_as_its_rate_says_and_is_a_poisson_process_given_that(
     rate: float, begin: float, length: float
 ) -> None:
-    """Of a Poisson process given its count k: the times in the window are k independent uniform ones (so the count of
-    its first half is binomial, of variance k / 4), before and behind it counts are Poisson, and independent of it."""
+    """Of a Poisson process given its count k: the times in the window are k independent uniform
+    ones (so the count of its first half is binomial, of variance k / 4), before and behind it
+    counts are Poisson, and independent of it."""
     from scipy import stats
 
     end, until, held = begin + length, begin + 3 * length, round(rate * length)
-    runs = [arrivals(rate, begin, end, until, np.random.default_rng([seed, 2])) for seed in range(400)]
+    runs = [
+        arrivals(rate, begin, end, until, np.random.default_rng([seed, 2])) for seed in range(400)
+    ]
     windows = [times[(times >= begin) & (times < end)] for times in runs]
     assert {len(each) for each in windows} == {held}
     places = np.concatenate([(each - begin) / length for each in windows])
     assert stats.kstest(places, "uniform").pvalue > 1e-4
     halves = np.array([(each < begin + length / 2).sum() for each in windows])
-    assert abs(halves.mean() - held / 2) < 4 * (held / 4 / 400) ** 0.5 and 0.7 < halves.var() / (held / 4) < 1.35
+    assert (
+        abs(halves.mean() - held / 2) < 4 * (held / 4 / 400) ** 0.5
+        and 0.7 < halves.var() / (held / 4) < 1.35
+    )
     for part, low, high in (("before", 0.0, begin), ("behind", end, until)):
         counts = np.array([((times >= low) & (times < high)).sum() for times in runs])
         expected = rate * (high - low)
@@ -225,14 +253,25 @@ def test_a_window_holds_as_many_arrivals_as_its_rate_says_and_is_a_poisson_proce
 
 def test_the_load_of_each_kind() -> None:
     at_once = load_of(plan_of(SATURATION, requests=50, window=600.0, opens=0.0), 9.0, prompts(), 0)
-    assert {ask.intended for ask in at_once.asks} == {0.0} and len(at_once.asks) == 50 and at_once.closed is None
+    assert (
+        {ask.intended for ask in at_once.asks} == {0.0}
+        and len(at_once.asks) == 50
+        and at_once.closed is None
+    )
     assert at_once.stall == at_once.stop_after == 600.0  # a queue may be silent until its turn
     single = load_of(plan_of(SINGLE, requests=5, concurrency=1, opens=0.0), 9.0, prompts(), 0)
-    assert (single.closed, single.stall, single.window, len(single.asks)) == (1, 9.0, (0.0, 60.0), 5)
+    assert (single.closed, single.stall, single.window, len(single.asks)) == (
+        1,
+        9.0,
+        (0.0, 60.0),
+        5,
+    )
     assert all(math.isnan(ask.intended) for ask in single.asks)
     opened = load_of(plan_of(OPEN, rate=8.0, drain=48.0), 9.0, prompts(), 0)
     assert (opened.window, opened.stop_after, opened.stall) == ((10.0, 70.0), 118.0, 118.0)
-    assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2  # they go on arriving until the window's have ended
+    assert (
+        8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2
+    )  # they go on arriving until the window's have ended
     closed = load_of(plan_of(CLOSED, concurrency=4, requests=100), 9.0, prompts(), 0)
     assert closed.closed == 4 and len(closed.asks) == 100
     assert len({ask.body for ask in opened.asks}) == len(opened.asks)
@@ -241,9 +280,12 @@ def test_the_load_of_each_kind() -> None:
 
 
 def test_a_point_waits_for_its_requests_and_has_as_many_as_its_users_can_send() -> None:
-    """A request alone takes 6 s; four at a time make 0.5 a second; at the point before one took 80 s."""
+    """A request alone takes 6 s; four at a time make 0.5 a second; at the point before one took 80
+    s."""
     settings, slow = Settings(goals=GOALS, starts=1, bisections=0), dict.fromkeys(GOALS, 1.0)
-    single = PointResult(PointPlan(SINGLE, SINGLE, 0, 60.0, concurrency=1), 1 / 6, slow, slow, loaded=5.0)
+    single = PointResult(
+        PointPlan(SINGLE, SINGLE, 0, 60.0, concurrency=1), 1 / 6, slow, slow, loaded=5.0
+    )
     rush = PointResult(PointPlan(SATURATION, SATURATION, 0, 60.0), 0.5, slow, slow, loaded=80.0)
     rung = next_plan(settings, [single, rush])
     assert rung is not None and (rung.concurrency, rung.drain) == (2, 1.25 * 80.0)
@@ -253,14 +295,16 @@ def test_a_point_waits_for_its_requests_and_has_as_many_as_its_users_can_send() 
 
 
 def test_the_method_in_a_record_is_what_was_done() -> None:
-    """All of the full method on a server of 4 requests a second; then as much of it as there was time for; then on one
-    so slow that a window of ten minutes sees no 1,000 requests."""
+    """All of the full method on a server of 4 requests a second; then as much of it as there was
+    time for; then on one so slow that a window of ten minutes sees no 1,000 requests."""
     asked = replace(run_of(Path("out")), settings=Settings(goals=GOALS, budget=PLENTY))
     settings = replace(asked.settings, budget=None)
 
     def told(done: list[PointResult]) -> Method:
         points = [SimpleNamespace(result=each) for each in done]
-        return method_of(asked, workload("8x4"), cast(RunState, SimpleNamespace(points=points, found=done)))
+        return method_of(
+            asked, workload("8x4"), cast(RunState, SimpleNamespace(points=points, found=done))
+        )
 
     whole = run(settings, Server(4.0, dict.fromkeys(GOALS, 3.0)))
     assert (told(whole).starts, told(whole).short) == (3, False)
@@ -269,4 +313,6 @@ def test_the_method_in_a_record_is_what_was_done() -> None:
     assert (told(first[:3]).starts, told(first[:3]).short) == (1, True) and told([]).short
     slow = run(settings, Server(1.0, dict.fromkeys(GOALS, 0.75)))
     assert (told(slow).starts, told(slow).short) == (3, True)
-    assert [fewer_than_aimed(settings, each.plan) for each in slow] == [each.plan.kind == OPEN for each in slow]
+    assert [fewer_than_aimed(settings, each.plan) for each in slow] == [
+        each.plan.kind == OPEN for each in slow
+    ]

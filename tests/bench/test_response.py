@@ -1,4 +1,5 @@
-"""How answers are read: however a stream is chopped, the same events, usage and verdict come out of it."""
+"""How answers are read: however a stream is chopped, the same events, usage and verdict come out of
+it."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ MARKED = event("\ndata: {")  # output that looks like an event
 
 def read(data: bytes, cuts: list[int] | None = None) -> StreamReader:
     """The answer of bytes that arrive in pieces, at the instants 0, 1, 2..."""
-    stream, ends = StreamReader(), sorted({cut % (len(data) + 1) for cut in cuts or []} | {0, len(data)})
+    stream, ends = (
+        StreamReader(),
+        sorted({cut % (len(data) + 1) for cut in cuts or []} | {0, len(data)}),
+    )
     for now, (begin, end) in enumerate(itertools.pairwise(ends)):
         stream.feed(data[begin:end], float(now))
     stream.finish()
@@ -29,11 +33,16 @@ def read(data: bytes, cuts: list[int] | None = None) -> StreamReader:
 
 
 @given(
-    st.lists(st.sampled_from([event(), event("b"), event(""), b": c\n\n", MARKED, ROLE, CHAT, IDS]), max_size=8),
+    st.lists(
+        st.sampled_from([event(), event("b"), event(""), b": c\n\n", MARKED, ROLE, CHAT, IDS]),
+        max_size=8,
+    ),
     st.lists(st.integers(0, 5000), max_size=12),
     st.booleans(),
 )
-def test_chopping_changes_nothing_but_the_times(pieces: list[bytes], cuts: list[int], returns: bool) -> None:
+def test_chopping_changes_nothing_but_the_times(
+    pieces: list[bytes], cuts: list[int], returns: bool
+) -> None:
     data = b"".join([*pieces, event("", "length"), usage_event(), DONE])
     if returns:
         data = data.replace(b"\n", b"\r\n")
@@ -77,18 +86,31 @@ def test_no_bytes_make_it_fail(data: bytes, cuts: list[int]) -> None:
     assert not stream.times or b"choices" in data
 
 
-@pytest.mark.parametrize(("data", "events"), [(ROLE, 0), (CHAT, 1), (THOUGHT, 1), (CALL, 1), (IDS, 1), (event(""), 0)])
+@pytest.mark.parametrize(
+    ("data", "events"), [(ROLE, 0), (CHAT, 1), (THOUGHT, 1), (CALL, 1), (IDS, 1), (event(""), 0)]
+)
 def test_events_count_when_they_bring_output(data: bytes, events: int) -> None:
     assert len(read(data + event("", "stop") + DONE).times) == events
 
 
 @pytest.mark.parametrize(
     ("reason", "told"),
-    [("length", f"{OWN_LIMIT} at 6 tokens in and out"), ("stop", "ignore_eos is not heeded"), (None, "were asked for")],
+    [
+        ("length", f"{OWN_LIMIT} at 6 tokens in and out"),
+        ("stop", "ignore_eos is not heeded"),
+        (None, "were asked for"),
+    ],
 )
 def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told: str) -> None:
     stream = StreamReader()
-    stream.feed(event() + event("b") + event("c", reason) + usage_event(prompt_tokens=3, total_tokens=6) + DONE, 1.0)
+    stream.feed(
+        event()
+        + event("b")
+        + event("c", reason)
+        + usage_event(prompt_tokens=3, total_tokens=6)
+        + DONE,
+        1.0,
+    )
     stream.finish()
     verdict = judge(stream, 3, 9)
     assert verdict is not None and verdict[0] == "length" and "3 tokens out, 9 were" in verdict[1]
@@ -96,11 +118,18 @@ def test_an_answer_that_is_too_short_tells_how_it_ended(reason: str | None, told
 
 
 @pytest.mark.parametrize(
-    ("reason", "asked", "sound"), [("stop", -1, True), ("length", -1, False), ("stop", 1, False), (None, -1, False)]
+    ("reason", "asked", "sound"),
+    [("stop", -1, True), ("length", -1, False), ("stop", 1, False), (None, -1, False)],
 )
 def test_an_answer_that_ends_at_once_is_one(reason: str | None, asked: int, sound: bool) -> None:
-    """Its end token is all that it has; where a length was asked for, or it ended at a limit, text is missing."""
+    """Its end token is all that it has; where a length was asked for, or it ended at a limit, text
+    is missing."""
     stream = StreamReader()
-    stream.feed(event("", reason) + usage_event(prompt_tokens=3, completion_tokens=1, total_tokens=4) + DONE, 1.0)
+    stream.feed(
+        event("", reason)
+        + usage_event(prompt_tokens=3, completion_tokens=1, total_tokens=4)
+        + DONE,
+        1.0,
+    )
     stream.finish()
     assert (judge(stream, 3, asked) is None) == sound

@@ -32,7 +32,9 @@ def test_each_case_is_compared(
 
 
 def test_the_least_counts_and_a_case_of_one_tree_is_left_out() -> None:
-    ((case, old, new, slower),) = compared({"a": [3.0, 2.0], "b": [1.0]}, {"a": [4.0, 5.0], "c": [1.0]})
+    ((case, old, new, slower),) = compared(
+        {"a": [3.0, 2.0], "b": [1.0]}, {"a": [4.0, 5.0], "c": [1.0]}
+    )
     assert (case, old, new, slower) == ("a", 4.0, 2.0, -50.0)
 
 

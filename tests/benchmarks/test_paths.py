@@ -1,4 +1,5 @@
-"""Benchmarks run from a shell find what they share with the tests: the folder that they look into exists."""
+"""Benchmarks run from a shell find what they share with the tests: the folder that they look into
+exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What `make bench` rests on: the products counted are the model's own; a benchmark that dies is told, not hidden."""
+"""What `make bench` rests on: the products counted are the model's own; a benchmark that dies is
+told, not hidden."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ import streams
 import torch
 
 pytestmark = pytest.mark.torch
-at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
+at_length = pytest.mark.skipif(
+    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
+)
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -41,7 +44,9 @@ def test_products_are_the_linear_layers_of_transformers(head_dim: int | None) ->
     assert products.forward_seconds(layers, head, 2, at_least=0.0) > 0
 
 
-def streams_part(steps: list[list[list[int]]], arrivals: list[list[float]], words: int) -> dict[str, np.ndarray]:
+def streams_part(
+    steps: list[list[list[int]]], arrivals: list[list[float]], words: int
+) -> dict[str, np.ndarray]:
     """The columns of clients' events: steps[stream][event] is its tokens' steps."""
     events = [(number, event) for number, stream in enumerate(steps) for event in stream]
     return {
@@ -69,7 +74,16 @@ def test_tokens_of_streams_find_their_steps() -> None:
 
 @at_length
 def test_streams_through_a_server_of_two_processes(tmp_path: Path) -> None:
-    command = [sys.executable, str(BENCHMARKS / "streams.py"), "--streams", "12", "--rate", "40", "--seconds", "0.5"]
+    command = [
+        sys.executable,
+        str(BENCHMARKS / "streams.py"),
+        "--streams",
+        "12",
+        "--rate",
+        "40",
+        "--seconds",
+        "0.5",
+    ]
     command += ["--clients", "1", "--api-server-count", "2", "--json"]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert 0 < found["events_per_second"] <= found["tokens_per_second"] * 1.01

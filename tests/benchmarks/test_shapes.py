@@ -1,4 +1,5 @@
-"""benchmarks/shapes.py at tiny size: the models it writes, what it computes of steps, and a run from end to end."""
+"""benchmarks/shapes.py at tiny size: the models it writes, what it computes of steps, and a run
+from end to end."""
 
 from __future__ import annotations
 
@@ -26,7 +27,9 @@ from penstock.request import SamplingParams
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
-at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
+at_length = pytest.mark.skipif(
+    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
+)
 
 TINY = SHAPES["tiny"]
 KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 32, "kv_cache_tokens": 8192}
@@ -42,7 +45,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- the model's folder
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("llama-3-8b", 8_030_261_248)])
+@pytest.mark.parametrize(
+    ("name", "parameters"), [("llama-3.2-1b", 1_235_814_400), ("llama-3-8b", 8_030_261_248)]
+)
 def test_shapes_have_the_real_models_size(name: str, parameters: int) -> None:
     """The counts of meta-llama's own checkpoints."""
     assert sum(int(np.prod(size)) for _, size in tensors(SHAPES[name])) == parameters
@@ -50,12 +55,18 @@ def test_shapes_have_the_real_models_size(name: str, parameters: int) -> None:
 
 def test_the_folder_is_read_as_any_model(folder: Path) -> None:
     config = read_model_config(folder)
-    assert (config.hidden_size, config.num_layers, config.vocab_size) == (TINY.hidden, TINY.layers, TINY.vocab)
+    assert (config.hidden_size, config.num_layers, config.vocab_size) == (
+        TINY.hidden,
+        TINY.layers,
+        TINY.vocab,
+    )
     ends = end_ids(config, read_generation_defaults(folder))
     assert len(ends) == TINY.ends and len(set(ends)) == TINY.ends and max(ends) < TINY.vocab
     assert load_format(folder) == "auto"
     with LLM(str(folder), **KNOBS) as llm:
-        out = llm.generate(["Question: "], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False)
+        out = llm.generate(
+            ["Question: "], SamplingParams(max_tokens=5, ignore_eos=True), use_tqdm=False
+        )
     assert len(out[0].outputs[0].token_ids) == 5
 
 
@@ -79,7 +90,8 @@ class Asking:
 
 
 def test_watch_counts_what_ran(folder: Path) -> None:
-    """A group of 6 samples on a prompt of 40 tokens: 2 blocks are shared, and no token is computed and not counted."""
+    """A group of 6 samples on a prompt of 40 tokens: 2 blocks are shared, and no token is computed
+    and not counted."""
     with LLM(str(folder), **KNOBS, steps_ahead=0) as llm:
         watch = llm.engine.runner = Watch(llm.engine.runner)
         params = SamplingParams(n=6, max_tokens=4, ignore_eos=True)
@@ -94,7 +106,9 @@ def test_watch_counts_what_ran(folder: Path) -> None:
 
 def test_the_limit_is_the_sum_of_its_terms() -> None:
     kv = 2 * TINY.layers * TINY.kv_heads * TINY.head_dim
-    told = {field: getattr(TINY, field) for field in ("layers", "hidden", "heads", "head_dim", "vocab")}
+    told = {
+        field: getattr(TINY, field) for field in ("layers", "hidden", "heads", "head_dim", "vocab")
+    }
     sizes = alike_sizes(**told, layer_weights=TINY.layer_weights, kv_numbers=kv)
     numbers = TINY.layer_weights, TINY.hidden * TINY.vocab
     machine = Machine("cpu", 2, 1e9, (1, 100), (1e-4, 1e-3), (2e-4, 1e-2), *numbers)
@@ -106,24 +120,31 @@ def test_the_limit_is_the_sum_of_its_terms() -> None:
     assert limit_seconds(many, sizes, machine) == pytest.approx(TINY.layers * 1e-3 + 1e-2 + stored)
     wider = replace(sizes, layer_weights=3 * sizes.layer_weights)
     assert limit_seconds(many, wider, machine) == pytest.approx(TINY.layers * 3e-3 + 1e-2 + stored)
-    assert limit_seconds(many, sizes, machine.shared_by(2)) == pytest.approx(limit_seconds(many, sizes, machine))
+    assert limit_seconds(many, sizes, machine.shared_by(2)) == pytest.approx(
+        limit_seconds(many, sizes, machine)
+    )
     read = many | {"own": np.array([1e6])}
     gained = limit_seconds(read, sizes, machine) - limit_seconds(many, sizes, machine)
     assert gained == pytest.approx(1e6 * kv * 2 / 1e9)
     pairs = many | {"shared_pairs": np.array([1e6])}
     gained = limit_seconds(pairs, sizes, machine) - limit_seconds(many, sizes, machine)
-    assert gained == pytest.approx(1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / machine.best_rate)
+    assert gained == pytest.approx(
+        1e6 * 4 * TINY.heads * TINY.head_dim * TINY.layers / machine.best_rate
+    )
 
 
 # --- parts
 
 
 def test_the_files_that_are_named_hold_kernels() -> None:
-    """The parts' lists follow the column of kernels: a file that is renamed has to be renamed there too."""
+    """The parts' lists follow the column of kernels: a file that is renamed has to be renamed there
+    too."""
     there = {path.stem for path in (Path(penstock.kernels.__file__).parent / "triton").glob("*.py")}
     assert {"decode", "prefix", "prefill", "linear_small", "tile_sums", "draw", "filters"} <= there
     part_of = part_of_kernel()
-    assert [part_of(name) for name in ("_own", "_prefix", "_prefill", "_linear_small", "_rms_norm")] == [
+    assert [
+        part_of(name) for name in ("_own", "_prefix", "_prefill", "_linear_small", "_rms_norm")
+    ] == [
         "attention",
         "attention",
         "attention",
@@ -139,16 +160,26 @@ def test_the_files_that_are_named_hold_kernels() -> None:
 def test_a_run_gathers_its_rows_and_tells_what_failed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["--shape", "tiny", "--out", str(tmp_path), *(f"--knob={name}={value}" for name, value in KNOBS.items())]
+    words = [
+        "--shape",
+        "tiny",
+        "--out",
+        str(tmp_path),
+        *(f"--knob={name}={value}" for name, value in KNOBS.items()),
+    ]
     assert shapes.main([*words, "--work", "one"]) == 0
     monkeypatch.setattr(shapes, "in_a_process", lambda call, *arguments: call(*arguments))
     assert shapes.main([*words, "--work", "monkeys-stops"]) == 0
-    assert shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1  # holds no sequence
+    assert (
+        shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1
+    )  # holds no sequence
     found = json.loads((tmp_path / "results.json").read_text())
     assert set(found) == {"one", "monkeys-stops", "big"}
     assert found["one"]["output_tokens"] == found["one"]["steps"] == 64
     assert found["one"]["thrown_away_percent"] == 0.0 and 0 < found["one"]["limit_percent"] < 100
-    assert sum(found["one"]["parts_ms"].values()) == pytest.approx(found["one"]["step_ms"], rel=1e-6)
+    assert sum(found["one"]["parts_ms"].values()) == pytest.approx(
+        found["one"]["step_ms"], rel=1e-6
+    )
     assert "kv_cache_tokens (100) holds no" in found["big"]["failed"]
     table = capsys.readouterr().out.splitlines()[-3:]
     assert {line.split()[0] for line in table} == set(found)

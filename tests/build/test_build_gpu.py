@@ -1,4 +1,5 @@
-"""A build on a GPU: its binaries go along when the artifact moves, and nothing is compiled where it is opened."""
+"""A build on a GPU: its binaries go along when the artifact moves, and nothing is compiled where it
+is opened."""
 
 from __future__ import annotations
 
@@ -18,10 +19,19 @@ from penstock.kernels.tunables import TUNABLES
 pytestmark = pytest.mark.gpu
 
 TOLD = (
-    "--device", "cuda", "--shape", "64x32:16", "--shape", "200x8:3", "--tune-minutes", "0.5",
-    "--kv-cache-tokens", "20000",  # beside other tests
-    "--max-kl", "0.05",  # what the demo model is asked here means nothing to it
-)  # fmt: skip
+    "--device",
+    "cuda",
+    "--shape",
+    "64x32:16",
+    "--shape",
+    "200x8:3",
+    "--tune-minutes",
+    "0.5",
+    "--kv-cache-tokens",
+    "20000",  # beside other tests
+    "--max-kl",
+    "0.05",  # what the demo model is asked here means nothing to it
+)
 OPEN = """
 import json, sys
 from penstock import LLM, SamplingParams
@@ -52,8 +62,18 @@ def opened(folder: Path, cache: Path) -> subprocess.CompletedProcess[str]:
 def test_what_was_decided_is_in_the_manifest(built: Path) -> None:
     manifest = read_manifest(built)
     names = {decision.name for decision in manifest.decisions}
-    assert {"quantization", "max_num_batched_tokens", "steps_ahead", "max_num_seqs", "kv_cache_dtype"} <= names
-    assert {each.name for each in TUNABLES} >= {"linear_fp8.streamed_rows", "attention.few_programs"} <= names
+    assert {
+        "quantization",
+        "max_num_batched_tokens",
+        "steps_ahead",
+        "max_num_seqs",
+        "kv_cache_dtype",
+    } <= names
+    assert (
+        {each.name for each in TUNABLES}
+        >= {"linear_fp8.streamed_rows", "attention.few_programs"}
+        <= names
+    )
     assert manifest.built_on.capability is not None and manifest.built_on.triton is not None
     assert any(name.startswith("kernels/") and name.endswith(".cubin") for name in manifest.files)
     assert manifest.quality is not None and manifest.quality.kl_mean < manifest.quality.bound
@@ -76,9 +96,22 @@ def test_without_its_binaries_sealed_refuses(built: Path, tmp_path: Path) -> Non
 
 def test_choices_are_timed_again(built: Path, tmp_path: Path) -> None:
     moved = Path(shutil.copytree(built, tmp_path / "again"))
-    command = [sys.executable, "-m", "penstock", "build", "--retune", str(moved), "--tune-minutes", "0.2"]
+    command = [
+        sys.executable,
+        "-m",
+        "penstock",
+        "build",
+        "--retune",
+        str(moved),
+        "--tune-minutes",
+        "0.2",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     before, after = read_manifest(built), read_manifest(moved)
-    assert after.source == before.source and after.quality == before.quality and after.expected != before.expected
+    assert (
+        after.source == before.source
+        and after.quality == before.quality
+        and after.expected != before.expected
+    )
     assert opened(moved, tmp_path / "empty").returncode == 0

@@ -1,4 +1,5 @@
-"""The check's figures: KL over the likeliest tokens against the exact one, ties, and which matrix costs most."""
+"""The check's figures: KL over the likeliest tokens against the exact one, ties, and which matrix
+costs most."""
 
 from __future__ import annotations
 
@@ -33,12 +34,16 @@ def told(logits: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     return zip(reversed(torch.arange(len(logits)).split(5)), reversed(logits.split(5)), strict=True)
 
 
-def compared(theirs: torch.Tensor, mine: torch.Tensor, monkeypatch: pytest.MonkeyPatch) -> tuple[torch.Tensor, ...]:
+def compared(
+    theirs: torch.Tensor, mine: torch.Tensor, monkeypatch: pytest.MonkeyPatch
+) -> tuple[torch.Tensor, ...]:
     monkeypatch.setattr(check_quality, "_logits", lambda model, *_: told(model.logits))
     return _compare(Told(mine), None, [], _kept(theirs))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("vocabulary", "sharpness"), [(100, 1.0), (256, 3.0), (2000, 3.0), (2000, 0.5)])
+@pytest.mark.parametrize(
+    ("vocabulary", "sharpness"), [(100, 1.0), (256, 3.0), (2000, 3.0), (2000, 0.5)]
+)
 def test_kl_is_at_most_the_exact_one_and_near_it(
     vocabulary: int, sharpness: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -63,7 +68,8 @@ def test_the_same_logits_agree_where_tokens_tie(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_spoilt_matrix_is_found(tmp_path: Path) -> None:
-    """int4's numbers with one matrix turned round: past the bound, and that matrix is named first."""
+    """int4's numbers with one matrix turned round: past the bound,
+    and that matrix is named first."""
     out = tmp_path / "out"
     write_quantized(model_folder(), out, "int8")
     from safetensors.torch import load_file, save_file
@@ -74,7 +80,11 @@ def test_a_spoilt_matrix_is_found(tmp_path: Path) -> None:
     save_file(tensors, out / "model.safetensors")
     options = msgspec.to_builtins(BuildOptions(model="demo", out=str(out), knobs={"device": "cpu"}))
     work = WorkSample(
-        told="rows", prompts=[list(range(40, 70))] * 2, sampling=[{}] * 2, outputs=[20] * 2, concurrency=2
+        told="rows",
+        prompts=[list(range(40, 70))] * 2,
+        sampling=[{}] * 2,
+        outputs=[20] * 2,
+        concurrency=2,
     )
     score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
     found = score_built(options, {}, {})
@@ -91,8 +101,16 @@ def test_a_spoilt_head_is_found(tmp_path: Path) -> None:
     tensors = load_file(out / "model.safetensors")
     tensors["lm_head.weight_scale"] = -tensors["lm_head.weight_scale"]
     save_file(tensors, out / "model.safetensors")
-    asked = BuildOptions(model="demo", out=str(out), quantization="fp8", quantize_lm_head=True, knobs={"device": "cpu"})
-    work = WorkSample(told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1)
+    asked = BuildOptions(
+        model="demo",
+        out=str(out),
+        quantization="fp8",
+        quantize_lm_head=True,
+        knobs={"device": "cpu"},
+    )
+    work = WorkSample(
+        told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1
+    )
     options = msgspec.to_builtins(asked)
     score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
     assert score_built(options, {}, {})["kl_mean"] > 0.02
@@ -106,19 +124,27 @@ def test_eight_bits_of_kv_are_in_the_built_model_alone(tmp_path: Path) -> None:
     )
     for path in model_folder().iterdir():
         (tmp_path / path.name).symlink_to(path)
-    work = WorkSample(told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1)
+    work = WorkSample(
+        told="rows", prompts=[list(range(40, 70))], sampling=[{}], outputs=[20], concurrency=1
+    )
     score_source(options, str(model_folder()), [msgspec.to_builtins(work)])
     assert score_built(options, {"kv_cache_dtype": "auto"}, {})["kl_mean"] == 0
     built = score_built(options, {"kv_cache_dtype": "fp8"}, {})
-    assert built["kl_mean"] > 0 and set(built["kv_scales"]) == {f"model.layers.{n}.self_attn" for n in range(8)}
+    assert built["kl_mean"] > 0 and set(built["kv_scales"]) == {
+        f"model.layers.{n}.self_attn" for n in range(8)
+    }
 
 
 def test_recurrent_states_are_rounded_at_each_token_of_the_built_model(tmp_path: Path) -> None:
-    folder = make_folder(CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path)
+    folder = make_folder(
+        CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path
+    )
     knobs = {"device": "cpu", "dtype": "float32", "mamba_ssm_cache_dtype": "bfloat16"}
     options = msgspec.to_builtins(BuildOptions(model=str(folder), out=str(tmp_path), knobs=knobs))
     prompts = [list(range(40, 70)), list(range(100, 105))]
-    work = WorkSample(told="rows", prompts=prompts, sampling=[{}] * 2, outputs=[20] * 2, concurrency=2)
+    work = WorkSample(
+        told="rows", prompts=prompts, sampling=[{}] * 2, outputs=[20] * 2, concurrency=2
+    )
     score_source(options, str(folder), [msgspec.to_builtins(work)])
     assert score_built(options, {"mamba_ssm_cache_dtype": "auto"}, {})["kl_mean"] < 1e-9
     narrow = score_built(options, {}, {})
@@ -126,8 +152,12 @@ def test_recurrent_states_are_rounded_at_each_token_of_the_built_model(tmp_path:
 
 
 def test_texts_go_through_in_stretches_as_whole(tmp_path: Path) -> None:
-    folder = make_folder(CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path)
-    asked = BuildOptions(model=str(folder), out=str(tmp_path), knobs={"device": "cpu", "dtype": "float32"})
+    folder = make_folder(
+        CASES["qwen3_5 4/2 of 64, a quarter turns, 2/4 delta heads of 64"], tmp_path
+    )
+    asked = BuildOptions(
+        model=str(folder), out=str(tmp_path), knobs={"device": "cpu", "dtype": "float32"}
+    )
     texts, found = [list(range(40, 70)), list(range(100, 105))], []
     with torch.inference_mode():
         model, ops = check_quality.open_model(asked.config(str(folder)), folder, 50)
@@ -136,7 +166,9 @@ def test_texts_go_through_in_stretches_as_whole(tmp_path: Path) -> None:
             for run in check_quality.batches(model, texts, stretch):
                 places.append(run.of)
                 hidden[run.of] = model.forward(run.ids, run.step, run.kv, ops)[run.places]
-            assert len(places) == -(-30 // stretch) and torch.cat(places).sort().values.tolist() == list(range(35))
+            assert len(places) == -(-30 // stretch) and torch.cat(
+                places
+            ).sort().values.tolist() == list(range(35))
             found.append(hidden)
     for each in found[1:]:
         torch.testing.assert_close(each, found[0], rtol=1e-4, atol=1e-4)

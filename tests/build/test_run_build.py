@@ -1,4 +1,5 @@
-"""A whole build of the demo model, by the command line: killed on its way, gone on with, opened, moved, timed again."""
+"""A whole build of the demo model, by the command line: killed on its way, gone on with, opened,
+moved, timed again."""
 
 from __future__ import annotations
 
@@ -53,7 +54,11 @@ def test_a_build_says_what_it_does_and_what_it_came_to(built: tuple[Path, str, s
     for place, stage in enumerate(STAGES, 1):
         assert f"penstock: {place}/7 {stage}: " in progress
     assert " int8 " in out and " output tok/s " in out
-    assert "expect, at $3.6 an hour\n" in out and "a million output tokens\n" in out and " ms a request" in out
+    assert (
+        "expect, at $3.6 an hour\n" in out
+        and "a million output tokens\n" in out
+        and " ms a request" in out
+    )
     assert out == f"{describe(folder, read_manifest(folder))}\n\npenstock serve {folder}\n"
 
 
@@ -63,7 +68,9 @@ def test_the_manifest_holds_all_of_it(built: tuple[Path, str, str]) -> None:
     assert manifest.engine == {"max_model_len": 96}
     assert manifest.quality is not None and 0 < manifest.quality.kl_mean < manifest.quality.bound
     assert manifest.quality.agreement > 0.9 and manifest.quality.tokens > 100
-    assert manifest.step_seconds.rows[0] == 4 and all(seconds > 0 for seconds in manifest.step_seconds.seconds)
+    assert manifest.step_seconds.rows[0] == 4 and all(
+        seconds > 0 for seconds in manifest.step_seconds.seconds
+    )
     assert manifest.expected[0].told == "24x12:4" and manifest.built_for[0].concurrency == 4
     files = {path.name for path in built[0].iterdir()} - {"penstock.json"}
     assert manifest.files.keys() == files and STATE not in files
@@ -72,11 +79,15 @@ def test_the_manifest_holds_all_of_it(built: tuple[Path, str, str]) -> None:
 
 def test_an_artifact_is_a_model_folder(built: tuple[Path, str, str]) -> None:
     with LLM(str(built[0]), device="cpu") as llm:
-        asked = llm.generate(["The answer is"], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False)
+        asked = llm.generate(
+            ["The answer is"], SamplingParams(max_tokens=4, temperature=0), use_tqdm=False
+        )
     assert len(asked[0].outputs[0].token_ids) == 4
 
 
-def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_a_damaged_artifact_is_not_timed_again(
+    built: tuple[Path, str, str], tmp_path: Path
+) -> None:
     spoilt = tmp_path / "spoilt"
     shutil.copytree(built[0], spoilt)
     flip(spoilt / "model.safetensors")
@@ -88,26 +99,41 @@ def test_a_damaged_artifact_is_not_timed_again(built: tuple[Path, str, str], tmp
 
 
 def test_matrices_that_nothing_is_kept_of_are_refused(tmp_path: Path) -> None:
-    """Nothing is timed, so weights stay as they are: a manifest would keep a pattern that says nothing."""
+    """Nothing is timed, so weights stay as they are: a manifest would keep a pattern that says
+    nothing."""
     options = BuildOptions(
-        model="demo", out=str(tmp_path / "out"), shapes=["8x8:2"], tune_minutes=0.0, keep_wide=["*.down_proj"],
+        model="demo",
+        out=str(tmp_path / "out"),
+        shapes=["8x8:2"],
+        tune_minutes=0.0,
+        keep_wide=["*.down_proj"],
         knobs={"device": "cpu"},
-    )  # fmt: skip
-    with pytest.raises(UsageError, match="keep_wide is of weights that are quantized, and these stay as they are"):
+    )
+    with pytest.raises(
+        UsageError, match="keep_wide is of weights that are quantized, and these stay as they are"
+    ):
         run_build(options, lambda path: (0, lambda defaults: iter(())))
     assert not (tmp_path / "out").exists()
 
 
-def test_an_artifact_that_moved_is_timed_again(built: tuple[Path, str, str], tmp_path: Path) -> None:
+def test_an_artifact_that_moved_is_timed_again(
+    built: tuple[Path, str, str], tmp_path: Path
+) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(built[0], moved)
-    fewer = Decision(name="steps_ahead", chosen=0, default=1, won_percent=9.0)  # which there is no time for again
+    fewer = Decision(
+        name="steps_ahead", chosen=0, default=1, won_percent=9.0
+    )  # which there is no time for again
     whole = read_manifest(moved)
-    before = replace(whole, engine={**whole.engine, "steps_ahead": 0}, decisions=[whole.decisions[0], fewer])
+    before = replace(
+        whole, engine={**whole.engine, "steps_ahead": 0}, decisions=[whole.decisions[0], fewer]
+    )
     write_manifest(moved, before)
     options = BuildOptions(model=str(moved), out=str(moved), retune=True, tune_minutes=0.001)
     after = run_build(options, lambda path: (0, lambda defaults: iter(())))
     assert after == read_manifest(moved)
     same = ("model", "source", "price", "quality", "files", "engine", "built_for")
-    assert {name: getattr(after, name) for name in same} == {name: getattr(before, name) for name in same}
+    assert {name: getattr(after, name) for name in same} == {
+        name: getattr(before, name) for name in same
+    }
     assert after.decisions[0] == before.decisions[0] and after.expected != before.expected

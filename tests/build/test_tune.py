@@ -1,4 +1,5 @@
-"""Tuning, over a model that only tells times: what is tried with what, what is taken, what is taken back."""
+"""Tuning, over a model that only tells times: what is tried with what, what is taken, what is taken
+back."""
 
 from __future__ import annotations
 
@@ -27,7 +28,9 @@ from penstock.models.read_config import read_model_config
 
 pytestmark = pytest.mark.torch
 
-Speed = Callable[[dict[str, Any]], float]  # knobs that differ from their defaults -> how many times as fast
+Speed = Callable[
+    [dict[str, Any]], float
+]  # knobs that differ from their defaults -> how many times as fast
 
 
 class Told:
@@ -44,7 +47,9 @@ class Told:
             raise CapacityError("no room")
         usual = Config()
         here = {n: getattr(place, n) for n, place in config.places().items()}
-        self.knobs = {n: v for n, v in here.items() if v != getattr(usual.places()[n], n)} | config.tuned
+        self.knobs = {
+            n: v for n, v in here.items() if v != getattr(usual.places()[n], n)
+        } | config.tuned
         self.opened.append(self.knobs)
         self.runner = SimpleNamespace(max_rows=256, max_batched_tokens=2048, grouping=True)
 
@@ -64,7 +69,9 @@ class Told:
         told = {**self.knobs, **(knobs or {})}
         seconds = tokens / 1e3 / Told.speed({n: v for n, v in told.items() if v is not None})
         Told.clock += seconds
-        return Timing(seconds, tokens, sum(len(work.prompts) for work in works), seconds, 0.25 * seconds)
+        return Timing(
+            seconds, tokens, sum(len(work.prompts) for work in works), seconds, 0.25 * seconds
+        )
 
 
 @pytest.fixture
@@ -99,16 +106,26 @@ def named(tuned: Tuned) -> dict[str, Decision]:
 
 def test_nothing_wins_and_the_defaults_stay(tuned: Callable[..., Tuned]) -> None:
     found = tuned(lambda knobs: 1.0)
-    assert found.engine == {} and found.tunables == {} and {d.name for d in found.decisions} == {
-        "max_num_batched_tokens", "steps_ahead",
-    }  # fmt: skip
+    assert (
+        found.engine == {}
+        and found.tunables == {}
+        and {d.name for d in found.decisions}
+        == {
+            "max_num_batched_tokens",
+            "steps_ahead",
+        }
+    )
     assert all(d.chosen == d.default and d.won_percent == 0 for d in found.decisions)
     (expected,) = found.expected
-    assert expected.output_tokens_per_second == pytest.approx(1000) and expected.share_of_limit == 0.25
+    assert (
+        expected.output_tokens_per_second == pytest.approx(1000) and expected.share_of_limit == 0.25
+    )
 
 
 @pytest.mark.parametrize(("device", "least"), [("cpu", 160.0), ("cuda", 30.0)])
-def test_time_that_knobs_leave_is_the_tables(tuned: Callable[..., Tuned], device: str, least: float) -> None:
+def test_time_that_knobs_leave_is_the_tables(
+    tuned: Callable[..., Tuned], device: str, least: float
+) -> None:
     """Of five minutes; on a GPU what is left is for knobs that a model is opened with."""
     tuned(lambda knobs: 1.0, device=device, tune_minutes=5.0)
     assert least <= Told.table_seconds < least + 20.0
@@ -130,7 +147,10 @@ def test_a_winner_is_taken_and_the_next_is_tried_with_it(tuned: Callable[..., Tu
 
 def test_what_is_no_faster_together_is_taken_back(tuned: Callable[..., Tuned]) -> None:
     """A tunable that its kernels gain by, and whole runs lose by."""
-    found = tuned(lambda knobs: 0.9 if "linear.small_rows" in knobs else 1.0, tunables={"linear.small_rows": 4})
+    found = tuned(
+        lambda knobs: 0.9 if "linear.small_rows" in knobs else 1.0,
+        tunables={"linear.small_rows": 4},
+    )
     assert found.engine == found.tunables == {}
     assert named(found)["linear.small_rows"].chosen == 0
     assert named(found)["linear.small_rows"].note.startswith("4 was taken back")
@@ -140,14 +160,18 @@ def test_what_is_no_faster_together_is_taken_back(tuned: Callable[..., Tuned]) -
 
 def test_knobs_that_a_model_is_opened_with(tuned: Callable[..., Tuned]) -> None:
     def speed(knobs: dict[str, Any]) -> float:
-        return (1.05 if knobs.get("max_num_seqs") == 16 else 1.0) * (0.9 if knobs.get("kv_cache_dtype") == "fp8" else 1)
+        return (1.05 if knobs.get("max_num_seqs") == 16 else 1.0) * (
+            0.9 if knobs.get("kv_cache_dtype") == "fp8" else 1
+        )
 
     found = tuned(speed, device="cuda")
     assert found.engine == {"max_num_seqs": 16, "max_cudagraph_capture_size": 16}
     assert named(found)["kv_cache_dtype"].chosen == "auto"
     assert Told.opened == []
     assert "kv_cache_dtype" not in named(tuned(speed, device="cuda", kv_cache_dtype="fp8"))
-    coarse = named(tuned(lambda knobs: 1.0 + ("kv_cache_dtype" in knobs), device="cuda", coarse_kv="KL 1 off"))
+    coarse = named(
+        tuned(lambda knobs: 1.0 + ("kv_cache_dtype" in knobs), device="cuda", coarse_kv="KL 1 off")
+    )
     assert (coarse["kv_cache_dtype"].chosen, coarse["kv_cache_dtype"].note) == ("auto", "KL 1 off")
     assert "max_num_seqs" not in named(tuned(speed, device="cuda", knobs={"max_num_seqs": 64}))
 
@@ -165,16 +189,24 @@ def test_what_the_user_named_is_not_tried(tuned: Callable[..., Tuned]) -> None:
 
 def test_latency_is_less_of_milliseconds(tuned: Callable[..., Tuned]) -> None:
     found = tuned(lambda knobs: 2.0 if knobs.get("steps_ahead") == 0 else 1.0, objective="latency")
-    assert found.engine == {"steps_ahead": 0} and found.expected[0].request_ms == pytest.approx(40.0)
+    assert found.engine == {"steps_ahead": 0} and found.expected[0].request_ms == pytest.approx(
+        40.0
+    )
     said = describe_decision(named(found)["steps_ahead"])
-    assert said == "steps_ahead: 0, default 1, +100.0 %, noise 0.0 %, 40, by default 80 ms a request"
+    assert (
+        said == "steps_ahead: 0, default 1, +100.0 %, noise 0.0 %, 40, by default 80 ms a request"
+    )
 
 
 def test_no_time_times_nothing(tuned: Callable[..., Tuned]) -> None:
-    found = tuned(lambda knobs: 2.0 if knobs else 1.0, tune_minutes=0.0, tunables={"linear.small_rows": 4})
+    found = tuned(
+        lambda knobs: 2.0 if knobs else 1.0, tune_minutes=0.0, tunables={"linear.small_rows": 4}
+    )
     assert (found.decisions, found.engine, found.tunables, found.expected) == ([], {}, {}, [])
     assert Told.clock == 0.0 and len(found.works) == 1
-    found = tuned(lambda knobs: 1.0, tune_minutes=0.0, device="cuda", knobs={"max_cudagraph_capture_size": 8})
+    found = tuned(
+        lambda knobs: 1.0, tune_minutes=0.0, device="cuda", knobs={"max_cudagraph_capture_size": 8}
+    )
     assert found.engine == {}
 
 
@@ -182,7 +214,9 @@ def test_runs_are_cut_to_the_time_there_is() -> None:
     work = shape_work(WorkShape(16, 100, 10), read_model_config(model_folder()), 2304)
 
     class Slow(Told):
-        def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
+        def run(
+            self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None
+        ) -> Timing:
             seconds = sum(len(each.prompts) * 0.1 + sum(each.outputs) * 0.01 for each in works)
             return Timing(seconds, 1, 1, seconds, None)
 
@@ -200,9 +234,13 @@ def test_runs_are_cut_to_the_time_there_is() -> None:
 def test_a_model_that_is_opened_runs_works_and_sees_how_long_answers_are() -> None:
     config = Config.of(model="demo", device="cpu", max_model_len=256)
     work = WorkSample(
-        told="rows", prompts=[list(range(40, 60)), [7, 8, 9]], sampling=[{"n": 2, "temperature": 0.6, "seed": 1}, {}],
-        outputs=[40, 12], concurrency=3, ends=True,
-    )  # fmt: skip
+        told="rows",
+        prompts=[list(range(40, 60)), [7, 8, 9]],
+        sampling=[{"n": 2, "temperature": 0.6, "seed": 1}, {}],
+        outputs=[40, 12],
+        concurrency=3,
+        ends=True,
+    )
     with OpenModel(config, model_folder()) as model:
         answers = model.answers(work)
         seen = model.look(work)
@@ -217,7 +255,9 @@ def test_a_model_that_is_opened_runs_works_and_sees_how_long_answers_are() -> No
 def gpu_ops(config: Config) -> Any:
     """The columns that would be picked on the GPU that torch tells of, without loading them."""
     device = torch.device("cuda")
-    picked = {op: _pick(op, device, torch.bfloat16, "auto").column for op in ("attention", "linear_fp8")}
+    picked = {
+        op: _pick(op, device, torch.bfloat16, "auto").column for op in ("attention", "linear_fp8")
+    }
     return SimpleNamespace(why={op: (column, "") for op, column in picked.items()})
 
 
@@ -234,7 +274,9 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "some GPU")
-        source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=quantized)
+        source = SourceModel(
+            folder="", revision=None, files={}, largest_shard=1, quantized=quantized
+        )
         choose_weights.check_scheme(BuildOptions(model="m", out="out", **told), source)
 
     return run
@@ -243,15 +285,34 @@ def check(monkeypatch: pytest.MonkeyPatch) -> Check:
 @pytest.mark.parametrize(
     ("told", "quantized", "capability", "match"),
     [
-        ({"quantization": "int8"}, "awq", (9, 0), "is quantized already .awq.: build it with --quantization none"),
+        (
+            {"quantization": "int8"},
+            "awq",
+            (9, 0),
+            "is quantized already .awq.: build it with --quantization none",
+        ),
         ({"keep_wide": ["a"]}, "awq", (9, 0), "is quantized already"),
-        ({"quantization": "fp8"}, None, (8, 0), "slower than bfloat16 on a some GPU, .*: take int8 or int4"),
+        (
+            {"quantization": "fp8"},
+            None,
+            (8, 0),
+            "slower than bfloat16 on a some GPU, .*: take int8 or int4",
+        ),
         ({"quantization": "fp8"}, None, (8, 9), "slower than bfloat16"),
-        ({"kv_cache_dtype": "fp8"}, None, (8, 6), "kv_cache_dtype fp8 needs .* this one has 8.6: leave it auto"),
+        (
+            {"kv_cache_dtype": "fp8"},
+            None,
+            (8, 6),
+            "kv_cache_dtype fp8 needs .* this one has 8.6: leave it auto",
+        ),
     ],
 )
 def test_numbers_that_cannot_be_are_refused_before_the_work(
-    told: dict[str, Any], quantized: str | None, capability: tuple[int, int], match: str, check: Check
+    told: dict[str, Any],
+    quantized: str | None,
+    capability: tuple[int, int],
+    match: str,
+    check: Check,
 ) -> None:
     with pytest.raises(UsageError, match=match):
         check(told, quantized, capability)
@@ -268,9 +329,13 @@ def test_a_cpu_takes_floats_of_eight_and_four_bits_and_says_what_it_costs() -> N
     told = BuildOptions(model="m", out="out", quantization="fp8", knobs={"device": "cpu"})
     source = SourceModel(folder="", revision=None, files={}, largest_shard=1, quantized=None)
     choose_weights.check_scheme(told, source)
-    assert choose_weights.choose_weights(told, source, []).note.startswith("asked for; float8 weights are widened")
+    assert choose_weights.choose_weights(told, source, []).note.startswith(
+        "asked for; float8 weights are widened"
+    )
     four = BuildOptions(model="m", out="out", quantization="nvfp4", knobs={"device": "cpu"})
     choose_weights.check_scheme(four, source)
-    assert choose_weights.choose_weights(four, source, []).note.startswith("asked for; weights in four-bit floats are")
+    assert choose_weights.choose_weights(four, source, []).note.startswith(
+        "asked for; weights in four-bit floats are"
+    )
     int8 = BuildOptions(model="m", out="out", quantization="int8", knobs={"device": "cpu"})
     assert choose_weights.choose_weights(int8, source, []).note == "asked for"

@@ -1,4 +1,5 @@
-"""The work: shapes and rows as ids and lengths, what is shared, which rows a sample keeps, what is refused."""
+"""The work: shapes and rows as ids and lengths, what is shared, which rows a sample keeps, what is
+refused."""
 
 from __future__ import annotations
 
@@ -39,14 +40,22 @@ def test_a_shape_is_so_many_requests_of_so_many_tokens() -> None:
     assert [len(prompt) for prompt in work.prompts] == [64] * 8 and work.outputs == [32] * 8
     assert work == shape_work(WorkShape(64, 32, 8), read_model_config(model_folder()), 2304)
     facts = work.facts()
-    assert (facts.told, facts.samples, facts.concurrency, facts.shared_tokens) == ("64x32:8", 8, 8, 0)
+    assert (facts.told, facts.samples, facts.concurrency, facts.shared_tokens) == (
+        "64x32:8",
+        8,
+        8,
+        0,
+    )
 
 
 @pytest.mark.parametrize(
-    "text", ["", "64x32", "64x32:", "0x32:8", "64x0:8", "64x32:0", "-1x2:3", "64 x 32 : 8", "9" * 99]
+    "text",
+    ["", "64x32", "64x32:", "0x32:8", "64x0:8", "64x32:0", "-1x2:3", "64 x 32 : 8", "9" * 99],
 )
 def test_a_shape_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is not INxOUT:CONCURRENCY: give tokens .* as 256x256:128"):
+    with pytest.raises(
+        UsageError, match=r"is not INxOUT:CONCURRENCY: give tokens .* as 256x256:128"
+    ):
         WorkShape.parse(text)
 
 
@@ -72,8 +81,16 @@ def test_messages_go_through_the_chat_template(tokenizer: Tokenizer) -> None:
 
 
 def test_rows_that_the_model_cannot_take_are_told_together(tokenizer: Tokenizer) -> None:
-    rows = [Row(1, prompt=[1]), Row(4, prompt=[1] * 20), Row(5, prompt=[1_000_000]), Row(7, prompt="a " * 20)]
-    told = r"3 rows are bad: .*row 4: .*length is 20 tokens .*, 20 tokens.*; row 5: .* token outside 0 to .*; row 7: "
+    rows = [
+        Row(1, prompt=[1]),
+        Row(4, prompt=[1] * 20),
+        Row(5, prompt=[1_000_000]),
+        Row(7, prompt="a " * 20),
+    ]
+    told = (
+        r"3 rows are bad: .*row 4: .*length is 20 tokens .*, 20 tokens.*; row 5: .* token outside 0"
+        r" to .*; row 7: "
+    )
     with pytest.raises(UsageError, match=told):
         rows_work("rows.jsonl", rows, tokenizer, 20, None)
 
@@ -114,8 +131,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"retune": True, "quantization": "int8"}, "is settled in an artifact"),
     ({"retune": True, "keep_wide": ["a"]}, "is settled in an artifact"),
     ({"retune": True, "quantize_lm_head": True}, "quantize_lm_head is settled in an artifact"),
-    ({"quantization": "int8", "quantize_lm_head": True}, "is for fp8 weights, and these are int8: leave it out"),
-    ({"quantization": "none", "keep_wide": ["a"]}, "keep_wide is of weights that are quantized, .*: leave it out"),
+    (
+        {"quantization": "int8", "quantize_lm_head": True},
+        "is for fp8 weights, and these are int8: leave it out",
+    ),
+    (
+        {"quantization": "none", "keep_wide": ["a"]},
+        "keep_wide is of weights that are quantized, .*: leave it out",
+    ),
     ({"retune": True, "tune_minutes": 0.0}, "tune_minutes 0 times none"),
 ]
 

@@ -21,7 +21,9 @@ PLANS: ArrayCodec[StepPlan] = ArrayCodec(StepPlan, "a plan", JOIN_RECORD)
 def arrays(draw: st.DrawFn, dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     """Any numbers, in memory order or not."""
     shape = draw(st.lists(st.integers(0, 5), min_size=1, max_size=3))
-    drawn = np.random.default_rng(draw(st.integers(0, 99))).bytes(int(np.prod(shape)) * dtype.itemsize)
+    drawn = np.random.default_rng(draw(st.integers(0, 99))).bytes(
+        int(np.prod(shape)) * dtype.itemsize
+    )
     array = np.frombuffer(drawn, dtype).reshape(shape)
     return array.T if draw(st.booleans()) else array
 
@@ -43,9 +45,15 @@ def of(hint: Any) -> st.SearchStrategy[Any]:
 
 def same(one: Any, other: Any) -> bool:
     if is_dataclass(one):
-        return type(one) is type(other) and all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+        return type(one) is type(other) and all(
+            same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one)
+        )
     if isinstance(one, np.ndarray):  # bytes: drawn floats may be NaN
-        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
     return bool(one == other)
 
 
@@ -54,12 +62,16 @@ def same(one: Any, other: Any) -> bool:
 def test_a_plan_comes_back_as_it_was(plan: StepPlan) -> None:
     back = PLANS.decode(PLANS.encode(plan))
     assert same(plan, back)
-    assert back.rows.flags.aligned and back.rows.flags.writeable  # torch and kernels take it as it lies
+    assert (
+        back.rows.flags.aligned and back.rows.flags.writeable
+    )  # torch and kernels take it as it lies
 
 
 def a_plan() -> StepPlan:
     none, two = np.zeros(0, np.int32), np.array([4, 5], np.int32)
-    return StepPlan(7, two, two, 0, np.zeros(1, np.int32), none.reshape(0, 0), none, none, none, None, None)
+    return StepPlan(
+        7, two, two, 0, np.zeros(1, np.int32), none.reshape(0, 0), none, none, none, None, None
+    )
 
 
 @settings(max_examples=100, deadline=None)
@@ -68,7 +80,10 @@ def test_bytes_that_are_no_plan_are_one_error(data: st.DataObject) -> None:
     whole = PLANS.encode(a_plan())
     cut = data.draw(st.integers(0, len(whole) - 1))
     flipped = data.draw(st.integers(0, len(whole) - 1))
-    for broken in (whole[:cut], whole[:flipped] + bytes([whole[flipped] ^ 0xFF]) + whole[flipped + 1 :]):
+    for broken in (
+        whole[:cut],
+        whole[:flipped] + bytes([whole[flipped] ^ 0xFF]) + whole[flipped + 1 :],
+    ):
         try:
             PLANS.decode(broken)  # a number that is another number is nobody's to see
         except EngineError as error:

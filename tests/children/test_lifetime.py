@@ -49,5 +49,8 @@ def test_descriptors_that_were_closed_at_the_start_are_nobody_elses() -> None:
 def test_lines_of_a_full_output_are_told_once(tmp_path: Path) -> None:
     with open("/dev/full", "w") as full, (tmp_path / "error").open("w") as error:
         assert end_of_child(stdout=full, stderr=error) == (0, b"alive")
-    told = "penstock: lines of standard output are lost (No space left on device): see that they can be written"
+    told = (
+        "penstock: lines of standard output are lost (No space left on device): see that they can"
+        " be written"
+    )
     assert (tmp_path / "error").read_text().splitlines() == [told, *["a line"] * 3]

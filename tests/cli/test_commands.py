@@ -1,4 +1,5 @@
-"""The command line as a user meets it, with the real demo model where it takes one; a process where one is killed."""
+"""The command line as a user meets it, with the real demo model where it takes one; a process where
+one is killed."""
 
 from __future__ import annotations
 
@@ -29,7 +30,12 @@ from penstock.jobs import doctor as doctor_room
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
-EXACT = ["--dtype", "float32", "--prefix-groups", "off"]  # nothing is merged: texts are equal to the last letter
+EXACT = [
+    "--dtype",
+    "float32",
+    "--prefix-groups",
+    "off",
+]  # nothing is merged: texts are equal to the last letter
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:
@@ -61,7 +67,10 @@ def refused(*arguments: str) -> str:
 
 def test_help_lists_what_is_there_and_loads_no_torch() -> None:
     code = "import sys; sys.argv = ['penstock', '--help']\nfrom penstock.cli import app\n"
-    code += "app(standalone_mode=False)\nassert not {'torch', 'transformers', 'matplotlib', 'numpy'} & set(sys.modules)"
+    code += (
+        "app(standalone_mode=False)\nassert not {'torch', 'transformers', 'matplotlib', 'numpy'} &"
+        " set(sys.modules)"
+    )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     commands = ended.stdout.partition("Commands:")[2].split()
     assert [c for c in ("demo", "monkeys", "run", "serve", "doctor") if c in commands] == [
@@ -113,7 +122,9 @@ def test_a_stop_without_words_says_so(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize("ignored", [False, True])
-def test_sigterm_stops_a_job_where_ctrl_c_is_ignored_too(ignored: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sigterm_stops_a_job_where_ctrl_c_is_ignored_too(
+    ignored: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     """As it is in a background process of a shell."""
 
     def job() -> None:
@@ -139,20 +150,45 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     problems = ["--problems", str(problems_file())]
     out = ["--out", str(tmp_path / "out")]
     broken = tmp_path / "broken.jsonl"
-    broken.write_text('{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n')
+    broken.write_text(
+        '{"question": "q", "answer": "#### 1"}\n{"question": "r", "answer": "none"}\n'
+    )
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": 1, "prompt": "x"}\n')
-    kept, few = [str(tmp_path / "kept.jsonl")], ["--model", "demo", "--kv-cache-tokens", "64", "--device", "cpu"]
+    kept, few = (
+        [str(tmp_path / "kept.jsonl")],
+        ["--model", "demo", "--kv-cache-tokens", "64", "--device", "cpu"],
+    )
     cases = {
         "temperature must be between": ["monkeys", "demo", *problems, *out, "--temperature", "-1"],
         "n must be between": ["monkeys", "demo", *problems, *out, "--n", "0"],
         "--top-p must be above 0.0": ["monkeys", "demo", *problems, *out, "--top-p", "0"],
-        "--max-tokens must be at least 1": ["monkeys", "demo", *problems, *out, "--max-tokens", "0"],
-        "--max-num-seqs must be between 1 and": ["monkeys", "demo", *problems, *out, "--max-num-seqs", "0"],
+        "--max-tokens must be at least 1": [
+            "monkeys",
+            "demo",
+            *problems,
+            *out,
+            "--max-tokens",
+            "0",
+        ],
+        "--max-num-seqs must be between 1 and": [
+            "monkeys",
+            "demo",
+            *problems,
+            *out,
+            "--max-num-seqs",
+            "0",
+        ],
         "--served-model-name is empty": ["serve", "demo", "--served-model-name", ""],
         "row 2: answer doesn't end in": ["monkeys", "demo", "--problems", str(broken), *out],
         "no file": ["monkeys", "demo", "--problems", str(tmp_path / "none.jsonl"), *out],
-        "--out /proc/none/out cannot be made": ["monkeys", "demo", *problems, "--out", "/proc/none/out"],
+        "--out /proc/none/out cannot be made": [
+            "monkeys",
+            "demo",
+            *problems,
+            "--out",
+            "/proc/none/out",
+        ],
         "--kv-cache-tokens (64) holds no sequence of --max-model-len": [
             "run",
             str(rows),
@@ -162,7 +198,13 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
             *few,
         ],
         "is no folder": ["run", "--model", "demo", str(rows), str(tmp_path / "none" / "out.jsonl")],
-        "there is no folder": ["run", str(rows), str(tmp_path / "out.jsonl"), "--model", str(tmp_path / "model")],
+        "there is no folder": [
+            "run",
+            str(rows),
+            str(tmp_path / "out.jsonl"),
+            "--model",
+            str(tmp_path / "model"),
+        ],
         "'int3' is not one of 'auto', 'bfloat16'": ["doctor", "--dtype", "int3"],
         "an empty path stands for --out:": ["demo", "--out", ""],
         "an empty path stands for --state-dir:": ["serve", "demo", "--state-dir="],
@@ -174,7 +216,9 @@ def test_bad_values_and_files_are_one_line(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["broken.jsonl", "rows.jsonl"]
 
 
-def test_a_job_on_ray_opens_its_workers_as_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_on_ray_opens_its_workers_as_it_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     opened = []
 
     def workers(config: Config, **how: object) -> None:
@@ -185,12 +229,23 @@ def test_a_job_on_ray_opens_its_workers_as_it_was_asked(tmp_path: Path, monkeypa
     rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out")
     rows.write_text('{"id": 1, "prompt": "x"}\n')
     run = ["run", str(rows), out, "--model", "demo", "--max-num-seqs", "5"]
-    monkeys = ["monkeys", "demo", "--problems", str(problems_file()), "--out", out, "--max-num-seqs", "5"]
+    monkeys = [
+        "monkeys",
+        "demo",
+        "--problems",
+        str(problems_file()),
+        "--out",
+        out,
+        "--max-num-seqs",
+        "5",
+    ]
     for job in (run, monkeys):
         assert "no cluster" in refused(*job, "--on", "ray", "--address", "host:1", "--workers", "3")
         assert "no cluster" in refused(*job, "--on", "ray")
         assert "--workers is of a Ray cluster: say --on ray too" in refused(*job, "--workers", "3")
-        assert "--address is of a Ray cluster: say --on ray too" in refused(*job, "--address", "auto")
+        assert "--address is of a Ray cluster: say --on ray too" in refused(
+            *job, "--address", "auto"
+        )
     assert "leave --on ray out" in refused(*monkeys, "--on", "ray", "--stop-when", "right")
     there, here = {"address": "host:1", "workers": 3}, {"address": None, "workers": None}
     assert [how for _, how in opened] == 2 * [there, here]
@@ -199,14 +254,31 @@ def test_a_job_on_ray_opens_its_workers_as_it_was_asked(tmp_path: Path, monkeypa
 
 def test_models_are_listed_with_where_they_were_compared() -> None:
     code, out, err = penstock("models")
-    assert code == 0 and not err and "Of published weights those that packages carry" in " ".join(out.split())
-    assert {line.split()[0] for line in out.splitlines() if "CPU" in line} >= {"llama", "phi3", "gemma3"}
+    assert (
+        code == 0
+        and not err
+        and "Of published weights those that packages carry" in " ".join(out.split())
+    )
+    assert {line.split()[0] for line in out.splitlines() if "CPU" in line} >= {
+        "llama",
+        "phi3",
+        "gemma3",
+    }
 
 
 def test_doctor_says_what_would_run() -> None:
-    code, out, err = penstock("doctor", "--dtype", "float32", "--kv-cache-tokens", "4608", "--device", "cpu")
+    code, out, err = penstock(
+        "doctor", "--dtype", "float32", "--kv-cache-tokens", "4608", "--device", "cpu"
+    )
     assert (code, err) == (0, "")
-    for word in ("torch", "processor", "float32 (as --dtype says)", "attention", "LlamaForCausalLM", "weights"):
+    for word in (
+        "torch",
+        "processor",
+        "float32 (as --dtype says)",
+        "attention",
+        "LlamaForCausalLM",
+        "weights",
+    ):
         assert word in out
     assert "KV tokens that fit  4,608 (" in out and "2 sequences of full length" in out
     assert "tokenizer           tokenizer.json, with a chat template" in out
@@ -214,9 +286,14 @@ def test_doctor_says_what_would_run() -> None:
 
 def test_doctor_says_what_of_the_models_defaults_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes((model_folder() / "config.json").read_bytes())
-    (tmp_path / "generation_config.json").write_text('{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}')
+    (tmp_path / "generation_config.json").write_text(
+        '{"temperature": 0.6, "num_beams": 4, "suppress_tokens": [1]}'
+    )
     code, out, _ = penstock("doctor", str(tmp_path), "--load-format", "dummy")
-    assert code == 0 and "not served          num_beams, suppress_tokens of its generation_config.json" in out, out
+    assert (
+        code == 0
+        and "not served          num_beams, suppress_tokens of its generation_config.json" in out
+    ), out
     assert "tokenizer           none: " in out and "has no tokenizer.json; add it" in out
 
 
@@ -224,7 +301,10 @@ def test_doctor_says_what_of_a_models_texts_is_not_read(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(model_folder(), tmp_path / "model"))
     (folder / "chat_template.jinja").write_text("{% for %}")
     _, out, _ = penstock("doctor", str(folder))
-    assert "tokenizer           tokenizer.json, with a chat template: " in out and "is not valid Jinja" in out
+    assert (
+        "tokenizer           tokenizer.json, with a chat template: " in out
+        and "is not valid Jinja" in out
+    )
     (folder / "tokenizer.json").write_text('{"version": "1.0"}')
     _, out, _ = penstock("doctor", str(folder))
     assert "tokenizer           none: " in out and "cannot be read as a fast tokenizer" in out
@@ -249,10 +329,18 @@ def wait_for_lines(child: subprocess.Popen[str], path: Path, lines: int) -> None
 def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     """SIGKILL, then to the end: every id once, and every text as a run in one piece writes it."""
     source, out, whole = tmp_path / "in.jsonl", tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-    questions = [json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:14]]
+    questions = [
+        json.loads(line)["question"] for line in problems_file().read_text().splitlines()[:14]
+    ]
     with source.open("w") as file:
         for i, question in enumerate(questions):
-            row = {"id": i, "prompt": f"Question: {question}\nAnswer:", "n": 2, "max_tokens": 32, "stop": ["Question:"]}
+            row = {
+                "id": i,
+                "prompt": f"Question: {question}\nAnswer:",
+                "n": 2,
+                "max_tokens": 32,
+                "stop": ["Question:"],
+            }
             file.write(json.dumps(row) + "\n")
         file.write(json.dumps({"id": "long", "prompt": "word " * 4000}) + "\n")
     child = start("run", str(source), str(out), "--model", "demo", "--max-num-seqs", "6", *EXACT)
@@ -261,25 +349,38 @@ def test_run_killed_with_the_real_model(tmp_path: Path) -> None:
     child.communicate()
     before = len(rows_of(out))
     assert penstock("run", str(source), str(out), "--model", "demo", *EXACT)[0] == 0
-    assert penstock("run", str(source), str(whole), "--model", "demo", "--max-num-seqs", "16", *EXACT)[0] == 0
+    assert (
+        penstock("run", str(source), str(whole), "--model", "demo", "--max-num-seqs", "16", *EXACT)[
+            0
+        ]
+        == 0
+    )
     assert rows_of(out) == rows_of(whole)
     assert 6 <= before <= len(rows_of(out)) == 15
     assert "2304" in str(rows_of(out)["long"]["error"])
 
 
 def test_run_of_nothing_but_errors_fails(tmp_path: Path) -> None:
-    """Each time: a pipeline that looks at the exit code alone mustn't go on with rows that are all errors."""
+    """Each time: a pipeline that looks at the exit code alone mustn't go on with rows that are all
+    errors."""
     source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text("".join(json.dumps({"id": i, "prompt": "word " * 4000}) + "\n" for i in range(2)))
+    source.write_text(
+        "".join(json.dumps({"id": i, "prompt": "word " * 4000}) + "\n" for i in range(2))
+    )
     for said in ("2 of them with an error", "nothing was left to do"):
         code, _, err = penstock("run", str(source), str(out), "--model", "demo", *EXACT)
-        assert code == 2 and said in err and "penstock: no row could be run; the first because" in err, err
+        assert (
+            code == 2 and said in err and "penstock: no row could be run; the first because" in err
+        ), err
     assert set(rows_of(out)) == {0, 1}
 
 
 def test_generated_pages_are_up_to_date() -> None:
     ended = subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "scripts" / "make_docs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ended.returncode == 0, ended.stderr
 
@@ -302,15 +403,27 @@ def doctored(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[Config |
 def test_vllms_arguments_are_read_beside_ours(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = "--tensor-parallel-size 1 -tp=1 --dtype half --max_num_seqs=7 --disable-log-stats --quantization None"
+    words = (
+        "--tensor-parallel-size 1 -tp=1 --dtype half --max_num_seqs=7 --disable-log-stats"
+        " --quantization None"
+    )
     words += (
-        " --hf-overrides {} --swap-space 4 --no-enable-lora --tokenizer x/y -O3 --trust-remote-code --max-model-len 500"
+        " --hf-overrides {} --swap-space 4 --no-enable-lora --tokenizer x/y -O3 --trust-remote-code"
+        " --max-model-len 500"
     )
     config, code = doctored(monkeypatch, *words.split(), "--model", "x/y")
     assert config is not None and code == 0
-    assert (config.model.model, config.model.dtype, config.memory.max_model_len, config.batching.max_num_seqs) == (
-        "x/y", "float16", 500, 7,
-    )  # fmt: skip
+    assert (
+        config.model.model,
+        config.model.dtype,
+        config.memory.max_model_len,
+        config.batching.max_num_seqs,
+    ) == (
+        "x/y",
+        "float16",
+        500,
+        7,
+    )
     said = "penstock: --trust-remote-code changes nothing: no code of a model ever runs here\n"
     assert capsys.readouterr().err == said
 
@@ -318,11 +431,17 @@ def test_vllms_arguments_are_read_beside_ours(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("-pp 2", "--pipeline-parallel-size 2 is not served (only 1): a model is not cut by layers"),
+        (
+            "-pp 2",
+            "--pipeline-parallel-size 2 is not served (only 1): a model is not cut by layers",
+        ),
         ("--enable-lora", "--enable-lora is not served: one adapter is merged into the weights"),
         ("--lora-modules a=b c=d", "no such option: --lora-modules"),  # a server's
         ("--task", "option --task requires an argument"),
-        ("--max-num-seq 3", "no such option: --max-num-seq (Possible options: --max-num-seqs): see"),
+        (
+            "--max-num-seq 3",
+            "no such option: --max-num-seq (Possible options: --max-num-seqs): see",
+        ),
         ("demo --model other", "unexpected extra argument"),
     ],
 )
@@ -335,11 +454,18 @@ def test_what_is_refused_of_vllms_says_the_way_out(
 
 
 def test_a_knob_is_named_by_who_types_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If to its default: an artifact's choices are for what was left alone. `seed` is monkeys' own option."""
+    """If to its default: an artifact's choices are for what was left alone. `seed` is monkeys' own
+    option."""
     seen: list[Config] = []
-    monkeypatch.setattr("penstock.jobs.monkeys.run_monkeys", lambda config, options, engine: seen.append(config))
+    monkeypatch.setattr(
+        "penstock.jobs.monkeys.run_monkeys", lambda config, options, engine: seen.append(config)
+    )
     job = ("monkeys", "demo", "--problems", "x", "--out", "y")
-    assert penstock(*job)[0] == penstock(*job, "--steps-ahead", "1", "--no-enable-prefix-caching")[0] == 0
+    assert (
+        penstock(*job)[0]
+        == penstock(*job, "--steps-ahead", "1", "--no-enable-prefix-caching")[0]
+        == 0
+    )
     assert [config.named for config in seen] == [
         {"model", "seed"},
         {"model", "seed", "steps_ahead", "enable_prefix_caching"},

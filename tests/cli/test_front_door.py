@@ -1,4 +1,5 @@
-"""The first minutes: what `make demo` ends with, commands without a model, and the README's server as it is pasted."""
+"""The first minutes: what `make demo` ends with, commands without a model, and the README's server
+as it is pasted."""
 
 from __future__ import annotations
 
@@ -22,21 +23,35 @@ REPOSITORY = Path(__file__).parents[2]
 
 def test_the_demo_ends_with_how_to_go_on() -> None:
     # A make that runs the tests would hand its own flags and variables to these two.
-    env = {name: text for name, text in os.environ.items() if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}}
+    env = {
+        name: text
+        for name, text in os.environ.items()
+        if name not in {"MAKEFLAGS", "MFLAGS", "MAKELEVEL"}
+    }
 
     def last_line(*words: str) -> str:
-        made = subprocess.run(["make", *words], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True)
+        made = subprocess.run(
+            ["make", *words], cwd=REPOSITORY, env=env, capture_output=True, text=True, check=True
+        )
         return made.stdout.splitlines()[-1]
 
-    assert last_line("-n", "demo").startswith('echo "go on with: source .venv/bin/activate && penstock serve demo')
-    assert last_line("-s", "demo", "PY=true") == "go on with: PYTHONPATH=src true -m penstock serve demo"
+    assert last_line("-n", "demo").startswith(
+        'echo "go on with: source .venv/bin/activate && penstock serve demo'
+    )
+    assert (
+        last_line("-s", "demo", "PY=true")
+        == "go on with: PYTHONPATH=src true -m penstock serve demo"
+    )
 
 
 @pytest.mark.parametrize("words", [["serve"], ["run", "in.jsonl", "out.jsonl"]])
 def test_without_a_model_it_says_which_there_is(words: list[str]) -> None:
     ended = CliRunner().invoke(app, words)
     assert ended.exit_code == 2 and ended.output.count("\n") == 1, ended.output
-    assert f"{words[0]} has no model" in ended.output and "`demo` is the one in the package" in ended.output
+    assert (
+        f"{words[0]} has no model" in ended.output
+        and "`demo` is the one in the package" in ended.output
+    )
 
 
 def test_the_readmes_server_can_be_pasted() -> None:
@@ -47,13 +62,20 @@ def test_the_readmes_server_can_be_pasted() -> None:
         port = str(taken.getsockname()[1])
     python = f"exec {sys.executable} -m {command}".replace("8000", port)
     pipe = subprocess.PIPE
-    with subprocess.Popen(["bash", "-c", python], stdout=pipe, stderr=pipe, text=True, env=dict(os.environ)) as serving:
+    with subprocess.Popen(
+        ["bash", "-c", python], stdout=pipe, stderr=pipe, text=True, env=dict(os.environ)
+    ) as serving:
         try:
-            assert serving.stdout is not None and "penstock serves demo at" in serving.stdout.readline()
+            assert (
+                serving.stdout is not None
+                and "penstock serves demo at" in serving.stdout.readline()
+            )
             curl = ask.replace("curl ", "curl -sS ").replace("8000", port)
             told = subprocess.run(["bash", "-c", curl], capture_output=True, text=True, check=True)
             assert len(json.loads(told.stdout)["choices"]) == 4, told.stdout
-            root = subprocess.run(["curl", "-sS", f"http://127.0.0.1:{port}/"], capture_output=True, check=True)
+            root = subprocess.run(
+                ["curl", "-sS", f"http://127.0.0.1:{port}/"], capture_output=True, check=True
+            )
             assert json.loads(root.stdout)["openapi"] == "/openapi.json"
         finally:
             serving.terminate()

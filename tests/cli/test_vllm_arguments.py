@@ -1,4 +1,5 @@
-"""vLLM's arguments: each is taken where it asks for what is done anyway, told where it changes nothing, or refused."""
+"""vLLM's arguments: each is taken where it asks for what is done anyway, told where it changes
+nothing, or refused."""
 
 from __future__ import annotations
 
@@ -12,7 +13,17 @@ from penstock.cli import app
 from penstock.config import Config
 from penstock.errors import UsageError
 from penstock.request import SamplingParams
-from penstock.vllm_arguments import CALL, ENGINE, SAMPLING, SERVE, SHARED, SHARED_SERVE, SHORT, check_call, engine_knobs
+from penstock.vllm_arguments import (
+    CALL,
+    ENGINE,
+    SAMPLING,
+    SERVE,
+    SHARED,
+    SHARED_SERVE,
+    SHORT,
+    check_call,
+    engine_knobs,
+)
 
 
 def knobs(**given: Any) -> dict[str, Any]:
@@ -22,7 +33,8 @@ def knobs(**given: Any) -> dict[str, Any]:
 
 
 def test_a_name_is_ours_or_has_a_fate() -> None:
-    """No argument is checked that an option reads already, and none is called the same that isn't there."""
+    """No argument is checked that an option reads already, and none is called the same that isn't
+    there."""
     serve: Any = typer.main.get_command(app).commands["serve"]  # type: ignore[attr-defined]
     options = {param.name for param in serve.params}
     ours, sampling = set(Config().places()), {field.name for field in fields(SamplingParams)}
@@ -41,13 +53,31 @@ def test_every_fate_has_a_sentence_that_fits_a_line() -> None:
 
 def test_what_asks_for_what_is_done_anyway_is_taken() -> None:
     scripts = {
-        "pipeline_parallel_size": 1, "enforce_eager": False, "quantization": None, "disable_log_stats": True,
-        "trust_remote_code": False, "swap_space": 4, "max_seq_len_to_capture": 8192, "block_size": 16, "task": "auto",
-        "tokenizer_mode": "auto", "enable_lora": False, "max_lora_rank": 64, "hf_overrides": {},
-        "limit_mm_per_prompt": {"image": 0}, "distributed_executor_backend": "mp", "cpu_offload_gb": 0.0, "nnodes": 1,
-        "disable_custom_all_reduce": True, "speculative_config": None, "tokenizer_revision": None, "max_logprobs": 20,
-        "enable_chunked_prefill": True, "served_model_name": ["x", "y"], "generation_config": "auto",
-    }  # fmt: skip
+        "pipeline_parallel_size": 1,
+        "enforce_eager": False,
+        "quantization": None,
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+        "swap_space": 4,
+        "max_seq_len_to_capture": 8192,
+        "block_size": 16,
+        "task": "auto",
+        "tokenizer_mode": "auto",
+        "enable_lora": False,
+        "max_lora_rank": 64,
+        "hf_overrides": {},
+        "limit_mm_per_prompt": {"image": 0},
+        "distributed_executor_backend": "mp",
+        "cpu_offload_gb": 0.0,
+        "nnodes": 1,
+        "disable_custom_all_reduce": True,
+        "speculative_config": None,
+        "tokenizer_revision": None,
+        "max_logprobs": 20,
+        "enable_chunked_prefill": True,
+        "served_model_name": ["x", "y"],
+        "generation_config": "auto",
+    }
     assert knobs(**scripts) == {}
 
 
@@ -56,11 +86,21 @@ def test_our_knobs_are_spelt_as_vllm_spells_them() -> None:
         def __str__(self) -> str:
             return "torch.float16"
 
-    own = knobs(dtype="half", seed=None, max_model_len=None, load_format="safetensors", revision="v1", max_num_seqs=8)
+    own = knobs(
+        dtype="half",
+        seed=None,
+        max_model_len=None,
+        load_format="safetensors",
+        revision="v1",
+        max_num_seqs=8,
+    )
     assert own == {"dtype": "float16", "load_format": "auto", "revision": "v1", "max_num_seqs": 8}
     assert [knobs(dtype=d)["dtype"] for d in ("float", "bfloat16", "auto", Half())] == [
-        "float32", "bfloat16", "auto", "float16",
-    ]  # fmt: skip
+        "float32",
+        "bfloat16",
+        "auto",
+        "float16",
+    ]
     Config.of(**own)
     with pytest.raises(UsageError, match="dtype must be one of"):
         Config.of(**knobs(dtype="int3"))
@@ -69,7 +109,9 @@ def test_our_knobs_are_spelt_as_vllm_spells_them() -> None:
 
 
 def test_what_changes_nothing_is_told() -> None:
-    own, told = engine_knobs("m", {"trust_remote_code": True, "enforce_eager": True, "enable_chunked_prefill": False})
+    own, told = engine_knobs(
+        "m", {"trust_remote_code": True, "enforce_eager": True, "enable_chunked_prefill": False}
+    )
     assert own == {"model": "m"} and [line.partition(":")[0] for line in told] == [
         "trust_remote_code=True changes nothing",
         "enforce_eager=True changes nothing",
@@ -85,12 +127,21 @@ def test_what_changes_nothing_is_told() -> None:
             {"pipeline_parallel_size": 2},
             "pipeline_parallel_size=2 is not served (only 1): a model is not cut by layers",
         ),
-        ({"hf_config_path": "other"}, "hf_config_path='other' is not served (only the same as model)"),
+        (
+            {"hf_config_path": "other"},
+            "hf_config_path='other' is not served (only the same as model)",
+        ),
         ({"kv_cache_dtype_skip_layers": ["0"]}, "(only []): keys that must stay wide"),
         ({"task": "embed"}, "(only 'auto' or 'generate'): models generate text here"),
         ({"hf_overrides": {"x": "y" * 900}}, "..."),
-        ({"trust_remote_code": "yes"}, "trust_remote_code='yes' is not served (only False): no code of a model"),
-        ({"guided_decoding_disable_additional_properties": True}, "say additionalProperties: false in the schema"),
+        (
+            {"trust_remote_code": "yes"},
+            "trust_remote_code='yes' is not served (only False): no code of a model",
+        ),
+        (
+            {"guided_decoding_disable_additional_properties": True},
+            "say additionalProperties: false in the schema",
+        ),
         (
             {"structured_outputs_config": {"enable_in_reasoning": True}},
             "structured_outputs_config.enable_in_reasoning True",
@@ -115,17 +166,30 @@ def test_white_space_of_forms_is_ours_by_another_name() -> None:
         own, told = engine_knobs("m", given)
         assert own == {"model": "m", "disable_any_whitespace": True} and told == []
         assert Config.of(**own).model.disable_any_whitespace
-    assert engine_knobs("m", {"structured_outputs_config": {"disable_any_whitespace": False}})[0] == {"model": "m"}
+    assert engine_knobs("m", {"structured_outputs_config": {"disable_any_whitespace": False}})[
+        0
+    ] == {"model": "m"}
 
 
 def test_sampling_params_take_vllms_where_they_ask_for_nothing() -> None:
-    taken = {"best_of": 3, "bad_words": [], "spaces_between_special_tokens": True, "structured_outputs": None}
+    taken = {
+        "best_of": 3,
+        "bad_words": [],
+        "spaces_between_special_tokens": True,
+        "structured_outputs": None,
+    }
     params = SamplingParams(n=3, temperature=0.5, **taken)  # type: ignore[arg-type]
     assert params == SamplingParams(n=3, temperature=0.5) == replace(params)
     assert SamplingParams(best_of=1) == SamplingParams()  # type: ignore[call-arg]
     for given, says in (
-        ({"best_of": 4, "n": 3}, r"best_of=4 is not served \(only the same as n\): samples are not ranked"),
-        ({"logits_processors": ["x"]}, r"logits_processors=\['x'\] is not served \(only \[\]\): code from outside"),
+        (
+            {"best_of": 4, "n": 3},
+            r"best_of=4 is not served \(only the same as n\): samples are not ranked",
+        ),
+        (
+            {"logits_processors": ["x"]},
+            r"logits_processors=\['x'\] is not served \(only \[\]\): code from outside",
+        ),
         ({"use_beam_search": True}, "use_beam_search=True is not served: there is no beam search"),
     ):
         with pytest.raises(UsageError, match=says):

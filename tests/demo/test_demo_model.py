@@ -1,7 +1,8 @@
-"""The demo model as it is shipped: what `transformers` makes of it, and what the engine measures with it.
+"""The demo model as it is shipped: what `transformers` makes of it, and what the engine measures
+with it.
 
-The bounds on pass@k are those of a real draw: 384 samples through the engine, against the same prompts sampled
-with the training's own plain model.
+The bounds on pass@k are those of a real draw: 384 samples through the engine, against the same
+prompts sampled with the training's own plain model.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from penstock.demo import model_folder
 pytestmark = pytest.mark.torch
 
 PROBLEMS, SAMPLES = 24, 16
-PLAIN_PASS_AT_1 = 0.67  # python scripts/demo/measure.py --limit 24 --n 64, on a CPU: 0.6706; its deviation is 0.009
+# python scripts/demo/measure.py --limit 24 --n 64, on a CPU: 0.6706; its deviation is 0.009
+PLAIN_PASS_AT_1 = 0.67
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,10 @@ def answers(llm: LLM) -> list[RequestOutput]:
 
 def right_of(answers: list[RequestOutput]) -> list[int]:
     _, truth = prompts_of(PROBLEMS, 4, seed=1)
-    return [sum(number_of(s.text) == number for s in each.outputs) for each, number in zip(answers, truth, strict=True)]
+    return [
+        sum(number_of(s.text) == number for s in each.outputs)
+        for each, number in zip(answers, truth, strict=True)
+    ]
 
 
 def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutput]) -> None:
@@ -52,7 +57,9 @@ def test_pass_at_1_is_what_was_measured_after_training(answers: list[RequestOutp
 
 
 def test_repeated_sampling_finds_more(answers: list[RequestOutput]) -> None:
-    curve = [sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16)]
+    curve = [
+        sum(pass_at_k(SAMPLES, c, k) for c in right_of(answers)) / PROBLEMS for k in (1, 4, 16)
+    ]
     assert curve == sorted(curve)
     assert curve[-1] > curve[0] + 0.15
 

@@ -15,7 +15,9 @@ from penstock.demo import problems_file, shots_file
 
 def test_the_split_holds_one_in_sixteen_out() -> None:
     rng = Random(11)
-    drawn = [(kind, (rng.randrange(1000), rng.randrange(1000))) for kind in NAMES for _ in range(300)]
+    drawn = [
+        (kind, (rng.randrange(1000), rng.randrange(1000))) for kind in NAMES for _ in range(300)
+    ]
     share = sum(side_of(*each) == "test" for each in drawn) / len(drawn)
     assert 0.05 < share < 0.075
 

@@ -1,5 +1,6 @@
-"""Names that want to be more than names, in every file that takes Penstock elsewhere: what `penstock deploy` writes is
-read back and is what was given; what deploy/ has hands every word on as one."""
+"""Names that want to be more than names, in every file that takes Penstock elsewhere: what
+`penstock deploy` writes is read back and is what was given; what deploy/ has hands every word on as
+one."""
 
 from __future__ import annotations
 
@@ -38,8 +39,18 @@ HOSTILE = [
     "beyond 16 bits: \U0001f600",
     "half a surrogate: \udc80",
     "- a: [list]\n? {of: yaml}: &x !!python/object/apply:os.system [touch ran]",
-    "*x", "!!binary x", "yes", "null", "0x10", "", " ", "---", "%YAML", "a: b # c", "--host=0.0.0.0",
-]  # fmt: skip
+    "*x",
+    "!!binary x",
+    "yes",
+    "null",
+    "0x10",
+    "",
+    " ",
+    "---",
+    "%YAML",
+    "a: b # c",
+    "--host=0.0.0.0",
+]
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
@@ -66,9 +77,13 @@ def test_a_modal_app_holds_names_as_texts_alone(name: str, tmp_path: Path) -> No
     """Of the file's name / and NUL are no part."""
     file = name.replace("/", "") or "app.py"
     plain = ModalDeployment(model="/penstock/m", name="demo", package="git+https://a", gpu=None)
-    given = ModalDeployment(model=f"/penstock/{name}", name="demo", package=f"git+https://{name}", gpu=None)
+    given = ModalDeployment(
+        model=f"/penstock/{name}", name="demo", package=f"git+https://{name}", gpu=None
+    )
     text = modal_app(given, tmp_path / file)
-    tree = ast.parse(text.encode())  # as Python reads it from a disk: half a surrogate would be none of UTF-8
+    tree = ast.parse(
+        text.encode()
+    )  # as Python reads it from a disk: half a surrogate would be none of UTF-8
     found = constants(tree)
     assert (found["MODEL"], found["SERVE"]) == (given.from_hub(), given.serve_options())
     assert (found["BUILD"], found["MONKEYS"]) == (given.build_command(), given.monkeys_options())
@@ -84,8 +99,13 @@ def test_a_modal_app_names_a_checkout_of_any_name(tmp_path: Path) -> None:
     checkout = tmp_path / '"""\nraise SystemExit("ran")'
     checkout.mkdir()
     (checkout / "pyproject.toml").touch()
-    text = modal_app(ModalDeployment(model="demo", name="demo", package=str(checkout), gpu=None), tmp_path / "app.py")
-    assert checkout.name in [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)]
+    text = modal_app(
+        ModalDeployment(model="demo", name="demo", package=str(checkout), gpu=None),
+        tmp_path / "app.py",
+    )
+    assert checkout.name in [
+        node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Constant)
+    ]
 
 
 def test_a_hub_id_is_no_option() -> None:
@@ -96,14 +116,22 @@ def test_a_hub_id_is_no_option() -> None:
 
 @pytest.mark.parametrize("name", HOSTILE, ids=ascii)
 def test_a_serve_file_holds_names_as_texts_alone(name: str, tmp_path: Path) -> None:
-    args = {"model": f"/{name}", "name": name, "served_model_name": name, "api_key_file": f"/{name}", "host": name}
+    args = {
+        "model": f"/{name}",
+        "name": name,
+        "served_model_name": name,
+        "api_key_file": f"/{name}",
+        "host": name,
+    }
     file = ServeFile(RayDeployment.of(args), 8123, f"/{name}")
     write_serve_file(file, tmp_path / "app.yaml")
     assert read_serve_file(tmp_path / "app.yaml") == file
     assert len(list(yaml.safe_load_all((tmp_path / "app.yaml").read_text()))) == 1
 
 
-@pytest.mark.parametrize("words", [["modal", "demo", "--gpu", "none"], ["ray", "--model", "demo"]], ids=lambda w: w[0])
+@pytest.mark.parametrize(
+    "words", [["modal", "demo", "--gpu", "none"], ["ray", "--model", "demo"]], ids=lambda w: w[0]
+)
 def test_what_is_to_be_typed_next_is_of_whole_words(words: list[str], tmp_path: Path) -> None:
     if words[0] == "ray":
         pytest.importorskip("ray")
@@ -111,11 +139,15 @@ def test_what_is_to_be_typed_next_is_of_whole_words(words: list[str], tmp_path: 
     done = CliRunner().invoke(app, ["deploy", *words, "--out", str(out)])
     assert done.exit_code == 0 and out.is_file()
     told, _, commands = done.stdout.partition(": ")
-    assert "\n" not in told and shlex.split(commands)[3 if words[0] == "ray" else 2].startswith(f"{tmp_path}/a; touch ")
+    assert "\n" not in told and shlex.split(commands)[3 if words[0] == "ray" else 2].startswith(
+        f"{tmp_path}/a; touch "
+    )
 
 
 @pytest.mark.parametrize("link", [False, True])
-def test_a_generated_file_is_written_over_nothing_and_through_no_link(link: bool, tmp_path: Path) -> None:
+def test_a_generated_file_is_written_over_nothing_and_through_no_link(
+    link: bool, tmp_path: Path
+) -> None:
     """A link to nothing too: the file would lie where somebody else said."""
     out, elsewhere = tmp_path / "app", tmp_path / "elsewhere"
     if link:
@@ -137,7 +169,9 @@ ALIASES = f"{MANY}applications: [{{import_path: 'penstock.deploy.ray:build_app',
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"\xff", b"a: *b", b"[" * 100_000, ALIASES], ids=["fifo", "bytes", "alias", "deep", "aliases"]
+    "content",
+    [None, b"\xff", b"a: *b", b"[" * 100_000, ALIASES],
+    ids=["fifo", "bytes", "alias", "deep", "aliases"],
 )
 def test_a_serve_file_that_is_none_is_a_line(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "app.yaml"
@@ -150,7 +184,9 @@ def test_a_serve_file_that_is_none_is_a_line(content: bytes | None, tmp_path: Pa
 # --- deploy/
 
 
-@pytest.mark.parametrize("name", ["$(touch ran)", "a b; touch ran #", '"', "'", "-x", "new\nline", "*", "\\"])
+@pytest.mark.parametrize(
+    "name", ["$(touch ran)", "a b; touch ran #", '"', "'", "-x", "new\nline", "*", "\\"]
+)
 def test_the_slurm_array_hands_every_name_on_as_one_word(name: str, tmp_path: Path) -> None:
     for folder in ("in", name):
         (tmp_path / folder).mkdir()
@@ -167,13 +203,15 @@ def test_the_slurm_array_hands_every_name_on_as_one_word(name: str, tmp_path: Pa
     folder = f"./{name}" if name.startswith("-") else name
     told = [one.split("\0")[:-1] for one in (tmp_path / "told").read_text().split("END\0")[:-1]]
     assert told == [
-        ["run", f"{folder}/{name}.jsonl{end}", f"{folder}.out/{name}.jsonl", "--model", name] for end in ("", ".gz")
+        ["run", f"{folder}/{name}.jsonl{end}", f"{folder}.out/{name}.jsonl", "--model", name]
+        for end in ("", ".gz")
     ]
     assert not (tmp_path / "ran").exists()
 
 
 def test_no_file_of_deploy_gives_a_name_to_a_shell_or_to_yaml() -> None:
-    """Compose puts MODEL into a word of a list, after the file was read; Kubernetes' words are lists too."""
+    """Compose puts MODEL into a word of a list, after the file was read; Kubernetes' words are
+    lists too."""
     service = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]["penstock"]
     commands = [service["command"], service["healthcheck"]["test"]]
     for document in yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()):

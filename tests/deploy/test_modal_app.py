@@ -1,4 +1,5 @@
-"""The file that `penstock deploy modal` writes: read, imported without account or network, its server started."""
+"""The file that `penstock deploy modal` writes: read, imported without account or network, its
+server started."""
 
 from __future__ import annotations
 
@@ -25,16 +26,25 @@ from penstock.deploy.write_modal_app import default_package, modal_app, modal_mi
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ARGUMENTS = {  # everything that the template knows
-    "model": "meta-llama/Llama-3.1-8B", "name": "llama", "revision": "0123abc", "hub_secret": "huggingface",
-    "key_secret": "key", "max_concurrency": 999, "min_containers": 1, "max_containers": 3, "gpu": "H200:2",
+    "model": "meta-llama/Llama-3.1-8B",
+    "name": "llama",
+    "revision": "0123abc",
+    "hub_secret": "huggingface",
+    "key_secret": "key",
+    "max_concurrency": 999,
+    "min_containers": 1,
+    "max_containers": 3,
+    "gpu": "H200:2",
     "knobs": {"tensor_parallel_size": 2, "max_num_seqs": 512},
-}  # fmt: skip
+}
 
 
 def written(folder: Path, **more: Any) -> Path:
     """An app in a file, of the checkout that these tests lie in."""
     out = folder / "app.py"
-    deployment = ModalDeployment(**{"model": "demo", "name": "demo", "package": str(REPOSITORY), "gpu": None, **more})
+    deployment = ModalDeployment(
+        **{"model": "demo", "name": "demo", "package": str(REPOSITORY), "gpu": None, **more}
+    )
     out.write_text(modal_app(deployment, out))
     return out
 
@@ -56,7 +66,11 @@ def server_arguments(path: Path) -> dict[str, Any]:
     (server,) = (n for n in ast.parse(path.read_text()).body if isinstance(n, ast.ClassDef))
     (call,) = server.decorator_list
     assert isinstance(call, ast.Call) and ast.unparse(call.func) == "app.server"
-    return {k.arg: ast.literal_eval(k.value) for k in call.keywords if k.arg and isinstance(k.value, ast.Constant)}
+    return {
+        k.arg: ast.literal_eval(k.value)
+        for k in call.keywords
+        if k.arg and isinstance(k.value, ast.Constant)
+    }
 
 
 def test_the_file_says_what_the_deployment_does(tmp_path: Path) -> None:
@@ -64,16 +78,24 @@ def test_the_file_says_what_the_deployment_does(tmp_path: Path) -> None:
     deployment = ModalDeployment(package=str(REPOSITORY), **ARGUMENTS)
     found = constants(path)
     assert (found["MODEL"], found["SERVE"]) == (deployment.from_hub(), deployment.serve_options())
-    assert (found["BUILD"], found["MONKEYS"]) == (deployment.build_command(), deployment.monkeys_options())
+    assert (found["BUILD"], found["MONKEYS"]) == (
+        deployment.build_command(),
+        deployment.monkeys_options(),
+    )
     assert (found["ARTIFACT"], found["GPU"]) == (deployment.artifact, "H200:2")
     said = server_arguments(path)
-    assert len(said) == 9 and all(getattr(deployment, name) == value for name, value in said.items())
+    assert len(said) == 9 and all(
+        getattr(deployment, name) == value for name, value in said.items()
+    )
 
 
 def test_nothing_of_ours_is_in_it(tmp_path: Path) -> None:
     tree = ast.parse(written(tmp_path, **ARGUMENTS).read_text())
-    imported = [n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in ast.walk(tree)
-                if isinstance(n, ast.Import | ast.ImportFrom)]  # fmt: skip
+    imported = [
+        n.module if isinstance(n, ast.ImportFrom) else n.names[0].name
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Import | ast.ImportFrom)
+    ]
     assert sorted(map(str, imported)) == ["modal", "pathlib", "socket", "subprocess", "time"]
 
 
@@ -81,46 +103,73 @@ def test_nothing_of_ours_is_in_it(tmp_path: Path) -> None:
     ("package", "installed"),
     [
         ("penstock==0.1.0", '"penstock[parquet,plot]==0.1.0"'),
-        ("git+https://example.org/penstock@main", '"penstock[parquet,plot] @ git+https://example.org/penstock@main"'),
+        (
+            "git+https://example.org/penstock@main",
+            '"penstock[parquet,plot] @ git+https://example.org/penstock@main"',
+        ),
     ],
 )
-def test_a_package_from_elsewhere_needs_no_checkout(package: str, installed: str, tmp_path: Path) -> None:
+def test_a_package_from_elsewhere_needs_no_checkout(
+    package: str, installed: str, tmp_path: Path
+) -> None:
     text = written(tmp_path, package=package).read_text()
     assert installed in text and "add_local_dir" not in text
     assert ('"git"' in text) == package.startswith("git+")
 
 
-@pytest.mark.parametrize("more", [ARGUMENTS, {}, {"package": "penstock==0.1.0"}], ids=["all", "demo", "released"])
+@pytest.mark.parametrize(
+    "more", [ARGUMENTS, {}, {"package": "penstock==0.1.0"}], ids=["all", "demo", "released"]
+)
 def test_the_file_is_in_order(more: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path, **more)
-    for words in (["check", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120"], ["format", "--check"]):
+    for words in (
+        ["check", "--select", "E,F,I,B,UP,SIM,RUF", "--line-length", "120"],
+        ["format", "--check"],
+    ):
         length = [] if words[0] == "check" else ["--line-length", "120"]
         done = subprocess.run(
-            [sys.executable, "-m", "ruff", *words, *length, str(path)], capture_output=True, text=True
+            [sys.executable, "-m", "ruff", *words, *length, str(path)],
+            capture_output=True,
+            text=True,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(find_spec("modal") is None, reason="modal isn't installed: pip install -e '.[modal]'")
+@pytest.mark.skipif(
+    find_spec("modal") is None, reason="modal isn't installed: pip install -e '.[modal]'"
+)
 @pytest.mark.parametrize("more", [ARGUMENTS, {}], ids=["all", "demo"])
 def test_it_is_imported_without_account_or_network(more: dict[str, Any], tmp_path: Path) -> None:
     path = written(tmp_path, **more)
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         environment = os.environ | {
-            "MODAL_SERVER_URL": f"http://127.0.0.1:{closed.getsockname()[1]}", "HOME": str(tmp_path / "home"),
-        }  # fmt: skip
-        code = "import app; print([type(each).__name__ for each in (app.Server, app.build, app.monkeys)], app.opened())"
+            "MODAL_SERVER_URL": f"http://127.0.0.1:{closed.getsockname()[1]}",
+            "HOME": str(tmp_path / "home"),
+        }
+        code = (
+            "import app; print([type(each).__name__ for each in (app.Server, app.build,"
+            " app.monkeys)], app.opened())"
+        )
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=path.parent, env=environment, capture_output=True, text=True, timeout=600
+            [sys.executable, "-c", code],
+            cwd=path.parent,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=600,
         )
     assert done.returncode == 0, done.stderr
-    assert "['Server', 'Function', 'Function']" in done.stdout and str(constants(path)["MODEL"]) in done.stdout
+    assert (
+        "['Server', 'Function', 'Function']" in done.stdout
+        and str(constants(path)["MODEL"]) in done.stdout
+    )
     assert not (tmp_path / "home").exists()
 
 
 class FakeModal:
-    """Modal's words without Modal: each takes anything and gives a decorator that leaves what it is put on."""
+    """Modal's words without Modal: each takes anything and gives a decorator that leaves what it is
+    put on."""
 
     def __getattr__(self, name: str) -> FakeModal:
         return self
@@ -134,7 +183,8 @@ class FakeModal:
 
 @pytest.fixture
 def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
-    """Gives a function that runs the file and returns it as a module. Its `penstock` is the given shell script."""
+    """Gives a function that runs the file and returns it as a module. Its `penstock` is the given
+    shell script."""
 
     def start(script: str) -> Any:
         program = tmp_path / "bin" / "penstock"
@@ -156,7 +206,9 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
 
 
 @pytest.mark.torch
-def test_the_server_answers_under_modals_address_and_ends_on_its_word(started: Callable[[str], Any]) -> None:
+def test_the_server_answers_under_modals_address_and_ends_on_its_word(
+    started: Callable[[str], Any],
+) -> None:
     module = started(f'exec {sys.executable} -m penstock "$@"')
     server = module.Server()
     server.start()
@@ -176,7 +228,17 @@ def test_a_server_that_does_not_come_up_is_not_waited_for(started: Callable[[str
 
 def test_the_command_writes_once_and_says_what_is_next(tmp_path: Path) -> None:
     out = tmp_path / "app.py"
-    words = ["deploy", "modal", "Qwen/Qwen3-8B", "--out", str(out), "--max-num-seqs", "64", "--gpu", "L40S"]
+    words = [
+        "deploy",
+        "modal",
+        "Qwen/Qwen3-8B",
+        "--out",
+        str(out),
+        "--max-num-seqs",
+        "64",
+        "--gpu",
+        "L40S",
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0 and f"modal deploy {out}" in done.output
     assert (modal_missing() is None) == (find_spec("modal") is not None)
@@ -187,7 +249,8 @@ def test_the_command_writes_once_and_says_what_is_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "says"), [(None, "isn't installed here"), ("1.4.9", "is 1.4.9 here"), ("1.5.1", ""), ("1.10.0", "")]
+    ("found", "says"),
+    [(None, "isn't installed here"), ("1.4.9", "is 1.4.9 here"), ("1.5.1", ""), ("1.10.0", "")],
 )
 def test_a_client_that_is_absent_or_old_is_a_line(
     found: str | None, says: str, monkeypatch: pytest.MonkeyPatch
@@ -211,7 +274,17 @@ def test_an_app_lies_beside_the_checkout_that_it_names(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_a_package_is_a_line(tmp_path: Path) -> None:
-    words = ["deploy", "modal", "demo", "--gpu", "none", "--package", str(tmp_path), "--out", str(tmp_path / "a.py")]
+    words = [
+        "deploy",
+        "modal",
+        "demo",
+        "--gpu",
+        "none",
+        "--package",
+        str(tmp_path),
+        "--out",
+        str(tmp_path / "a.py"),
+    ]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 2 and "no checkout" in done.output and not (tmp_path / "a.py").exists()
 
@@ -224,7 +297,10 @@ def _free_port() -> int:
 
 def _asked(port: int, path: str, body: Any = None) -> Any:
     """A JSON answer to a request as Modal's proxy sends it on."""
-    headers = {"Host": "workspace--demo-server.us-east.modal.direct", "Content-Type": "application/json"}
+    headers = {
+        "Host": "workspace--demo-server.us-east.modal.direct",
+        "Content-Type": "application/json",
+    }
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"http://127.0.0.1:{port}{path}", data, headers)
     with urllib.request.urlopen(request, timeout=600) as answer:

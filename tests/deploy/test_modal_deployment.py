@@ -1,4 +1,5 @@
-"""What a Modal deployment comes to: bounds told in a line each, and command lines that our own parser takes."""
+"""What a Modal deployment comes to: bounds told in a line each, and command lines that our own
+parser takes."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ HUB = "meta-llama/Llama-3.2-1B"
 
 
 def deployment(**more: Any) -> ModalDeployment:
-    return ModalDeployment(**{"model": HUB, "name": "penstock-llama", "package": "penstock==1", **more})
+    return ModalDeployment(
+        **{"model": HUB, "name": "penstock-llama", "package": "penstock==1", **more}
+    )
 
 
 def parsed(words: list[str]) -> dict[str, Any]:
@@ -40,24 +43,52 @@ def test_a_key_takes_the_place_of_allowing_none() -> None:
 
 def test_modal_waits_longer_than_the_server_drains() -> None:
     asked = parsed(["serve", HUB, *deployment(shutdown_timeout=100).serve_options()])
-    assert asked["shutdown_timeout"] == 100 < deployment(shutdown_timeout=100).exit_grace_period <= LONGEST_GRACE
+    assert (
+        asked["shutdown_timeout"]
+        == 100
+        < deployment(shutdown_timeout=100).exit_grace_period
+        <= LONGEST_GRACE
+    )
 
 
 def test_the_build_keeps_the_engine_options_and_the_server_gets_what_no_artifact_keeps() -> None:
-    knobs = {"max_num_seqs": 512, "quantization": "fp8", "data_parallel_size": 2, "enable_prefix_caching": False}
+    knobs = {
+        "max_num_seqs": 512,
+        "quantization": "fp8",
+        "data_parallel_size": 2,
+        "enable_prefix_caching": False,
+    }
     made = deployment(gpu="H200:2", knobs=knobs, revision="abc", shapes=("128x128:8", "1x1:1"))
     built = parsed(made.build_command()[1:])
-    assert (built["model"], str(built["out"]), built["shape"]) == (HUB, made.artifact, ["128x128:8", "1x1:1"])
+    assert (built["model"], str(built["out"]), built["shape"]) == (
+        HUB,
+        made.artifact,
+        ["128x128:8", "1x1:1"],
+    )
     assert (built["max_num_seqs"], built["quantization"], built["revision"]) == (512, "fp8", "abc")
     assert built["enable_prefix_caching"] is False
     served = parsed(["serve", made.artifact, *made.serve_options()])
     assert served["data_parallel_size"] == 2 and served["max_num_seqs"] is None
     unbuilt = parsed(["serve", *made.from_hub(), *made.serve_options()])
-    assert (unbuilt["max_num_seqs"], unbuilt["revision"], unbuilt["data_parallel_size"]) == (512, "abc", 2)
+    assert (unbuilt["max_num_seqs"], unbuilt["revision"], unbuilt["data_parallel_size"]) == (
+        512,
+        "abc",
+        2,
+    )
 
 
 def test_monkeys_options_are_its_own() -> None:
-    asked = parsed(["monkeys", HUB, *deployment().monkeys_options(), "--problems", "openai/gsm8k", "--out", "o"])
+    asked = parsed(
+        [
+            "monkeys",
+            HUB,
+            *deployment().monkeys_options(),
+            "--problems",
+            "openai/gsm8k",
+            "--out",
+            "o",
+        ]
+    )
     assert (asked["few_shot"], asked["temperature"], asked["max_tokens"]) == (4, 0.6, 1024)
 
 

@@ -1,5 +1,5 @@
-"""The files of deploy/: linted by tools that install as wheels, their commands read by our own parser, the Slurm script
-run. No image is built and no cluster asked."""
+"""The files of deploy/: linted by tools that install as wheels, their commands read by our own
+parser, the Slurm script run. No image is built and no cluster asked."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ LINTERS = [
 
 
 def tool(name: str) -> str:
-    """Where a linter is: beside this Python, or on the path; else the test is skipped by its name."""
+    """Where a linter is: beside this Python, or on the path;
+    else the test is skipped by its name."""
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.is_file() else shutil.which(name)
     if found is None:
@@ -47,7 +48,9 @@ def tool(name: str) -> str:
 
 @pytest.mark.parametrize(("linter", "options", "name"), LINTERS)
 def test_a_file_is_in_order(linter: str, options: list[str], name: str) -> None:
-    done = subprocess.run([tool(linter), *options, str(DEPLOY / name)], capture_output=True, text=True)
+    done = subprocess.run(
+        [tool(linter), *options, str(DEPLOY / name)], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -67,7 +70,12 @@ def test_a_linter_sees_what_is_wrong(
     text = (DEPLOY / name).read_text()
     assert good in text
     (tmp_path / name).write_text(text.replace(good, bad))
-    assert subprocess.run([tool(linter), *options, str(tmp_path / name)], capture_output=True).returncode != 0
+    assert (
+        subprocess.run(
+            [tool(linter), *options, str(tmp_path / name)], capture_output=True
+        ).returncode
+        != 0
+    )
 
 
 # --- what they start
@@ -102,7 +110,9 @@ def test_the_image_starts_our_command_and_copies_what_there_is() -> None:
     assert parsed(json.loads(image["CMD"][0]))["port"] == int(image["EXPOSE"][0])
     copied = [path for line in image["COPY"] for path in line.split()[:-1]]
     allowed = re.findall(r"^!(.+)", (DEPLOY / "Dockerfile.dockerignore").read_text(), re.M)
-    assert sorted(copied) == sorted(allowed) and all((REPOSITORY / path).exists() for path in copied)
+    assert sorted(copied) == sorted(allowed) and all(
+        (REPOSITORY / path).exists() for path in copied
+    )
 
 
 def test_compose_waits_longer_than_the_server_drains() -> None:
@@ -130,7 +140,10 @@ def test_every_probe_asks_for_a_route_that_wants_no_key() -> None:
     from penstock.server.online.auth import OPEN_PATHS
 
     (container,) = deployment()["containers"]
-    probes = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in ("startup", "readiness", "liveness")}
+    probes = {
+        name: container[f"{name}Probe"]["httpGet"]["path"]
+        for name in ("startup", "readiness", "liveness")
+    }
     assert set(probes.values()) <= set(OPEN_PATHS)
     assert probes["liveness"] == "/health/live" and probes["readiness"] == "/health"
 
@@ -140,20 +153,30 @@ def test_the_autoscaler_counts_by_a_metric_that_there_is() -> None:
     (metric,) = scaler["spec"]["metrics"]
     name = metric["pods"]["metric"]["name"].removeprefix("penstock_")
     assert f'"{name}"' in (REPOSITORY / "src/penstock/server/online/metrics.py").read_text()
-    assert scaler["spec"]["scaleTargetRef"]["name"] == "penstock" and scaler["spec"]["minReplicas"] == 1
+    assert (
+        scaler["spec"]["scaleTargetRef"]["name"] == "penstock"
+        and scaler["spec"]["minReplicas"] == 1
+    )
 
 
 # --- the Slurm array
 
 
 def array(folder: Path, task: int, tasks: int, *options: str, **more: str) -> subprocess.Popen[str]:
-    """Task `task` of an array over folder/in, as Slurm starts it; programs of folder/bin come first."""
+    """Task `task` of an array over folder/in, as Slurm starts it; programs of folder/bin come
+    first."""
     environment = os.environ | {
-        "SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_TASK_COUNT": str(tasks), "SLURM_ARRAY_TASK_MIN": "0",
-        "SLURM_ARRAY_JOB_ID": "7", "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}", **more,
-    }  # fmt: skip
+        "SLURM_ARRAY_TASK_ID": str(task),
+        "SLURM_ARRAY_TASK_COUNT": str(tasks),
+        "SLURM_ARRAY_TASK_MIN": "0",
+        "SLURM_ARRAY_JOB_ID": "7",
+        "PATH": f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}",
+        **more,
+    }
     script = [str(DEPLOY / "run_array.sh"), str(folder / "in"), str(folder / "out"), *options]
-    return subprocess.Popen(script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    return subprocess.Popen(
+        script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
 
 
 def program(folder: Path, name: str, text: str) -> None:
@@ -177,7 +200,10 @@ def test_a_task_takes_every_nth_file(tmp_path: Path) -> None:
     folders = f"run {tmp_path}/in/%d.jsonl {tmp_path}/out/%d.jsonl --model demo"
     assert told.splitlines() == [folders % (number, number) for number in (0, 2, 4)]
     asked = parsed(told.splitlines()[0].split())
-    assert (asked["source"], asked["out"]) == (tmp_path / "in" / "0.jsonl", tmp_path / "out" / "0.jsonl")
+    assert (asked["source"], asked["out"]) == (
+        tmp_path / "in" / "0.jsonl",
+        tmp_path / "out" / "0.jsonl",
+    )
     assert first.returncode == 1  # one of its files failed, and the others were run
     told, _ = (second := array(tmp_path, 1, 2)).communicate(timeout=600)
     assert (len(told.splitlines()), second.returncode) == (2, 0)
@@ -185,7 +211,10 @@ def test_a_task_takes_every_nth_file(tmp_path: Path) -> None:
 
 def test_a_task_whose_time_is_over_stops_its_job_and_is_queued_again(tmp_path: Path) -> None:
     prompts(tmp_path, 3)
-    job = f'sleep 600 & trap "sleep 0.3; kill $!; echo ended; exit 143" TERM; touch {tmp_path}/up; wait'
+    job = (
+        f'sleep 600 & trap "sleep 0.3; kill $!; echo ended; exit 143" TERM; touch {tmp_path}/up;'
+        " wait"
+    )
     program(tmp_path, "penstock", job)
     program(tmp_path, "scontrol", 'echo "scontrol $*"')
     task = array(tmp_path, 0, 1)

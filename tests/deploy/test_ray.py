@@ -1,5 +1,5 @@
-"""Ray: a job whose workers and driver are killed, and what is refused. One cluster of this machine stands for all; the
-engines compute nothing, but for one job of the demo model's."""
+"""Ray: a job whose workers and driver are killed, and what is refused. One cluster of this machine
+stands for all; the engines compute nothing, but for one job of the demo model's."""
 
 from __future__ import annotations
 
@@ -39,9 +39,13 @@ from penstock.ray_cluster import nodes_without
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.filterwarnings("ignore::DeprecationWarning:ray"),
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray isn't installed: make packaging"),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None, reason="ray isn't installed: make packaging"
+    ),
 ]
-at_length = pytest.mark.skipif(not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability")
+at_length = pytest.mark.skipif(
+    not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
+)
 JOB = Path(__file__).parents[1] / "reliability" / "ray_job.py"
 
 
@@ -109,7 +113,9 @@ def test_a_worker_and_the_driver_are_killed(cluster: Cluster, tmp_path: Path) ->
 
     def job() -> subprocess.Popen[str]:
         words = [sys.executable, str(JOB), cluster.address, str(source), str(out)]
-        return subprocess.Popen(words, env={**os.environ, **cluster.environment}, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(
+            words, env={**os.environ, **cluster.environment}, stderr=subprocess.PIPE, text=True
+        )
 
     (cluster.folder / "engines" / SLOW).touch()  # a minute of work
     first = job()
@@ -141,13 +147,21 @@ def test_an_engine_that_hangs_or_raises_ends_its_actor(
     prompts = ["hang", "raise", *(f"prompt {i}" for i in range(20))]
     rows = [{"id": i, "prompt": prompt, "seed": 7} for i, prompt in enumerate(prompts)]
     rows.append({"id": "half", "prompt": "a\ud800"})
-    rows.append({"id": "many", "prompt": "x", "n": 2 * room.PIECE + 3, "seed": 1})  # three pieces, of both workers
+    rows.append(
+        {"id": "many", "prompt": "x", "n": 2 * room.PIECE + 3, "seed": 1}
+    )  # three pieces, of both workers
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     outcome = run_file(source, out, Config(), on_ray(step_timeout=2.0))
     found = read(out)
-    assert (outcome.done, outcome.failed) == (len(rows), 1) and "surrogate" in found["half"]["error"]
-    assert [o["text"] for o in found["many"]["outputs"]] == [sample("x", 1, i).text for i in range(2 * room.PIECE + 3)]
-    assert [found[i]["outputs"][0]["text"] for i in range(22)] == [sample(p, 7, 0).text for p in prompts]
+    assert (outcome.done, outcome.failed) == (len(rows), 1) and "surrogate" in found["half"][
+        "error"
+    ]
+    assert [o["text"] for o in found["many"]["outputs"]] == [
+        sample("x", 1, i).text for i in range(2 * room.PIECE + 3)
+    ]
+    assert [found[i]["outputs"][0]["text"] for i in range(22)] == [
+        sample(p, 7, 0).text for p in prompts
+    ]
     assert capsys.readouterr().err.count("a worker died and is started again") >= 2
 
 
@@ -165,17 +179,25 @@ def test_a_worker_that_keeps_dying_ends_the_job(
 @pytest.mark.parametrize(
     ("asked", "how", "says"),
     [
-        ({"device": "cuda"}, {"workers": 3}, "3 workers of 1 GPU.* ask for 3, and the Ray cluster has 0"),
+        (
+            {"device": "cuda"},
+            {"workers": 3},
+            "3 workers of 1 GPU.* ask for 3, and the Ray cluster has 0",
+        ),
         ({}, {"workers": 9}, "9 workers ask for a core each, and the Ray cluster has 8"),
         ({"data_parallel_size": 2}, {}, "leave --data-parallel-size out"),
     ],
 )
-def test_what_a_cluster_lacks(driver: Cluster, asked: dict[str, Any], how: dict[str, Any], says: str) -> None:
+def test_what_a_cluster_lacks(
+    driver: Cluster, asked: dict[str, Any], how: dict[str, Any], says: str
+) -> None:
     with pytest.raises(PenstockError, match=says):
         on_ray(**how)(Config.of(**asked))
 
 
-def test_other_versions_and_other_files(driver: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_versions_and_other_files(
+    driver: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(room, "__version__", "9.9")
         with pytest.raises(UsageError, match=r"penstock 0\S+ is installed at \S+ and 9\.9 here"):
@@ -188,8 +210,14 @@ def test_other_versions_and_other_files(driver: Cluster, tmp_path: Path, monkeyp
 
 @at_length
 def test_the_demo_model_on_ray_gives_what_it_gives_here(driver: Cluster, tmp_path: Path) -> None:
-    rows = [{"id": i, "prompt": f"Question: {i} and 8?\nAnswer:", "n": 3, "max_tokens": 6} for i in range(12)]
-    source = write(tmp_path / "in.jsonl", [*rows, {"id": "chat", "messages": [{"role": "user", "content": "Hi"}]}])
+    rows = [
+        {"id": i, "prompt": f"Question: {i} and 8?\nAnswer:", "n": 3, "max_tokens": 6}
+        for i in range(12)
+    ]
+    source = write(
+        tmp_path / "in.jsonl",
+        [*rows, {"id": "chat", "messages": [{"role": "user", "content": "Hi"}]}],
+    )
     config = Config.of(max_num_seqs=4, kv_cache_tokens=4096)
     run_file(source, tmp_path / "here.jsonl", config)
     outcome = run_file(source, tmp_path / "ray.jsonl", config, partial(room.RayWorkers, workers=1))
@@ -201,16 +229,24 @@ def test_the_demo_model_on_ray_gives_what_it_gives_here(driver: Cluster, tmp_pat
 
 @pytest.fixture(scope="module")
 def served(driver: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeService]:
-    """An application of no replicas yet, over engines that compute nothing and know what is right."""
+    """An application of no replicas yet,
+    over engines that compute nothing and know what is right."""
     from ray import serve
 
     folder = tmp_path_factory.mktemp("served")
     words = make_folder(folder, Orders(step_seconds=0.02), rows=4, longest=512)
     (port,) = free_ports(1)
     deployment = RayDeployment(
-        min_replicas=0, max_replicas=2, target_seconds=1.0, upscale_delay=0.3, downscale_delay=0.5, host="127.0.0.1",
-        served_model_name="fake", startup_timeout=60.0, knobs={"model": str(folder)},
-    )  # fmt: skip
+        min_replicas=0,
+        max_replicas=2,
+        target_seconds=1.0,
+        upscale_delay=0.3,
+        downscale_delay=0.5,
+        host="127.0.0.1",
+        served_model_name="fake",
+        startup_timeout=60.0,
+        knobs={"model": str(folder)},
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray_deployment, "LOOK_BACK", 2.0)
         deploy_on_ray(ServeFile(deployment, port), engine=COMMAND)
@@ -242,10 +278,18 @@ class FakeService:
     async def stream(self, client: httpx.AsyncClient, number: int, tokens: int) -> str | None:
         """What is wrong with one stream: None where it is whole and right."""
         prompt = [(number + i) % 200 for i in range(20)]
-        body = {"model": "fake", "prompt": prompt, "max_tokens": tokens, "seed": number, "stream": True}
+        body = {
+            "model": "fake",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "seed": number,
+            "stream": True,
+        }
         text, ended = "", False
         try:
-            async with client.stream("POST", f"{self.url}/v1/completions", json={**body, "ignore_eos": True}) as answer:
+            async with client.stream(
+                "POST", f"{self.url}/v1/completions", json={**body, "ignore_eos": True}
+            ) as answer:
                 if answer.status_code != 200:
                     return f"{number}: {answer.status_code} {(await answer.aread()).decode()[:200]}"
                 async for line in answer.aiter_lines():
@@ -254,16 +298,28 @@ class FakeService:
                         text += event["choices"][0]["text"]
         except httpx.HTTPError as error:
             return f"{number}: {type(error).__name__} after {len(text)} of {tokens}"
-        right = "".join(LETTERS[self.words.index(token)] for token in expected(prompt, tokens, self.words, number))
-        return None if ended and text == right else f"{number}: {len(text)} of {tokens}, ended {ended}"
+        right = "".join(
+            LETTERS[self.words.index(token)]
+            for token in expected(prompt, tokens, self.words, number)
+        )
+        return (
+            None if ended and text == right else f"{number}: {len(text)} of {tokens}, ended {ended}"
+        )
 
     def streams(
-        self, lengths: list[int], beside: Callable[[], object] = lambda: None, *, again: bool = False
+        self,
+        lengths: list[int],
+        beside: Callable[[], object] = lambda: None,
+        *,
+        again: bool = False,
     ) -> list[str]:
-        """Streams of these lengths at once, and something beside them: what is wrong. again: until that is over."""
+        """Streams of these lengths at once, and something beside them: what is wrong. again: until
+        that is over."""
 
         async def all_of_them() -> list[str | None]:
-            async with httpx.AsyncClient(timeout=600, limits=httpx.Limits(max_connections=None)) as client:
+            async with httpx.AsyncClient(
+                timeout=600, limits=httpx.Limits(max_connections=None)
+            ) as client:
                 other = asyncio.create_task(asyncio.to_thread(beside))
 
                 async def one(number: int, tokens: int) -> list[str | None]:
@@ -282,17 +338,29 @@ class FakeService:
 def test_from_zero_and_back_under_load_no_stream_is_lost(served: FakeService) -> None:
     assert served.replicas() == 0
     assert served.streams([5]) == []  # the first answer has a replica started
-    # Four rows each, and 18 streams: some wait, so a second replica comes while the first is at work.
-    assert served.streams([60] * 18, lambda: until(lambda: served.replicas() == 2), again=True) == []
+    # Four rows each, and 18 streams: some wait, so a second replica comes while the first is at
+    # work.
+    assert (
+        served.streams([60] * 18, lambda: until(lambda: served.replicas() == 2), again=True) == []
+    )
     # And goes beside one that runs.
     assert served.streams([200], lambda: until(lambda: served.replicas() == 1), again=True) == []
     until(lambda: served.replicas() == 0)
 
 
 @at_length
-def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(served: FakeService) -> None:
-    """Whoever streams hears of it, Serve starts another replica, and what is deployed meanwhile is what is served."""
-    asked = {"model": "fake", "prompt": [1, 2, 3], "max_tokens": 400, "ignore_eos": True, "stream": True}
+def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(
+    served: FakeService,
+) -> None:
+    """Whoever streams hears of it, Serve starts another replica, and what is deployed meanwhile is
+    what is served."""
+    asked = {
+        "model": "fake",
+        "prompt": [1, 2, 3],
+        "max_tokens": 400,
+        "ignore_eos": True,
+        "stream": True,
+    }
     with httpx.Client(base_url=f"{served.url}/v1", timeout=600) as http:
         with http.stream("POST", "/completions", json=asked) as answer:
             events = (line for line in answer.iter_lines() if line.startswith("data: {"))
@@ -300,11 +368,15 @@ def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(serve
             write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
             last = [json.loads(line[6:]) for line in events][-1]
         assert last["error"]["type"] == "server_error" and "engine died" in last["error"]["message"]
-        until(lambda: served.streams([5]) == [])  # by another replica; until Serve knows of it, an error
+        until(
+            lambda: served.streams([5]) == []
+        )  # by another replica; until Serve knows of it, an error
         write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=2))
         with suppress(httpx.HTTPError):
             assert http.post("/completions", json={**asked, "stream": False}).status_code == 500
-        changed = replace(served.file, deployment=replace(served.file.deployment, served_model_name="renamed"))
+        changed = replace(
+            served.file, deployment=replace(served.file.deployment, served_model_name="renamed")
+        )
         deploy_on_ray(changed, engine=COMMAND)
         until(lambda: served.models(http))
         for _ in range(40):  # nothing of the old one comes back
@@ -318,7 +390,12 @@ def test_a_batch_outlives_its_replica(served: FakeService, tmp_path: Path) -> No
     folder, asked = tmp_path / "model", Asked(lines=400, bad=4, ids=8)
     folder.mkdir()
     words = make_folder(folder, Orders(step_seconds=0.02), rows=4, longest=512)
-    args = {"name": "batches", "model": str(folder), "served_model_name": "fake", "host": "127.0.0.1"}
+    args = {
+        "name": "batches",
+        "model": str(folder),
+        "served_model_name": "fake",
+        "host": "127.0.0.1",
+    }
     deployment = RayDeployment.of({**args, "state_dir": str(tmp_path / "state")})
     deploy_on_ray(ServeFile(deployment, served.file.port, "/kept"), engine=COMMAND)
     asked.write(tmp_path / "lines.jsonl")
@@ -340,13 +417,20 @@ def test_a_batch_outlives_its_replica(served: FakeService, tmp_path: Path) -> No
         write_orders(folder, Orders(step_seconds=0.02, fault="exit", serial=1))
         until(look)
         results = Results(asked, words)
-        results.output(map(json.loads, http.get(f"/files/{batch['output_file_id']}/content").text.splitlines()))
-        results.errors(map(json.loads, http.get(f"/files/{batch['error_file_id']}/content").text.splitlines()), False)
+        results.output(
+            map(json.loads, http.get(f"/files/{batch['output_file_id']}/content").text.splitlines())
+        )
+        results.errors(
+            map(json.loads, http.get(f"/files/{batch['error_file_id']}/content").text.splitlines()),
+            False,
+        )
     assert results.faults(batch) == []
 
 
 @at_length
-def test_a_replica_that_cannot_start_says_why(driver: Cluster, served: FakeService, tmp_path: Path) -> None:
+def test_a_replica_that_cannot_start_says_why(
+    driver: Cluster, served: FakeService, tmp_path: Path
+) -> None:
     args = {"name": "other", "model": str(tmp_path / "nothing"), "host": "127.0.0.1"}
     with pytest.raises(EngineError, match=r"no replica could be started: .*nothing"):
         deploy_on_ray(ServeFile(RayDeployment.of(args), served.file.port, "/other"))

@@ -13,25 +13,38 @@ from penstock.deploy import run_ray
 from penstock.deploy.ray_deployment import PATH, REQUESTS, RayDeployment
 from penstock.deploy.ray_replica import site_of
 from penstock.deploy.ray_scaling import SHARE, share_of, wanted_replicas
-from penstock.deploy.run_ray import ServeFile, check_cluster, read_serve_file, serve_environment, write_serve_file
+from penstock.deploy.run_ray import (
+    ServeFile,
+    check_cluster,
+    read_serve_file,
+    serve_environment,
+    write_serve_file,
+)
 from penstock.errors import CapacityError, UsageError
 from penstock.ray_cluster import RayCluster, RayNode
 
 ONE = RayCluster((RayNode("a", 8, 2),), own=True)
 TWO = RayCluster((RayNode("a", 8, 2), RayNode("b", 8, 2)), own=False)
 ARGS: dict[str, Any] = {
-    "model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2, "min_replicas": 0, "max_replicas": 4, "target_seconds": 5.0,
-    "allowed_hosts": ["llm.example"], "allow_no_key": True, "shutdown_timeout": 100.0,
+    "model": "Qwen/Qwen3-8B",
+    "tensor_parallel_size": 2,
+    "min_replicas": 0,
+    "max_replicas": 4,
+    "target_seconds": 5.0,
+    "allowed_hosts": ["llm.example"],
+    "allow_no_key": True,
+    "shutdown_timeout": 100.0,
     "reasoning_parser": "qwen3",
-}  # fmt: skip
+}
 
 
 def test_args_there_and_back() -> None:
     made = RayDeployment.of(ARGS)
     assert made.args() == ARGS and RayDeployment.of(made.args()) == made
-    assert made.knobs == {"model": "Qwen/Qwen3-8B", "tensor_parallel_size": 2} and made.allowed_hosts == (
-        "llm.example",
-    )
+    assert made.knobs == {
+        "model": "Qwen/Qwen3-8B",
+        "tensor_parallel_size": 2,
+    } and made.allowed_hosts == ("llm.example",)
     assert RayDeployment().args() == {} and RayDeployment().most == 1
 
 
@@ -43,12 +56,19 @@ def test_what_serve_is_asked_for() -> None:
     assert options["graceful_shutdown_timeout_s"] > made.shutdown_timeout
     scaling = options["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (0, 4)
-    assert scaling["policy"]["policy_function"] == f"{wanted_replicas.__module__}:{wanted_replicas.__name__}"
+    assert (
+        scaling["policy"]["policy_function"]
+        == f"{wanted_replicas.__module__}:{wanted_replicas.__name__}"
+    )
     assert (made.gpus(there=0), RayDeployment.of({"device": "cpu"}).gpus(8)) == (0, 0)
-    assert RayDeployment.of({"device": "cuda"}).gpus(0) == 1  # and is refused by the cluster's count
+    assert (
+        RayDeployment.of({"device": "cuda"}).gpus(0) == 1
+    )  # and is refused by the cluster's count
     environment = serve_environment()
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600  # of a stream that outlives a reload
+    assert (
+        int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600
+    )  # of a stream that outlives a reload
 
 
 @pytest.mark.parametrize(
@@ -78,13 +98,30 @@ def test_what_is_refused(args: dict[str, Any], says: str) -> None:
 @pytest.mark.parametrize(
     ("cluster", "args", "kind", "says"),
     [
-        (ONE, {"tensor_parallel_size": 4}, CapacityError, r"1 replica of 4 GPUs.* ask for 4, .* has 2 \(2 at a\)"),
-        (TWO, {"min_replicas": 5, "host": "0.0.0.0"}, CapacityError, "5 replicas of 1 GPU, .* ask for 5, .* has 4"),
+        (
+            ONE,
+            {"tensor_parallel_size": 4},
+            CapacityError,
+            r"1 replica of 4 GPUs.* ask for 4, .* has 2 \(2 at a\)",
+        ),
+        (
+            TWO,
+            {"min_replicas": 5, "host": "0.0.0.0"},
+            CapacityError,
+            "5 replicas of 1 GPU, .* ask for 5, .* has 4",
+        ),
         (ONE, {"cpus": 9.0}, CapacityError, "1 replica of 9 cores ask for 9, .* has 8"),
-        (TWO, {"host": "127.0.0.1"}, UsageError, "on 127.0.0.1 no machine of the cluster hears another, and it has 2"),
+        (
+            TWO,
+            {"host": "127.0.0.1"},
+            UsageError,
+            "on 127.0.0.1 no machine of the cluster hears another, and it has 2",
+        ),
     ],
 )
-def test_what_a_cluster_lacks(cluster: RayCluster, args: dict[str, Any], kind: type[Exception], says: str) -> None:
+def test_what_a_cluster_lacks(
+    cluster: RayCluster, args: dict[str, Any], kind: type[Exception], says: str
+) -> None:
     with pytest.raises(kind, match=says):
         check_cluster(cluster, RayDeployment.of(args))
     check_cluster(cluster, RayDeployment.of({"host": "0.0.0.0"}))
@@ -96,13 +133,16 @@ def test_a_state_folder_that_is_not_shared(tmp_path: Path, monkeypatch: pytest.M
     check_cluster(TWO, deployment)
     assert not list((tmp_path / "state").iterdir())
     monkeypatch.setattr(run_ray, "nodes_without", lambda mark: ["10.0.0.2"])
-    with pytest.raises(UsageError, match=r"state isn't shared: 10\.0\.0\.2 of the cluster doesn't see it"):
+    with pytest.raises(
+        UsageError, match=r"state isn't shared: 10\.0\.0\.2 of the cluster doesn't see it"
+    ):
         check_cluster(TWO, deployment)
     assert not list((tmp_path / "state").iterdir())
 
 
 def test_who_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where nothing is said of Serve's address, as in a config file of somebody's own, others are taken to reach it."""
+    """Where nothing is said of Serve's address, as in a config file of somebody's own, others are
+    taken to reach it."""
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     for args in ({}, {"host": "0.0.0.0"}):
         with pytest.raises(UsageError, match="no API key is set"):
@@ -121,7 +161,9 @@ def test_a_config_file_there_and_back(tmp_path: Path) -> None:
     assert read_serve_file(tmp_path / "app.yaml") == file
     told = yaml.safe_load((tmp_path / "app.yaml").read_text())
     assert told["http_options"] == {"host": "0.0.0.0", "port": 8123}
-    assert [(a["name"], a["import_path"], a["route_prefix"]) for a in told["applications"]] == [("mine", PATH, "/llm")]
+    assert [(a["name"], a["import_path"], a["route_prefix"]) for a in told["applications"]] == [
+        ("mine", PATH, "/llm")
+    ]
     with pytest.raises(UsageError, match="is there already"):
         write_serve_file(file, tmp_path / "app.yaml")
 
@@ -134,7 +176,10 @@ def test_a_config_file_there_and_back(tmp_path: Path) -> None:
         ("applications: []", "is no Serve config file of one application"),
         ("- 1", "is no Serve config file"),
         ("applications: [{import_path: 'a:b'}]", r"imports a:b: bring it to Ray by `serve deploy"),
-        (f"applications: [{{import_path: '{PATH}', args: {{modell: x}}}}]", "unknown option 'modell'"),
+        (
+            f"applications: [{{import_path: '{PATH}', args: {{modell: x}}}}]",
+            "unknown option 'modell'",
+        ),
         (f"applications: [{{import_path: '{PATH}', args: 3}}]", "is no Serve config file"),
     ],
 )
@@ -178,7 +223,9 @@ def test_how_many_there_should_be(shares: list[float], requests: float, wanted: 
 
 def test_a_replica_is_full_where_something_waits() -> None:
     assert share_of({"expected_seconds_left": 90.0, "waiting": 4}, 30.0) == 3.0
-    assert share_of({"expected_seconds_left": 90.0, "waiting": 0}, 30.0) == 1.0  # no second one would speed it up
+    assert (
+        share_of({"expected_seconds_left": 90.0, "waiting": 0}, 30.0) == 1.0
+    )  # no second one would speed it up
     assert share_of({"expected_seconds_left": 6.0, "waiting": 0}, 30.0) == 0.2
     assert share_of({}, 30.0) == 0.0
 
@@ -189,7 +236,9 @@ def test_the_command_writes_or_deploys(
     pytest.importorskip("yaml")
     pytest.importorskip("ray", reason="ray isn't installed: make packaging")
     deployed: list[tuple[ServeFile, str | None]] = []
-    monkeypatch.setattr(run_ray, "deploy_on_ray", lambda file, address: deployed.append((file, address)))
+    monkeypatch.setattr(
+        run_ray, "deploy_on_ray", lambda file, address: deployed.append((file, address))
+    )
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
 
@@ -199,12 +248,32 @@ def test_the_command_writes_or_deploys(
             main()
         return int(ended.value.code or 0)
 
-    asked = ("--model", "model", "--max-replicas", "3", "--max-num-seqs", "7", "--port", "81", "--state-dir", "s")
-    assert run(*asked, "--out", "app.yaml") == 2 and "one replica keeps files" in capsys.readouterr().err
+    asked = (
+        "--model",
+        "model",
+        "--max-replicas",
+        "3",
+        "--max-num-seqs",
+        "7",
+        "--port",
+        "81",
+        "--state-dir",
+        "s",
+    )
+    assert (
+        run(*asked, "--out", "app.yaml") == 2
+        and "one replica keeps files" in capsys.readouterr().err
+    )
     assert run(*asked[:-2], "--out", "app.yaml") == 0 and not deployed
     file = read_serve_file(tmp_path / "app.yaml")
-    assert file.deployment.knobs == {"model": str(tmp_path / "model"), "max_num_seqs": 7}  # as seen from anywhere
+    assert file.deployment.knobs == {
+        "model": str(tmp_path / "model"),
+        "max_num_seqs": 7,
+    }  # as seen from anywhere
     assert (file.deployment.most, file.host, file.port) == (3, "127.0.0.1", 81)
     assert run("app.yaml", "--address", "h:1") == 0 and deployed == [(file, "h:1")]
-    assert run("app.yaml", "--port", "82") == 2 and "--port is said in app.yaml" in capsys.readouterr().err
+    assert (
+        run("app.yaml", "--port", "82") == 2
+        and "--port is said in app.yaml" in capsys.readouterr().err
+    )
     assert run(*asked[:-2]) == 0 and deployed[1:] == [(file, None)]

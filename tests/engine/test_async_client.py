@@ -1,4 +1,5 @@
-"""A stream whose reader is behind: what waits is merged, loses nothing, and is bounded by the samples."""
+"""A stream whose reader is behind: what waits is merged, loses nothing, and is bounded by the
+samples."""
 
 from __future__ import annotations
 
@@ -95,21 +96,35 @@ def test_logprobs_are_merged_and_keep_no_message_alive() -> None:
         assert up.top is not None
         kept.append(weakref.ref(up.top))
         scores = [LazyLogprobs.of(up, index, 2, None, brief=True) for index in whole]
-        stream.push([Delta(1, index, "x", [index + step], logprobs=each) for index, each in enumerate(scores)])
+        stream.push(
+            [
+                Delta(1, index, "x", [index + step], logprobs=each)
+                for index, each in enumerate(scores)
+            ]
+        )
         for index, each in enumerate(scores):
             whole[index].append(each.apart())
         most = max(most, len(stream._news))
         del up, scores, each
-    assert sum(array() is not None for array in kept) <= 1  # the first, which came while nobody was behind
+    assert (
+        sum(array() is not None for array in kept) <= 1
+    )  # the first, which came while nobody was behind
     assert most <= BEHIND + 2
     stream.end()
     got: dict[int, list[Delta]] = {0: [], 1: []}
     for delta in read_all(stream):
-        assert delta.logprobs is not None and len(delta.logprobs) == len(delta.token_ids) == len(delta.text) <= SCORED
+        assert (
+            delta.logprobs is not None
+            and len(delta.logprobs) == len(delta.token_ids) == len(delta.text) <= SCORED
+        )
         got[delta.index].append(delta)
     for index, deltas in got.items():
-        assert [token for delta in deltas for token in delta.token_ids] == [index + step for step in range(steps)]
-        assert [at for delta in deltas for at in delta.logprobs or ()] == list(LazyLogprobs.joined(whole[index]))
+        assert [token for delta in deltas for token in delta.token_ids] == [
+            index + step for step in range(steps)
+        ]
+        assert [at for delta in deltas for at in delta.logprobs or ()] == list(
+            LazyLogprobs.joined(whole[index])
+        )
 
 
 def test_logprobs_of_a_reader_that_keeps_up_are_not_copied() -> None:
@@ -169,7 +184,8 @@ def test_a_slow_reader_of_several_prompts_is_told_of_an_error() -> None:
 
 
 def test_who_listened_is_free_at_the_end() -> None:
-    """Without the collector: it would look through the lines of thousands of rows at once, and hold the loop for it."""
+    """Without the collector: it would look through the lines of thousands of rows at once, and hold
+    the loop for it."""
 
     class Line:
         def __init__(self) -> None:

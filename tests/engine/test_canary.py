@@ -1,4 +1,5 @@
-"""Canaries: requests whose every token can come from their own prompt alone, many at once, on the CPU's engine."""
+"""Canaries: requests whose every token can come from their own prompt alone, many at once, on the
+CPU's engine."""
 
 from __future__ import annotations
 
@@ -18,7 +19,13 @@ from penstock import LLM
 
 pytestmark = pytest.mark.torch
 
-KNOBS = {"device": "cpu", "dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 48, "max_model_len": 512}
+KNOBS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "skip_tokenizer_init": True,
+    "max_num_seqs": 48,
+    "max_model_len": 512,
+}
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +39,9 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}, {"kv_cache_dtype": "fp8"}], ids=str
+    "knobs",
+    [{"steps_ahead": 1}, {"prefix_groups": "off", "steps_ahead": 2}, {"kv_cache_dtype": "fp8"}],
+    ids=str,
 )
 def test_no_foreign_token(folder: Path, knobs: dict[str, object]) -> None:
     nothing_foreign(folder, knobs)
@@ -88,7 +97,9 @@ def test_the_canary_of_experts_dies_of_another_expert(experts: Path, tmp_path: P
     wrong = shutil.copytree(experts, tmp_path / "wrong")
     named = load_file(wrong / "model.safetensors")
     routers = {
-        name: weight.roll(len(weight) // 2, 0) for name, weight in named.items() if name.endswith("moe.gate.weight")
+        name: weight.roll(len(weight) // 2, 0)
+        for name, weight in named.items()
+        if name.endswith("moe.gate.weight")
     }
     assert len(routers) == 2
     save_file(named | routers, wrong / "model.safetensors", metadata={"format": "pt"})
@@ -118,6 +129,10 @@ def test_the_canary_dies_of_a_foreign_block(folder: Path) -> None:
     assert flock.wrong
 
 
-@pytest.mark.parametrize("check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks])
-def test_blocks_of_bad_logits_are_cleared_and_never_found(folder: Path, check: Callable[..., None]) -> None:
+@pytest.mark.parametrize(
+    "check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks]
+)
+def test_blocks_of_bad_logits_are_cleared_and_never_found(
+    folder: Path, check: Callable[..., None]
+) -> None:
     check(folder, device="cpu")

@@ -1,4 +1,5 @@
-"""The channel's words: each comes back as it went, arrays with dtype and shape; the rest is refused."""
+"""The channel's words: each comes back as it went, arrays with dtype and shape; the rest is
+refused."""
 
 from __future__ import annotations
 
@@ -32,16 +33,38 @@ from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import Deltas, PromptNews, empty_deltas
 
 FULL = SamplingParams(
-    n=7, temperature=0.25, top_p=0.5, top_k=-1, min_p=0.125, repetition_penalty=1.5, presence_penalty=-0.5,
-    frequency_penalty=0.75, logit_bias={0: -100.0, 5: 1.5}, min_tokens=2, max_tokens=None, stop=["é", "Question:"],
-    stop_token_ids=[1, 2, 3], ignore_eos=True, seed=-(2**63), logprobs=3, prompt_logprobs=0,
-    include_stop_str_in_output=True, skip_special_tokens=False, allowed_token_ids=[9, 2, 9],
+    n=7,
+    temperature=0.25,
+    top_p=0.5,
+    top_k=-1,
+    min_p=0.125,
+    repetition_penalty=1.5,
+    presence_penalty=-0.5,
+    frequency_penalty=0.75,
+    logit_bias={0: -100.0, 5: 1.5},
+    min_tokens=2,
+    max_tokens=None,
+    stop=["é", "Question:"],
+    stop_token_ids=[1, 2, 3],
+    ignore_eos=True,
+    seed=-(2**63),
+    logprobs=3,
+    prompt_logprobs=0,
+    include_stop_str_in_output=True,
+    skip_special_tokens=False,
+    allowed_token_ids=[9, 2, 9],
     bad_words=["é", "two words"],
-)  # fmt: skip
+)
 FACTS = EngineFacts(
-    model="m", folder="/a b/c", max_model_len=9, max_num_seqs=3, vocab_size=11, eos_token_ids=(0, 5),
-    sampling_defaults={"temperature": 0.5, "top_k": 4}, about={"dtype": "bfloat16", "kernels": {"norm": "why"}},
-)  # fmt: skip
+    model="m",
+    folder="/a b/c",
+    max_model_len=9,
+    max_num_seqs=3,
+    vocab_size=11,
+    eos_token_ids=(0, 5),
+    sampling_defaults={"temperature": 0.5, "top_k": 4},
+    about={"dtype": "bfloat16", "kernels": {"norm": "why"}},
+)
 
 
 def deltas() -> Deltas:
@@ -58,29 +81,46 @@ def deltas() -> Deltas:
         top=np.zeros((3, 2), np.float32),
         prompts=[
             PromptNews(5, 16),
-            PromptNews(6, 0, np.zeros(0, np.float32), np.zeros(0, np.int32), np.zeros((0, 4), np.int32),
-                       np.zeros((0, 4), np.float32)),
+            PromptNews(
+                6,
+                0,
+                np.zeros(0, np.float32),
+                np.zeros(0, np.int32),
+                np.zeros((0, 4), np.int32),
+                np.zeros((0, 4), np.float32),
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 IDS = np.arange(5, dtype=np.int32).tobytes()
 TOO_LONG = Refused(1, CarriedError("ContextLengthError", "too long", "prompt"))
 WORDS_DOWN: list[Down] = [
-    Ask(Request(request_id=2**50, prompt=IDS, sampling=FULL, stream=True, watch=b"\x80\x01", samples=[6, 0])),
+    Ask(
+        Request(
+            request_id=2**50,
+            prompt=IDS,
+            sampling=FULL,
+            stream=True,
+            watch=b"\x80\x01",
+            samples=[6, 0],
+        )
+    ),
     Ask(Request(request_id=0, prompt=b"", sampling=SamplingParams())),
     Cancel(3, None),
     Cancel(3, 0),
     Close(),
-]  # fmt: skip
+]
 WORDS_UP: list[Up] = [
     Ready(FACTS),
     CarriedError("UsageError", "a line", "model"),
     CarriedError("EngineError", "a line", None),
-    StepOutputs(None, [TOO_LONG, Refused(2, CarriedError("UsageError", "no", None))], {"running": 1.0}),
+    StepOutputs(
+        None, [TOO_LONG, Refused(2, CarriedError("UsageError", "no", None))], {"running": 1.0}
+    ),
     StepOutputs(empty_deltas(), [], None),
     StepOutputs(deltas(), [], {}),
-]  # fmt: skip
+]
 
 
 def assert_same(a: Any, b: Any) -> None:
@@ -93,7 +133,9 @@ def assert_same(a: Any, b: Any) -> None:
         for x, y in zip(a, b, strict=True):
             assert_same(x, y)
     elif isinstance(a, msgspec.Struct) or is_dataclass(a):
-        names = a.__struct_fields__ if isinstance(a, msgspec.Struct) else [f.name for f in fields(a)]
+        names = (
+            a.__struct_fields__ if isinstance(a, msgspec.Struct) else [f.name for f in fields(a)]
+        )
         for name in names:
             assert_same(getattr(a, name), getattr(b, name))
     else:
@@ -128,7 +170,10 @@ def test_a_foreign_extension_and_a_foreign_word_are_refused() -> None:
 def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
     rng = np.random.default_rng(3)
     owners, k = ClientIds(3), 40
-    ids = [(int(c), int(i)) for c, i in zip(rng.integers(0, 3, k), rng.integers(0, 2**40, k), strict=True)]
+    ids = [
+        (int(c), int(i))
+        for c, i in zip(rng.integers(0, 3, k), rng.integers(0, 2**40, k), strict=True)
+    ]
     counts = np.ones(k, np.int64) if one_each else rng.integers(0, 5, k)
     total = int(counts.sum())
     every = Deltas(
@@ -158,13 +203,19 @@ def test_each_client_gets_its_own_news_in_its_own_ids(one_each: bool) -> None:
     assert [found[c].count for c in range(3)] == [seen[c] for c in range(3)]
     for client in range(3):
         assert found[client].prompts == [PromptNews(i, 16 * c) for c, i in ids[:9] if c == client]
-    refused = [Refused(owners.engine_id(c, i), CarriedError("UsageError", str(c), None)) for c, i in ids[:5]]
+    refused = [
+        Refused(owners.engine_id(c, i), CarriedError("UsageError", str(c), None))
+        for c, i in ids[:5]
+    ]
     for client, told in owners.refused(refused).items():
-        assert told == [Refused(i, CarriedError("UsageError", str(c), None)) for c, i in ids[:5] if c == client]
+        assert told == [
+            Refused(i, CarriedError("UsageError", str(c), None)) for c, i in ids[:5] if c == client
+        ]
 
 
 def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
-    """Each hears what is its own; one goes without a word, one with it, and the engine learns of both."""
+    """Each hears what is its own; one goes without a word, one with it, and the engine learns of
+    both."""
     import asyncio
 
     async def hear(engine: EngineEnd, count: int) -> list[Any]:
@@ -184,12 +235,18 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
                 client.send_down(Cancel(7, at))
             got = await hear(engine, 6)
             asked = {word.request.request_id for word in got if isinstance(word, Ask)}
-            assert asked == {21, 22, 23} == {word.request_id for word in got if isinstance(word, Cancel)}
+            assert (
+                asked
+                == {21, 22, 23}
+                == {word.request_id for word in got if isinstance(word, Cancel)}
+            )
             assert [engine.owners.owns(1, n) for n in (21, 22, 23)] == [False, True, False]
             engine.send_up(Ready(FACTS))
             for client in clients:
                 assert_same(await client.receive(), Ready(FACTS))
-            engine.send_up(StepOutputs(None, [Refused(22, CarriedError("UsageError", "no", None))], None))
+            engine.send_up(
+                StepOutputs(None, [Refused(22, CarriedError("UsageError", "no", None))], None)
+            )
             engine.send_up(StepOutputs(None, [], {"a": 1.0}))
             assert await clients[0].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
             assert await clients[1].receive() == StepOutputs(

@@ -1,4 +1,5 @@
-"""Drawn messages between server and engine: any bytes are a word, or one EngineError; nobody waits for ever."""
+"""Drawn messages between server and engine: any bytes are a word, or one EngineError; nobody waits
+for ever."""
 
 from __future__ import annotations
 
@@ -19,7 +20,9 @@ from penstock.request import Request, SamplingParams
 from penstock.schedule.deltas import GOES_ON, LENGTH, Deltas, PromptNews
 
 LONG = settings(suppress_health_check=list(HealthCheck))
-FACTS = EngineFacts(model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=256, eos_token_ids=(0,))
+FACTS = EngineFacts(
+    model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=256, eos_token_ids=(0,)
+)
 
 
 def news(finish: int, *samples: tuple[int, int]) -> StepOutputs:
@@ -43,7 +46,9 @@ def news(finish: int, *samples: tuple[int, int]) -> StepOutputs:
 
 def ask(number: int, prompt: list[int], **sampling: object) -> Ask:
     ids = np.array(prompt, np.int32).tobytes()
-    return Ask(Request(request_id=number, prompt=ids, sampling=SamplingParams(**sampling), stream=True))  # type: ignore[arg-type]
+    return Ask(
+        Request(request_id=number, prompt=ids, sampling=SamplingParams(**sampling), stream=True)
+    )  # type: ignore[arg-type]
 
 
 END = UP.encode(news(LENGTH, (0, 0), (0, 1), (1, 0), (1, 1)))
@@ -62,8 +67,24 @@ WORDS = [
     DOWN.encode(word)
     for word in (
         ask(0, [1, 2, 3], n=3, seed=5, max_tokens=9, logprobs=2),
-        ask(1, [4] * 40, temperature=0.5, top_k=3, logit_bias={3: 1.0}, stop_token_ids=[7], max_tokens=20),
-        Ask(Request(request_id=2, prompt=bytes(8), sampling=SamplingParams(n=4), watch=bytes(32), samples=[3, 1])),
+        ask(
+            1,
+            [4] * 40,
+            temperature=0.5,
+            top_k=3,
+            logit_bias={3: 1.0},
+            stop_token_ids=[7],
+            max_tokens=20,
+        ),
+        Ask(
+            Request(
+                request_id=2,
+                prompt=bytes(8),
+                sampling=SamplingParams(n=4),
+                watch=bytes(32),
+                samples=[3, 1],
+            )
+        ),
         Cancel(0, None),
         Cancel(1, 0),
         Close(),

@@ -1,4 +1,5 @@
-"""The client: columns of ids come up and text goes out. Fed by hand, message by message, against a naive reading."""
+"""The client: columns of ids come up and text goes out. Fed by hand, message by message, against a
+naive reading."""
 
 from __future__ import annotations
 
@@ -22,7 +23,12 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 
 FACTS = EngineFacts(
-    model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=VOCABULARY, eos_token_ids=(END,)
+    model="m",
+    folder="f",
+    max_model_len=64,
+    max_num_seqs=8,
+    vocab_size=VOCABULARY,
+    eos_token_ids=(END,),
 )
 THE = -1  # the token of "the", in the cases below
 SMILE = "n\u00e9 \U0001f600\u2014x \u4e2d\u6587"
@@ -49,8 +55,11 @@ class Below:
             self.cancelled.append(word)
 
 
-def news(*samples: tuple[PendingRequest, int, list[int], int], stop_id: int = -1, scored: bool = False) -> Deltas:
-    """One message: (request, sample index, tokens, finish) each. `scored`: logprob -t of token t, and a top of one."""
+def news(
+    *samples: tuple[PendingRequest, int, list[int], int], stop_id: int = -1, scored: bool = False
+) -> Deltas:
+    """One message: (request, sample index, tokens, finish) each. `scored`: logprob -t of token t,
+    and a top of one."""
     sizes = [len(tokens) for _, _, tokens, _ in samples]
     tokens = np.array([t for _, _, each, _ in samples for t in each], np.int32)
     up = Deltas(
@@ -63,17 +72,27 @@ def news(*samples: tuple[PendingRequest, int, list[int], int], stop_id: int = -1
     )
     if scored:
         up.chosen, up.rank = -tokens.astype(np.float32), np.full(tokens.size, 2, np.int32)
-        up.top_ids, up.top = np.full((tokens.size, 1), 7, np.int32), np.full((tokens.size, 1), -0.5, np.float32)
+        up.top_ids, up.top = (
+            np.full((tokens.size, 1), 7, np.int32),
+            np.full((tokens.size, 1), -0.5, np.float32),
+        )
     return up
 
 
-def feed(tokenizer: Tokenizer, params: SamplingParams, stream: bool, tokens: list[int], finish: int) -> list[Delta]:
-    """All deltas of one sample whose tokens come as the engine sends them: each, or at its end and when watched."""
+def feed(
+    tokenizer: Tokenizer, params: SamplingParams, stream: bool, tokens: list[int], finish: int
+) -> list[Delta]:
+    """All deltas of one sample whose tokens come as the engine sends them: each, or at its end and
+    when watched."""
     below = Below()
     client = Client(FACTS, tokenizer, below)
     asked = client.submit([5], params, stream=stream)
     watch = below.requests[0].watch
-    watched = np.zeros(VOCABULARY, bool) if watch is None else np.unpackbits(np.frombuffer(watch, np.uint8))
+    watched = (
+        np.zeros(VOCABULARY, bool)
+        if watch is None
+        else np.unpackbits(np.frombuffer(watch, np.uint8))
+    )
     out: list[Delta] = []
     held: list[int] = []
     for place, token in enumerate(tokens):
@@ -104,7 +123,9 @@ def joined(deltas: list[Delta]) -> Delta:
     return whole
 
 
-def naive(tokenizer: Tokenizer, params: SamplingParams, tokens: list[int], finish: int) -> tuple[str, list[int], Any]:
+def naive(
+    tokenizer: Tokenizer, params: SamplingParams, tokens: list[int], finish: int
+) -> tuple[str, list[int], Any]:
     """(text, token ids, stop string or None), from the text after each token."""
     hidden = finish == STOP and not params.include_stop_str_in_output
     for count in range(params.min_tokens + 1, len(tokens) + 1):
@@ -146,17 +167,27 @@ def test_stop_strings_end_a_sample_where_a_naive_reading_does(
         piece = text[at : at + rng.randrange(1, 5)].replace("\ufffd", "") or "q"
         stops = [piece, rng.choice(["ab", "zz", "b a", "\u00e9"])]
         params = SamplingParams(
-            max_tokens=64, stop=stops, include_stop_str_in_output=include, min_tokens=rng.choice([0, 0, 3]),
+            max_tokens=64,
+            stop=stops,
+            include_stop_str_in_output=include,
+            min_tokens=rng.choice([0, 0, 3]),
             logprobs=rng.choice([None, 1]),
-        )  # fmt: skip
+        )
         finish = rng.choice([LENGTH, STOP])
         want_text, want_ids, stop = naive(tokenizer, params, tokens, finish)
         got = joined(feed(tokenizer, params, stream, tokens, finish))
-        assert (got.text, got.token_ids, got.stop_reason) == (want_text, want_ids, stop), (tokens, params)
+        assert (got.text, got.token_ids, got.stop_reason) == (want_text, want_ids, stop), (
+            tokens,
+            params,
+        )
         assert got.finish_reason == ("stop" if stop is not None or finish == STOP else "length")
-        assert (None if got.logprobs is None else len(got.logprobs)) == (params.logprobs and len(want_ids))
+        assert (None if got.logprobs is None else len(got.logprobs)) == (
+            params.logprobs and len(want_ids)
+        )
         stopped += stop is not None
-        crossed += stop is not None and all(stop not in tokenizer.decode([token]) for token in want_ids)
+        crossed += stop is not None and all(
+            stop not in tokenizer.decode([token]) for token in want_ids
+        )
         barred += stop is None and any(s in text for s in params.stop_strings)
     assert min(stopped, crossed, barred) > 5, (stopped, crossed, barred)
 
@@ -191,16 +222,25 @@ def test_stop_ids_are_told_and_an_error_takes_its_token_back(tokenizer: Tokenize
         (ended,) = client.process(news((asked, 1, [8, 9], STOP), stop_id=9))
         assert (ended.finish_reason, ended.stop_reason, ended.token_ids) == ("stop", 9, [8, 9])
         (bad,) = client.process(news((asked, 0, [8, 0], ERROR)))
-        assert (bad.finish_reason, bad.token_ids, bad.text) == ("numerical_error", [8], tokenizer.decode([8]))
+        assert (bad.finish_reason, bad.token_ids, bad.text) == (
+            "numerical_error",
+            [8],
+            tokenizer.decode([8]),
+        )
         assert bad.error is not None and not client.asked
 
 
 def test_logprobs_hold_the_drawn_token_first_and_then_the_top(tokenizer: Tokenizer) -> None:
     client = Client(FACTS, tokenizer, Below())
     asked = client.submit([5], SamplingParams(n=2, logprobs=1), stream=True)
-    (delta, other) = client.process(news((asked, 0, [50], GOES_ON), (asked, 1, [7], GOES_ON), scored=True))
+    (delta, other) = client.process(
+        news((asked, 0, [50], GOES_ON), (asked, 1, [7], GOES_ON), scored=True)
+    )
     assert delta.logprobs is not None and other.logprobs is not None
-    assert {t: (s.logprob, s.rank) for t, s in delta.logprobs[0].items()} == {50: (-50.0, 2), 7: (-0.5, 1)}
+    assert {t: (s.logprob, s.rank) for t, s in delta.logprobs[0].items()} == {
+        50: (-50.0, 2),
+        7: (-0.5, 1),
+    }
     assert list(other.logprobs[0]) == [7]
     assert delta.logprobs[0][50].decoded_token == tokenizer.token_text(50)
 
@@ -232,7 +272,11 @@ def test_news_of_what_is_over_is_passed_by(tokenizer: Tokenizer) -> None:
     ],
 )
 def test_what_can_never_run_is_refused_before_it_goes_down(
-    tokenizer: Tokenizer, prompt: list[int], params: dict[str, Any], kind: type[UsageError], param: str
+    tokenizer: Tokenizer,
+    prompt: list[int],
+    params: dict[str, Any],
+    kind: type[UsageError],
+    param: str,
 ) -> None:
     below = Below()
     client = Client(FACTS, tokenizer, below)
@@ -268,16 +312,23 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(llama2(tmp_path_factory.mktemp("llama")))
 
 
-def told(tokenizer: Tokenizer, text: str | list[int], stream: bool, answers: bool = False, **params: Any) -> Delta:
+def told(
+    tokenizer: Tokenizer, text: str | list[int], stream: bool, answers: bool = False, **params: Any
+) -> Delta:
     """What becomes of a sample of these tokens behind the prompt "hello"."""
     facts = replace(FACTS, vocab_size=tokenizer.vocab_size)
     below = Below()
     client = Client(facts, tokenizer, below)
     asked = client.submit(
-        tokenizer.encode("hello"), SamplingParams(max_tokens=64, **params), stream=stream, answers=answers
+        tokenizer.encode("hello"),
+        SamplingParams(max_tokens=64, **params),
+        stream=stream,
+        answers=answers,
     )
     watch = below.requests[0].watch
-    watched = np.ones(10_000, bool) if watch is None else np.unpackbits(np.frombuffer(watch, np.uint8))
+    watched = (
+        np.ones(10_000, bool) if watch is None else np.unpackbits(np.frombuffer(watch, np.uint8))
+    )
     ids = tokenizer.encode_inside([text])[0] if isinstance(text, str) else text
     out: list[Delta] = []
     held: list[int] = []
@@ -298,7 +349,10 @@ def test_a_completion_keeps_the_space_that_it_begins_with(llama: Tokenizer, stre
     assert told(llama, "    the", stream).text == "    the"
     assert told(llama, " the river", stream, answers=True).text == "the river"
     form = StructuredOutputsParams(regex="( the)? river")
-    assert told(llama, " the river", stream, answers=True, structured_outputs=form).text == " the river"
+    assert (
+        told(llama, " the river", stream, answers=True, structured_outputs=form).text
+        == " the river"
+    )
     stopped = told(llama, " the river", stream, stop=[" the"])
     assert (stopped.text, stopped.stop_reason) == ("", " the")
 
@@ -307,7 +361,8 @@ def test_a_completion_keeps_the_space_that_it_begins_with(llama: Tokenizer, stre
 def test_streamed_and_whole_samples_stop_at_the_same_character(
     tokenizer: Tokenizer, llama: Tokenizer, kind: str
 ) -> None:
-    """A character of several tokens is no U+FFFD while its bytes come, and ends a sample with its last one."""
+    """A character of several tokens is no U+FFFD while its bytes come, and ends a sample with its
+    last one."""
     named = tokenizer if kind == "byte-level" else llama
     smile = "the \U0001f600 the"
     torn = [
@@ -319,8 +374,10 @@ def test_streamed_and_whole_samples_stop_at_the_same_character(
         for ids in (named.encode_inside([smile])[0], torn):
             both = [told(named, ids, stream, stop=[stop]) for stream in (True, False)]
             assert (both[0].text, both[0].token_ids, both[0].stop_reason) == (
-                both[1].text, both[1].token_ids, both[1].stop_reason,
-            )  # fmt: skip
+                both[1].text,
+                both[1].token_ids,
+                both[1].stop_reason,
+            )
     assert told(named, smile, False, stop=["\ufffd"]).text == smile
     cut = told(named, smile, True, stop=["\U0001f600"])
     assert cut.text == "the " and named.decode(cut.token_ids) == "the \U0001f600"
@@ -330,9 +387,15 @@ def test_streamed_and_whole_samples_stop_at_the_same_character(
     ("params", "says"),
     [
         ({"allowed_token_ids": [END], "min_tokens": 1}, "min_tokens leave no token to draw"),
-        ({"allowed_token_ids": [7, END], "stop_token_ids": [7], "min_tokens": 3}, "min_tokens leave no token to draw"),
+        (
+            {"allowed_token_ids": [7, END], "stop_token_ids": [7], "min_tokens": 3},
+            "min_tokens leave no token to draw",
+        ),
         ({"allowed_token_ids": [THE], "bad_words": ["the"]}, "bad_words leave no token to draw"),
-        ({"allowed_token_ids": [THE, END], "bad_words": ["the"], "min_tokens": 1}, "bad_words and min_tokens leave no"),
+        (
+            {"allowed_token_ids": [THE, END], "bad_words": ["the"], "min_tokens": 1},
+            "bad_words and min_tokens leave no",
+        ),
     ],
 )
 def test_parameters_that_leave_nothing_to_draw_are_refused(
@@ -350,7 +413,9 @@ def test_parameters_that_leave_nothing_to_draw_are_refused(
 def test_nothing_left_amid_a_sample_is_told_by_name(tokenizer: Tokenizer) -> None:
     below = Below()
     client = Client(FACTS, tokenizer, below)
-    asked = client.submit([5], SamplingParams(max_tokens=9, allowed_token_ids=[7, 8], bad_words=["the wheel"]))
+    asked = client.submit(
+        [5], SamplingParams(max_tokens=9, allowed_token_ids=[7, 8], bad_words=["the wheel"])
+    )
     (delta,) = client.process(news((asked, 0, [7, -2], ERROR)))
     assert delta.error is not None and delta.error.startswith("allowed_token_ids left no token")
     assert delta.error_param == "allowed_token_ids"

@@ -1,6 +1,7 @@
-"""A constraint holds for every token of a real model's samples, beside free rows that are what they are alone: forked
-and preempted, results 0 to 3 steps late, over two ranks, with fewer mask slots than samples want, with masks that are
-late. Over a toy grammar, and over a regex that llguidance compiled."""
+"""A constraint holds for every token of a real model's samples, beside free rows that are what they
+are alone: forked and preempted, results 0 to 3 steps late, over two ranks, with fewer mask slots
+than samples want, with masks that are late. Over a toy grammar, and over a regex that llguidance
+compiled."""
 
 from __future__ import annotations
 
@@ -30,12 +31,32 @@ from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
 
-PROMPTS = [[40 + i * 7 % 200 for i in range(37)], [5], [40 + i * 7 % 200 for i in range(33)], [9] * 16]
+PROMPTS = [
+    [40 + i * 7 % 200 for i in range(37)],
+    [5],
+    [40 + i * 7 % 200 for i in range(33)],
+    [9] * 16,
+]
 ASKED = [
     SamplingParams(n=3, temperature=1.0, seed=1, max_tokens=30, detokenize=False),
     SamplingParams(n=2, temperature=0.8, seed=2, max_tokens=20, top_p=0.9, detokenize=False),
-    SamplingParams(n=4, temperature=1.0, seed=3, max_tokens=24, allowed_token_ids=[*range(60, 120), END], logprobs=1),
-    SamplingParams(n=1, temperature=0.0, seed=4, max_tokens=24, min_tokens=5, logit_bias={7: 3.0}, detokenize=False),
+    SamplingParams(
+        n=4,
+        temperature=1.0,
+        seed=3,
+        max_tokens=24,
+        allowed_token_ids=[*range(60, 120), END],
+        logprobs=1,
+    ),
+    SamplingParams(
+        n=1,
+        temperature=0.0,
+        seed=4,
+        max_tokens=24,
+        min_tokens=5,
+        logit_bias={7: 3.0},
+        detokenize=False,
+    ),
 ]
 CONSTRAINED = (0, 2)  # of the requests
 
@@ -58,7 +79,9 @@ def _run(
 ) -> list[dict[int, list[int]]]:
     """All requests at once -> tokens by sample, of each."""
     for number, (prompt, params) in enumerate(zip(PROMPTS, grammar.asked, strict=True)):
-        request = Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=replace(params))
+        request = Request(
+            request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=replace(params)
+        )
         constrain = (lambda sample: grammar.make()) if number in CONSTRAINED else None
         if through is None:
             engine.scheduler.submit(request, constrain)
@@ -86,16 +109,28 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
     if request.param == "regex":
         compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=VOCABULARY), (END,))
         make = compiler.compile(grammar_text(StructuredOutputsParams(regex=REGEX))).matcher
-        asked = [replace(params, allowed_token_ids=None) for params in ASKED]  # they bar what the regex needs
+        asked = [
+            replace(params, allowed_token_ids=None) for params in ASKED
+        ]  # they bar what the regex needs
     twin = logits_of(folder)
     alone = [
-        {k: twin.run(prompt, params, k, make() if number in CONSTRAINED else None) for k in range(params.n)}
+        {
+            k: twin.run(prompt, params, k, make() if number in CONSTRAINED else None)
+            for k in range(params.n)
+        }
         for number, (prompt, params) in enumerate(zip(PROMPTS, asked, strict=True))
     ]
     constrained = [tokens for number in CONSTRAINED for tokens in alone[number].values()]
-    free = [tokens for number in range(len(PROMPTS)) if number not in CONSTRAINED for tokens in alone[number].values()]
+    free = [
+        tokens
+        for number in range(len(PROMPTS))
+        if number not in CONSTRAINED
+        for tokens in alone[number].values()
+    ]
     if request.param == "toy":
-        assert sum(map(len, constrained)) > 60 and all(holds(tokens, (END,)) for tokens in constrained)
+        assert sum(map(len, constrained)) > 60 and all(
+            holds(tokens, (END,)) for tokens in constrained
+        )
         assert not all(holds(tokens, (END,)) for tokens in free)
     else:
         texts = [make_tokenizer().decode(tokens) for tokens in constrained]
@@ -120,7 +155,9 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
 def test_a_grammar_holds_beside_free_rows(
     knobs: dict[str, Any], slots: int | None, folder: Path, grammar: Grammar
 ) -> None:
-    config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
+    config = Config.of(
+        model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs
+    )
     engine, _ = build_engine(config)
     if slots is not None:
         engine.scheduler = Scheduler(replace(engine.scheduler.limits, mask_slots=slots))
@@ -137,16 +174,24 @@ def test_a_grammar_holds_beside_free_rows(
 @pytest.mark.parametrize("grammar", ["toy"], indirect=True)
 def test_ranks_draw_late_together(folder: Path, grammar: Grammar) -> None:
     knobs = {"dtype": "float32", "tensor_parallel_size": 2} | SIZES
-    engine, _ = build_engine(Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **knobs))
+    engine, _ = build_engine(
+        Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", **knobs)
+    )
     try:
         assert _run(engine, grammar) == grammar.alone
     finally:
         engine.runner.close()
 
 
-@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"steps_ahead": 2, "preempt_every": 3}], ids=str)
-def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folder: Path, grammar: Grammar) -> None:
-    config = Config.of(model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs)
+@pytest.mark.parametrize(
+    "knobs", [{"steps_ahead": 1}, {"steps_ahead": 2, "preempt_every": 3}], ids=str
+)
+def test_masks_that_are_late_sit_their_own_rows_out(
+    knobs: dict[str, Any], folder: Path, grammar: Grammar
+) -> None:
+    config = Config.of(
+        model=str(folder), skip_tokenizer_init=True, device="cpu", dtype="float32", **SIZES | knobs
+    )
     engine, _ = build_engine(config)
     threads, draw = ByTurns(), engine.runner.draw
     engine.scheduler = Scheduler(engine.scheduler.limits, makers=MasksHere(VOCABULARY, threads))
@@ -164,8 +209,12 @@ def test_masks_that_are_late_sit_their_own_rows_out(knobs: dict[str, Any], folde
 
 
 @pytest.mark.parametrize("grammar", ["regex"], indirect=True)
-@pytest.mark.parametrize("knobs", [{"steps_ahead": 1}, {"steps_ahead": 3, "preempt_every": 3}], ids=str)
-def test_masks_of_processes_are_the_same(knobs: dict[str, Any], folder: Path, grammar: Grammar) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{"steps_ahead": 1}, {"steps_ahead": 3, "preempt_every": 3}], ids=str
+)
+def test_masks_of_processes_are_the_same(
+    knobs: dict[str, Any], folder: Path, grammar: Grammar
+) -> None:
     """Two processes share what is asked; the engine's own way from a form to masks."""
     config = Config.of(model=str(folder), device="cpu", dtype="float32", **SIZES | knobs)
     engine, _ = build_engine(config)
@@ -178,7 +227,9 @@ def test_masks_of_processes_are_the_same(knobs: dict[str, Any], folder: Path, gr
     ]
     try:
         for _ in range(2):  # the second time the form is known
-            assert _run(engine, replace(grammar, asked=asked), through=engine.submit) == grammar.alone
+            assert (
+                _run(engine, replace(grammar, asked=asked), through=engine.submit) == grammar.alone
+            )
         assert not pool.held and len(pool.processes) == 2
         engine.scheduler.check()
     finally:
@@ -192,13 +243,17 @@ def test_a_row_with_a_grammar_takes_part_in_each_step(folder: Path) -> None:
     )
     params = SamplingParams(max_tokens=20, seed=1, ignore_eos=True)
     for number, constrain in enumerate((None, lambda sample: Alternating(VOCABULARY))):
-        request = Request(request_id=number, prompt=np.array([5, 6], np.int32).tobytes(), sampling=params)
+        request = Request(
+            request_id=number, prompt=np.array([5, 6], np.int32).tobytes(), sampling=params
+        )
         engine.scheduler.submit(request, constrain)
     try:
         while engine.has_work:
             engine.step()
         stats = engine.scheduler.stats()
-        assert stats["generation_tokens"] == 40 and stats["steps"] - stats["late_masks"] <= 22, stats
+        assert stats["generation_tokens"] == 40 and stats["steps"] - stats["late_masks"] <= 22, (
+            stats
+        )
     finally:
         engine.runner.close()
 

@@ -1,5 +1,6 @@
-"""What is done between steps of an engine's process, under load: every answer is of one version of the weights and says
-which, nothing is lost, and what is refused leaves all as it was. The runner computes nothing; the rest is real."""
+"""What is done between steps of an engine's process, under load: every answer is of one version of
+the weights and says which, nothing is lost, and what is refused leaves all as it was. The runner
+computes nothing; the rest is real."""
 
 from __future__ import annotations
 
@@ -131,7 +132,9 @@ def test_what_runs_may_go_on_with_the_new_weights(loop: asyncio.Runner, folders:
                 found[0] += delta.token_ids
                 versions.add(delta.weights_version)
             if changing is None:
-                changing = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one), mode="keep")))
+                changing = asyncio.ensure_future(
+                    client.control(Control(UPDATE, folder=str(one), mode="keep"))
+                )
         assert changing is not None
         await changing
         behind = await ask(client, 2)
@@ -141,7 +144,11 @@ def test_what_runs_may_go_on_with_the_new_weights(loop: asyncio.Runner, folders:
     (found, versions), behind = loop.run(asyncio.wait_for(run(), PATIENCE))
     old, new = (expected(prompt(1), 150, words[at:] + words[:at], 5) for at in (0, 1))
     same = next(at for at in range(150) if found[0][at] != old[at])
-    assert versions == {None, "step-1"} and len(found[0]) == 150 and found[0][:same] == old[:same] != new[:same]
+    assert (
+        versions == {None, "step-1"}
+        and len(found[0]) == 150
+        and found[0][:same] == old[:same] != new[:same]
+    )
     assert behind == (right(2, words, 1), {"step-1"})
 
 
@@ -152,11 +159,15 @@ def test_what_runs_is_ended_where_that_is_asked(loop: asyncio.Runner, folders: A
 
     async def run() -> tuple[list[list[Any]], Answer]:
         client = await launch(Config.of(model=str(first)), COMMAND)
-        running = [aiter(client.submit(prompt(number), long, stream=number == 0)) for number in range(3)]
+        running = [
+            aiter(client.submit(prompt(number), long, stream=number == 0)) for number in range(3)
+        ]
         found: list[list[Any]] = [[], [], []]
         while sum(len(delta.token_ids) for delta in found[0]) < 100:
             found[0] += await anext(running[0])
-        changing = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one), mode="abort")))
+        changing = asyncio.ensure_future(
+            client.control(Control(UPDATE, folder=str(one), mode="abort"))
+        )
         behind = asyncio.ensure_future(ask(client, 4))
         for into, stream in zip(found, running, strict=True):
             async for deltas in stream:
@@ -173,13 +184,24 @@ def test_what_runs_is_ended_where_that_is_asked(loop: asyncio.Runner, folders: A
         ends = [delta for delta in deltas if delta.finish_reason is not None]
         assert sorted(delta.index for delta in ends) == list(range(20))
         for delta in ends:
-            assert (delta.finish_reason, delta.stop_reason, delta.weights_version) == ("abort", None, None)
-            told = [token for each in deltas if each.index == delta.index for token in each.token_ids]
-            assert len(told) < 200 and told == expected(prompt(number), 200, words, 5, delta.index)[: len(told)]
+            assert (delta.finish_reason, delta.stop_reason, delta.weights_version) == (
+                "abort",
+                None,
+                None,
+            )
+            told = [
+                token for each in deltas if each.index == delta.index for token in each.token_ids
+            ]
+            assert (
+                len(told) < 200
+                and told == expected(prompt(number), 200, words, 5, delta.index)[: len(told)]
+            )
     assert sum(len(delta.token_ids) for delta in found[0]) >= 100
 
 
-def test_what_runs_and_what_comes_goes_on_behind_a_sleep(loop: asyncio.Runner, folders: Any) -> None:
+def test_what_runs_and_what_comes_goes_on_behind_a_sleep(
+    loop: asyncio.Runner, folders: Any
+) -> None:
     first, words, (one, _) = folders
 
     async def run() -> list[Answer]:
@@ -192,10 +214,16 @@ def test_what_runs_and_what_comes_goes_on_behind_a_sleep(loop: asyncio.Runner, f
             await asyncio.sleep(0.1)
             heard = client.stats()["generation_tokens"]
             await asyncio.sleep(1.0)  # longer than a step may take: nobody takes it for stuck
-            assert client.alive and client.step_age == 0 and client.stats()["generation_tokens"] == heard
+            assert (
+                client.alive
+                and client.step_age == 0
+                and client.stats()["generation_tokens"] == heard
+            )
             await client.control(Control(WAKE_UP, mode="keep", tags=["weights"]))
             assert client.asleep == ("kv_cache",)
-            with pytest.raises(UsageError, match="tags must be of weights, kv_cache, and 'heads' is not"):
+            with pytest.raises(
+                UsageError, match="tags must be of weights, kv_cache, and 'heads' is not"
+            ):
                 await client.control(Control(WAKE_UP, tags=["heads"]))
             await client.control(Control(WAKE_UP))
             assert client.asleep == ()
@@ -248,7 +276,9 @@ def test_whoever_waits_is_told_of_the_engines_end(loop: asyncio.Runner, folders:
 
     async def run() -> None:
         client = await launch(Config.of(model=str(first)), COMMAND)
-        stream = client.submit(prompt(1), SamplingParams(max_tokens=200, ignore_eos=True), stream=False)
+        stream = client.submit(
+            prompt(1), SamplingParams(max_tokens=200, ignore_eos=True), stream=False
+        )
         waiting = asyncio.ensure_future(client.control(Control(UPDATE, folder=str(one))))
         await asyncio.sleep(0)
         client._process.kill()

@@ -1,5 +1,5 @@
-"""Drafts that the device makes: the host offers their number alone. The tokens are those without drafts, in fewer
-steps, however late a step is read."""
+"""Drafts that the device makes: the host offers their number alone. The tokens are those without
+drafts, in fewer steps, however late a step is read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,12 @@ ASKS: list[dict[str, Any]] = [  # of few tokens, so that what came comes again
     {"temperature": 1.0, "allowed_token_ids": [50], "logprobs": 1},
     {"temperature": 1.0, "allowed_token_ids": [60, 61], "logit_bias": {60: 6.0}, "n": 3},
     {"temperature": 0.0, "allowed_token_ids": [70, 71, 72], "repetition_penalty": 1.1},
-    {"temperature": 0.5, "allowed_token_ids": [80, 81], "logit_bias": {80: 3.0}, "stop_token_ids": [81]},
+    {
+        "temperature": 0.5,
+        "allowed_token_ids": [80, 81],
+        "logit_bias": {80: 3.0},
+        "stop_token_ids": [81],
+    },
     {"temperature": 0.0, "allowed_token_ids": [90, 91]},
 ]
 
@@ -39,7 +44,12 @@ def asked() -> list[SamplingParams]:
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    shared = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_tokens": 8192, "dtype": "float32"}
+    shared = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+        "kv_cache_tokens": 8192,
+        "dtype": "float32",
+    }
     return LLM(str(folder), prefix_groups="always", **shared | knobs)
 
 
@@ -76,7 +86,9 @@ def test_they_change_no_token_and_save_steps(folder: Path, plain: Any, ahead: in
         {"kv_cache_tokens": 160 + 64, "steps_ahead": 2},
     ],
 )
-def test_they_change_no_token_of_rows_that_wait_and_come_back(folder: Path, plain: Any, knobs: dict[str, Any]) -> None:
+def test_they_change_no_token_of_rows_that_wait_and_come_back(
+    folder: Path, plain: Any, knobs: dict[str, Any]
+) -> None:
     with open_llm(folder, **knobs) as llm:
         draft_by_device(llm._engine.runner, llm._engine.scheduler, 2)
         assert told(llm.generate(PROMPTS, asked(), use_tqdm=False)) == plain[0]

@@ -15,23 +15,41 @@ pytestmark = pytest.mark.gpu
 
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_drafts_change_no_token(tmp_path: Path, ahead: int) -> None:
-    """Run ahead, what is offered is often for places that the row hasn't reached; read at once, it saves steps."""
+    """Run ahead, what is offered is often for places that the row hasn't reached; read at once, it
+    saves steps."""
     prompts = [[2 + (i * 7 + k * k) % 280 for i in range(30 + 2 * k)] for k in range(48)]
     asks = [
         SamplingParams(
-            temperature=k % 3 * 0.5, top_p=(1.0, 0.8)[k % 2], repetition_penalty=(1.0, 1.2)[k % 5 == 0], seed=k,
-            max_tokens=30, logprobs=(None, 1)[k % 4 == 0], detokenize=False,
+            temperature=k % 3 * 0.5,
+            top_p=(1.0, 0.8)[k % 2],
+            repetition_penalty=(1.0, 1.2)[k % 5 == 0],
+            seed=k,
+            max_tokens=30,
+            logprobs=(None, 1)[k % 4 == 0],
+            detokenize=False,
         )
         for k in range(48)
-    ]  # fmt: skip
-    knobs = {"device": "cuda", "dtype": "float32", "max_num_seqs": 128, "max_model_len": 160, "steps_ahead": ahead}
+    ]
+    knobs = {
+        "device": "cuda",
+        "dtype": "float32",
+        "max_num_seqs": 128,
+        "max_model_len": 160,
+        "steps_ahead": ahead,
+    }
     knobs["kv_cache_tokens"] = 100_000
-    with LLM(str(make_folder(tmp_path)), enable_prefix_caching=False, prefix_groups="always", **knobs) as llm:
-        alone = [llm.generate([p], [a], use_tqdm=False)[0] for p, a in zip(prompts, asks, strict=True)]
+    with LLM(
+        str(make_folder(tmp_path)), enable_prefix_caching=False, prefix_groups="always", **knobs
+    ) as llm:
+        alone = [
+            llm.generate([p], [a], use_tqdm=False)[0] for p, a in zip(prompts, asks, strict=True)
+        ]
         scheduler = llm._engine.scheduler
         scheduler.drafting.drafter = Oracle(scheduler, alone)
         steps = scheduler.counts["steps"]
         outs = llm.generate(prompts, asks, use_tqdm=False)
-        assert [out.outputs[0].token_ids for out in outs] == [out.outputs[0].token_ids for out in alone]
+        assert [out.outputs[0].token_ids for out in outs] == [
+            out.outputs[0].token_ids for out in alone
+        ]
         assert scheduler.counts["drafted_tokens"] > 0
         assert ahead or scheduler.counts["steps"] - steps < 30

@@ -1,5 +1,5 @@
-"""The tokenizer's eos_token ends an answer, beside the ids that generation_config.json names: the demo model, whose
-copy's tokenizer calls a full stop its end."""
+"""The tokenizer's eos_token ends an answer, beside the ids that generation_config.json names: the
+demo model, whose copy's tokenizer calls a full stop its end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,12 @@ from penstock.request import CompletionOutput, StructuredOutputsParams
 pytestmark = pytest.mark.torch
 
 STOP = 17  # "."
-KNOBS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "kv_cache_tokens": 4096}
+KNOBS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "kv_cache_tokens": 4096,
+}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +62,9 @@ def test_it_is_an_end_in_all_that_ends_are(llm: LLM) -> None:
     assert STOP not in later.token_ids[: at + 3] and len(later.token_ids) > at + 3
     assert answer(llm, allowed_token_ids=[STOP, 260], logit_bias={STOP: 50}).token_ids == [STOP]
     ids = llm.get_tokenizer().encode("Question: ")
-    samples = llm.generate([ids], SamplingParams(n=8, max_tokens=60, seed=1), use_tqdm=False)[0].outputs
+    samples = llm.generate([ids], SamplingParams(n=8, max_tokens=60, seed=1), use_tqdm=False)[
+        0
+    ].outputs
     assert all(STOP not in each.token_ids[:-1] for each in samples)
     assert any(each.token_ids[-1] == STOP for each in samples)
 
@@ -80,4 +87,6 @@ def test_the_doctor_says_it(folder: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "tokenizer_config.json").write_text("{")
     told = dict(text(broken, ModelOptions(model=str(broken))))
-    assert told["end ids"] == "0, 2" and "tokenizer_config.json is not valid JSON" in told["tokenizer"]
+    assert (
+        told["end ids"] == "0, 2" and "tokenizer_config.json is not valid JSON" in told["tokenizer"]
+    )

@@ -1,6 +1,8 @@
-"""Token for token the same: alone = batched = chunked = prefix-cached = preempted = forked, greedy and sampled, mixed.
+"""Token for token the same: alone = batched = chunked = prefix-cached = preempted = forked, greedy
+and sampled, mixed.
 
-What "alone" gives is held against a slow twin of the whole engine first; the rest is held against "alone".
+What "alone" gives is held against a slow twin of the whole engine first; the rest is held against
+"alone".
 """
 
 from __future__ import annotations
@@ -30,27 +32,59 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "min_p": {"temperature": 1.0, "min_p": 0.1},
     "counted penalties": {"temperature": 0.9, "presence_penalty": 0.8, "frequency_penalty": 0.5},
     "bias": {"temperature": 1.0, "logit_bias": {5: 4.0, 9: -100.0, END: 2.0}},
-    "min_tokens": {"temperature": 1.0, "min_tokens": 9, "stop_token_ids": [60, 61], "logit_bias": {60: 5.0, END: 5.0}},
-    "stop ids": {"temperature": 1.0, "stop_token_ids": list(range(100, 130)), "ignore_eos": True, "logprobs": 3},
+    "min_tokens": {
+        "temperature": 1.0,
+        "min_tokens": 9,
+        "stop_token_ids": [60, 61],
+        "logit_bias": {60: 5.0, END: 5.0},
+    },
+    "stop ids": {
+        "temperature": 1.0,
+        "stop_token_ids": list(range(100, 130)),
+        "ignore_eos": True,
+        "logprobs": 3,
+    },
     "all": {
-        "temperature": 0.7, "top_p": 0.9, "top_k": 20, "min_p": 0.02, "repetition_penalty": 1.1, "logprobs": 1,
-        "presence_penalty": 0.2, "frequency_penalty": -0.3, "logit_bias": {7: 1.5}, "ignore_eos": True,
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 20,
+        "min_p": 0.02,
+        "repetition_penalty": 1.1,
+        "logprobs": 1,
+        "presence_penalty": 0.2,
+        "frequency_penalty": -0.3,
+        "logit_bias": {7: 1.5},
+        "ignore_eos": True,
     },
-    "allowed ids": {"temperature": 1.0, "allowed_token_ids": [*range(90, 50, -1), END], "top_k": 50, "top_p": 0.95},
-    "allowed ids, greedy": {"temperature": 0.0, "allowed_token_ids": [5, 70, 71, 299], "repetition_penalty": 1.5},
+    "allowed ids": {
+        "temperature": 1.0,
+        "allowed_token_ids": [*range(90, 50, -1), END],
+        "top_k": 50,
+        "top_p": 0.95,
+    },
+    "allowed ids, greedy": {
+        "temperature": 0.0,
+        "allowed_token_ids": [5, 70, 71, 299],
+        "repetition_penalty": 1.5,
+    },
     "bad words": {  # letters that no token joins
-        "temperature": 1.0, "allowed_token_ids": [75, 76, 82, 89, 91], "bad_words": ["qx", " xz", "zzj", "k", "jjqx"],
+        "temperature": 1.0,
+        "allowed_token_ids": [75, 76, 82, 89, 91],
+        "bad_words": ["qx", " xz", "zzj", "k", "jjqx"],
     },
-}  # fmt: skip
+}
 
 
 def params_of(name: str, **more: Any) -> SamplingParams:
     seed = 1000 + list(SETTINGS).index(name)
-    return SamplingParams(**{"seed": seed, "max_tokens": 24, "detokenize": False} | SETTINGS[name] | more)
+    return SamplingParams(
+        **{"seed": seed, "max_tokens": 24, "detokenize": False} | SETTINGS[name] | more
+    )
 
 
 def prompts() -> list[list[int]]:
-    """One a setting: of 1 to 90 tokens, some with the same beginning, one twice, one a block long."""
+    """One a setting: of 1 to 90 tokens, some with the same beginning, one twice,
+    one a block long."""
     rng = random.Random(3)
     drawn = [[rng.randrange(2, VOCABULARY) for _ in range(n)] for n in (1, 16, 17, 33, 90, 5, 8)]
     more = [HEADER + drawn[at] for at in (5, 6, 1, 5)]
@@ -74,7 +108,12 @@ def llm(folder: Path) -> Iterator[LLM]:
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    defaults = {"max_num_seqs": 64, "max_num_batched_tokens": 512, "kv_cache_tokens": 8192, "dtype": "float32"}
+    defaults = {
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 512,
+        "kv_cache_tokens": 8192,
+        "dtype": "float32",
+    }
     defaults["prefix_groups"] = "always"  # small groups too, which `auto` leaves alone
     return LLM(str(folder), **defaults | knobs)
 
@@ -99,11 +138,20 @@ def test_alone_is_what_the_slow_twin_draws(twin: Twin, alone: list[RequestOutput
     assert len({tuple(out.outputs[0].token_ids) for out in alone}) == len(alone)
 
 
-def check_same(name: str, twin: Twin, alone: list[RequestOutput], outs: list[RequestOutput]) -> None:
+def check_same(
+    name: str, twin: Twin, alone: list[RequestOutput], outs: list[RequestOutput]
+) -> None:
     compared = Comparison(twin)
     for want, got, setting in zip(alone, outs, SETTINGS, strict=True):
         a, b = want.outputs[0], got.outputs[0]
-        compared.sample(f"{name}, {setting}", want.prompt_token_ids, params_of(setting), 0, a.token_ids, b.token_ids)
+        compared.sample(
+            f"{name}, {setting}",
+            want.prompt_token_ids,
+            params_of(setting),
+            0,
+            a.token_ids,
+            b.token_ids,
+        )
         if a.token_ids == b.token_ids:
             assert (a.finish_reason, a.stop_reason) == (b.finish_reason, b.stop_reason), setting
             check_scores(a.logprobs, b.logprobs)
@@ -123,8 +171,16 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "batched": {},
     "chunked, few rows": {"max_num_batched_tokens": 17, "max_num_seqs": 3},
     "one row": {"max_num_seqs": 1},
-    "preempted, no cache, no groups": {"preempt_every": 2, "enable_prefix_caching": False, "prefix_groups": "off"},
-    "preempted, chunked, 3 ahead": {"preempt_every": 2, "steps_ahead": 3, "max_num_batched_tokens": 64},
+    "preempted, no cache, no groups": {
+        "preempt_every": 2,
+        "enable_prefix_caching": False,
+        "prefix_groups": "off",
+    },
+    "preempted, chunked, 3 ahead": {
+        "preempt_every": 2,
+        "steps_ahead": 3,
+        "max_num_batched_tokens": 64,
+    },
     "few blocks, 3 ahead": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 3},
     "read at once": {"steps_ahead": 0},
     "3 ahead": {"steps_ahead": 3},
@@ -181,17 +237,25 @@ def test_a_fork_group_gives_what_its_samples_give_one_by_one(
 ) -> None:
     compared = Comparison(twin)
     with open_llm(folder, **FORKS[variant]) as llm:
-        outs = llm.generate([HEADER] * len(singles), [params_of(name, n=n) for name, n in singles], use_tqdm=False)
+        outs = llm.generate(
+            [HEADER] * len(singles), [params_of(name, n=n) for name, n in singles], use_tqdm=False
+        )
     for out, (name, n) in zip(outs, singles, strict=True):
         assert [o.index for o in out.outputs] == list(range(n))
         for output, want in zip(out.outputs, singles[name, n], strict=True):
-            compared.sample(name, HEADER, params_of(name, n=n), output.index, want, output.token_ids)
+            compared.sample(
+                name, HEADER, params_of(name, n=n), output.index, want, output.token_ids
+            )
     compared.close(variant)
     assert len({tuple(tokens) for tokens in singles["plain", 32]}) > 16
 
 
-@pytest.mark.parametrize("knobs", [{}, {"preempt_every": 2, "steps_ahead": 3}, {"kv_cache_tokens": CONTEXT + 32}])
-def test_drafts_change_no_token(knobs: dict[str, Any], folder: Path, twin: Twin, alone: list[RequestOutput]) -> None:
+@pytest.mark.parametrize(
+    "knobs", [{}, {"preempt_every": 2, "steps_ahead": 3}, {"kv_cache_tokens": CONTEXT + 32}]
+)
+def test_drafts_change_no_token(
+    knobs: dict[str, Any], folder: Path, twin: Twin, alone: list[RequestOutput]
+) -> None:
     """And save steps: several tokens of a row come of one."""
     with open_llm(folder, **knobs) as llm:
         scheduler = llm._engine.scheduler
@@ -214,18 +278,25 @@ EIGHT: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def alone_in_eight_bits(folder: Path) -> dict[str, list[RequestOutput]]:
-    """Each prompt with its setting in a run of its own, and the samples of a fork one by one: KV in eight bits."""
+    """Each prompt with its setting in a run of its own, and the samples of a fork one by one: KV in
+    eight bits."""
     with open_llm(folder, enable_prefix_caching=False, kv_cache_dtype="fp8") as llm:
         assert llm.engine.runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
         pairs = zip(prompts(), SETTINGS, strict=True)
-        alone = [llm.generate([prompt], params_of(name), use_tqdm=False)[0] for prompt, name in pairs]
+        alone = [
+            llm.generate([prompt], params_of(name), use_tqdm=False)[0] for prompt, name in pairs
+        ]
         forked = [one_sample(llm, HEADER, params_of("plain", n=24), index) for index in range(24)]
     return {"alone": alone, "forked": forked}  # type: ignore[dict-item]
 
 
 @pytest.mark.parametrize("variant", EIGHT)
 def test_kv_in_eight_bits_gives_the_same_tokens_every_way(
-    variant: str, folder: Path, twin: Twin, alone_in_eight_bits: dict[str, list[Any]], alone: list[RequestOutput]
+    variant: str,
+    folder: Path,
+    twin: Twin,
+    alone_in_eight_bits: dict[str, list[Any]],
+    alone: list[RequestOutput],
 ) -> None:
     with open_llm(folder, kv_cache_dtype="fp8", **EIGHT[variant]) as llm:
         for run in ("first", "again, from the cache"):
@@ -233,7 +304,10 @@ def test_kv_in_eight_bits_gives_the_same_tokens_every_way(
             check_same(f"eight bits, {variant}, {run}", twin, alone_in_eight_bits["alone"], outs)
         (fork,) = llm.generate([HEADER], params_of("plain", n=24), use_tqdm=False)
         assert [output.token_ids for output in fork.outputs] == alone_in_eight_bits["forked"]
-    told = [(out.outputs[0].token_ids, plain.outputs[0].token_ids) for out, plain in zip(outs, alone, strict=True)]
+    told = [
+        (out.outputs[0].token_ids, plain.outputs[0].token_ids)
+        for out, plain in zip(outs, alone, strict=True)
+    ]
     assert any(a != b for a, b in told), "eight bits change no token: are they used?"
 
 
@@ -241,7 +315,9 @@ def test_near_ties_are_told_from_faults(twin: Twin) -> None:
     greedy = SamplingParams(temperature=0.0)
     row = twin.adjusted(HEADER, [], greedy)
     first, second = row.topk(2).indices.tolist()
-    tied = SamplingParams(temperature=0.0, logit_bias={second: float(row[first] - row[second]) - NEAR_ENOUGH})
+    tied = SamplingParams(
+        temperature=0.0, logit_bias={second: float(row[first] - row[second]) - NEAR_ENOUGH}
+    )
     assert twin.is_near_tie(HEADER, [], tied, 0, {first, second})
     assert not twin.is_near_tie(HEADER, [], greedy, 0, {first, second})
     assert not twin.is_near_tie(HEADER, [], tied, 0, {first, int(row.argmin())})

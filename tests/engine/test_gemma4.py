@@ -1,5 +1,5 @@
-"""Samples of a Gemma 4, whose late layers read an earlier layer's keys and values, are what each is alone: forked,
-chunked, preempted, found in the cache, by ranks."""
+"""Samples of a Gemma 4, whose late layers read an earlier layer's keys and values, are what each is
+alone: forked, chunked, preempted, found in the cache, by ranks."""
 
 from __future__ import annotations
 
@@ -25,26 +25,48 @@ from penstock.weights.place import find_weights
 pytestmark = pytest.mark.torch
 
 MODEL: dict[str, Any] = {
-    "model_type": "gemma4_text", "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 16, "sliding_window": 12,
-    "layer_types": [f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")],
-    "attention_k_eq_v": True, "num_global_key_value_heads": 1, "num_kv_shared_layers": 2, "use_double_wide_mlp": True,
-    "hidden_size_per_layer_input": 6, "enable_moe_block": True, "num_experts": 4, "top_k_experts": 2,
-    "moe_intermediate_size": 24, "final_logit_softcapping": 30.0,
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 5,
+    "head_dim": 8,
+    "global_head_dim": 16,
+    "sliding_window": 12,
+    "layer_types": [
+        f"{kind}_attention" for kind in ("sliding", "full", "sliding", "sliding", "full")
+    ],
+    "attention_k_eq_v": True,
+    "num_global_key_value_heads": 1,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 6,
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 24,
+    "final_logit_softcapping": 30.0,
     "vocab_size_per_layer_input": CONFIG["vocab_size"],
-}  # fmt: skip
+}
 
 
 HALF = MODEL | {
-    "num_key_value_heads": 4, "num_hidden_layers": 6, "layer_types": ["sliding_attention", "full_attention"] * 3,
-}  # fmt: skip
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention"] * 3,
+}
 TWICE = MODEL | {
-    "attention_k_eq_v": False, "num_key_value_heads": 1,
-    "layer_types": [f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")],
-}  # fmt: skip
-# What a layer that sees everything stores, over one with a window: as much, half as in 26B-A4B, twice as in E4B.
+    "attention_k_eq_v": False,
+    "num_key_value_heads": 1,
+    "layer_types": [
+        f"{kind}_attention" for kind in ("sliding", "sliding", "full", "sliding", "full")
+    ],
+}
+# What a layer that sees everything stores, over one with a window: as much, half as in 26B-A4B,
+# twice as in E4B.
 MODELS: dict[str, dict[str, Any]] = {
-    "as much": MODEL, "half": HALF, "twice": TWICE, "half, eight bits": HALF | {"kv_dtype": "fp8"},
-}  # fmt: skip
+    "as much": MODEL,
+    "half": HALF,
+    "twice": TWICE,
+    "half, eight bits": HALF | {"kv_dtype": "fp8"},
+}
 
 
 @pytest.fixture(scope="module")
@@ -63,8 +85,11 @@ def alone(model: dict[str, Any]) -> Samples:
     [("as much", 0, False), ("half", 1, True), ("half, eight bits", 2, True), ("twice", 2, True)],
     indirect=["model"],
 )
-def test_samples_are_what_they_are_alone(alone: Samples, model: dict[str, Any], ahead: int, tight: bool) -> None:
-    """Few blocks and tokens a step; rows are preempted all the time. Layers share pages, whatever they store."""
+def test_samples_are_what_they_are_alone(
+    alone: Samples, model: dict[str, Any], ahead: int, tight: bool
+) -> None:
+    """Few blocks and tokens a step; rows are preempted all the time. Layers share pages, whatever
+    they store."""
     runner = tiny_runner(**model, **({"blocks": 60, "max_batched_tokens": 24} if tight else {}))
     assert runner.layer_pages is not None
     engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0)
@@ -75,8 +100,12 @@ def test_samples_are_what_they_are_alone(alone: Samples, model: dict[str, Any], 
 
 
 @pytest.mark.parametrize("model", ["half"], indirect=True)
-def test_two_ranks_give_the_samples_of_one(alone: Samples, model: dict[str, Any], tmp_path: Path) -> None:
-    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+def test_two_ranks_give_the_samples_of_one(
+    alone: Samples, model: dict[str, Any], tmp_path: Path
+) -> None:
+    layouts = [
+        Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))
+    ]
     runners = [tiny_runner(**model, layout=layout, blocks=120) for layout in layouts]
     assert all(runner.layer_pages is not None for runner in runners)
     one, threads = over(runners[0], preempt_every=7)
@@ -89,10 +118,20 @@ def test_two_ranks_give_the_samples_of_one(alone: Samples, model: dict[str, Any]
 def test_late_layers_read_the_last_of_their_kind_and_store_nothing() -> None:
     model = tiny_model(**MODEL)
     mixers = [keeper for (keeper,) in model.keepers]
-    assert [isinstance(mixer, ReadingAttention) for mixer in mixers] == [False, False, False, True, True]
+    assert [isinstance(mixer, ReadingAttention) for mixer in mixers] == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
     assert mixers[3].source is mixers[2] and mixers[4].source is mixers[1]
     assert len(model.paged_forms) == 3
-    assert [form.block_bytes // (2 * 16 * 4) for form in model.paged_forms] == [2 * 8, 1 * 16, 2 * 8]
+    assert [form.block_bytes // (2 * 16 * 4) for form in model.paged_forms] == [
+        2 * 8,
+        1 * 16,
+        2 * 8,
+    ]
 
 
 def test_streams_of_layers_can_be_handed_out() -> None:
@@ -106,8 +145,12 @@ def test_streams_of_layers_can_be_handed_out() -> None:
 
 def test_a_table_of_another_vocabulary_is_named(tmp_path: Path) -> None:
     """Its config says as many tokens as the model's; the tensor has fewer."""
-    shape = build_model(model_config_of(CONFIG | MODEL, "tiny"), torch.float32, torch.device("meta"))
-    tensors = {part.name: torch.zeros(part.shape) for weight in shape.weights() for part in weight.parts}
+    shape = build_model(
+        model_config_of(CONFIG | MODEL, "tiny"), torch.float32, torch.device("meta")
+    )
+    tensors = {
+        part.name: torch.zeros(part.shape) for weight in shape.weights() for part in weight.parts
+    }
     name = "model.embed_tokens_per_layer.weight"
     save_file(tensors | {name: torch.zeros(100, 5 * 6)}, tmp_path / "model.safetensors")
     told = rf"tensor '{name}' has shape \[100, 30\], config.json asks for \[160, 30\]"

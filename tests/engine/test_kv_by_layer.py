@@ -1,4 +1,5 @@
-"""Layers with windows keep their window's pages only: the same tokens as transformers, and several times as many."""
+"""Layers with windows keep their window's pages only: the same tokens as transformers, and several
+times as many."""
 
 from __future__ import annotations
 
@@ -16,15 +17,29 @@ from penstock import LLM, SamplingParams
 pytestmark = pytest.mark.torch
 
 COMMON = {
-    "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "head_dim": 16,
-    "num_key_value_heads": 1, "max_position_embeddings": CONTEXT, "tie_word_embeddings": True, "eos_token_id": END,
-    "bos_token_id": None, "pad_token_id": None,
-}  # fmt: skip
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": CONTEXT,
+    "tie_word_embeddings": True,
+    "eos_token_id": END,
+    "bos_token_id": None,
+    "pad_token_id": None,
+}
 SLIDING, FULL = "sliding_attention", "full_attention"
 GEMMA = [SLIDING, SLIDING, FULL, SLIDING, SLIDING]  # four tables for one layer that sees everything
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "gemma 3, a window of less than a block": ("Gemma3Text", {"layer_types": GEMMA, "sliding_window": 5}),
-    "gemma 3, a window of some blocks": ("Gemma3Text", {"layer_types": GEMMA, "sliding_window": 40}),
+    "gemma 3, a window of less than a block": (
+        "Gemma3Text",
+        {"layer_types": GEMMA, "sliding_window": 5},
+    ),
+    "gemma 3, a window of some blocks": (
+        "Gemma3Text",
+        {"layer_types": GEMMA, "sliding_window": 40},
+    ),
     "gpt-oss": (
         "GptOss",
         {
@@ -38,7 +53,11 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "alone": {"max_num_seqs": 1},
-    "preempted, chunked, 3 ahead": {"preempt_every": 3, "steps_ahead": 3, "max_num_batched_tokens": 24},
+    "preempted, chunked, 3 ahead": {
+        "preempt_every": 3,
+        "steps_ahead": 3,
+        "max_num_batched_tokens": 24,
+    },
     "few blocks, read at once": {"kv_cache_tokens": CONTEXT + 32, "steps_ahead": 0},
 }
 HEADER = [40 + i * 7 % 200 for i in range(53)]
@@ -49,7 +68,9 @@ PROMPTS = [[7], HEADER, [*HEADER, 9, 8], [*HEADER[:16], 5], [3 + i * 11 % 290 fo
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("windows")
     kind, changes = MODELS[request.param]
-    config = getattr(transformers, f"{kind}Config")(**COMMON | changes, num_hidden_layers=len(changes["layer_types"]))
+    config = getattr(transformers, f"{kind}Config")(
+        **COMMON | changes, num_hidden_layers=len(changes["layer_types"])
+    )
     torch.manual_seed(5)
     model = transformers.AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
@@ -70,17 +91,27 @@ def twin(folder: Path) -> Twin:
 def params() -> list[SamplingParams]:
     """Greedy and drawn; the second forks."""
     plain = {"max_tokens": 24, "ignore_eos": True, "detokenize": False}
-    return [SamplingParams(temperature=0.8 * (k % 2), seed=k, n=2 if k == 1 else 1, **plain) for k in range(5)]
+    return [
+        SamplingParams(temperature=0.8 * (k % 2), seed=k, n=2 if k == 1 else 1, **plain)
+        for k in range(5)
+    ]
 
 
 @pytest.fixture(scope="module")
 def wanted(twin: Twin, params: list[SamplingParams]) -> list[list[list[int]]]:
-    return [[twin.run(prompt, p, k) for k in range(p.n)] for prompt, p in zip(PROMPTS, params, strict=True)]
+    return [
+        [twin.run(prompt, p, k) for k in range(p.n)]
+        for prompt, p in zip(PROMPTS, params, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_are_transformers_twice(
-    variant: str, folder: Path, twin: Twin, params: list[SamplingParams], wanted: list[list[list[int]]]
+    variant: str,
+    folder: Path,
+    twin: Twin,
+    params: list[SamplingParams],
+    wanted: list[list[list[int]]],
 ) -> None:
     knobs = {
         "max_num_seqs": 16,
@@ -96,7 +127,9 @@ def test_tokens_are_transformers_twice(
             outs = llm.generate(PROMPTS, params, use_tqdm=False)
             for prompt, p, want, out in zip(PROMPTS, params, wanted, outs, strict=True):
                 for index, sample in enumerate(out.outputs):
-                    compared.sample(variant, prompt, replace(p, n=1), index, want[index], sample.token_ids)
+                    compared.sample(
+                        variant, prompt, replace(p, n=1), index, want[index], sample.token_ids
+                    )
         stats = llm.stats()
         assert stats["prefix_hit_tokens"] > 0 and stats["kv_usage"] == 0
     compared.close(variant)

@@ -1,4 +1,5 @@
-"""Samples of a model with latent attention are what each is alone: forked, grouped, chunked, preempted, by ranks."""
+"""Samples of a model with latent attention are what each is alone: forked, grouped, chunked,
+preempted, by ranks."""
 
 from __future__ import annotations
 
@@ -22,10 +23,21 @@ from penstock.parallel.layout import Layout
 pytestmark = pytest.mark.torch
 
 MODEL: dict[str, Any] = {
-    "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 24,
-    "q_lora_rank": 20, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "n_routed_experts": 4,
-    "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "n_group": 2,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +46,17 @@ def alone() -> Samples:
     return drive_each_alone(tiny_runner(**MODEL))
 
 
-@pytest.mark.parametrize(("ahead", "tight", "groups"), [(0, False, "always"), (2, True, "off"), (1, True, "always")])
-def test_samples_are_what_they_are_alone(alone: Samples, ahead: int, tight: bool, groups: str) -> None:
+@pytest.mark.parametrize(
+    ("ahead", "tight", "groups"), [(0, False, "always"), (2, True, "off"), (1, True, "always")]
+)
+def test_samples_are_what_they_are_alone(
+    alone: Samples, ahead: int, tight: bool, groups: str
+) -> None:
     """Few blocks and tokens a step; rows are preempted all the time."""
     runner = tiny_runner(**MODEL, **({"blocks": 24, "max_batched_tokens": 24} if tight else {}))
-    engine, threads = over(runner, steps_ahead=ahead, preempt_every=5 if tight else 0, prefix_groups=groups)
+    engine, threads = over(
+        runner, steps_ahead=ahead, preempt_every=5 if tight else 0, prefix_groups=groups
+    )
     assert drive(engine, requests(), threads, together=4) == alone
     stats = engine.scheduler.stats()
     assert stats["prefix_hit_tokens"] > 0 and (stats["preemptions"] > 5 or not tight)
@@ -51,22 +69,34 @@ def expanded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(LatentSizes, "expands", lambda *_: True)
     monkeypatch.setitem(column.latent_attention.__kwdefaults__, "expand_tokens", 1)
     made, expand = list[int](), column._expanded
-    monkeypatch.setattr(column, "_expanded", lambda q, *args: made.append(len(q)) or expand(q, *args))
+    monkeypatch.setattr(
+        column, "_expanded", lambda q, *args: made.append(len(q)) or expand(q, *args)
+    )
     return made
 
 
-def test_prompts_that_make_keys_and_values_give_the_same_samples(alone: Samples, expanded: list[int]) -> None:
+def test_prompts_that_make_keys_and_values_give_the_same_samples(
+    alone: Samples, expanded: list[int]
+) -> None:
     """Whole prompts, chunks behind others and behind a cached prefix."""
     runner = tiny_runner(**MODEL, blocks=60, max_batched_tokens=24)
     engine, threads = over(runner, steps_ahead=1, preempt_every=9)
     assert drive(engine, requests(), threads, together=4) == alone
-    assert engine.scheduler.stats()["prefix_hit_tokens"] > 0 and max(expanded) > 16 and len(expanded) > 10
+    assert (
+        engine.scheduler.stats()["prefix_hit_tokens"] > 0
+        and max(expanded) > 16
+        and len(expanded) > 10
+    )
     runner.close()
 
 
-def test_two_ranks_give_the_samples_of_one(alone: Samples, tmp_path: Path, expanded: list[int]) -> None:
+def test_two_ranks_give_the_samples_of_one(
+    alone: Samples, tmp_path: Path, expanded: list[int]
+) -> None:
     """Ranks share heads; each has the vectors whole."""
-    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+    layouts = [
+        Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))
+    ]
     runners = [tiny_runner(**MODEL, layout=layout, blocks=60) for layout in layouts]
     assert [form.block_bytes for form in runners[0]._model.paged_forms] == [32 * 16 * 4] * 2
     one, threads = over(runners[0], preempt_every=7)

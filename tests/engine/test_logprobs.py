@@ -1,6 +1,8 @@
-"""Logprobs that go up late: those of a sample that isn't streamed are those of the same sample streamed token by token.
+"""Logprobs that go up late: those of a sample that isn't streamed are those of the same sample
+streamed token by token.
 
-With rows that are preempted, blocks that run out, stop strings, forks, and requests of different k beside each other.
+With rows that are preempted, blocks that run out, stop strings, forks, and requests of different k
+beside each other.
 """
 
 from __future__ import annotations
@@ -30,7 +32,11 @@ ASKED: list[dict[str, Any]] = [
     {},
     {"logprobs": 0, "stop": ["m", "12", "42", "q"], "n": 2},
     {"logprobs": 5, "stop": ["e", "t", "1", "o", "y"], "min_tokens": 5},
-    {"logprobs": 1, "temperature": 0.0, "n": 2},  # its samples are alike: their blocks are one another's in the tree
+    {
+        "logprobs": 1,
+        "temperature": 0.0,
+        "n": 2,
+    },  # its samples are alike: their blocks are one another's in the tree
     {"logprobs": 3, "temperature": 0.0, "n": 2},
 ]
 Sample = tuple[list[int], str, Any, Any]
@@ -44,13 +50,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def params() -> list[SamplingParams]:
     """Alike but for what ASKED says; a sample ends by an end id, a stop string or its limit."""
     return [
-        SamplingParams(**{"seed": i, "max_tokens": 40, "temperature": 1.0, "logit_bias": {END: 1.0}} | asked)
+        SamplingParams(
+            **{"seed": i, "max_tokens": 40, "temperature": 1.0, "logit_bias": {END: 1.0}} | asked
+        )
         for i, asked in enumerate(ASKED)
     ]
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "kv_cache_tokens": 4096, "dtype": "float32"}
+    defaults = {
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "kv_cache_tokens": 4096,
+        "dtype": "float32",
+    }
     return LLM(str(folder), **defaults | knobs)
 
 
@@ -74,7 +87,11 @@ def want(folder: Path) -> Iterator[dict[tuple[int, int], Sample]]:
         whole = {}
         for key, deltas in streamed(llm).items():
             tokens = [t for d in deltas for t in d.token_ids]
-            scores = None if deltas[0].logprobs is None else [p for d in deltas for p in d.logprobs or []]
+            scores = (
+                None
+                if deltas[0].logprobs is None
+                else [p for d in deltas for p in d.logprobs or []]
+            )
             whole[key] = tokens, "".join(d.text for d in deltas), deltas[-1].stop_reason, scores
         yield whole
 
@@ -87,7 +104,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_late_logprobs_are_the_streamed_ones(name: str, folder: Path, want: dict[tuple[int, int], Sample]) -> None:
+def test_late_logprobs_are_the_streamed_ones(
+    name: str, folder: Path, want: dict[tuple[int, int], Sample]
+) -> None:
     with open_llm(folder, **VARIANTS[name]) as llm:
         outs = llm.generate(list(PROMPTS), params(), use_tqdm=False)
         preempted = llm.stats()["preemptions"]
@@ -104,7 +123,9 @@ def test_late_logprobs_are_the_streamed_ones(name: str, folder: Path, want: dict
                 assert output.cumulative_logprob is None
                 continue
             check_scores(output.token_ids, list(output.logprobs), scores, k)
-            chosen = sum(p[t].logprob for p, t in zip(output.logprobs, output.token_ids, strict=True))
+            chosen = sum(
+                p[t].logprob for p, t in zip(output.logprobs, output.token_ids, strict=True)
+            )
             assert output.cumulative_logprob == pytest.approx(chosen)
             compared += len(tokens)
     assert compared > 100
@@ -119,25 +140,40 @@ def check_scores(tokens: list[int], got: list[Any], want: list[Any], k: int) -> 
         assert [(t, s.rank, s.decoded_token) for t, s in a.items()] == [
             (t, s.rank, s.decoded_token) for t, s in b.items()
         ]
-        np.testing.assert_allclose([s.logprob for s in a.values()], [s.logprob for s in b.values()], atol=1e-4)
+        np.testing.assert_allclose(
+            [s.logprob for s in a.values()], [s.logprob for s in b.values()], atol=1e-4
+        )
 
 
-# --- the sequence itself ----------------------------------------------------------------------------------------------
+# --- the sequence itself
+# ----------------------------------------------------------------------------------------------
 
 
 def lazy(tokens: list[int], spell: Any = str) -> LazyLogprobs:
     """Token t has logprob -t and rank 3; the likely ones are 7 and, at odd places, nobody."""
     t = np.array(tokens, np.int32)
-    ids = np.stack((np.full(t.size, 7), np.where(np.arange(t.size) % 2, -1, 8)), axis=1).astype(np.int32)
+    ids = np.stack((np.full(t.size, 7), np.where(np.arange(t.size) % 2, -1, 8)), axis=1).astype(
+        np.int32
+    )
     rank = np.full(t.size, 3, np.int32)
-    return LazyLogprobs((t, -t.astype(np.float32), rank, ids, np.full(ids.shape, -0.5, np.float32)), spell)
+    return LazyLogprobs(
+        (t, -t.astype(np.float32), rank, ids, np.full(ids.shape, -0.5, np.float32)), spell
+    )
 
 
 def test_lazy_logprobs_read_as_a_list() -> None:
     first = {5: Logprob(-5.0, 3, "5"), 7: Logprob(-0.5, 1, "7"), 8: Logprob(-0.5, 2, "8")}
-    plain = [first, {7: Logprob(-7.0, 3, "7")}, {6: Logprob(-6.0, 3, "6"), 7: first[7], 8: first[8]}]
+    plain = [
+        first,
+        {7: Logprob(-7.0, 3, "7")},
+        {6: Logprob(-6.0, 3, "6"), 7: first[7], 8: first[8]},
+    ]
     scores = lazy([5, 7, 6])
-    assert len(scores) == 3 and list(scores) == plain and [list(p) for p in scores] == [[5, 7, 8], [7], [6, 7, 8]]
+    assert (
+        len(scores) == 3
+        and list(scores) == plain
+        and [list(p) for p in scores] == [[5, 7, 8], [7], [6, 7, 8]]
+    )
     assert scores == plain and plain == scores and scores == lazy([5, 7, 6]) and scores != plain[:2]
     assert scores != lazy([5, 7, 4]) and scores != tuple(plain)
     assert repr(scores) == repr(plain)
@@ -145,7 +181,9 @@ def test_lazy_logprobs_read_as_a_list() -> None:
         assert scores[at] == plain[at]
     for part in (slice(1, None), slice(None, -1), slice(None, None, 2), slice(3, 9)):
         assert scores[part] == plain[part] and isinstance(scores[part], LazyLogprobs)
-    assert list(reversed(scores)) == plain[::-1] and plain[1] in scores and scores.index(plain[2]) == 2
+    assert (
+        list(reversed(scores)) == plain[::-1] and plain[1] in scores and scores.index(plain[2]) == 2
+    )
     for at in (3, -4):
         with pytest.raises(IndexError):
             scores[at]
@@ -166,7 +204,12 @@ def test_lazy_logprobs_are_copied_as_the_list_that_they_stand_for() -> None:
 
 def test_one_sample_kept_does_not_keep_its_message(folder: Path) -> None:
     with open_llm(folder) as llm:
-        out = llm.generate([PROMPTS[2]], SamplingParams(n=4, logprobs=2, max_tokens=9, seed=1), use_tqdm=False)[0]
+        out = llm.generate(
+            [PROMPTS[2]], SamplingParams(n=4, logprobs=2, max_tokens=9, seed=1), use_tqdm=False
+        )[0]
     for output in out.outputs:
         assert isinstance(output.logprobs, LazyLogprobs)
-        assert all(column.base is None or column.base.size == column.size for column in output.logprobs._columns)
+        assert all(
+            column.base is None or column.base.size == column.size
+            for column in output.logprobs._columns
+        )

@@ -22,7 +22,9 @@ def run(pace: StepPace, steps: list[tuple[int, int]], now: float = 0.0, ahead: i
 @pytest.mark.parametrize("ahead", [0, 1, 3])
 def test_a_known_pace_is_found(ahead: int) -> None:
     pace = StepPace()
-    assert pace.stats() == dict.fromkeys(("token_seconds", "prompt_token_seconds", "step_seconds"), 0.0)
+    assert pace.stats() == dict.fromkeys(
+        ("token_seconds", "prompt_token_seconds", "step_seconds"), 0.0
+    )
     run(pace, [(1000, 0)] * 40 + [(1000, 500), (1000, 0)] * 40, ahead=ahead)
     found = pace.stats()
     assert found["step_seconds"] == pytest.approx(BASE + 1000 * ROW)

@@ -1,4 +1,5 @@
-"""The engine in a process of its own: bursts, cancels in every state, readers that leave, deaths on either side."""
+"""The engine in a process of its own: bursts, cancels in every state, readers that leave, deaths on
+either side."""
 
 from __future__ import annotations
 
@@ -34,8 +35,12 @@ from penstock.request import Delta
 pytestmark = pytest.mark.torch
 
 KNOBS: dict[str, Any] = {
-    "max_num_seqs": 16, "max_num_batched_tokens": 32, "kv_cache_tokens": 2048, "dtype": "float32", "steps_ahead": 2,
-}  # fmt: skip
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 32,
+    "kv_cache_tokens": 2048,
+    "dtype": "float32",
+    "steps_ahead": 2,
+}
 LONG = SamplingParams(max_tokens=None, ignore_eos=True, seed=1)
 HANG = 600  # seconds after which a test that hangs gives up; nothing here comes near
 
@@ -78,11 +83,14 @@ async def whole(stream: Stream) -> dict[int, Delta]:
 
 
 async def until_at_rest(client: AsyncClient) -> None:
-    """The engine's own numbers say that nothing runs, waits or holds a block, and the client keeps nothing."""
+    """The engine's own numbers say that nothing runs, waits or holds a block, and the client keeps
+    nothing."""
     asked = client._client._ids.__reduce__()[1][0]  # how many went down
     while True:
         stats = client.stats()
-        if stats.get("requests") == asked and not (stats["running"] or stats["waiting"] or stats["kv_usage"]):
+        if stats.get("requests") == asked and not (
+            stats["running"] or stats["waiting"] or stats["kv_usage"]
+        ):
             break
         await asyncio.sleep(0.02)
     assert not client._client.asked and not client._streams
@@ -96,11 +104,19 @@ def test_a_burst_is_what_the_same_engine_gives_in_process(
     client: AsyncClient, loop: asyncio.Runner, folder: Path
 ) -> None:
     rng = random.Random(2)
-    prompts = [[rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 60))] for _ in range(60)]
-    params = [SamplingParams(n=1 + i % 4, seed=i, max_tokens=1 + i % 20, stop=["e", "qq"][: i % 3]) for i in range(60)]
+    prompts = [
+        [rng.randrange(2, VOCABULARY) for _ in range(rng.randrange(1, 60))] for _ in range(60)
+    ]
+    params = [
+        SamplingParams(n=1 + i % 4, seed=i, max_tokens=1 + i % 20, stop=["e", "qq"][: i % 3])
+        for i in range(60)
+    ]
 
     async def burst() -> list[dict[int, Delta]]:
-        streams = [client.submit(p, s, stream=i % 2 == 0) for i, (p, s) in enumerate(zip(prompts, params, strict=True))]
+        streams = [
+            client.submit(p, s, stream=i % 2 == 0)
+            for i, (p, s) in enumerate(zip(prompts, params, strict=True))
+        ]
         return await asyncio.gather(*map(whole, streams))
 
     got = guarded(loop, burst())
@@ -111,12 +127,16 @@ def test_a_burst_is_what_the_same_engine_gives_in_process(
         for index, output in enumerate(out.outputs):
             delta = mine[index]
             assert (delta.text, delta.token_ids) == (output.text, output.token_ids)
-            assert (delta.finish_reason, delta.stop_reason) == (output.finish_reason, output.stop_reason)
+            assert (delta.finish_reason, delta.stop_reason) == (
+                output.finish_reason,
+                output.stop_reason,
+            )
     guarded(loop, until_at_rest(client))
 
 
 def test_a_request_is_cancelled_in_any_state(client: AsyncClient, loop: asyncio.Runner) -> None:
-    """On its way, waiting, in the middle of its prompt, running, with half of its samples over, and when it is over."""
+    """On its way, waiting, in the middle of its prompt, running, with half of its samples over, and
+    when it is over."""
 
     async def cancels() -> None:
         prompt = [7 + i % 200 for i in range(CONTEXT - 40)]
@@ -131,7 +151,9 @@ def test_a_request_is_cancelled_in_any_state(client: AsyncClient, loop: asyncio.
             stream.cancel()
         assert [delta async for delta in streams[30]] == []
         await until_at_rest(client)
-        half = client.submit(prompt, SamplingParams(n=40, seed=3, max_tokens=30, logit_bias={0: 3.0}), stream=False)
+        half = client.submit(
+            prompt, SamplingParams(n=40, seed=3, max_tokens=30, logit_bias={0: 3.0}), stream=False
+        )
         async for deltas in half:
             if any(delta.finish_reason for delta in deltas):
                 break
@@ -145,7 +167,9 @@ def test_a_request_is_cancelled_in_any_state(client: AsyncClient, loop: asyncio.
     guarded(loop, cancels())
 
 
-def test_a_reader_that_goes_away_frees_its_blocks(client: AsyncClient, loop: asyncio.Runner) -> None:
+def test_a_reader_that_goes_away_frees_its_blocks(
+    client: AsyncClient, loop: asyncio.Runner
+) -> None:
     async def leave() -> None:
         async for _ in client.submit([5], LONG, stream=True):
             break
@@ -164,20 +188,32 @@ def test_refusals_reach_the_one_who_asked(client: AsyncClient, loop: asyncio.Run
         client.submit([5] * CONTEXT, LONG, stream=False)
 
     async def ask() -> None:
-        stream = client.submit([5], SamplingParams(n=4), stream=False, samples=[4])  # the engine alone knows this rule
+        stream = client.submit(
+            [5], SamplingParams(n=4), stream=False, samples=[4]
+        )  # the engine alone knows this rule
         with pytest.raises(PenstockError, match="samples"):
             await whole(stream)
-        scored = client.submit([5, 6, 7], SamplingParams(prompt_logprobs=1, max_tokens=1), stream=False)
+        scored = client.submit(
+            [5, 6, 7], SamplingParams(prompt_logprobs=1, max_tokens=1), stream=False
+        )
         await whole(scored)
         assert scored.asked.prompt_logprobs is not None
-        assert [None if p is None else next(iter(p)) for p in scored.asked.prompt_logprobs] == [None, 6, 7]
+        assert [None if p is None else next(iter(p)) for p in scored.asked.prompt_logprobs] == [
+            None,
+            6,
+            7,
+        ]
 
-    guarded(loop, ask())  # the last with this client: `until_at_rest` counts requests, and no refused one is a request
+    guarded(
+        loop, ask()
+    )  # the last with this client: `until_at_rest` counts requests, and no refused one is a request
     assert not client._client.asked and not client._streams
 
 
 @pytest.mark.parametrize("how", ["killed", "broken"])
-def test_an_engine_that_dies_wakes_every_waiter(how: str, folder: Path, loop: asyncio.Runner) -> None:
+def test_an_engine_that_dies_wakes_every_waiter(
+    how: str, folder: Path, loop: asyncio.Runner
+) -> None:
     async def die() -> tuple[AsyncClient, list[Any]]:
         client = await launch(Config.of(model=str(folder), **KNOBS))
         many = SamplingParams(n=64, max_tokens=None, ignore_eos=True)
@@ -201,11 +237,15 @@ def test_an_engine_that_dies_wakes_every_waiter(how: str, folder: Path, loop: as
     assert sum(isinstance(end, EngineError) for end in ends) > 20
     assert all(isinstance(end, (EngineError, dict)) for end in ends)  # a few may have ended before
     (told,) = {str(end) for end in ends if isinstance(end, EngineError)}
-    assert "\n" not in told and ("killed by signal 9" if how == "killed" else "cannot be read") in told
+    assert (
+        "\n" not in told and ("killed by signal 9" if how == "killed" else "cannot be read") in told
+    )
     assert client._process.returncode is not None
 
 
-def test_what_fails_while_loading_is_raised_by_launch(folder: Path, loop: asyncio.Runner, tmp_path: Path) -> None:
+def test_what_fails_while_loading_is_raised_by_launch(
+    folder: Path, loop: asyncio.Runner, tmp_path: Path
+) -> None:
     no_tokenizer = tmp_path / "no_tokenizer"
     no_tokenizer.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -218,7 +258,9 @@ def test_what_fails_while_loading_is_raised_by_launch(folder: Path, loop: asynci
 
     async def all_of_them() -> list[BaseException]:
         return await asyncio.gather(
-            fail(model=str(tmp_path / "none")), fail(kv_cache_tokens=10**12), fail(model=str(no_tokenizer))
+            fail(model=str(tmp_path / "none")),
+            fail(kv_cache_tokens=10**12),
+            fail(model=str(no_tokenizer)),
         )
 
     errors = guarded(loop, all_of_them())
@@ -245,7 +287,9 @@ asyncio.run(main())
 
 
 def test_a_parent_that_is_killed_leaves_no_engine(folder: Path) -> None:
-    parent = subprocess.Popen([sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True)
+    parent = subprocess.Popen(
+        [sys.executable, "-c", PARENT, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     assert parent.stdout is not None
     engine = int(parent.stdout.readline())
     ending = os.pidfd_open(engine)
@@ -253,7 +297,9 @@ def test_a_parent_that_is_killed_leaves_no_engine(folder: Path) -> None:
         os.kill(engine, 0)  # it lives
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        readable, _, _ = select.select([ending], [], [], HANG)  # a pidfd can be read from once its process has ended
+        readable, _, _ = select.select(
+            [ending], [], [], HANG
+        )  # a pidfd can be read from once its process has ended
         assert readable == [ending]
     finally:
         os.close(ending)

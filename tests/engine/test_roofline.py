@@ -1,4 +1,5 @@
-"""The gauge of the hardware's limit: against a twin that counts bytes row by row, with a clock that the test turns."""
+"""The gauge of the hardware's limit: against a twin that counts bytes row by row, with a clock that
+the test turns."""
 
 from __future__ import annotations
 
@@ -23,16 +24,26 @@ from penstock.schedule.step import Chunks, Moves, StepPlan, StepTokens
 
 pytestmark = pytest.mark.torch  # a layer's experts are described beside it
 
-MODEL = alike_sizes(layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64)
-MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)  # products cost nothing but the reading of their weights
-LIMITS = SchedulerConfig(num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50)
+MODEL = alike_sizes(
+    layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64
+)
+MEMORY = GpuSpecs(
+    item=2, copy=1e6, flops=1e18
+)  # products cost nothing but the reading of their weights
+LIMITS = SchedulerConfig(
+    num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50
+)
 
 
 def bytes_of(plan: StepPlan) -> float:
     """What a step reads and writes at least, in bytes of 2 a number."""
     rows = plan.rows.size
-    numbers = 1000 + (1000 + 50 * 10 if rows else 0) + 50 * rows  # layers, of which the last is for rows; head, logits
-    tokens: list[float] = [int(length) + 1 for length in plan.lengths]  # each row sees its own new token too
+    numbers = (
+        1000 + (1000 + 50 * 10 if rows else 0) + 50 * rows
+    )  # layers, of which the last is for rows; head, logits
+    tokens: list[float] = [
+        int(length) + 1 for length in plan.lengths
+    ]  # each row sees its own new token too
     for group, prefix in enumerate(plan.group_length.tolist()):
         members = range(plan.group_start[group], plan.group_start[group + 1])
         tokens += [-prefix for _ in members] + [prefix]
@@ -53,7 +64,8 @@ class Clock:
 
 
 class Device:
-    """Steps run one after the other, each for `times` its least time. The host's clock moves on only while it waits."""
+    """Steps run one after the other, each for `times` its least time. The host's clock moves on
+    only while it waits."""
 
     num_blocks = LIMITS.num_blocks
 
@@ -93,7 +105,9 @@ class Flight:
 
 
 def engine(clock: Clock, times: float, ahead: int = 1) -> Engine:
-    return Engine(Scheduler(LIMITS), Device(clock, times), ahead, RooflineGauge(MODEL, MEMORY, clock))
+    return Engine(
+        Scheduler(LIMITS), Device(clock, times), ahead, RooflineGauge(MODEL, MEMORY, clock)
+    )
 
 
 def ask(made: Engine, number: int, prompt: int, n: int, tokens: int) -> None:
@@ -136,11 +150,14 @@ def test_products_count_where_they_take_longer_than_their_weights() -> None:
     assert limit_seconds(steps, MODEL, machine) == pytest.approx(2 * 0.2 + 0.1 + stored)
     pairs = steps | {"chunk_pairs": np.array([1000.0])}
     gained = limit_seconds(pairs, MODEL, machine) - limit_seconds(steps, MODEL, machine)
-    assert gained == pytest.approx(1000 * 4 * 4 * 8 / 1e6)  # of one layer: the last attends for rows alone
+    assert gained == pytest.approx(
+        1000 * 4 * 4 * 8 / 1e6
+    )  # of one layer: the last attends for rows alone
 
 
 def test_experts_are_read_as_far_as_tokens_meet_them() -> None:
-    """Four of 64 each: one token reads four, many read all; past that their products take longer."""
+    """Four of 64 each: one token reads four, many read all;
+    past that their products take longer."""
     names = ("own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
     experts = RoutedNumbers(experts=64, top_k=4, numbers=1000, bytes=500)  # in four bits
     routed, machine = replace(MODEL, routed=((experts, 2),)), GpuSpecs(item=2, copy=1e6, flops=1e9)
@@ -148,27 +165,44 @@ def test_experts_are_read_as_far_as_tokens_meet_them() -> None:
         steps = dict.fromkeys(names, np.zeros(1)) | {"rows": np.array([float(rows)])}
         gained = limit_seconds(steps, routed, machine) - limit_seconds(steps, MODEL, machine)
         products = 2 * 2 * 4 * 1000 * rows / 1e9
-        assert gained == pytest.approx(max(2 * met * 500 / 1e6, products)) and (products > gained / 2) is (rows > 2)
+        assert gained == pytest.approx(max(2 * met * 500 / 1e6, products)) and (
+            products > gained / 2
+        ) is (rows > 2)
 
 
 def test_each_kind_of_layer_reads_what_it_sees_and_a_token_its_row_of_the_table() -> None:
     near = Attending(layers=3, window=32, numbers=6, read=10)
     whole = Attending(layers=1, window=None, numbers=20, read=70)
     model = ModelSizes(
-        layers=4, hidden=10, vocab=50, layer_weights=1000, attending=(near, whole), stored=80, ahead=500, row_bytes=9
+        layers=4,
+        hidden=10,
+        vocab=50,
+        layer_weights=1000,
+        attending=(near, whole),
+        stored=80,
+        ahead=500,
+        row_bytes=9,
     )
     plan, none = _plan(5), np.zeros(0, np.int32)
     plan.lengths[:] = 99
     plan.chunks = Chunks(
-        tokens=np.zeros(8, np.int32), start=np.array([0, 8], np.int32), context=np.array([0], np.int32),
-        blocks=none.reshape(1, 0), prompt_logprobs=none, next_token=none,
-    )  # fmt: skip
+        tokens=np.zeros(8, np.int32),
+        start=np.array([0, 8], np.int32),
+        context=np.array([0], np.int32),
+        blocks=none.reshape(1, 0),
+        prompt_logprobs=none,
+        next_token=none,
+    )
     steps = Steps(model.windows)
     steps.note(plan)
     rows, tokens, chunk, below = 5, 13, 8, 3 / 4
     read = 3 * 10 * (rows * 32 + chunk * below) + 70 * (rows * 100 + chunk * below)
-    moved = 2 * (4 * 1000 + 500 + 500) + read + tokens * (80 + 9) + rows * 50 * 2  # layers, head, ahead of them
-    assert limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1.0, flops=1e18)) == pytest.approx(moved)
+    moved = (
+        2 * (4 * 1000 + 500 + 500) + read + tokens * (80 + 9) + rows * 50 * 2
+    )  # layers, head, ahead of them
+    assert limit_seconds(
+        steps.columns(), model, GpuSpecs(item=2, copy=1.0, flops=1e18)
+    ) == pytest.approx(moved)
     slow = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1e18, flops=1.0))
     pairs = chunk * (chunk + 1) / 2 * below * (3 * 6 + 20)
     assert slow == pytest.approx(2 * (tokens * (3000 + 500) + rows * (1000 + 500) + pairs))
@@ -183,7 +217,13 @@ def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
 ) -> None:
     """Llama-3.2-1B's shape in bf16; the times are docs/execute.md's."""
     model = alike_sizes(
-        layers=16, hidden=2048, heads=32, head_dim=64, vocab=128_256, layer_weights=60_817_408, kv_numbers=16_384
+        layers=16,
+        hidden=2048,
+        heads=32,
+        head_dim=64,
+        vocab=128_256,
+        layer_weights=60_817_408,
+        kv_numbers=16_384,
     )
     copy, flops = DATA_SHEETS["NVIDIA H200"]
     plan = _plan(rows)
@@ -200,9 +240,13 @@ def test_steps_that_an_h200_was_measured_at_stay_below_its_data_sheet(
 def test_a_chunks_tokens_each_see_what_is_before_them_and_themselves() -> None:
     plan, none = _plan(0), np.zeros(0, np.int32)
     plan.chunks = Chunks(
-        tokens=np.zeros(7, np.int32), start=np.array([0, 3, 7], np.int32), context=np.array([0, 16], np.int32),
-        blocks=none.reshape(2, 0), prompt_logprobs=none, next_token=none,
-    )  # fmt: skip
+        tokens=np.zeros(7, np.int32),
+        start=np.array([0, 3, 7], np.int32),
+        context=np.array([0, 16], np.int32),
+        blocks=none.reshape(2, 0),
+        prompt_logprobs=none,
+        next_token=none,
+    )
     steps = Steps()
     steps.note(plan)
     seen = steps.columns()
@@ -212,21 +256,32 @@ def test_a_chunks_tokens_each_see_what_is_before_them_and_themselves() -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "before", "multiplied"),
-    [(300, 0, 320 * 45_150), (1024, 7168, 131_072 * 7168 + 320 * 7_864_832), (100, 9000, 1088 * 905_050)],
+    [
+        (300, 0, 320 * 45_150),
+        (1024, 7168, 131_072 * 7168 + 320 * 7_864_832),
+        (100, 9000, 1088 * 905_050),
+    ],
 )
 def test_prompts_over_latent_vectors_multiply_in_the_form_that_is_less(
     tokens: int, before: int, multiplied: float
 ) -> None:
-    """Keys and values made of all that is seen, or what is seen absorbed; of the two layers the first attends."""
+    """Keys and values made of all that is seen, or what is seen absorbed; of the two layers the
+    first attends."""
     plan, none = _plan(0), np.zeros(0, np.int32)
     plan.chunks = Chunks(
-        tokens=np.zeros(tokens, np.int32), start=np.array([0, tokens], np.int32),
-        context=np.array([before], np.int32), blocks=none.reshape(1, 0), prompt_logprobs=none, next_token=none,
-    )  # fmt: skip
+        tokens=np.zeros(tokens, np.int32),
+        start=np.array([0, tokens], np.int32),
+        context=np.array([before], np.int32),
+        blocks=none.reshape(1, 0),
+        prompt_logprobs=none,
+        next_token=none,
+    )
     steps = Steps()
     steps.note(plan)
     deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
-    attending = Attending(layers=2, window=None, numbers=16 * (576 + 512), read=2 * 576, latent=deepseek)
+    attending = Attending(
+        layers=2, window=None, numbers=16 * (576 + 512), read=2 * 576, latent=deepseek
+    )
     model = replace(MODEL, layer_weights=0, attending=(attending,))
     least = limit_seconds(steps.columns(), model, GpuSpecs(item=2, copy=1e30, flops=1e12))
     assert least == pytest.approx(2 * 16 * multiplied / 1e12)
@@ -235,7 +290,15 @@ def test_prompts_over_latent_vectors_multiply_in_the_form_that_is_less(
 def _plan(rows: int) -> StepPlan:
     none = np.zeros(0, np.int32)
     return StepPlan(
-        number=0, rows=np.arange(rows, dtype=np.int32), lengths=np.full(rows, 7, np.int32), wants=0,
-        group_start=np.zeros(1, np.int32), group_blocks=none.reshape(0, 0), group_length=none,
-        moves=Moves.none(), new_blocks=none.reshape(0, 3), joins=None, chunks=None,
-    )  # fmt: skip
+        number=0,
+        rows=np.arange(rows, dtype=np.int32),
+        lengths=np.full(rows, 7, np.int32),
+        wants=0,
+        group_start=np.zeros(1, np.int32),
+        group_blocks=none.reshape(0, 0),
+        group_length=none,
+        moves=Moves.none(),
+        new_blocks=none.reshape(0, 3),
+        joins=None,
+        chunks=None,
+    )

@@ -35,19 +35,25 @@ def config_of(name: str) -> Any:
 @pytest.mark.parametrize("name", ["llama-3.2-1b", "llama-3-8b"])
 def test_sizes_are_those_that_the_shapes_are_reckoned_with(name: str) -> None:
     shape = SHAPES[name]
-    told = {field: getattr(shape, field) for field in ("layers", "hidden", "heads", "head_dim", "vocab")}
+    told = {
+        field: getattr(shape, field) for field in ("layers", "hidden", "heads", "head_dim", "vocab")
+    }
     kv = 2 * shape.layers * shape.kv_heads * shape.head_dim
-    assert sizes_of(config_of(name)) == alike_sizes(**told, layer_weights=shape.layer_weights, kv_numbers=kv)
+    assert sizes_of(config_of(name)) == alike_sizes(
+        **told, layer_weights=shape.layer_weights, kv_numbers=kv
+    )
 
 
 def test_gemma_4s_layers_differ_in_what_they_read() -> None:
-    """E4B: 20 of 24 layers that store see 512 tokens, in heads of half the width; 18 more read theirs. 26B-A4B: experts
-    beside the MLP, and no values in the product of layers that see everything."""
+    """E4B: 20 of 24 layers that store see 512 tokens, in heads of half the width; 18 more read
+    theirs. 26B-A4B: experts beside the MLP, and no values in the product of layers that see
+    everything."""
     sizes = sizes_of(config_of("gemma-4-e4b"))
     near, whole = 2 * 2 * 256 * 2, 2 * 2 * 512 * 2  # bytes a token
     assert {(each.window, each.layers, each.numbers, each.read) for each in sizes.attending} == {
-        (512, 35, 2 * 8 * 256, near), (None, 7, 2 * 8 * 512, whole),
-    }  # fmt: skip
+        (512, 35, 2 * 8 * 256, near),
+        (None, 7, 2 * 8 * 512, whole),
+    }
     assert sizes.stored == 20 * near + 4 * whole and sizes.windows == (512,)
     own, hidden = 256, 2560  # inputs of a layer's own; numbers of the stream
     assert (sizes.ahead, sizes.row_bytes) == (42 * own * hidden, 42 * own * 2)
@@ -65,15 +71,24 @@ def test_gemma_4s_layers_differ_in_what_they_read() -> None:
 
 def test_a_double_wide_mlp_counts_twice_where_it_is() -> None:
     config = SHAPES["gemma-4-e4b"].config()
-    single, double = (sizes_of(model_config_of(config | {"use_double_wide_mlp": wide}, "")) for wide in (False, True))
+    single, double = (
+        sizes_of(model_config_of(config | {"use_double_wide_mlp": wide}, ""))
+        for wide in (False, True)
+    )
     more = 3 * 2560 * 10_240 * 18 / 42
     assert double.layer_weights - single.layer_weights == pytest.approx(more, abs=1)
 
 
 def test_a_real_engines_steps_have_a_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU that is known: the runner says what it is rated at, and the plans are a real scheduler's."""
-    monkeypatch.setattr("penstock.execute.runner.rated", lambda device, dtype: GpuSpecs(item=2, copy=1e12, flops=1e14))
-    engine, _ = build_engine(Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096))
+    """As on a GPU that is known: the runner says what it is rated at, and the plans are a real
+    scheduler's."""
+    monkeypatch.setattr(
+        "penstock.execute.runner.rated",
+        lambda device, dtype: GpuSpecs(item=2, copy=1e12, flops=1e14),
+    )
+    engine, _ = build_engine(
+        Config.of(model="demo", device="cpu", max_num_seqs=8, kv_cache_tokens=4096)
+    )
     assert engine.limit is not None
     engine.limit.every = 0.02
     try:

@@ -1,5 +1,6 @@
-"""Samples of models with recurrent state are what each is alone: forked, chunked, preempted, from the prefix cache, by
-two ranks. One is a toy that keeps state in every form that there is. Hidden states can be handed out.
+"""Samples of models with recurrent state are what each is alone: forked, chunked, preempted, from
+the prefix cache, by two ranks. One is a toy that keeps state in every form that there is. Hidden
+states can be handed out.
 """
 
 from __future__ import annotations
@@ -33,26 +34,50 @@ TOY: dict[str, Any] = {"build": build_toy}
 MODELS: dict[str, dict[str, Any]] = {
     "toy": TOY,
     "lfm2": {
-        "model_type": "lfm2", "layer_types": ["conv", "full_attention", "conv"], "num_hidden_layers": 3,
-        "rms_norm_eps": None, "block_multiple_of": 16,
+        "model_type": "lfm2",
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_hidden_layers": 3,
+        "rms_norm_eps": None,
+        "block_multiple_of": 16,
     },
     "qwen3_5": {
-        "model_type": "qwen3_5_text", "layer_types": ["linear_attention", "full_attention", "linear_attention"],
-        "num_hidden_layers": 3, "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 16,
-        "linear_value_head_dim": 24, "head_dim": 32,
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_hidden_layers": 3,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 24,
+        "head_dim": 32,
     },
     "nemotron": {
-        "model_type": "nemotron_h", "hybrid_override_pattern": "M*ME", "num_hidden_layers": None, "head_dim": 16,
-        "mamba_num_heads": 4, "mamba_head_dim": 16, "ssm_state_size": 24, "n_groups": 1, "n_routed_experts": 4,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 24, "moe_shared_expert_intermediate_size": 32,
+        "model_type": "nemotron_h",
+        "hybrid_override_pattern": "M*ME",
+        "num_hidden_layers": None,
+        "head_dim": 16,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 24,
+        "n_groups": 1,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 32,
     },
     "falcon": {
-        "model_type": "falcon_h1", "num_hidden_layers": 2, "mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": 24,
-        "mamba_n_groups": 1, "key_multiplier": 0.5, "mlp_multipliers": [0.9, 0.6],
+        "model_type": "falcon_h1",
+        "num_hidden_layers": 2,
+        "mamba_d_ssm": 64,
+        "mamba_n_heads": 4,
+        "mamba_d_state": 24,
+        "mamba_n_groups": 1,
+        "key_multiplier": 0.5,
+        "mlp_multipliers": [0.9, 0.6],
         "ssm_multipliers": [0.8, 1.3, 0.6, 0.5, 0.7],
     },
-}  # fmt: skip
-# Bytes of a slot that both of two ranks have: windows of B and C, which all heads share, of two layers.
+}
+# Bytes of a slot that both of two ranks have: windows of B and C, which all heads share, of two
+# layers.
 REPEATED = dict.fromkeys(("nemotron_h", "falcon_h1"), 2 * 2 * 24 * 4 * 4)
 
 
@@ -69,7 +94,9 @@ def alone(model: dict[str, Any]) -> Samples:
 
 
 @pytest.mark.parametrize(("ahead", "tight"), [(0, False), (2, False), (1, True), (3, True)])
-def test_samples_are_what_they_are_alone(model: dict[str, Any], alone: Samples, ahead: int, tight: bool) -> None:
+def test_samples_are_what_they_are_alone(
+    model: dict[str, Any], alone: Samples, ahead: int, tight: bool
+) -> None:
     """Few blocks, slots and tokens a step; rows are preempted all the time."""
     limits = {"blocks": 24, "snapshots": 2, "max_batched_tokens": 24} if tight else {"snapshots": 3}
     runner = tiny_runner(**model, **limits)
@@ -92,8 +119,12 @@ def test_a_state_that_is_not_moved_is_seen(
     runner.close()
 
 
-def test_two_ranks_give_the_samples_of_one(model: dict[str, Any], alone: Samples, tmp_path: Path) -> None:
-    layouts = [Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))]
+def test_two_ranks_give_the_samples_of_one(
+    model: dict[str, Any], alone: Samples, tmp_path: Path
+) -> None:
+    layouts = [
+        Layout(rank, 2, end.all_reduce, end.all_gather) for rank, end in enumerate(met(tmp_path, 2))
+    ]
     runners = [tiny_runner(**model, layout=layout, blocks=30) for layout in layouts]
     twice = runners[0]._model.slot_bytes * 2 - REPEATED.get(model.get("model_type", "toy"), 0)
     assert twice == tiny_model(**model).slot_bytes
@@ -112,20 +143,26 @@ def test_after_a_sleep_prompts_are_computed_again(model: dict[str, Any], alone: 
     engine.sleep()
     engine.wake_up()
     again = [replace(each, request_id=3 + number) for number, each in enumerate(some)]
-    found = {(number - 3, sample): tokens for (number, sample), tokens in drive(engine, again, threads).items()}
+    found = {
+        (number - 3, sample): tokens
+        for (number, sample), tokens in drive(engine, again, threads).items()
+    }
     assert found == {key: alone[key] for key in alone if key[0] < 3}
     runner.close()
 
 
 def test_what_prompts_begin_with_is_kept_from_the_second_one_on(model: dict[str, Any]) -> None:
-    """One after the other: the second shows that they share two blocks, the third computes the rest alone."""
+    """One after the other: the second shows that they share two blocks, the third computes the rest
+    alone."""
     runner = tiny_runner(**model, snapshots=8)
     engine, threads = over(runner)
     cached = []
     for number in range(4):
         prompt = np.array([*HEAD[:37], 10 + number, *HEAD[:40]], np.int32)
         request = Request(
-            request_id=number, prompt=prompt.tobytes(), sampling=SamplingParams(n=2, max_tokens=3, seed=1)
+            request_id=number,
+            prompt=prompt.tobytes(),
+            sampling=SamplingParams(n=2, max_tokens=3, seed=1),
         )
         before = engine.scheduler.stats()["prefix_hit_tokens"]
         drive(engine, [request], threads)
@@ -135,8 +172,9 @@ def test_what_prompts_begin_with_is_kept_from_the_second_one_on(model: dict[str,
 
 
 def test_the_next_turn_of_a_chat_computes_what_is_new(model: dict[str, Any]) -> None:
-    """Each turn ends with a generation prompt of 15 tokens, which the next one doesn't have: its state lies before it,
-    and of what was computed once no more is computed again than a block and one."""
+    """Each turn ends with a generation prompt of 15 tokens, which the next one doesn't have: its
+    state lies before it, and of what was computed once no more is computed again than a block and
+    one."""
     runner = tiny_runner(**model, snapshots=8)
     engine, threads = over(runner)
     draw, again, told = np.random.default_rng(3), [], [*HEAD]
@@ -150,7 +188,9 @@ def test_the_next_turn_of_a_chat_computes_what_is_new(model: dict[str, Any]) -> 
     assert again[0] == len(HEAD) and all(count - NEW <= 17 for count in again[1:]), again
     stats = engine.scheduler.stats()
     assert (stats["state_hits"], stats["state_evictions"]) == (4, 0)
-    assert stats["state_misses"] == 1, "where the block before the last 16 tokens is whole, but for its last token"
+    assert stats["state_misses"] == 1, (
+        "where the block before the last 16 tokens is whole, but for its last token"
+    )
     runner.close()
 
 
@@ -163,7 +203,8 @@ def test_drafts_are_refused_where_there_is_recurrent_state() -> None:
 
 
 def test_memory_counts_every_form() -> None:
-    """Two layers of keys and values, one of latent vectors, none for the layer that reads another's; two sums."""
+    """Two layers of keys and values, one of latent vectors, none for the layer that reads
+    another's; two sums."""
     model = tiny_model(**TOY)
     heads, latent = (2 * 2 * 8 * 4) * 16, 12 * 4 * 16
     assert [form.block_bytes for form in model.paged_forms] == [heads, latent, heads]
@@ -173,7 +214,9 @@ def test_memory_counts_every_form() -> None:
     assert runner.describe()["kv_bytes"] == 51 * (2 * heads + latent) + tokens + slots
     runner.close()
     sizes = ModelSizes.of(model)
-    assert sum(each.layers for each in sizes.attending) == 4 and sizes.slot_bytes == model.slot_bytes
+    assert (
+        sum(each.layers for each in sizes.attending) == 4 and sizes.slot_bytes == model.slot_bytes
+    )
     assert sizes.stored * 16 == 2 * heads + latent
 
 
@@ -187,13 +230,18 @@ def test_states_that_add_up_are_of_the_dtype_that_is_asked_for() -> None:
     views = KvCache(model.keepers, 2, model.device, slots=3).layers[0][0]
     assert views["matrix"].dtype == torch.bfloat16 and views["window"].dtype == torch.float32
     for other in ("toy", "lfm2"):
-        with pytest.raises(UsageError, match=r"mamba_ssm_cache_dtype float16 is for recurrent states .* leave it auto"):
+        with pytest.raises(
+            UsageError,
+            match=r"mamba_ssm_cache_dtype float16 is for recurrent states .* leave it auto",
+        ):
             fit_states(tiny_model(**MODELS[other]), "float16")
 
 
 @pytest.mark.parametrize("model", ["qwen3_5"], indirect=True)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_narrow_states_say_nearly_the_same(dtype: str, alone: Samples, model: dict[str, Any]) -> None:
+def test_narrow_states_say_nearly_the_same(
+    dtype: str, alone: Samples, model: dict[str, Any]
+) -> None:
     """Most of the first tokens, before what was rounded leads elsewhere; and not all of them."""
     runner = tiny_runner(**model, mamba_ssm_dtype=dtype)
     engine, threads = over(runner)
@@ -204,7 +252,8 @@ def test_narrow_states_say_nearly_the_same(dtype: str, alone: Samples, model: di
 
 
 def test_hidden_states_of_layers_are_handed_out() -> None:
-    """What layer 3 leaves is the same for a token in a chunk, in a row, and in a step of whole prompts."""
+    """What layer 3 leaves is the same for a token in a chunk, in a row, and in a step of whole
+    prompts."""
     model = tiny_model()
     model.hand_out([0], 64)
     cache = KvCache(model.keepers, 8, torch.device("cpu"))

@@ -1,5 +1,6 @@
-"""Tags: a toy layer that reads them, through the scheduler and the CPU's runner. A request gives what a model of its
-own would: alone, batched, chunked, forked, preempted, and behind others' equal prompts in the cache."""
+"""Tags: a toy layer that reads them, through the scheduler and the CPU's runner. A request gives
+what a model of its own would: alone, batched, chunked, forked, preempted, and behind others' equal
+prompts in the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ pytestmark = pytest.mark.torch
 
 HEADER = [9 + i * 7 % 120 for i in range(37)]
 PROMPTS = [HEADER, [*HEADER, 30], [8, 20, 31], [*HEADER[:16], 5]]
-ASKED = [(prompt, tag) for prompt in PROMPTS for tag in (0, 1, 3)]  # equal prompts of different tags among them
+ASKED = [
+    (prompt, tag) for prompt in PROMPTS for tag in (0, 1, 3)
+]  # equal prompts of different tags among them
 Said = list[dict[int, list[int]]]  # of each request: sample -> tokens
 
 
@@ -34,15 +37,23 @@ def runner() -> Iterator[TorchRunner]:
 
 
 def said(
-    runner: TorchRunner, asked: list[tuple[list[int], int]], n: int = 1, samples: list[int] | None = None, **knobs: Any
+    runner: TorchRunner,
+    asked: list[tuple[list[int], int]],
+    n: int = 1,
+    samples: list[int] | None = None,
+    **knobs: Any,
 ) -> tuple[Said, dict[str, Any]]:
     """Every other request is greedy. -> also the scheduler's stats."""
     engine = engine_over(runner, Config.of(**{"prefix_groups": "always"} | knobs))
     out: Said = [{} for _ in asked]
     for number, (prompt, tag) in enumerate(asked):
-        params = SamplingParams(n=n, temperature=float(len(prompt) % 2 or n > 1), seed=3, max_tokens=12)
+        params = SamplingParams(
+            n=n, temperature=float(len(prompt) % 2 or n > 1), seed=3, max_tokens=12
+        )
         packed = np.array(prompt, np.int32).tobytes()
-        request = Request(request_id=number, prompt=packed, sampling=params, tag=tag, samples=samples)
+        request = Request(
+            request_id=number, prompt=packed, sampling=params, tag=tag, samples=samples
+        )
         assert engine.submit(request) is None
     while engine.has_work:
         deltas = engine.step()
@@ -66,8 +77,12 @@ def test_a_tag_is_a_model_of_its_own(alone: Said) -> None:
         want, _ = said(moved, [(ASKED[at][0], 0) for at in mine])
         assert [alone[at] for at in mine] == want
         moved.close()
-    by_prompt = [[alone[at][0] for at, (prompt, _) in enumerate(ASKED) if prompt is one] for one in PROMPTS]
-    assert all(len({tuple(tokens) for tokens in told}) == 3 for told in by_prompt), "tags change what is said"
+    by_prompt = [
+        [alone[at][0] for at, (prompt, _) in enumerate(ASKED) if prompt is one] for one in PROMPTS
+    ]
+    assert all(len({tuple(tokens) for tokens in told}) == 3 for told in by_prompt), (
+        "tags change what is said"
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +98,9 @@ def test_batched_is_alone(runner: TorchRunner, alone: Said, knobs: dict[str, Any
     found, stats = said(runner, ASKED, **knobs)
     assert found == alone
     assert (stats["preemptions"] > 0) == ("preempt_every" in knobs)
-    assert (stats["prefix_hit_tokens"] > 0) == knobs.get("enable_prefix_caching", True), "within a tag"
+    assert (stats["prefix_hit_tokens"] > 0) == knobs.get("enable_prefix_caching", True), (
+        "within a tag"
+    )
 
 
 def test_forked_is_one_by_one(runner: TorchRunner) -> None:
@@ -91,7 +108,9 @@ def test_forked_is_one_by_one(runner: TorchRunner) -> None:
     for at, told in enumerate(said(runner, asked, n=5)[0]):
         apart: dict[int, list[int]] = {}
         for sample in range(5):
-            apart |= said(runner, asked[at : at + 1], n=5, samples=[sample], enable_prefix_caching=False)[0][0]
+            apart |= said(
+                runner, asked[at : at + 1], n=5, samples=[sample], enable_prefix_caching=False
+            )[0][0]
         assert told == apart and len({tuple(tokens) for tokens in told.values()}) > 2
 
 
@@ -107,7 +126,9 @@ def test_tags_have_a_range(runner: TorchRunner) -> None:
     scheduler = engine_over(runner, Config.of()).scheduler
     for tag in (-1, MAX_TAG + 1):
         with pytest.raises(UsageError, match="tag"):
-            scheduler.submit(Request(request_id=1, prompt=b"\1\0\0\0", sampling=SamplingParams(), tag=tag))
+            scheduler.submit(
+                Request(request_id=1, prompt=b"\1\0\0\0", sampling=SamplingParams(), tag=tag)
+            )
 
 
 def test_a_model_that_reads_no_tags_is_told_none() -> None:

@@ -1,4 +1,5 @@
-"""The example as its readers run it, on the demo model: a batch, what lies past what was built for, the endpoint."""
+"""The example as its readers run it, on the demo model: a batch, what lies past what was built for,
+the endpoint."""
 
 from __future__ import annotations
 
@@ -47,7 +48,11 @@ def test_settings_reach_the_model(service: FittedService) -> None:
     plain = {"max_tokens": 60, "temperature": 0.0, "repetition_penalty": 1.0}
 
     def text(**more: Any) -> str:
-        return service.answer(["Tom has 3 apples and Ann has 5."], Settings(**{**plain, **more})).answers[0].text
+        return (
+            service.answer(["Tom has 3 apples and Ann has 5."], Settings(**{**plain, **more}))
+            .answers[0]
+            .text
+        )
 
     greedy = text()
     stop = greedy[len(greedy) // 2 :][:3]
@@ -56,7 +61,9 @@ def test_settings_reach_the_model(service: FittedService) -> None:
     assert any(text(repetition_penalty=penalty) != greedy for penalty in (0.5, 2.0))
 
 
-def test_what_is_longer_than_built_for_runs_and_what_is_too_long_is_one_prompts_own(service: FittedService) -> None:
+def test_what_is_longer_than_built_for_runs_and_what_is_too_long_is_one_prompts_own(
+    service: FittedService,
+) -> None:
     long, too_long = "word " * 400, "word " * 4000
     batch = service.answer([long, too_long, "Short."], FEW)
     assert batch.answers[0].error is None and batch.answers[2].tokens > 0
@@ -64,14 +71,24 @@ def test_what_is_longer_than_built_for_runs_and_what_is_too_long_is_one_prompts_
 
 
 def test_the_endpoint_answers(client: TestClient) -> None:
-    asked = {"prompts": ["Why does ice float?"] * 3, "settings": {"max_tokens": 5, "temperature": 0}}
+    asked = {
+        "prompts": ["Why does ice float?"] * 3,
+        "settings": {"max_tokens": 5, "temperature": 0},
+    }
     answer = client.post("/generate", json=asked)
     assert answer.status_code == 200
     assert [each["tokens"] for each in answer.json()["answers"]] == [5, 5, 5]
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b'{"prompts": []}', b'{"prompts": ["a"], "settings": {"top_p": 1}}', b'{"prompts": "a"}']
+    "body",
+    [
+        b"",
+        b"[]",
+        b'{"prompts": []}',
+        b'{"prompts": ["a"], "settings": {"top_p": 1}}',
+        b'{"prompts": "a"}',
+    ],
 )
 def test_a_body_of_another_form_is_refused_field_by_field(body: bytes, client: TestClient) -> None:
     answer = client.post("/generate", content=body)
@@ -79,7 +96,9 @@ def test_a_body_of_another_form_is_refused_field_by_field(body: bytes, client: T
 
 
 def test_what_the_model_refuses_is_a_line(client: TestClient) -> None:
-    answer = client.post("/generate", json={"prompts": ["a"], "settings": {"stop_words_list": [""]}})
+    answer = client.post(
+        "/generate", json={"prompts": ["a"], "settings": {"stop_words_list": [""]}}
+    )
     assert answer.status_code == 400 and "empty string" in answer.json()["detail"]
 
 
@@ -93,8 +112,12 @@ def test_the_documents_name_every_setting(client: TestClient) -> None:
     assert all(f"`{name}`" in readme for name in settings)
 
 
-def test_the_command_ends_in_its_speed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitted_service, "Settings", lambda **told: Settings(**{"max_tokens": 2, **told}))
+def test_the_command_ends_in_its_speed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        fitted_service, "Settings", lambda **told: Settings(**{"max_tokens": 2, **told})
+    )
     fitted_service.main("demo")
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("128 prompts, ") and last.endswith("output tok/s")

@@ -1,5 +1,5 @@
-"""The examples' Modal forms: written by the command that their page says, imported without an account, the service run
-here with the demo model. Nothing is deployed."""
+"""The examples' Modal forms: written by the command that their page says, imported without an
+account, the service run here with the demo model. Nothing is deployed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from typer.testing import CliRunner
 from penstock.cli import app
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-needs_modal = pytest.mark.skipif(find_spec("modal") is None, reason="modal isn't installed: make packaging")
+needs_modal = pytest.mark.skipif(
+    find_spec("modal") is None, reason="modal isn't installed: make packaging"
+)
 
 
 def test_the_app_is_what_its_page_says_that_wrote_it(tmp_path: Path) -> None:
@@ -29,7 +31,9 @@ def test_the_app_is_what_its_page_says_that_wrote_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").touch()  # a checkout, two folders above
     out = tmp_path / "examples" / "modal_monkeys" / "app.py"
     out.parent.mkdir(parents=True)
-    done = CliRunner().invoke(app, [*shlex.split(line), "--package", str(tmp_path), "--out", str(out)])
+    done = CliRunner().invoke(
+        app, [*shlex.split(line), "--package", str(tmp_path), "--out", str(out)]
+    )
     assert done.exit_code == 0, done.output
     assert out.read_text() == (EXAMPLES / "modal_monkeys" / "app.py").read_text()
 
@@ -37,9 +41,16 @@ def test_the_app_is_what_its_page_says_that_wrote_it(tmp_path: Path) -> None:
 def test_the_service_is_built_by_a_line_that_our_parser_takes() -> None:
     """Its model is that of the page, and the shape what the service says that it was fitted to."""
     tree = ast.parse((EXAMPLES / "build_and_serve" / "modal_service.py").read_text())
-    values = {n.targets[0].id: n.value for n in tree.body if isinstance(n, ast.Assign) and hasattr(n.targets[0], "id")}
+    values = {
+        n.targets[0].id: n.value
+        for n in tree.body
+        if isinstance(n, ast.Assign) and hasattr(n.targets[0], "id")
+    }
     artifact = ast.literal_eval(values["ARTIFACT"])
-    words = [ast.literal_eval(e) if isinstance(e, ast.Constant) else artifact for e in values["BUILD"].elts]  # type: ignore[attr-defined]
+    words = [
+        ast.literal_eval(e) if isinstance(e, ast.Constant) else artifact
+        for e in values["BUILD"].elts
+    ]  # type: ignore[attr-defined]
     command: Any = get_command(app)
     asked = command.commands["build"].make_context("build", words[2:]).params
     assert words[:2] == ["penstock", "build"] and str(asked["out"]) == artifact
@@ -49,7 +60,9 @@ def test_the_service_is_built_by_a_line_that_our_parser_takes() -> None:
 @needs_modal
 def test_the_app_is_imported_without_an_account(tmp_path: Path) -> None:
     done = run_beside(
-        "modal_monkeys", "import app; print(type(app.Server).__name__, app.opened() == app.MODEL)", tmp_path
+        "modal_monkeys",
+        "import app; print(type(app.Server).__name__, app.opened() == app.MODEL)",
+        tmp_path,
     )
     assert done.stdout.split() == ["Server", "True"], done.stderr
 
@@ -68,11 +81,19 @@ print([answer["tokens"] for answer in batch["answers"]])
 
 
 def run_beside(example: str, code: str, home: Path) -> subprocess.CompletedProcess[str]:
-    """Runs code in an example's folder, with nothing where Modal's servers and its account would be."""
+    """Runs code in an example's folder, with nothing where Modal's servers and its account would
+    be."""
     environment = os.environ | {
         "MODAL_SERVER_URL": "http://127.0.0.1:9",
         "HOME": str(home),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, cwd=EXAMPLES / example, env=environment, capture_output=True, text=True, timeout=600)
+    return subprocess.run(
+        command,
+        cwd=EXAMPLES / example,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )

@@ -1,7 +1,9 @@
-"""The demo model on the GPU: the CPU's greedy tokens, and the same tokens however its steps are made up.
+"""The demo model on the GPU: the CPU's greedy tokens, and the same tokens however its steps are
+made up.
 
-A difference is allowed at a near-tie alone: where the CPU's two most likely tokens lie so close that the order of a sum
-decides. Each is found by the CPU's logprobs at the first token that differs, counted and printed.
+A difference is allowed at a near-tie alone: where the CPU's two most likely tokens lie so close
+that the order of a sum decides. Each is found by the CPU's logprobs at the first token that
+differs, counted and printed.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ pytestmark = pytest.mark.gpu
 
 NEAR = {"float32": 1e-4, "bfloat16": 2.0**-5}  # nats between the first and the second
 KNOBS: dict[str, Any] = {"max_num_seqs": 256, "max_model_len": 512, "prefix_groups": "always"}
-ASKED, SHOWN = ([json.loads(row) for row in file().read_text().splitlines()] for file in (problems_file, shots_file))
+ASKED, SHOWN = (
+    [json.loads(row) for row in file().read_text().splitlines()]
+    for file in (problems_file, shots_file)
+)
 PROMPTS = [f"Question: {row['question']}\nAnswer:" for row in ASKED[:200]]
 HEADER = "".join(f"Question: {row['question']}\nAnswer: {row['answer']}\n\n" for row in SHOWN[:2])
 GREEDY = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
@@ -31,7 +36,11 @@ SEEDED = SamplingParams(temperature=0.8, seed=7, n=3, max_tokens=32, ignore_eos=
 
 def _outputs(prompts: list[str], params: SamplingParams, **knobs: Any) -> list[CompletionOutput]:
     with LLM("demo", **(KNOBS | {"device": "cuda", "dtype": "float32"} | knobs)) as llm:
-        return [out for answer in llm.generate(prompts, params, use_tqdm=False) for out in answer.outputs]
+        return [
+            out
+            for answer in llm.generate(prompts, params, use_tqdm=False)
+            for out in answer.outputs
+        ]
 
 
 def _tokens(prompts: list[str], params: SamplingParams, **knobs: Any) -> list[list[int]]:
@@ -44,8 +53,13 @@ def _first_difference(a: list[int], b: list[int]) -> int | None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_greedy_tokens_are_the_cpus(dtype: str) -> None:
-    cpu = _outputs(PROMPTS, SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=2), device="cpu",
-                   dtype=dtype, kv_cache_tokens=60_000)  # fmt: skip
+    cpu = _outputs(
+        PROMPTS,
+        SamplingParams(temperature=0, max_tokens=48, ignore_eos=True, logprobs=2),
+        device="cpu",
+        dtype=dtype,
+        kv_cache_tokens=60_000,
+    )
     gpu = _tokens(PROMPTS, GREEDY, dtype=dtype)
     ties, wrong = [], []
     for index, (here, there) in enumerate(zip(cpu, gpu, strict=True)):
@@ -53,11 +67,14 @@ def test_greedy_tokens_are_the_cpus(dtype: str) -> None:
         if at is None:
             continue
         assert here.logprobs is not None
-        first, second = sorted((entry.logprob for entry in here.logprobs[at].values()), reverse=True)[:2]
+        first, second = sorted(
+            (entry.logprob for entry in here.logprobs[at].values()), reverse=True
+        )[:2]
         told = f"prompt {index} token {at}: {first - second:.5f} apart"
         (ties if first - second < NEAR[dtype] else wrong).append(told)
     print(f"{dtype}: {len(ties)} of {len(gpu)} samples part at a near-tie: {ties[:5]}")
-    # In bf16 the two most likely are rounded alike on both sides, but sums of many layers differ by a few roundings.
+    # In bf16 the two most likely are rounded alike on both sides, but sums of many layers differ by
+    # a few roundings.
     assert len(wrong) <= (0 if dtype == "float32" else len(gpu) // 10), wrong
 
 
@@ -83,10 +100,16 @@ def plain() -> dict[str, list[list[int]]]:
     ids=str,
 )
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
-def test_the_same_however_steps_are_made_up(plain: dict[str, list[list[int]]], kind: str, knobs: Any) -> None:
+def test_the_same_however_steps_are_made_up(
+    plain: dict[str, list[list[int]]], kind: str, knobs: Any
+) -> None:
     few = 8 if knobs.get("max_num_seqs") == 1 else 64
     params = GREEDY if kind == "greedy" else SEEDED
-    _same(_tokens([HEADER + prompt for prompt in PROMPTS[:few]], params, **knobs), plain[kind], f"{kind} {knobs}")
+    _same(
+        _tokens([HEADER + prompt for prompt in PROMPTS[:few]], params, **knobs),
+        plain[kind],
+        f"{kind} {knobs}",
+    )
 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded"])
@@ -95,11 +118,16 @@ def test_replays_are_the_launches(
 ) -> None:
     monkeypatch.setattr(TorchRunner, "capture", lambda runner, agreed: None)
     prompts = [HEADER + prompt for prompt in PROMPTS[:64]]
-    _same(_tokens(prompts, GREEDY if kind == "greedy" else SEEDED), plain[kind], f"{kind} without graphs")
+    _same(
+        _tokens(prompts, GREEDY if kind == "greedy" else SEEDED),
+        plain[kind],
+        f"{kind} without graphs",
+    )
 
 
 def _same(found: list[list[int]], expected: list[list[int]], what: str) -> None:
-    """In float32 sums differ in their last bits: at most one sample in a hundred may meet a near-tie."""
+    """In float32 sums differ in their last bits: at most one sample in a hundred may meet a
+    near-tie."""
     parted = sum(a != b for a, b in zip(found, expected, strict=False))
     print(f"{what}: {parted} of {len(found)} samples part")
     assert found and parted <= max(1, len(found) // 100)
@@ -116,8 +144,8 @@ def _same(found: list[list[int]], expected: list[list[int]], what: str) -> None:
     ids=str,
 )
 def test_kv_in_eight_bits_is_the_same_however_steps_are_made_up(knobs: Any) -> None:
-    """A sum's last bit may round a stored number the other way, by a sixteenth of it: more samples part than at plain
-    KV's near-ties, and most don't."""
+    """A sum's last bit may round a stored number the other way, by a sixteenth of it: more samples
+    part than at plain KV's near-ties, and most don't."""
     prompts = [HEADER + prompt for prompt in PROMPTS[: 8 if knobs.get("max_num_seqs") == 1 else 64]]
     eight = {"kv_cache_dtype": "fp8"}
     whole, found = _tokens(prompts, GREEDY, **eight), _tokens(prompts, GREEDY, **eight, **knobs)
@@ -133,5 +161,8 @@ def test_bf16_batched_is_bf16_alone_up_to_near_ties(kv: str) -> None:
     alone = _tokens(PROMPTS[:32], GREEDY, **told, max_num_seqs=1, max_num_batched_tokens=512)
     same = np.mean([a == b for a, b in zip(together, alone, strict=True)])
     begun = np.mean([a[:8] == b[:8] for a, b in zip(together, alone, strict=True)])
-    print(f"bf16 alone and together: {same:.0%} of samples are the same to the end, {begun:.0%} in 8 tokens")
+    print(
+        f"bf16 alone and together: {same:.0%} of samples are the same to the end, {begun:.0%} in 8"
+        " tokens"
+    )
     assert begun > 0.8 and torch.cuda.is_available()

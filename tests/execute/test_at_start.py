@@ -1,4 +1,5 @@
-"""What may fail while a GPU engine starts is one line that names it and the way out. Needs no GPU."""
+"""What may fail while a GPU engine starts is one line that names it and the way out.
+Needs no GPU."""
 
 from __future__ import annotations
 
@@ -21,26 +22,42 @@ def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.startswith("penstock.kernels.triton")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    with pytest.raises(UsageError, match=r"need triton, which isn't installed.*--kernels reference.*--device cpu"):
+    with pytest.raises(
+        UsageError, match=r"need triton, which isn't installed.*--kernels reference.*--device cpu"
+    ):
         choose(CUDA, torch.bfloat16)
     plain = choose(CUDA, torch.bfloat16, "reference")
-    assert not choose_rows(plain).compiled and {column for column, _ in plain.why.values()} == {"reference"}
+    assert not choose_rows(plain).compiled and {column for column, _ in plain.why.values()} == {
+        "reference"
+    }
     assert not choose_rows(choose(CPU, torch.bfloat16)).compiled
 
 
-def test_a_triton_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_triton_that_cannot_be_loaded_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """It is installed, and a library of its own is missing, say: an ImportError without a name."""
     names = ("triton", "penstock.kernels.triton")
-    for name in [name for name in sys.modules if name in names or name.startswith(tuple(f"{n}." for n in names))]:
+    for name in [
+        name
+        for name in sys.modules
+        if name in names or name.startswith(tuple(f"{n}." for n in names))
+    ]:
         monkeypatch.delitem(sys.modules, name)
-    (tmp_path / "triton.py").write_text("raise ImportError('libcuda.so.1: no such file\\nand so on')\n")
+    (tmp_path / "triton.py").write_text(
+        "raise ImportError('libcuda.so.1: no such file\\nand so on')\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(UsageError, match=r"need triton, which cannot be loaded \(libcuda.so.1: no such file\): "):
+    with pytest.raises(
+        UsageError, match=r"need triton, which cannot be loaded \(libcuda.so.1: no such file\): "
+    ):
         choose(CUDA, torch.bfloat16)
     assert choose(CUDA, torch.bfloat16, "reference").why["attention"][0] == "reference"
 
 
-@pytest.mark.parametrize(("capability", "column"), [((8, 0), "reference"), ((8, 9), "reference"), ((9, 0), "triton")])
+@pytest.mark.parametrize(
+    ("capability", "column"), [((8, 0), "reference"), ((8, 9), "reference"), ((9, 0), "triton")]
+)
 def test_a_gpu_that_the_tiles_of_e4m3_do_not_fit_widens_such_weights(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], column: str
 ) -> None:
@@ -48,7 +65,10 @@ def test_a_gpu_that_the_tiles_of_e4m3_do_not_fit_widens_such_weights(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     why = choose(CUDA, torch.bfloat16).why
-    assert why["linear_fp8"][0] == why["prepare_linear_fp8"][0] == column and why["linear"][0] == "triton"
+    assert (
+        why["linear_fp8"][0] == why["prepare_linear_fp8"][0] == column
+        and why["linear"][0] == "triton"
+    )
 
 
 def test_a_kernel_that_does_not_compile_is_named() -> None:
@@ -56,8 +76,13 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
     source = "def attend_rows(error):\n    raise error\n"
     scope: dict[str, object] = {}
     exec(compile(source, "/anywhere/penstock/kernels/triton/decode.py", "exec"), scope)
-    with pytest.raises(EngineError, match=r"kernel decode.attend_rows does not compile on cuda:0 \(no such dot\)"), \
-            _named_failures(CUDA):  # fmt: skip
+    with (
+        pytest.raises(
+            EngineError,
+            match=r"kernel decode.attend_rows does not compile on cuda:0 \(no such dot\)",
+        ),
+        _named_failures(CUDA),
+    ):
         scope["attend_rows"](Broken("at 3:4:\n  x = dot\nno such dot"))  # type: ignore[operator]
 
 
@@ -68,14 +93,19 @@ def test_other_failures_stay_what_they_are() -> None:
 
 @pytest.mark.parametrize("device", [CPU, CUDA], ids=str)
 def test_too_little_memory_is_one_line_with_the_way_out(device: torch.device) -> None:
-    with pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower") as error, \
-            _named_failures(device):  # fmt: skip
+    with (
+        pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower") as error,
+        _named_failures(device),
+    ):
         raise torch.OutOfMemoryError("CUDA out of memory\nTried to allocate 2 GiB")
     assert ("--device cpu" in str(error.value)) is (device == CUDA) and "\n" not in str(error.value)
 
 
 def test_a_cpu_without_memory_is_the_same_line() -> None:
-    with pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower"), _named_failures(CPU):
+    with (
+        pytest.raises(CapacityError, match="max_num_seqs or max_num_batched_tokens lower"),
+        _named_failures(CPU),
+    ):
         torch.empty(1 << 60, dtype=torch.uint8)
     with pytest.raises(RuntimeError, match="a fault of ours"), _named_failures(CPU):
         raise RuntimeError("a fault of ours")
@@ -84,7 +114,11 @@ def test_a_cpu_without_memory_is_the_same_line() -> None:
 @pytest.mark.parametrize(
     "version, said, wanted",
     [
-        ("13.0", "The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.", "is too old"),
+        (
+            "13.0",
+            "The NVIDIA driver on your system is too old (found version 11040).\nUpdate it.",
+            "is too old",
+        ),
         ("13.0", None, "torch finds none"),
         (None, None, "this torch is built without CUDA"),
     ],
@@ -106,5 +140,7 @@ def test_an_old_driver_is_named(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_why_there_is_no_gpu_is_said() -> None:
-    with pytest.raises(UsageError, match=r"'cuda' was asked for and .*: ask for device 'cpu' or 'auto'"):
+    with pytest.raises(
+        UsageError, match=r"'cuda' was asked for and .*: ask for device 'cpu' or 'auto'"
+    ):
         find_device("cuda")

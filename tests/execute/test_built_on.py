@@ -1,4 +1,5 @@
-"""What a manifest says of the machine: asked of this one, and of a driver's file as it stands on a GPU's."""
+"""What a manifest says of the machine: asked of this one, and of a driver's file as it stands on a
+GPU's."""
 
 from __future__ import annotations
 
@@ -12,12 +13,20 @@ from penstock.execute.built_on import built_on
 
 pytestmark = pytest.mark.torch
 
-SAID = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build  (root@builder)  GCC 12.2.0\n"
+SAID = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.82.07  Release Build "
+    " (root@builder)  GCC 12.2.0\n"
+)
 
 
 def test_this_processor() -> None:
     told = built_on(torch.device("cpu"))
-    assert (told.device, told.capability, told.driver, told.torch) == ("cpu", None, None, torch.__version__)
+    assert (told.device, told.capability, told.driver, told.torch) == (
+        "cpu",
+        None,
+        None,
+        torch.__version__,
+    )
     assert told.memory_bytes > 1 << 28 and len(told.processor) > 3
 
 

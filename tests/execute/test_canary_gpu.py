@@ -1,5 +1,6 @@
-"""Two thousand requests at once on the GPU, each answerable from its own prompt alone: no foreign token, whatever is
-cancelled, preempted, grouped or replayed. And what becomes of blocks after logits that were not finite.
+"""Two thousand requests at once on the GPU, each answerable from its own prompt alone: no foreign
+token, whatever is cancelled, preempted, grouped or replayed. And what becomes of blocks after
+logits that were not finite.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from penstock import LLM, SamplingParams
 pytestmark = pytest.mark.gpu
 
 KNOBS: dict[str, Any] = {
-    "device": "cuda", "skip_tokenizer_init": True, "max_model_len": 512, "prefix_groups": "always",
+    "device": "cuda",
+    "skip_tokenizer_init": True,
+    "max_model_len": 512,
+    "prefix_groups": "always",
     "kv_cache_tokens": 1_000_000,
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +38,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     "knobs",
     [
         {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1},  # all of them run at once
-        {"dtype": "float32", "max_num_seqs": 2048, "kv_cache_tokens": 40_000, "preempt_every": 2, "steps_ahead": 3},
+        {
+            "dtype": "float32",
+            "max_num_seqs": 2048,
+            "kv_cache_tokens": 40_000,
+            "preempt_every": 2,
+            "steps_ahead": 3,
+        },
         {"dtype": "bfloat16", "max_num_seqs": 512, "prefix_groups": "off", "preempt_every": 3},
-        {"dtype": "bfloat16", "max_num_seqs": 1024, "kv_cache_dtype": "fp8", "preempt_every": 2, "steps_ahead": 2},
+        {
+            "dtype": "bfloat16",
+            "max_num_seqs": 1024,
+            "kv_cache_dtype": "fp8",
+            "preempt_every": 2,
+            "steps_ahead": 2,
+        },
         {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1, "tensor_parallel_size": 2},
         {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1, "tensor_parallel_size": 4},
         {
@@ -57,7 +73,13 @@ def test_no_foreign_token_among_two_thousand(folder: Path, knobs: dict[str, Any]
     "knobs",
     [
         {"dtype": "bfloat16", "max_num_seqs": 4096, "preempt_every": 1},
-        {"dtype": "bfloat16", "max_num_seqs": 64, "kv_cache_tokens": 40_000, "preempt_every": 5, "steps_ahead": 2},
+        {
+            "dtype": "bfloat16",
+            "max_num_seqs": 64,
+            "kv_cache_tokens": 40_000,
+            "preempt_every": 5,
+            "steps_ahead": 2,
+        },
         {"dtype": "bfloat16", "quantization": "fp8", "max_num_seqs": 1024, "preempt_every": 2},
     ],
     ids=str,
@@ -70,8 +92,19 @@ def test_no_foreign_token_by_experts(knobs: dict[str, Any], tmp_path: Path) -> N
     "knobs",
     [
         {"dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3},
-        {"dtype": "float32", "max_num_seqs": 256, "kv_cache_tokens": 40_000, "preempt_every": 2, "steps_ahead": 3},
-        {"dtype": "bfloat16", "mamba_ssm_cache_dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3},
+        {
+            "dtype": "float32",
+            "max_num_seqs": 256,
+            "kv_cache_tokens": 40_000,
+            "preempt_every": 2,
+            "steps_ahead": 3,
+        },
+        {
+            "dtype": "bfloat16",
+            "mamba_ssm_cache_dtype": "bfloat16",
+            "max_num_seqs": 1024,
+            "preempt_every": 3,
+        },
         {"dtype": "bfloat16", "max_num_seqs": 1024, "preempt_every": 3, "tensor_parallel_size": 2},
     ],
     ids=str,
@@ -91,11 +124,17 @@ def nothing_foreign(folder: Path, knobs: dict[str, Any]) -> None:
             _stream_closed_early(llm)
     said = sum(len(tokens) for bird in flock.birds for tokens in bird.said.values())
     print(
-        f"{said} tokens of {len(flock.birds)} requests in {flock.steps} steps, {flock.left} cancelled, "
-        f"{stats['preemptions']} preemptions, {flock.grouped} rows grouped, {len(flock.wrong)} wrong"
+        f"{said} tokens of {len(flock.birds)} requests in {flock.steps} steps, {flock.left}"
+        f" cancelled, {stats['preemptions']} preemptions, {flock.grouped} rows grouped,"
+        f" {len(flock.wrong)} wrong"
     )
     assert not flock.wrong, flock.wrong[:3]
-    assert said > 50_000 and flock.left > 50 and stats["preemptions"] > 30 and stats["prefix_hit_tokens"] > 1000
+    assert (
+        said > 50_000
+        and flock.left > 50
+        and stats["preemptions"] > 30
+        and stats["prefix_hit_tokens"] > 1000
+    )
     assert (flock.grouped > 0) is ("prefix_groups" not in knobs)
 
 
@@ -105,7 +144,9 @@ def _stream_closed_early(llm: LLM) -> None:
 
     birds = Flock.of(300, seed=4).birds
     params = SamplingParams(temperature=0, max_tokens=90, detokenize=False)
-    stream = llm.stream(Prompt(key=i, prompt=bird.canary.prompt, params=params) for i, bird in enumerate(birds))
+    stream = llm.stream(
+        Prompt(key=i, prompt=bird.canary.prompt, params=params) for i, bird in enumerate(birds)
+    )
     next(stream)
     stream.close()  # type: ignore[attr-defined]  # and it is kept: what it held must be let go of all the same
     outs = llm.generate([bird.canary.prompt for bird in birds[:50]], params, use_tqdm=False)
@@ -113,8 +154,12 @@ def _stream_closed_early(llm: LLM) -> None:
         assert out.outputs[0].token_ids == bird.canary.answer(90)
 
 
-@pytest.mark.parametrize("check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks])
-@pytest.mark.parametrize("knobs", [{}, {"steps_ahead": 3, "dtype": "bfloat16"}, {"kernels": "reference"}], ids=str)
+@pytest.mark.parametrize(
+    "check", [bad_logits_cases.check_prompt, bad_logits_cases.check_own_blocks]
+)
+@pytest.mark.parametrize(
+    "knobs", [{}, {"steps_ahead": 3, "dtype": "bfloat16"}, {"kernels": "reference"}], ids=str
+)
 def test_blocks_of_bad_logits_are_cleared_and_never_found(
     folder: Path, check: Callable[..., None], knobs: dict[str, Any]
 ) -> None:

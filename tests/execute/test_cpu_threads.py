@@ -20,9 +20,15 @@ class Told:
         self.windows, self.at, self.waits = windows, 0, 0
 
     def look(self) -> str:
-        idle = [sum(window[core] for window in self.windows[: self.at]) for core in range(len(self.windows[0]))]
+        idle = [
+            sum(window[core] for window in self.windows[: self.at])
+            for core in range(len(self.windows[0]))
+        ]
         busy = [5 * self.at - each for each in idle]
-        lines = [f"cpu{core} {busy[core]} 0 0 {idle[core]} 0 0 0 0 {busy[core]} 0" for core in range(len(idle))]
+        lines = [
+            f"cpu{core} {busy[core]} 0 0 {idle[core]} 0 0 0 0 {busy[core]} 0"
+            for core in range(len(idle))
+        ]
         return "\n".join(["cpu  1 2 3 4 5 6 7 8 9 10", *lines, "intr 5 1", "procs_running 3"])
 
     def wait(self, seconds: float) -> None:
@@ -50,12 +56,15 @@ def test_what_stays_busy_is_not() -> None:
 
 def test_a_system_that_counts_nothing_has_all_free() -> None:
     assert Told((0, 0)).free([7]) == 1
-    still = free_cores([0, 1], 2, lambda: "cpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0", lambda seconds: None)
+    still = free_cores(
+        [0, 1], 2, lambda: "cpu0 0 0 0 0 0 0 0 0\ncpu1 0 0 0 0 0 0 0 0", lambda seconds: None
+    )
     assert still == 2
 
 
 @pytest.mark.parametrize(
-    ("text", "cores"), [("max 100000\n", float("inf")), ("150000 100000\n", 1.5), ("", float("inf"))]
+    ("text", "cores"),
+    [("max 100000\n", float("inf")), ("150000 100000\n", 1.5), ("", float("inf"))],
 )
 def test_a_quota(text: str, cores: float, tmp_path: Path) -> None:
     path = tmp_path / "cpu.max"
@@ -74,9 +83,15 @@ def test_a_quota(text: str, cores: float, tmp_path: Path) -> None:
     ],
 )
 def test_what_is_taken_is_said(
-    free: float, quota: str, set_: str | None, left: int, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    free: float,
+    quota: str,
+    set_: str | None,
+    left: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     path, threads = tmp_path / "cpu.max", [4]
     path.write_text(quota)
     monkeypatch.setattr(cpu_threads, "free_cores", lambda cores, enough: free)

@@ -1,4 +1,5 @@
-"""The runner on a stream: the CPU's tokens, late or at once; the reference sampler draws the same from equal logits."""
+"""The runner on a stream: the CPU's tokens, late or at once; the reference sampler draws the same
+from equal logits."""
 
 from __future__ import annotations
 
@@ -75,4 +76,6 @@ def test_blocks_of_a_large_pool_are_cleared_and_no_others() -> None:
     cache.clear(gone)
     assert not storage[gone].any()
     kept = torch.ones(blocks, dtype=torch.bool, device="cuda").index_fill_(0, gone, False)
-    assert bool((storage.view(blocks, -1).sum(1, dtype=torch.int64)[kept] == storage[0].numel()).all())
+    assert bool(
+        (storage.view(blocks, -1).sum(1, dtype=torch.int64)[kept] == storage[0].numel()).all()
+    )

@@ -1,7 +1,9 @@
-"""DeviceStep on a machine without a GPU: its packing, kernels and order, in Triton's interpreter, in float32.
+"""DeviceStep on a machine without a GPU: its packing, kernels and order, in Triton's interpreter,
+in float32.
 
-What it gives is held against the plain step, read late. Only graphs and streams are left to the GPU tests. Two layers
-show what one leaves the next; where that is not what a test is about the model has one: a program takes milliseconds.
+What it gives is held against the plain step, read late. Only graphs and streams are left to the GPU
+tests. Two layers show what one leaves the next; where that is not what a test is about the model
+has one: a program takes milliseconds.
 """
 
 from __future__ import annotations
@@ -40,7 +42,15 @@ ASKS = [
     Ask(temperature=0.8, seed=11, logprobs=3),
     Ask(temperature=1.5, seed=-3, top_p=0.7, logprobs=0),
     Ask(temperature=1.0, seed=2, top_k=9, repetition=1.3, frequency=0.3),
-    Ask(temperature=0.7, seed=5, presence=1.0, bias={9: 4.0, 30: -5.0}, min_tokens=3, logprobs=2, labels=[30, 8]),
+    Ask(
+        temperature=0.7,
+        seed=5,
+        presence=1.0,
+        bias={9: 4.0, 30: -5.0},
+        min_tokens=3,
+        logprobs=2,
+        labels=[30, 8],
+    ),
     Ask(temperature=0.9, seed=8, top_k=20, top_p=0.9, allowed=[*range(3, 100, 9), 159]),
     Ask(allowed=[158], logprobs=0),
 ]
@@ -48,10 +58,12 @@ ASKS = [
 
 @pytest.fixture
 def by_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Triton column is picked on the CPU too, products of one row among it, and what a step leaves is copied behind
-    it, as a stream does: the next step writes to the same place."""
+    """The Triton column is picked on the CPU too, products of one row among it, and what a step
+    leaves is copied behind it, as a stream does: the next step writes to the same place."""
     for op, candidates in choose.CANDIDATES.items():
-        there = tuple(replace(c, devices=("cpu", "cuda"), dtypes=(torch.float32,)) for c in candidates)
+        there = tuple(
+            replace(c, devices=("cpu", "cuda"), dtypes=(torch.float32,)) for c in candidates
+        )
         monkeypatch.setitem(choose.CANDIDATES, op, there)
     monkeypatch.setattr(executor_file, "_to_host", lambda x, pinned: x.clone())
 
@@ -72,21 +84,29 @@ def _plain(asks: list[Ask], steps: int, **config: Any) -> list[StepTokens]:
         runner.close()
 
 
-@pytest.mark.parametrize(("asks", "shape"), [(ASKS[:1], {}), (ASKS, ONE_LAYER)], ids=["one row", "every"])
+@pytest.mark.parametrize(
+    ("asks", "shape"), [(ASKS[:1], {}), (ASKS, ONE_LAYER)], ids=["one row", "every"]
+)
 def test_tokens_and_logprobs_are_the_plain_steps(
     asks: list[Ask], shape: dict[str, Any], request: pytest.FixtureRequest
 ) -> None:
     want = _plain(asks, 2, **shape)
     request.getfixturevalue("by_triton")
     runner = tiny_runner(**shape)
-    assert runner._state is not None and runner._state.ops.compiled and runner._state.model.ops.one_row is not None
+    assert (
+        runner._state is not None
+        and runner._state.ops.compiled
+        and runner._state.model.ops.one_row is not None
+    )
     found = _steps(runner, asks, 2)
     runner.close()
     _same(want, found)
     if len(asks) > 1:
         assert found[0].logprobs is not None
         at = found[0].logprobs.where.tolist().index(4)
-        assert found[0].logprobs.top_ids[at].tolist() == [30, 8, -1], "ids that were named stand in for the most likely"
+        assert found[0].logprobs.top_ids[at].tolist() == [30, 8, -1], (
+            "ids that were named stand in for the most likely"
+        )
 
 
 def test_one_row_of_four_bits_is_the_plain_step(
@@ -96,12 +116,16 @@ def test_one_row_of_four_bits_is_the_plain_step(
     shape = {"hidden_size": 256, "intermediate_size": 256, "numbers": "int4"}
     want = _plain(ASKS[1:2], 2, **shape)
     request.getfixturevalue("by_triton")
-    monkeypatch.setattr(linear_four, "band_of", lambda *_: Band(128, 8, 4, 2))  # few programs: each takes 0.1 s
+    monkeypatch.setattr(
+        linear_four, "band_of", lambda *_: Band(128, 8, 4, 2)
+    )  # few programs: each takes 0.1 s
     runner = tiny_runner(**shape)
     try:
         layer = runner._state.model.blocks[0]  # type: ignore[union-attr]
         assert isinstance(layer, OneRowLayer)
-        assert {layer.mlp.gate_up.form(1), layer.mlp.down.form(1), layer.attention.out.form(1)} == {"fixed"}
+        assert {layer.mlp.gate_up.form(1), layer.mlp.down.form(1), layer.attention.out.form(1)} == {
+            "fixed"
+        }
         _same(want, _steps(runner, ASKS[1:2], 2), within=2e-2)
     finally:
         runner.close()
@@ -134,7 +158,11 @@ def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
     assert runner._state is not None
     runner._state.draw.proposer = Repeats(runner._state.kv.slot_token, 1)
     host, told = Host(runner), list[list[int]]()
-    asks = [Ask(allowed=[40]), Ask(temperature=1.0, seed=1, allowed=[50, 51]), Ask(temperature=1.0, seed=2)]
+    asks = [
+        Ask(allowed=[40]),
+        Ask(temperature=1.0, seed=1, allowed=[50, 51]),
+        Ask(temperature=1.0, seed=2),
+    ]
     rows = [host.row(i, [8 + i, 9, 10], 40, ask) for i, ask in enumerate(asks)]
     for step in range(3):
         plan = host.plan(rows, **({"joins": rows} if step == 0 else {}))
@@ -147,19 +175,28 @@ def _drafted_by_device(runner: TorchRunner) -> list[list[int]]:
 
 def test_drafts_that_the_device_made_are_the_plain_steps(request: pytest.FixtureRequest) -> None:
     want = _drafted_by_device(tiny_runner(**ONE_LAYER))
-    assert [line[:3] for line in want[1:]] == [[40] * 3] * 2 and [len(line) for line in want] == [3, 6, 7]
+    assert [line[:3] for line in want[1:]] == [[40] * 3] * 2 and [len(line) for line in want] == [
+        3,
+        6,
+        7,
+    ]
     request.getfixturevalue("by_triton")
     assert _drafted_by_device(tiny_runner(**ONE_LAYER)) == want
 
 
 def _tagged(runner: TorchRunner) -> list[list[int]]:
-    """Tokens of two rows of unlike tags; the second's prompt, with embeddings handed in, comes beside the first."""
+    """Tokens of two rows of unlike tags; the second's prompt, with embeddings handed in, comes
+    beside the first."""
     host = Host(runner)
     first = host.row(0, [8, 9, 10], 40, Ask(tag=1))
     prompt, blocks = list(range(20, 40)), host.take(2)
     handed = {at: np.linspace(-1, at / 9, 32, dtype=np.float32) for at in (0, 2, 18)}
     second = Row(1, prompt, 20, 60, blocks, Ask(tag=3), 0, 19)
-    flights = [host.launch([first], joins=[first], chunks=chunk_of(prompt, 0, 19, blocks, tag=3, handed=handed))]
+    flights = [
+        host.launch(
+            [first], joins=[first], chunks=chunk_of(prompt, 0, 19, blocks, tag=3, handed=handed)
+        )
+    ]
     flights += [host.launch([first, second], joins=[second])]
     told = [flight.fetch().tokens.tolist() for flight in flights]
     runner.close()
@@ -175,7 +212,8 @@ def test_tags_and_handed_embeddings_are_the_plain_steps(request: pytest.FixtureR
 def test_two_ranks_are_the_plain_step(
     tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In threads, each with a stretch of the vocabulary; the interpreter is one, and takes a launch at a time."""
+    """In threads, each with a stretch of the vocabulary; the interpreter is one, and takes a launch
+    at a time."""
     shape, asks = {"vocab_size": 300, **ONE_LAYER}, [ASKS[1], ASKS[4], ASKS[5]]
     want = _plain(asks, 2, **shape)
     request.getfixturevalue("by_triton")
@@ -191,7 +229,11 @@ def test_two_ranks_are_the_plain_step(
         end = Gloo(tmp_path / "meeting", rank, 2, 60.0)
         end.connect()
         runner = tiny_runner(layout=Layout(rank, 2, end.all_reduce, end.all_gather), **shape)
-        assert runner._state is not None and runner._state.ops.compiled and runner._state.model.head_rows < 300
+        assert (
+            runner._state is not None
+            and runner._state.ops.compiled
+            and runner._state.model.head_rows < 300
+        )
         try:
             return _steps(runner, asks, 2)
         finally:
@@ -203,7 +245,8 @@ def test_two_ranks_are_the_plain_step(
 
 
 def _tails(runner: TorchRunner, prefix: int) -> list[list[int]]:
-    """Three tails of a prompt of 40 tokens, its last block copied for each, its first two shared."""
+    """Three tails of a prompt of 40 tokens, its last block copied for each,
+    its first two shared."""
     host = Host(runner)
     prompt = [9 + i % 20 for i in range(40)]
     blocks = host.take(3)
@@ -229,14 +272,17 @@ def test_groups_and_copied_blocks_are_the_plain_steps(request: pytest.FixtureReq
 
 
 def test_kv_in_eight_bits_is_the_plain_steps(request: pytest.FixtureRequest) -> None:
-    """Prompts, rows with a shared prefix and copied blocks, then one row in the fused operations."""
+    """Prompts, rows with a shared prefix and copied blocks,
+    then one row in the fused operations."""
 
     def driven() -> tuple[list[list[int]], list[list[int]]]:
         runner = tiny_runner(kv_dtype="fp8", **ONE_LAYER)
         try:
             assert runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
             prefix = 2 if runner._state is not None and runner._state.ops.compiled else 0
-            return _tails(runner, prefix), [step.tokens.tolist() for step in _steps(runner, ASKS[:1], 2)]
+            return _tails(runner, prefix), [
+                step.tokens.tolist() for step in _steps(runner, ASKS[:1], 2)
+            ]
         finally:
             runner.close()
 
@@ -246,7 +292,8 @@ def test_kv_in_eight_bits_is_the_plain_steps(request: pytest.FixtureRequest) -> 
 
 
 def test_groups_past_the_capacity_go_alone(by_triton: None) -> None:
-    """Of two groups a step of four rows has room for one: the others' rows are attended each by itself."""
+    """Of two groups a step of four rows has room for one: the others' rows are attended each by
+    itself."""
     tokens = []
     for groups in (0, 2):
         runner = tiny_runner(**ONE_LAYER)
@@ -277,14 +324,21 @@ def test_prompt_logprobs_are_the_plain_steps(request: pytest.FixtureRequest) -> 
             request.getfixturevalue(fixture)
         runner = tiny_runner(**ONE_LAYER)
         host = Host(runner)
-        scored.append([f.fetch().prompt_logprobs for f in host.prefill(prompt, host.take(4), 3, prompt_logprobs=2)])
+        scored.append(
+            [
+                f.fetch().prompt_logprobs
+                for f in host.prefill(prompt, host.take(4), 3, prompt_logprobs=2)
+            ]
+        )
         runner.close()
     for here, there in zip(*scored, strict=True):
         assert here is not None and there is not None and (here.top_ids == there.top_ids).all()
         np.testing.assert_allclose(here.chosen, there.chosen, atol=1e-4)
 
 
-def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(by_triton: None) -> None:
+def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(
+    by_triton: None,
+) -> None:
     told = {}
     for poison in (None, 100):
         runner = tiny_runner(poison=poison, **ONE_LAYER)
@@ -296,14 +350,18 @@ def test_a_row_that_is_not_finite_ends_alone_and_its_blocks_are_as_good_as_new(b
         host.next_block = 1  # all of them are handed out again
         told[poison] = first, host.run([host.row(0, [8] * 5, 40, ask)], 2).tolist()
         assert isinstance(runner._state, DeviceStep) and host.clears is (poison is not None)
-        assert all(layer.worth(torch.tensor(bad.blocks)).isfinite().all() for (layer,) in runner._state.kv.layers)
+        assert all(
+            layer.worth(torch.tensor(bad.blocks)).isfinite().all()
+            for (layer,) in runner._state.kv.layers
+        )
         runner.close()
     assert told[100][0][0] == [BAD_LOGITS, NO_TOKEN]
     assert told[100][0][1:] == told[None][0][1:] and told[100][1] == told[None][1]
 
 
 class _AtOnce:
-    """Of ThreadPoolExecutor: what is submitted is done by whoever submits it. The interpreter serves one thread."""
+    """Of ThreadPoolExecutor: what is submitted is done by whoever submits it. The interpreter
+    serves one thread."""
 
     def __init__(self, threads: int, name: str) -> None:
         pass
@@ -323,7 +381,8 @@ class _AtOnce:
 def test_a_model_with_a_window_starts_and_says_what_transformers_says(
     tmp_path: Path, by_triton: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From the worst steps of the start on. Prefix groups are asked for, and its rows are attended each by itself.
+    """From the worst steps of the start on. Prefix groups are asked for, and its rows are attended
+    each by itself.
 
     What a step launches at work was launched at the start: it is compiled there.
     """
@@ -342,10 +401,23 @@ def test_a_model_with_a_window_starts_and_says_what_transformers_says(
     monkeypatch.setattr(triton_interpreter.interpreter.GridExecutor, "__call__", noted)
     monkeypatch.setattr("penstock.execute.runner.warm", warmed)
     monkeypatch.setattr(warm, "ThreadPoolExecutor", _AtOnce)
-    tiny = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "sliding_window": 7}
+    tiny = {
+        "vocab_size": 40,
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 1,
+        "sliding_window": 7,
+    }
     case = ("Mistral", tiny | family_cases.heads(2, 1, 16))
-    work = family_cases.Work(alone=(5,), together=(9,), shared=17, forks=(3,), n=2, tokens=2, vocabulary=40)
-    limits = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 32, "kv_cache_tokens": 256}
+    work = family_cases.Work(
+        alone=(5,), together=(9,), shared=17, forks=(3,), n=2, tokens=2, vocabulary=40
+    )
+    limits = {
+        "max_num_seqs": 2,
+        "max_num_batched_tokens": 16,
+        "max_model_len": 32,
+        "kv_cache_tokens": 256,
+    }
     judged = family_cases.judge(case, tmp_path, work, device="cpu", dtype="float32", **limits)
     assert judged.is_right() and judged.logprobs == 26 and judged.windowed and not judged.grouped
     assert {"_prepare", "_own", "_join", "_grow", "_copy_blocks"} <= launched == started

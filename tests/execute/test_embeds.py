@@ -1,4 +1,5 @@
-"""Embeddings that chunks bring in place of ids: what they say is what a prompt says whose ids have those embeddings."""
+"""Embeddings that chunks bring in place of ids: what they say is what a prompt says whose ids have
+those embeddings."""
 
 from __future__ import annotations
 
@@ -18,7 +19,17 @@ from penstock.schedule.step import Chunks, Drafts, Embeds
 pytestmark = pytest.mark.torch
 
 PROMPT = [9 + i * 7 % 100 for i in range(41)]
-AT = [0, 3, 4, 5, 15, 16, 17, 30, 39]  # where embeddings are handed; never the last token, which is a row's
+AT = [
+    0,
+    3,
+    4,
+    5,
+    15,
+    16,
+    17,
+    30,
+    39,
+]  # where embeddings are handed; never the last token, which is a row's
 STEPS = 6
 
 
@@ -33,7 +44,11 @@ def other(ids: list[int]) -> list[int]:
 
 
 def say(
-    runner: TorchRunner, ids: list[int], embedded: list[int] | None = None, pieces: int = 1, tag: int = 0
+    runner: TorchRunner,
+    ids: list[int],
+    embedded: list[int] | None = None,
+    pieces: int = 1,
+    tag: int = 0,
 ) -> list[int]:
     """Greedy tokens of a prompt of these ids, whose embeddings at AT are those of `embedded`."""
     rows, handed = table(), None
@@ -62,16 +77,23 @@ def beside_rows(runner: TorchRunner, tags: tuple[int, int]) -> list[list[int]]:
     host, rows = Host(runner), table(runner.vocab_size)
     handed = {at: rows[token] for at, token in enumerate(other(PROMPT)) if at in AT}
     first = host.row(0, PROMPT[:7], 40, Ask())
-    others = [Row(at + 1, PROMPT, 41, 90, host.take(3), Ask(tag=tag), 0, 40) for at, tag in enumerate(tags)]
+    others = [
+        Row(at + 1, PROMPT, 41, 90, host.take(3), Ask(tag=tag), 0, 40)
+        for at, tag in enumerate(tags)
+    ]
     parts = [chunk_of(PROMPT, 0, 40, row.blocks, tag=row.ask.tag, handed=handed) for row in others]
     one, two = (part.embeds for part in parts)
     assert one is not None and two is not None
     both = Chunks(
         start=np.array([0, 40, 80], np.int32),
-        **{name: np.concatenate([getattr(part, name) for part in parts])
-           for name in ("tokens", "context", "blocks", "prompt_logprobs", "next_token", "tags")},
-        embeds=Embeds(np.concatenate((one.where, two.where + 40)), np.concatenate((one.rows, two.rows))),
-    )  # fmt: skip
+        **{
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in ("tokens", "context", "blocks", "prompt_logprobs", "next_token", "tags")
+        },
+        embeds=Embeds(
+            np.concatenate((one.where, two.where + 40)), np.concatenate((one.rows, two.rows))
+        ),
+    )
     told = [host.launch([first], joins=[first], chunks=both).fetch().tokens.tolist()]
     for step in range(STEPS):
         flight = host.launch([first, *others], **({} if step else {"joins": others}))
@@ -107,10 +129,19 @@ def test_two_ranks_say_the_same(tags: tuple[int, int], tmp_path: Path) -> None:
 
 def test_they_cross_to_other_ranks() -> None:
     host = Host(tiny_runner())
-    plan = host.plan([], chunks=chunk_of(PROMPT, 3, 20, host.take(3), tag=2, handed={4: np.ones(32, np.float32)}))
+    plan = host.plan(
+        [], chunks=chunk_of(PROMPT, 3, 20, host.take(3), tag=2, handed={4: np.ones(32, np.float32)})
+    )
     plan.drafts = Drafts(np.zeros(1, np.int32), None)
     host.runner.close()
     again = PLANS.decode(PLANS.encode(plan))
     assert again.chunks is not None and again.chunks.tags is not None and again.drafts is not None
-    assert again.chunks.tags.tolist() == [2] and isinstance(again.chunks.embeds, Embeds) and again.drafts.tokens is None
-    assert again.chunks.embeds.where.tolist() == [1] and (again.chunks.embeds.rows == np.ones((1, 32))).all()
+    assert (
+        again.chunks.tags.tolist() == [2]
+        and isinstance(again.chunks.embeds, Embeds)
+        and again.drafts.tokens is None
+    )
+    assert (
+        again.chunks.embeds.where.tolist() == [1]
+        and (again.chunks.embeds.rows == np.ones((1, 32))).all()
+    )

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(("every", "times"), [(0.0, 3), (1e9, 0)])
-def test_memory_is_given_back_now_and_then(monkeypatch: pytest.MonkeyPatch, every: float, times: int) -> None:
+def test_memory_is_given_back_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, every: float, times: int
+) -> None:
     given: list[int] = []
     monkeypatch.setattr(executor, "TRIM", every)
     monkeypatch.setattr(executor, "_malloc_trim", given.append)

@@ -40,7 +40,9 @@ def test_a_prompt_is_stored_and_a_token_drawn(monkeypatch: pytest.MonkeyPatch) -
     runner.close()
 
 
-@pytest.mark.parametrize(("token", "kind"), [(NO_TOKEN, EngineError), (BAD_LOGITS, CheckpointError)])
+@pytest.mark.parametrize(
+    ("token", "kind"), [(NO_TOKEN, EngineError), (BAD_LOGITS, CheckpointError)]
+)
 def test_a_step_that_draws_no_token_is_no_start(
     token: int, kind: type[PenstockError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +73,9 @@ def test_weights_that_give_nothing_finite_are_told_at_the_start(tmp_path: Path) 
     weights[name][:] = torch.nan
     save_file(weights, file, metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match="logits that are not finite"):
-        open_runner(Config.of(device="cpu", max_num_seqs=2, kv_cache_tokens=256, max_model_len=64), tmp_path)
+        open_runner(
+            Config.of(device="cpu", max_num_seqs=2, kv_cache_tokens=256, max_model_len=64), tmp_path
+        )
 
 
 def test_a_start_tells_its_phases(tmp_path: Path) -> None:
@@ -80,5 +84,8 @@ def test_a_start_tells_its_phases(tmp_path: Path) -> None:
         Config.of(device="cpu", max_num_seqs=2, kv_cache_tokens=256, max_model_len=64), tmp_path
     )
     phases = runner.describe()["start_seconds"]
-    assert list(phases) == ["weights", "kernels", "KV and graphs", "first step"] and min(phases.values()) >= 0
+    assert (
+        list(phases) == ["weights", "kernels", "KV and graphs", "first step"]
+        and min(phases.values()) >= 0
+    )
     runner.close()

@@ -1,4 +1,5 @@
-"""Which steps become graphs at work: those that come again, while there is room. Without a GPU, by a made-up graph."""
+"""Which steps become graphs at work: those that come again, while there is room. Without a GPU, by
+a made-up graph."""
 
 from __future__ import annotations
 
@@ -43,14 +44,18 @@ def test_a_step_is_captured_when_it_comes_again(free: list[int]) -> None:
     assert graphs.forward(24, True, _states) is None and not graphs.hidden.any()
     graph = graphs.forward(24, True, _states)
     assert graph is not None and graphs.forward(24, True, _states) is graph
-    assert (graphs.hidden[:24] == 2).all() and not graphs.hidden[24:].any()  # where a captured draw looks
+    assert (graphs.hidden[:24] == 2).all() and not graphs.hidden[
+        24:
+    ].any()  # where a captured draw looks
     assert graphs.forward(24, False, _states) is None, "of rows that stand alone"
 
     def draw(size: int, hidden: torch.Tensor, every: bool, forces: bool) -> None:
         assert hidden.data_ptr() == graphs.hidden.data_ptr() and hidden.shape[0] == size
         drawn.append((size, every, forces))
 
-    asked = [graphs.draw(24, True, forces, draw) is not None for forces in (False, True, True, False)]
+    asked = [
+        graphs.draw(24, True, forces, draw) is not None for forces in (False, True, True, False)
+    ]
     assert asked == [False, False, True, True] and drawn == [(24, True, True), (24, True, False)]
     assert graphs.size_for(20) is None, "no other size is padded to it"
 
@@ -59,7 +64,10 @@ def test_a_size_that_was_left_for_later_is_captured_as_soon_as_it_comes(free: li
     graphs = Graphs(torch.zeros(32, 4))
     graphs.capture_later([8, 24])
     assert [graphs.size_for(rows) for rows in (1, 8, 9, 24, 25)] == [8, 8, 24, 24, None]
-    assert graphs.forward(24, False, _states) is not None and graphs.forward(16, False, _states) is None
+    assert (
+        graphs.forward(24, False, _states) is not None
+        and graphs.forward(16, False, _states) is None
+    )
 
 
 def test_rows_and_chunks_are_captured_when_they_come_again(free: list[int]) -> None:
@@ -71,8 +79,14 @@ def test_rows_and_chunks_are_captured_when_they_come_again(free: list[int]) -> N
 
     assert graphs.with_chunks(16, 48, False, launch) is None and not launched
     graph = graphs.with_chunks(16, 48, False, launch)
-    assert graph is not None and graphs.with_chunks(16, 48, False, launch) is graph and len(launched) == 1
-    assert (graphs.hidden[:16] == 3).all() and not graphs.hidden[16:].any(), "the rows' states, for their draw"
+    assert (
+        graph is not None
+        and graphs.with_chunks(16, 48, False, launch) is graph
+        and len(launched) == 1
+    )
+    assert (graphs.hidden[:16] == 3).all() and not graphs.hidden[16:].any(), (
+        "the rows' states, for their draw"
+    )
     assert graphs.with_chunks(16, 48, True, launch) is None, "with prefix groups"
 
 

@@ -1,4 +1,5 @@
-"""What K and V are stored as: scales from the sample, keys kept wide by the check, memory, and what is refused."""
+"""What K and V are stored as: scales from the sample, keys kept wide by the check, memory, and what
+is refused."""
 
 from __future__ import annotations
 
@@ -52,13 +53,20 @@ def loaded(folder: Path) -> Decoder:
 
 
 def with_key_biases(folder: Path, size: float) -> Decoder:
-    """A Qwen2 of two layers, the first with key biases of `size` on a few dimensions, as Qwen2.5 has in its first."""
+    """A Qwen2 of two layers, the first with key biases of `size` on a few dimensions, as Qwen2.5
+    has in its first."""
     import transformers
 
     config = transformers.Qwen2Config(
-        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=160, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=300,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=160,
+        tie_word_embeddings=False,
+    )
     torch.manual_seed(7)
     model = transformers.Qwen2ForCausalLM(config).float().eval()
     with torch.no_grad():
@@ -77,12 +85,23 @@ def with_key_biases(folder: Path, size: float) -> Decoder:
 def test_sinks_take_part_while_it_is_looked_at(tmp_path: Path) -> None:
     """In gpt-oss's softmax: without them a layer answers another, and so do all behind it."""
     config = {
-        "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "vocab_size": 300, "hidden_size": 64,
-        "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-        "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 48, "rms_norm_eps": 1e-5,
-        "max_position_embeddings": 512, "layer_types": ["sliding_attention", "full_attention"],
+        "model_type": "gpt_oss",
+        "architectures": ["GptOssForCausalLM"],
+        "vocab_size": 300,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 48,
+        "rms_norm_eps": 1e-5,
+        "max_position_embeddings": 512,
+        "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
-    }  # fmt: skip
+    }
     (tmp_path / "config.json").write_text(json.dumps(config))
     model = load_model(tmp_path, load_format="dummy", dtype=F32, device=CPU, ops=OPS, seed=0)
     seen = list[torch.Tensor | None]()
@@ -93,14 +112,20 @@ def test_sinks_take_part_while_it_is_looked_at(tmp_path: Path) -> None:
 
     look_at_kv(model, replace(OPS, attention=attention))
     wanted = [block.mixer.sink_scores for block in model.blocks for _ in range(2)]
-    assert len(seen) == 4 and all(a is not None and a is b for a, b in zip(seen, wanted, strict=True))
+    assert len(seen) == 4 and all(
+        a is not None and a is b for a, b in zip(seen, wanted, strict=True)
+    )
 
 
 def test_scales_leave_room_and_are_powers_of_two() -> None:
     largest = torch.tensor([448.0, 449.0, 224.0, 1.0, 0.0, 1e-37, 3e38])
     scales = scales_for(largest)
     assert torch.equal(scales[:5], torch.tensor([2.0, 4.0, 1.0, 2.0**-7, 1.0]))
-    assert torch.equal(scales.log2(), scales.log2().round()) and scales.isfinite().all() and (scales > 0).all()
+    assert (
+        torch.equal(scales.log2(), scales.log2().round())
+        and scales.isfinite().all()
+        and (scales > 0).all()
+    )
     assert (largest / scales <= 448 / HEADROOM).all()
 
 
@@ -165,7 +190,9 @@ def test_planted_key_biases_keep_that_layers_keys_wide(tmp_path: Path) -> None:
 def test_without_them_all_keys_go_to_eight_bits(tmp_path: Path) -> None:
     model = with_key_biases(tmp_path, 0.0)
     fit_kv(model, "fp8", OPS)
-    assert [form.eight for form in model.paged_forms] == [2, 2] and kv_words(model.paged_forms) == "float8_e4m3fn"
+    assert [form.eight for form in model.paged_forms] == [2, 2] and kv_words(
+        model.paged_forms
+    ) == "float8_e4m3fn"
 
 
 def test_numbers_that_are_none_are_told_of(folder: Path) -> None:
@@ -198,7 +225,9 @@ def test_what_the_runner_says(folder: Path) -> None:
 def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.execute.limits.free_memory", lambda device: 1 << 18)
     wide, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64)
-    narrow, _ = open_with(folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64, kv_cache_dtype="fp8")
+    narrow, _ = open_with(
+        folder, dtype="bfloat16", max_model_len=64, max_num_batched_tokens=64, kv_cache_dtype="fp8"
+    )
     model = loaded(folder)
     half = token_bytes(model.paged_forms) - 4
     fit_kv(model, "fp8", OPS)
@@ -207,14 +236,26 @@ def test_twice_the_tokens_in_the_same_memory(folder: Path, monkeypatch: pytest.M
 
 
 LATENT: dict[str, Any] = {
-    "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4, "kv_lora_rank": 24,
-    "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 16, "n_routed_experts": 2,
-    "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
-}  # fmt: skip
+    "model_type": "deepseek_v3",
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": None,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 16,
+    "n_routed_experts": 2,
+    "num_experts_per_tok": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+    "first_k_dense_replace": 1,
+}
 
 
 def test_latent_vectors_have_one_scale_and_a_layer_that_they_move_stays_plain() -> None:
-    """Planted: a number of each vector that dwarfs the others and that nothing is made of: the others round to 0."""
+    """Planted: a number of each vector that dwarfs the others and that nothing is made of: the
+    others round to 0."""
     model = tiny_model(**LATENT)
     odd = model.blocks[0].mixer
     odd.norm.weight.value[3] = 2.0**20
@@ -224,8 +265,15 @@ def test_latent_vectors_have_one_scale_and_a_layer_that_they_move_stays_plain() 
     fit_kv(model, "fp8", model.ops)
     plain, eight = model.paged_forms
     assert isinstance(plain, LatentForm) and isinstance(eight, LatentForm)
-    assert plain.scale is None and eight.scale is not None and torch.equal(eight.scale, scales_for(seen[1].largest))
-    assert kv_words([eight]) == "float8_e4m3fn, what turns in float32" and kv_words([plain]) == "float32"
+    assert (
+        plain.scale is None
+        and eight.scale is not None
+        and torch.equal(eight.scale, scales_for(seen[1].largest))
+    )
+    assert (
+        kv_words([eight]) == "float8_e4m3fn, what turns in float32"
+        and kv_words([plain]) == "float32"
+    )
     assert kv_words([plain, eight]) == "float8_e4m3fn, what turns and layers 0 in float32"
     for form in (plain, eight):
         told = json.loads(json.dumps(told_scales(form)))
@@ -250,11 +298,15 @@ def test_spellings_and_values() -> None:
 
 
 def store_scales(folder: Path, **tensors: torch.Tensor) -> Path:
-    """Adds `model.layers.N.self_attn.k_scale` and the like, told as `k0`, to the folder's safetensors."""
+    """Adds `model.layers.N.self_attn.k_scale` and the like, told as `k0`, to the folder's
+    safetensors."""
     from safetensors.torch import load_file, save_file
 
     (shard,) = folder.glob("*.safetensors")
-    named = {f"model.layers.{name[1:]}.self_attn.{name[0]}_scale": tensor for name, tensor in tensors.items()}
+    named = {
+        f"model.layers.{name[1:]}.self_attn.{name[0]}_scale": tensor
+        for name, tensor in tensors.items()
+    }
     save_file(load_file(shard) | named, shard, metadata={"format": "pt"})
     return folder
 
@@ -262,19 +314,28 @@ def store_scales(folder: Path, **tensors: torch.Tensor) -> Path:
 def test_the_checkpoints_scales_are_taken_and_what_it_lacks_is_measured(tmp_path: Path) -> None:
     one, two = torch.tensor([0.05]), torch.tensor([0.03, 0.07])
     folder = store_scales(make_folder(tmp_path), k0=one, v0=two.bfloat16())
-    runner = open_runner(Config.of(model=str(folder), device="cpu", kv_cache_dtype="fp8", kv_cache_tokens=512), folder)
+    runner = open_runner(
+        Config.of(model=str(folder), device="cpu", kv_cache_dtype="fp8", kv_cache_tokens=512),
+        folder,
+    )
     assert runner._state is not None
     first, second = runner._state.model.paged_forms
     runner.close()
     want = torch.stack([one.expand(2), two.bfloat16().float()])
     assert first.scales is not None and torch.equal(first.scales, want) and first.eight == 2
-    assert second.scales is not None and torch.equal(second.scales.log2(), second.scales.log2().round())
-    told, eight = open_with(folder, kv_cache_tokens=512, dtype="float32")  # no scheme: they are not read
+    assert second.scales is not None and torch.equal(
+        second.scales.log2(), second.scales.log2().round()
+    )
+    told, eight = open_with(
+        folder, kv_cache_tokens=512, dtype="float32"
+    )  # no scheme: they are not read
     assert told["kv_cache_dtype"] == "float32" and eight == [0, 0]
 
 
 def test_each_rank_has_the_scales_of_its_heads(tmp_path: Path) -> None:
-    folder = store_scales(make_folder(tmp_path), k0=torch.tensor([1.0, 2.0]), v0=torch.tensor([3.0]))
+    folder = store_scales(
+        make_folder(tmp_path), k0=torch.tensor([1.0, 2.0]), v0=torch.tensor([3.0])
+    )
     names = [f"model.layers.{layer}.self_attn" for layer in range(2)]
     for rank, key in ((0, 1.0), (1, 2.0)):
         first, second = read_kv_scales(folder, names, [1, 1], Layout(rank, 2))
@@ -285,7 +346,11 @@ def test_each_rank_has_the_scales_of_its_heads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("scale", "says"),
-    [([0.0], "positive"), ([torch.nan, 1.0], "positive"), ([1.0, 1.0, 1.0], "3 scales, .* 2 KV heads")],
+    [
+        ([0.0], "positive"),
+        ([torch.nan, 1.0], "positive"),
+        ([1.0, 1.0, 1.0], "3 scales, .* 2 KV heads"),
+    ],
 )
 def test_broken_scales_are_told_of(tmp_path: Path, scale: list[float], says: str) -> None:
     folder = store_scales(make_folder(tmp_path), k0=torch.tensor(scale), v0=torch.tensor([3.0]))
@@ -294,27 +359,57 @@ def test_broken_scales_are_told_of(tmp_path: Path, scale: list[float], says: str
 
 
 def asking(scheme: Any) -> StoredQuantization:
-    """What is read of a checkpoint whose matrices are in float8, and whose config.json says this of its cache."""
-    group = {"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}, "targets": ["Linear"]}
-    told = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {"0": group}}
+    """What is read of a checkpoint whose matrices are in float8, and whose config.json says this of
+    its cache."""
+    group = {
+        "weights": {"num_bits": 8, "type": "float", "strategy": "channel"},
+        "targets": ["Linear"],
+    }
+    told = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"0": group},
+    }
     return read_quantization(told | {"kv_cache_scheme": scheme}, "config.json")
 
 
 def test_what_a_checkpoint_says_of_its_cache() -> None:
-    whole = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+    whole = {
+        "num_bits": 8,
+        "type": "float",
+        "strategy": "tensor",
+        "symmetric": True,
+        "dynamic": False,
+    }
     assert asks_for_eight_bits(asking(whole)) and asks_for_eight_bits(asking({"num_bits": 8}))
     assert not asks_for_eight_bits(asking(None)) and not asks_for_eight_bits(None)
-    for wrong in (whole | {"num_bits": 4}, whole | {"type": "int"}, whole | {"dynamic": True}, "fp8"):
+    for wrong in (
+        whole | {"num_bits": 4},
+        whole | {"type": "int"},
+        whole | {"dynamic": True},
+        "fp8",
+    ):
         with pytest.raises(CheckpointError, match=r"kv_cache_scheme .* is not served"):
             asks_for_eight_bits(asking(wrong))
 
 
-def test_auto_is_what_the_checkpoint_says_where_the_device_reads_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_is_what_the_checkpoint_says_where_the_device_reads_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stored = asking({"num_bits": 8})
-    assert find_kv_dtype("auto", None, CPU, OPS) == "auto" and find_kv_dtype("auto", stored, CPU, OPS) == "fp8"
-    assert find_kv_dtype("bfloat16", stored, CPU, OPS) == "bfloat16" and find_kv_dtype("fp8", None, CPU, OPS) == "fp8"
+    assert (
+        find_kv_dtype("auto", None, CPU, OPS) == "auto"
+        and find_kv_dtype("auto", stored, CPU, OPS) == "fp8"
+    )
+    assert (
+        find_kv_dtype("bfloat16", stored, CPU, OPS) == "bfloat16"
+        and find_kv_dtype("fp8", None, CPU, OPS) == "fp8"
+    )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 6))
-    old, compiled = torch.device("cuda", 0), replace(OPS, why={**OPS.why, "attention": ("triton", "")})
+    old, compiled = (
+        torch.device("cuda", 0),
+        replace(OPS, why={**OPS.why, "attention": ("triton", "")}),
+    )
     assert find_kv_dtype("auto", stored, old, compiled) == "auto"
     with pytest.raises(UsageError, match="leave it auto"):
         find_kv_dtype("fp8", stored, old, compiled)

@@ -13,18 +13,27 @@ from penstock.demo import model_folder
 
 pytestmark = pytest.mark.torch
 
-KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "max_num_batched_tokens": 20, "max_model_len": 256}
+KNOBS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 20,
+    "max_model_len": 256,
+}
 
 
 def forwards(monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> list[tuple[int, int, int]]:
-    """Runs prompts that come into steps of others -> of each step with both: its rows, its tokens, and the states that
-    came back. Where they are the rows' alone, they and all K and V are held against a forward of everything."""
+    """Runs prompts that come into steps of others -> of each step with both: its rows, its tokens,
+    and the states that came back. Where they are the rows' alone, they and all K and V are held
+    against a forward of everything."""
     found = list[tuple[int, int, int]]()
     with LLM(str(model_folder()), **KNOBS) as llm:
         model: Any = llm.engine.runner._state.model  # type: ignore[attr-defined]
         whole = model.forward
 
-        def held(ids: Tensor, step: Any, kv: list[Any], of_rows: bool = False, embeds: Any = None) -> Tensor:
+        def held(
+            ids: Tensor, step: Any, kv: list[Any], of_rows: bool = False, embeds: Any = None
+        ) -> Tensor:
             states = whole(ids, step, kv, of_rows=of_rows, embeds=embeds)
             if step.rows and step.prefill is not None:
                 found.append((step.rows, len(ids), len(states)))
@@ -38,7 +47,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch, params: SamplingParams) -> list[tu
             return states
 
         monkeypatch.setattr(model, "forward", held)
-        llm.generate(["Tom has " * times for times in (3, 20, 9, 30, 14, 25)], params, use_tqdm=False)
+        llm.generate(
+            ["Tom has " * times for times in (3, 20, 9, 30, 14, 25)], params, use_tqdm=False
+        )
     return found
 
 

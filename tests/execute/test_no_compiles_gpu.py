@@ -1,5 +1,6 @@
-"""On a GPU: after an engine is ready its counters of compiled and loaded kernels stay 0, whatever is asked; and an
-artifact's binaries, moved and with an empty cache elsewhere, are all that a sealed engine needs."""
+"""On a GPU: after an engine is ready its counters of compiled and loaded kernels stay 0, whatever
+is asked; and an artifact's binaries, moved and with an empty cache elsewhere, are all that a sealed
+engine needs."""
 
 from __future__ import annotations
 
@@ -20,16 +21,29 @@ from penstock import LLM
 pytestmark = pytest.mark.gpu
 
 SHAPE = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "vocab_size": 32_000, "hidden_size": 512,
-    "intermediate_size": 1024, "num_hidden_layers": 2, "num_attention_heads": 8, "num_key_value_heads": 2,
-    "head_dim": 64, "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "vocab_size": 32_000,
+    "hidden_size": 512,
+    "intermediate_size": 1024,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "max_position_embeddings": 1024,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
 LLAMA = {name: value for name, value in SHAPE.items() if name != "model_type"} | {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"],
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+}
 KNOBS: dict[str, Any] = {
-    "device": "cuda", "load_format": "dummy", "skip_tokenizer_init": True, "kv_cache_tokens": 100_000,
-}  # fmt: skip
+    "device": "cuda",
+    "load_format": "dummy",
+    "skip_tokenizer_init": True,
+    "kv_cache_tokens": 100_000,
+}
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "bf16": (LLAMA, {}),
     "few rows": (LLAMA, {"max_num_seqs": 24, "max_model_len": 500}),
@@ -48,8 +62,12 @@ def test_odd_requests_compile_nothing(case: str, tmp_path: Path) -> None:
     rng = random.Random(0)
     with LLM(str(tmp_path), **KNOBS | knobs) as llm:
         for count in (1, 1, 3, 40, 7, 200):
-            asked = odd_requests(rng, count if knobs.get("max_num_seqs") != 1 else 2, 32_000, llm.facts.max_model_len)
-            llm.generate([prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False)
+            asked = odd_requests(
+                rng, count if knobs.get("max_num_seqs") != 1 else 2, 32_000, llm.facts.max_model_len
+            )
+            llm.generate(
+                [prompt for prompt, _ in asked], [params for _, params in asked], use_tqdm=False
+            )
         assert (llm.stats()["jit_compiles"], llm.stats()["jit_loads"]) == (0, 0)
         assert llm.stats()["completed_steps"] > 50
         state = llm.engine.runner._state  # type: ignore[attr-defined]
@@ -57,10 +75,13 @@ def test_odd_requests_compile_nothing(case: str, tmp_path: Path) -> None:
         table = torch.zeros(8, width, dtype=torch.float64, device="cuda")
         state.model.ops.embed(torch.zeros(1, dtype=torch.int64, device="cuda"), table)
         stats = llm.stats()
-        assert stats["jit_compiles"] + stats["jit_loads"] >= 1, "a kernel that nobody warmed is counted"
+        assert stats["jit_compiles"] + stats["jit_loads"] >= 1, (
+            "a kernel that nobody warmed is counted"
+        )
 
 
-# A process that opens a model: `into` writes what it launches to a folder, `sealed` reads an artifact's alone.
+# A process that opens a model: `into` writes what it launches to a folder, `sealed` reads an
+# artifact's alone.
 START = """
 import json, sys, time
 from pathlib import Path
@@ -79,9 +100,14 @@ with LLM(str(folder), sealed=how == "sealed", **knobs) as llm:
 
 
 def start(how: str, folder: Path, home: Path) -> list[Any]:
-    env = os.environ | {"TRITON_CACHE_DIR": str(home), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    env = os.environ | {
+        "TRITON_CACHE_DIR": str(home),
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     knobs = json.dumps(KNOBS | {"max_num_seqs": 64})
-    done = subprocess.run([sys.executable, "-c", START, how, folder, knobs], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", START, how, folder, knobs], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     found: list[Any] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -97,7 +123,9 @@ def test_a_moved_artifact_starts_sealed_with_an_empty_cache(tmp_path: Path) -> N
     assert tokens and compiled and not late
     seal_folder(folder, torch.device("cuda"))
     moved = folder.rename(tmp_path / "moved")
-    tokens, compiled, loaded, late, _, took = start("sealed", moved, tmp_path / "empty")  # what it met late it loaded
+    tokens, compiled, loaded, late, _, took = start(
+        "sealed", moved, tmp_path / "empty"
+    )  # what it met late it loaded
     assert tokens and (compiled, late) == (0, 0) and loaded > 20
     print(f"start: {cold:.1f} s with an empty cache, {took:.1f} s from the artifact's binaries")
     binary = next(moved.glob("kernels/*/*.cubin"))

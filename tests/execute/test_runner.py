@@ -1,4 +1,5 @@
-"""The runner: the same tokens however a row came to its state and whenever it is read; running too far; errors."""
+"""The runner: the same tokens however a row came to its state and whenever it is read; running too
+far; errors."""
 
 from __future__ import annotations
 
@@ -68,7 +69,9 @@ def test_alone_is_as_together_and_read_late(ahead: int) -> None:
 def test_chunked_is_as_whole(runner: TorchRunner) -> None:
     host = Host(runner)
     prompt = _prompt(50)
-    rows = [host.row(i, prompt, 60, ASKS[1], pieces=pieces) for i, pieces in enumerate((1, 2, 7, 49))]
+    rows = [
+        host.row(i, prompt, 60, ASKS[1], pieces=pieces) for i, pieces in enumerate((1, 2, 7, 49))
+    ]
     tokens = host.run(rows, 12)
     assert (tokens == tokens[0]).all()
 
@@ -83,7 +86,16 @@ def test_tails_with_copied_blocks_and_a_group_are_as_alone(runner: TorchRunner) 
         mine = host.take(1)
         copies.append((blocks[2], mine[0]))
         rows.append(
-            Row(sample, prompt, 40, 100, blocks[:2] + mine, Ask(temperature=1.0, seed=4, repetition=1.2), sample, 39)
+            Row(
+                sample,
+                prompt,
+                40,
+                100,
+                blocks[:2] + mine,
+                Ask(temperature=1.0, seed=4, repetition=1.2),
+                sample,
+                39,
+            )
         )
     flights = [host.launch(rows, joins=rows, copies=copies, prefix=2)]
     flights += [host.launch(rows, prefix=2) for _ in range(11)]
@@ -94,8 +106,11 @@ def test_tails_with_copied_blocks_and_a_group_are_as_alone(runner: TorchRunner) 
         assert alone[0].tolist() == grouped[sample].tolist()
 
 
-def test_a_row_that_left_comes_back_with_its_tokens_as_if_it_had_stayed(runner: TorchRunner) -> None:
-    """Preempted: its tokens are prefilled again, in other blocks, and it joins under another number."""
+def test_a_row_that_left_comes_back_with_its_tokens_as_if_it_had_stayed(
+    runner: TorchRunner,
+) -> None:
+    """Preempted: its tokens are prefilled again, in other blocks, and it joins under another
+    number."""
     host = Host(runner)
     prompt = _prompt(20)
     for ask in ASKS:
@@ -122,7 +137,10 @@ def test_rows_may_rest_for_steps(runner: TorchRunner) -> None:
 def test_a_step_that_draws_late_takes_masks_and_leaves_rows_out(runner: TorchRunner) -> None:
     first, second = late_steps(runner)
     assert first[1] in (40, 41, 42) and second[1] == 70
-    assert [first[2], second[2]] == [NO_TOKEN, 158]  # it sat out, and goes on as if it had not been there
+    assert [first[2], second[2]] == [
+        NO_TOKEN,
+        158,
+    ]  # it sat out, and goes on as if it had not been there
     alone = _alone(Ask(temperature=1.0, seed=1), [8, 9, 10], 2)
     assert [first[0], second[0]] == alone
 
@@ -143,7 +161,12 @@ def test_slices_of_rows_are_as_the_whole() -> None:
 def _state_of(runner: TorchRunner, row: int) -> list[object]:
     assert runner._state is not None
     rows = runner._state.rows
-    return [rows.last_token[row].item(), rows.length[row].item(), rows.done[row].item(), rows.block_table[row].tolist()]
+    return [
+        rows.last_token[row].item(),
+        rows.length[row].item(),
+        rows.done[row].item(),
+        rows.block_table[row].tolist(),
+    ]
 
 
 def test_limit_ends_a_row_and_what_runs_too_far_changes_nothing(runner: TorchRunner) -> None:
@@ -172,10 +195,14 @@ def test_end_ids_stop_ids_and_ignore_eos(runner: TorchRunner) -> None:
     free = _alone(Ask(temperature=1.0, seed=1), prompt, 12)
     stop = free[4]
     first = free.index(stop)
-    stopped = host.run([host.row(0, prompt, 60, Ask(temperature=1.0, seed=1, stop_ids=[159, stop]))], 12)[0].tolist()
+    stopped = host.run(
+        [host.row(0, prompt, 60, Ask(temperature=1.0, seed=1, stop_ids=[159, stop]))], 12
+    )[0].tolist()
     assert stopped == free[: first + 1] + [NO_TOKEN] * (11 - first)
     push = {END: 100.0}
-    ends = host.run([host.row(1, prompt, 60, Ask(temperature=1.0, ignore_eos=False, bias=push))], 3)[0].tolist()
+    ends = host.run(
+        [host.row(1, prompt, 60, Ask(temperature=1.0, ignore_eos=False, bias=push))], 3
+    )[0].tolist()
     assert ends == [END, NO_TOKEN, NO_TOKEN]
     goes_on = host.run([host.row(2, prompt, 60, Ask(temperature=1.0, bias=push))], 3)[0].tolist()
     assert goes_on == [END] * 3
@@ -183,8 +210,13 @@ def test_end_ids_stop_ids_and_ignore_eos(runner: TorchRunner) -> None:
 
 def test_min_tokens_bars_end_and_stop_ids_until_then(runner: TorchRunner) -> None:
     host = Host(runner)
-    ask = Ask(temperature=1.0, ignore_eos=False, stop_ids=[20], bias={END: 100.0, 20: 100.0}, min_tokens=4)
-    rows = [host.row(0, _prompt(6), 60, ask), host.row(1, _prompt(6), 60, Ask(temperature=1.0, seed=1))]
+    ask = Ask(
+        temperature=1.0, ignore_eos=False, stop_ids=[20], bias={END: 100.0, 20: 100.0}, min_tokens=4
+    )
+    rows = [
+        host.row(0, _prompt(6), 60, ask),
+        host.row(1, _prompt(6), 60, Ask(temperature=1.0, seed=1)),
+    ]
     tokens = host.run(rows, 6)
     assert not set(tokens[0, :4].tolist()) & {END, 20}
     assert tokens[0, 4] in (END, 20) and tokens[0, 5] == NO_TOKEN
@@ -197,7 +229,8 @@ def test_frequency_penalty_sees_the_newest_token_and_only_output(runner: TorchRu
     ask = Ask(bias=push, presence=2.0, frequency=2.0)
     tokens = host.run([host.row(0, [50] * 30, 60, ask)], 60)[0].tolist()
     assert set(tokens) == {50, 51, 52}
-    # 4 a token once, 2 for each more: whatever the logits are, each of the three comes again and again
+    # 4 a token once, 2 for each more: whatever the logits are, each of the three comes again and
+    # again
     assert min(tokens.count(token) for token in (50, 51, 52)) >= 15
 
 
@@ -223,7 +256,9 @@ def test_logprobs_of_a_sample_are_those_of_the_same_tokens_as_a_prompt(runner: T
             assert found.chosen[place] == pytest.approx(scored.chosen[there], abs=1e-4)
             assert found.rank[place] == scored.rank[there]
             assert found.top_ids[place, :k].tolist() == scored.top_ids[there, :k].tolist()
-            assert (found.top_ids[place, k:] == -1).all() and np.isneginf(found.top[place, k:]).all()
+            assert (found.top_ids[place, k:] == -1).all() and np.isneginf(
+                found.top[place, k:]
+            ).all()
 
 
 def test_prompt_logprobs_in_chunks_and_slices_are_as_whole() -> None:
@@ -231,12 +266,20 @@ def test_prompt_logprobs_in_chunks_and_slices_are_as_whole() -> None:
     assert runner._state is not None
     host = Host(runner)
     prompt = _prompt(60)
-    (whole,) = [flight.fetch().prompt_logprobs for flight in host.prefill(prompt, host.take(4), prompt_logprobs=2)]
+    (whole,) = [
+        flight.fetch().prompt_logprobs
+        for flight in host.prefill(prompt, host.take(4), prompt_logprobs=2)
+    ]
     runner._state.scorer.slice_rows = 16
-    parts = [f.fetch().prompt_logprobs for f in host.prefill(prompt, host.take(4), pieces=3, prompt_logprobs=2)]
+    parts = [
+        f.fetch().prompt_logprobs
+        for f in host.prefill(prompt, host.take(4), pieces=3, prompt_logprobs=2)
+    ]
     runner.close()
     assert whole is not None and all(parts)
-    np.testing.assert_allclose(whole.chosen, np.concatenate([part.chosen for part in parts if part]), atol=1e-4)
+    np.testing.assert_allclose(
+        whole.chosen, np.concatenate([part.chosen for part in parts if part]), atol=1e-4
+    )
     assert (whole.top_ids == np.concatenate([part.top_ids for part in parts if part])).all()
     assert sum(part.where.size for part in parts if part) == 59
 
@@ -248,7 +291,8 @@ def test_a_row_that_is_not_finite_ends_alone() -> None:
     for runner in (poisoned, clean):
         host = Host(runner)
         rows = [
-            host.row(i, prompt, 60, Ask(temperature=1.0, seed=i, bias={3: -100.0})) for i, prompt in enumerate(prompts)
+            host.row(i, prompt, 60, Ask(temperature=1.0, seed=i, bias={3: -100.0}))
+            for i, prompt in enumerate(prompts)
         ]
         answers.append(host.run(rows, 25))
         runner.close()
@@ -271,7 +315,9 @@ def test_blocks_of_a_row_that_was_not_finite_are_as_good_as_new() -> None:
         assert tokens[i].tolist() == _alone(ask, _prompt(length, i), 20)
 
 
-def test_what_fails_in_the_thread_is_raised_where_it_is_read_and_ever_after(runner: TorchRunner) -> None:
+def test_what_fails_in_the_thread_is_raised_where_it_is_read_and_ever_after(
+    runner: TorchRunner,
+) -> None:
     host = Host(runner)
     rows = [host.row(0, _prompt(5), 60, ASKS[1])]
     assert host.launch(rows, joins=rows).fetch().tokens[0] >= 0
@@ -288,7 +334,8 @@ def test_what_fails_in_the_thread_is_raised_where_it_is_read_and_ever_after(runn
 
 
 def test_after_a_launch_that_failed_a_stream_takes_no_other() -> None:
-    """Half a step may have gone out, and the rows are not to be trusted. (The stream is none: it is never used.)"""
+    """Half a step may have gone out, and the rows are not to be trusted. (The stream is none: it is
+    never used.)"""
     executor = StreamExecutor.__new__(StreamExecutor)
     executor._stream, executor._error, executor._closed = None, None, False
     tries = []

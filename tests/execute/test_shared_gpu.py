@@ -1,4 +1,5 @@
-"""Weights by CUDA's handles: a process that has them on the GPU, and an engine that takes them while it lives."""
+"""Weights by CUDA's handles: a process that has them on the GPU, and an engine that takes them
+while it lives."""
 
 from __future__ import annotations
 
@@ -40,7 +41,9 @@ def test_an_engine_takes_them_and_outlives_who_gave_them(knobs: dict[str, str]) 
 
         before = told()
         command = [sys.executable, "-c", PEER, weights]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as peer:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as peer:
             assert peer.stdout is not None
             shared = msgspec.convert(json.loads(peer.stdout.readline()), SharedWeights)
             assert {memory.kind for memory in shared.memories} == {"cuda"}

@@ -1,4 +1,5 @@
-"""Sleep and end on a GPU: memory that others can have, captured steps that answer as before behind a sleep."""
+"""Sleep and end on a GPU: memory that others can have, captured steps that answer as before behind
+a sleep."""
 
 from __future__ import annotations
 
@@ -22,12 +23,16 @@ def test_memory_is_the_devices_again_and_answers_stay(knobs: dict[str, str]) -> 
         for level in (1, 2):
             awake = torch.cuda.mem_get_info()[0]
             llm.sleep(level)
-            assert torch.cuda.mem_get_info()[0] - awake > 0.9 * (about["kv_bytes"] + about["weights_bytes"])
+            assert torch.cuda.mem_get_info()[0] - awake > 0.9 * (
+                about["kv_bytes"] + about["weights_bytes"]
+            )
             llm.wake_up()
             if level == 2:
                 llm.update_weights(model_folder())
             after = llm.generate(PROMPTS, ASK, use_tqdm=False)
-            told = [[[o.token_ids for o in out.outputs] for out in outs] for outs in (before, after)]
+            told = [
+                [[o.token_ids for o in out.outputs] for out in outs] for outs in (before, after)
+            ]
             assert told[0] == told[1], f"behind a sleep of level {level}"
             assert llm.engine.runner.describe()["graphs"]["sizes"] == about["graphs"]["sizes"]
 

@@ -1,4 +1,5 @@
-"""What a plan is staged as: a tensor for each thing that it changes, nothing for the rest, and the host's columns."""
+"""What a plan is staged as: a tensor for each thing that it changes, nothing for the rest, and the
+host's columns."""
 
 from __future__ import annotations
 
@@ -58,7 +59,9 @@ def test_a_plain_step_brings_nothing() -> None:
 def test_group_blocks_are_sent_again_only_where_they_do_not_stay(sizes: StepSizes) -> None:
     stager, found = _stager(sizes), []
     for block in (5, 5, 6, 6, 5):
-        staged = stager.stage(_plan(np.array([[block], [9]], np.int32)), BesideSizes(ROWS, ROWS, True))
+        staged = stager.stage(
+            _plan(np.array([[block], [9]], np.int32)), BesideSizes(ROWS, ROWS, True)
+        )
         assert staged.groups == 2
         found.append(None if staged.group_blocks is None else staged.group_blocks[0, 0].item())
     assert found == ([5, None, 6, None, 5] if sizes is PADDED else [5, 5, 6, 6, 5])
@@ -67,13 +70,26 @@ def test_group_blocks_are_sent_again_only_where_they_do_not_stay(sizes: StepSize
 def test_what_joins_brings_its_biases_and_where_they_lie() -> None:
     stager, plan = _stager(EXACT), _plan()
     asks = [Ask(bias={3: 1.5, 4: -2.0}), Ask(), Ask(bias={7: 0.5})]
-    plan.joins = _joins([Row(at, [8] * 20, 20, 40, [at + 1], ask, 0, 19) for at, ask in enumerate(asks)])
-    plan.moves.blocks, plan.new_blocks = np.array([[1, 4]], np.int32), np.array([[2, 1, 6]], np.int32)
+    plan.joins = _joins(
+        [Row(at, [8] * 20, 20, 40, [at + 1], ask, 0, 19) for at, ask in enumerate(asks)]
+    )
+    plan.moves.blocks, plan.new_blocks = (
+        np.array([[1, 4]], np.int32),
+        np.array([[2, 1, 6]], np.int32),
+    )
     staged = stager.stage(plan, BesideSizes(ROWS, ROWS, True))
-    assert _brings(staged) == {"joins", "moved_blocks", "new_blocks"} and staged.moved_blocks is not None
-    assert [told.tolist() for told in staged.moved_blocks] == [[1], [4]] and staged.joins is not None
+    assert (
+        _brings(staged) == {"joins", "moved_blocks", "new_blocks"}
+        and staged.moved_blocks is not None
+    )
+    assert [told.tolist() for told in staged.moved_blocks] == [
+        [1],
+        [4],
+    ] and staged.joins is not None
     biases, lines = staged.joins.biases, staged.joins.lines
     assert biases is not None and biases.first == 0 and biases.ids.tolist() == [3, 4, 7]
-    assert biases.start is not None and biases.start[:3].tolist() == [0, 2, 2], "the pool was packed anew"
+    assert biases.start is not None and biases.start[:3].tolist() == [0, 2, 2], (
+        "the pool was packed anew"
+    )
     assert lines[:, 0].tolist() == [0, 1, 2] and staged.new_blocks is not None
     assert staged.new_blocks[:2].tolist() == [[2, 1, 6], [-1, -1, -1]]

@@ -1,4 +1,5 @@
-"""What a GPU step is fed, without a GPU: sizes, staging in words, packing of plans, the order of capture."""
+"""What a GPU step is fed, without a GPU: sizes, staging in words, packing of plans, the order of
+capture."""
 
 from __future__ import annotations
 
@@ -35,8 +36,19 @@ def _plan(rows: int, groups: list[int], chunks: Chunks | None = None) -> StepPla
     blocks = np.arange(len(groups) * 9, dtype=np.int32).reshape(len(groups), 9)
     length = np.array(groups, np.int32) * 16
     nothing = np.zeros((0, 3), np.int32)
-    return StepPlan(0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), 0, start, blocks, length,
-                    nothing[:, :2], nothing, None, chunks)  # fmt: skip
+    return StepPlan(
+        0,
+        np.arange(rows, dtype=np.int32),
+        np.zeros(rows, np.int32),
+        0,
+        start,
+        blocks,
+        length,
+        nothing[:, :2],
+        nothing,
+        None,
+        chunks,
+    )
 
 
 def test_sizes_hold_their_rows_and_are_few() -> None:
@@ -54,17 +66,26 @@ def test_rows_and_prompts_beside_them_are_of_few_kinds_where_they_are_few() -> N
         for tokens in range(1, 1200, 3):
             size, whole, few = padded_beside(rows, tokens)
             assert size >= rows and whole >= size + tokens and whole % 16 == 0
-            assert size <= max(rows + 16, rows * 5 // 4) and whole - size <= max(tokens + 64, tokens * 5 // 4) + 16
+            assert (
+                size <= max(rows + 16, rows * 5 // 4)
+                and whole - size <= max(tokens + 64, tokens * 5 // 4) + 16
+            )
             assert few or rows > 512 or tokens > 1024 - 16
             kinds |= {(size, whole)} if few else set()
     assert len(kinds) < 250
-    assert {padded_beside(1, tokens - 1)[1] for tokens in CHUNK_GRAPHS} == set(CHUNK_GRAPHS), "captured at the start"
+    assert {padded_beside(1, tokens - 1)[1] for tokens in CHUNK_GRAPHS} == set(CHUNK_GRAPHS), (
+        "captured at the start"
+    )
     assert chunk_capacity(1) == BESIDE_CHUNKS
 
 
 def test_every_step_up_to_the_largest_graph_has_one_that_is_little_larger() -> None:
     captured = graph_sizes(GRAPH_ROWS)
-    assert len(captured) < 75 and max(captured) == GRAPH_ROWS and set(captured) <= set(sizes_up_to(GRAPH_ROWS))
+    assert (
+        len(captured) < 75
+        and max(captured) == GRAPH_ROWS
+        and set(captured) <= set(sizes_up_to(GRAPH_ROWS))
+    )
     for rows in range(1, GRAPH_ROWS + 1):
         size = min(size for size in captured if size >= rows)
         assert size <= max(rows + 8, rows * 5 // 4) and size >= padded(rows)
@@ -137,7 +158,9 @@ def test_a_burst_larger_than_the_buffer_arrives_too() -> None:
     for turn in range(3):
         staging.begin()
         staging.write("rows", np.arange(3, dtype=np.int32), 7, 4)
-        before, much, after = (staging.add(a) for a in (np.array([turn + 0.5], np.float32), large, np.array([turn])))
+        before, much, after = (
+            staging.add(a) for a in (np.array([turn + 0.5], np.float32), large, np.array([turn]))
+        )
         staging.send()
         assert staging.rows[:4].tolist() == [0, 1, 2, 7] and (much.numpy() == large).all()
         assert (before.tolist(), after.tolist()) == ([turn + 0.5], [turn])
@@ -152,7 +175,12 @@ def test_rows_and_groups_are_padded() -> None:
     staging.send()
     assert staging.rows[:16].tolist() == [*range(9), *[23] * 7]
     assert staging.skip[:16].tolist() == [48] * 3 + [32] * 2 + [0] * 11
-    assert staging.group_start.tolist() == [0, 3, 5, 5, 5] and staging.group_length.tolist() == [48, 32, 0, 0]
+    assert staging.group_start.tolist() == [0, 3, 5, 5, 5] and staging.group_length.tolist() == [
+        48,
+        32,
+        0,
+        0,
+    ]
 
 
 @pytest.mark.parametrize("capacity", [0, 1, 2, 5])
@@ -166,16 +194,37 @@ def test_groups_past_the_capacity_go_alone(capacity: int) -> None:
 
 def test_chunks_are_padded_to_the_dump() -> None:
     chunks = Chunks(
-        tokens=np.arange(100, 121, dtype=np.int32), start=np.array([0, 18, 21], np.int32),
-        context=np.array([0, 30], np.int32), blocks=np.array([[5, 6, 0], [7, 8, 9]], np.int32),
-        prompt_logprobs=np.array([-1, -1], np.int32), next_token=np.full(21, -1, np.int32),
-    )  # fmt: skip
+        tokens=np.arange(100, 121, dtype=np.int32),
+        start=np.array([0, 18, 21], np.int32),
+        context=np.array([0, 30], np.int32),
+        blocks=np.array([[5, 6, 0], [7, 8, 9]], np.int32),
+        prompt_logprobs=np.array([-1, -1], np.int32),
+        next_token=np.full(21, -1, np.int32),
+    )
     staging = Staging(8, 1, CPU)
     staging.begin()
     staged = packing.pack_chunks(staging, chunks, BesideSizes(8, 40, True), 16, 77, False)
     staging.send()
     ids, positions, slots, inputs = staged.ids, staged.positions, staged.slots, staged.inputs
-    assert slots.tolist() == [*range(80, 96), 96, 97, 8 * 16 + 14, 8 * 16 + 15, 9 * 16, *[77 * 16] * 11]
-    assert positions.tolist() == [*range(18), 30, 31, 32, *[0] * 11] and ids[:21].tolist() == chunks.tokens.tolist()
-    assert inputs.start.tolist() == [0, 18, *[21] * 15] and inputs.context.tolist() == [0, 30, *[0] * 14]
-    assert inputs.block_table[:, :3].tolist() == chunks.blocks.tolist() and inputs.block_table.shape[1] == 16
+    assert slots.tolist() == [
+        *range(80, 96),
+        96,
+        97,
+        8 * 16 + 14,
+        8 * 16 + 15,
+        9 * 16,
+        *[77 * 16] * 11,
+    ]
+    assert (
+        positions.tolist() == [*range(18), 30, 31, 32, *[0] * 11]
+        and ids[:21].tolist() == chunks.tokens.tolist()
+    )
+    assert inputs.start.tolist() == [0, 18, *[21] * 15] and inputs.context.tolist() == [
+        0,
+        30,
+        *[0] * 14,
+    ]
+    assert (
+        inputs.block_table[:, :3].tolist() == chunks.blocks.tolist()
+        and inputs.block_table.shape[1] == 16
+    )

@@ -1,4 +1,5 @@
-"""What a GPU machine may lack is said in one line that names it and the way out: room, Triton, a kernel, a driver."""
+"""What a GPU machine may lack is said in one line that names it and the way out: room, Triton, a
+kernel, a driver."""
 
 from __future__ import annotations
 
@@ -25,10 +26,17 @@ from penstock.kernels.triton import row_state as step_rows
 pytestmark = pytest.mark.gpu
 
 LARGE = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": 64_000, "hidden_size": 4096,
-    "intermediate_size": 14_336, "num_hidden_layers": 8, "num_attention_heads": 32, "num_key_value_heads": 8,
-    "max_position_embeddings": 512, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 64_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+}
 TOTAL = torch.cuda.get_device_properties(0).total_memory if torch.cuda.is_available() else 1
 
 
@@ -58,12 +66,22 @@ def _line(error: PenstockError, *words: str) -> str:
 
 def test_weights_without_room(large: Path, little_memory: None) -> None:
     with pytest.raises(CapacityError) as caught:
-        LLM(str(large), device="cuda", dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True)
+        LLM(
+            str(large),
+            device="cuda",
+            dtype="bfloat16",
+            load_format="dummy",
+            skip_tokenizer_init=True,
+        )
     print(_line(caught.value, "weights", "don't fit", "--device cpu"))
     del caught  # its frames hold what was loaded so far
     gc.collect()
-    with LLM("demo", device="cuda", max_num_seqs=16, max_model_len=256, kv_cache_tokens=2048) as llm:
-        assert llm.generate("1 + 1 =", use_tqdm=False)[0].outputs[0].token_ids, "what was taken came back"
+    with LLM(
+        "demo", device="cuda", max_num_seqs=16, max_model_len=256, kv_cache_tokens=2048
+    ) as llm:
+        assert llm.generate("1 + 1 =", use_tqdm=False)[0].outputs[0].token_ids, (
+            "what was taken came back"
+        )
 
 
 def test_a_step_without_room(little_memory: None) -> None:
@@ -84,15 +102,38 @@ def test_a_cache_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
     @triton.jit
     def broken(
-        row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions,
-        slots, count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-    ):  # fmt: skip
+        row_ids,
+        offset,
+        draft,
+        last_token,
+        length,
+        done,
+        block_table,
+        table_width,
+        slot_token,
+        token_ids,
+        positions,
+        slots,
+        count,
+        dump_block,
+        SLOTS: tl.constexpr,
+        BLOCK: tl.constexpr,
+        EARLY: tl.constexpr,
+    ):
         tl.static_assert(SLOTS > BLOCK, "a kernel that nobody can compile")
 
     monkeypatch.setattr(step_rows, "_prepare", broken)
     with pytest.raises(EngineError) as caught:
         LLM("demo", device="cuda", max_num_seqs=16, max_model_len=256)
-    print(_line(caught.value, "row_state.prepare", "does not compile", "--kernels reference", "--device cpu"))
+    print(
+        _line(
+            caught.value,
+            "row_state.prepare",
+            "does not compile",
+            "--kernels reference",
+            "--device cpu",
+        )
+    )
     with LLM("demo", device="cuda", kernels="reference", max_num_seqs=16, max_model_len=256) as llm:
         assert llm.generate("1 + 1 =", use_tqdm=False)[0].outputs[0].token_ids
 
@@ -107,10 +148,13 @@ def test_a_kernel_that_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_no_triton(tmp_path: Path, raised: str, way_out: str) -> None:
-    """A stub that cannot be imported stands before the real one; both ways out that the line names work."""
+    """A stub that cannot be imported stands before the real one; both ways out that the line names
+    work."""
     told = ", name='triton'" if raised == "ModuleNotFoundError" else ""
     (tmp_path / "triton").mkdir()
-    (tmp_path / "triton" / "__init__.py").write_text(f"raise {raised}('libtriton is not what it was'{told})\n")
+    (tmp_path / "triton" / "__init__.py").write_text(
+        f"raise {raised}('libtriton is not what it was'{told})\n"
+    )
     (tmp_path / "in.jsonl").write_text('{"id": 1, "prompt": "1 + 1 ="}\n')
     command = [
         sys.executable,

@@ -1,5 +1,5 @@
-"""A table of per-layer embeddings in host memory: kernels read its rows over the bus, in captured steps too, and a
-model says what it says with the table on the GPU."""
+"""A table of per-layer embeddings in host memory: kernels read its rows over the bus, in captured
+steps too, and a model says what it says with the table on the GPU."""
 
 from __future__ import annotations
 
@@ -73,22 +73,34 @@ def test_dummy_numbers_are_those_of_a_table_on_the_gpu() -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(CASES["gemma4 4/2 of 64 and 128, layers' own inputs"], tmp_path_factory.mktemp("gemma4"))
+    return make_folder(
+        CASES["gemma4 4/2 of 64 and 128, layers' own inputs"], tmp_path_factory.mktemp("gemma4")
+    )
 
 
 def opened(folder: Path, place: str, **knobs: Any) -> LLM:
     return LLM(
-        str(folder), device="cuda", skip_tokenizer_init=True, kv_cache_tokens=1 << 16, max_num_seqs=64,
-        per_layer_embeddings=place, **knobs,
-    )  # fmt: skip
+        str(folder),
+        device="cuda",
+        skip_tokenizer_init=True,
+        kv_cache_tokens=1 << 16,
+        max_num_seqs=64,
+        per_layer_embeddings=place,
+        **knobs,
+    )
 
 
 def said_by(llm: LLM) -> list[list[list[int]]]:
-    return [[list(o.token_ids) for o in out.outputs] for out in llm.generate(PROMPTS, ASK, use_tqdm=False)]
+    return [
+        [list(o.token_ids) for o in out.outputs]
+        for out in llm.generate(PROMPTS, ASK, use_tqdm=False)
+    ]
 
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
-def test_a_model_says_the_same(folder: Path, load_format: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_model_says_the_same(
+    folder: Path, load_format: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     found = {}
     for place in ("gpu", "host"):
         with opened(folder, place, load_format=load_format) as llm:

@@ -1,4 +1,5 @@
-"""Where a table of per-layer embeddings lies: what is asked, what fits, what is refused in a line. Needs no GPU."""
+"""Where a table of per-layer embeddings lies: what is asked, what fits, what is refused in a line.
+Needs no GPU."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ LENGTH = 8192
 
 
 def shape_of(name: str, **how: bool) -> Decoder:
-    return build_model(model_config_of(SHAPES[name].config(), ""), torch.bfloat16, META, LENGTH, **how)
+    return build_model(
+        model_config_of(SHAPES[name].config(), ""), torch.bfloat16, META, LENGTH, **how
+    )
 
 
 @pytest.fixture
@@ -45,33 +48,51 @@ def test_it_lies_on_the_gpu_where_it_fits_beside_a_sequence(room: dict[str, int]
         assert table_in_host(shape, Config.of(per_layer_embeddings="host"), GPU)
         assert not table_in_host(shape, Config.of(per_layer_embeddings="gpu"), GPU)
     room["gpu"] = least + 61_452 * LENGTH - 1
-    assert table_in_host(shape, Config.of(kv_cache_tokens=2 * LENGTH), GPU), "as many tokens as are asked for"
-    assert "(5.25 GiB) lies in host memory, since it doesn't fit the GPU" in told_place(shape, "auto")
+    assert table_in_host(shape, Config.of(kv_cache_tokens=2 * LENGTH), GPU), (
+        "as many tokens as are asked for"
+    )
+    assert "(5.25 GiB) lies in host memory, since it doesn't fit the GPU" in told_place(
+        shape, "auto"
+    )
     assert "lies in host memory, as asked" in told_place(shape, "host")
 
 
 def test_a_cpu_has_one_memory(room: dict[str, int]) -> None:
-    assert not table_in_host(shape_of("gemma-4-e4b"), Config.of(per_layer_embeddings="host"), torch.device("cpu"))
+    assert not table_in_host(
+        shape_of("gemma-4-e4b"), Config.of(per_layer_embeddings="host"), torch.device("cpu")
+    )
 
 
 def test_what_lies_in_host_memory_takes_none_of_the_gpu() -> None:
     whole, beside = shape_of("gemma-4-e4b"), shape_of("gemma-4-e4b", table_in_host=True)
-    assert whole.weights_bytes - beside.weights_bytes == whole.table_bytes == beside.table_bytes > 5 * GIB
+    assert (
+        whole.weights_bytes - beside.weights_bytes
+        == whole.table_bytes
+        == beside.table_bytes
+        > 5 * GIB
+    )
     assert beside.table_in_host and not whole.table_in_host
 
 
 def test_a_host_without_room_is_one_line(room: dict[str, int]) -> None:
     room["host"] = 5 * GIB
-    with pytest.raises(CapacityError, match=r"takes 5.25 GiB of host memory, and 5.00 GiB is free: .* gpu$"):
+    with pytest.raises(
+        CapacityError, match=r"takes 5.25 GiB of host memory, and 5.00 GiB is free: .* gpu$"
+    ):
         table_in_host(shape_of("gemma-4-e4b"), Config.of(per_layer_embeddings="host"), GPU)
 
 
 @pytest.mark.parametrize("asked", ["gpu", "host"])
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_model_without_a_table_refuses_a_place_for_it(room: dict[str, int], asked: str, device: str) -> None:
+def test_a_model_without_a_table_refuses_a_place_for_it(
+    room: dict[str, int], asked: str, device: str
+) -> None:
     shape = shape_of("llama-3.2-1b")
     assert not table_in_host(shape, Config.of(), torch.device(device))
-    with pytest.raises(UsageError, match=f"per_layer_embeddings {asked} is for .*LlamaForCausalLM has none: leave it"):
+    with pytest.raises(
+        UsageError,
+        match=f"per_layer_embeddings {asked} is for .*LlamaForCausalLM has none: leave it",
+    ):
         table_in_host(shape, Config.of(per_layer_embeddings=asked), torch.device(device))
 
 
@@ -85,7 +106,10 @@ def test_the_recommendation_counts_it_where_it_lies() -> None:
         return needs[1][0], recommend(needs, rooms, LENGTH)
 
     whole, said = told(80)
-    assert said.startswith("--tensor-parallel-size 1") and told(80, per_layer_embeddings="host")[0] < whole - 5 * GIB
+    assert (
+        said.startswith("--tensor-parallel-size 1")
+        and told(80, per_layer_embeddings="host")[0] < whole - 5 * GIB
+    )
     beside, said = told(12)
     assert said.startswith("--tensor-parallel-size 1") and whole - beside == 262_144 * 42 * 256 * 2
     assert told(12, per_layer_embeddings="gpu")[1].startswith("none: ")

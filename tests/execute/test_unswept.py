@@ -1,4 +1,5 @@
-"""The collector of cycles rests while modules are imported, and is as it was afterwards, whatever happened."""
+"""The collector of cycles rests while modules are imported, and is as it was afterwards, whatever
+happened."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""The engine gives what it gave: the golden record replayed on the CPU, in the ways in which most can go wrong.
+"""The engine gives what it gave: the golden record replayed on the CPU, in the ways in which most
+can go wrong.
 
-All ways: `python tests/golden/record.py --check KIND`; test_golden_gpu.py replays a GPU's record there.
+All ways: `python tests/golden/record.py --check KIND`; test_golden_gpu.py replays a GPU's record
+there.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from record import replay
 
 @pytest.mark.parametrize("variant", ["3 ahead, preempted", "few blocks, chunked"])
 @pytest.mark.parametrize("model", MODELS)
-def test_tokens_and_logprobs_are_the_recorded_ones(model: str, variant: str, tmp_path: Path) -> None:
+def test_tokens_and_logprobs_are_the_recorded_ones(
+    model: str, variant: str, tmp_path: Path
+) -> None:
     found = replay(model, variant, "cpu-float32", tmp_path)
     assert found.samples > 40 and found.scores > 500
     assert not found.parted, found.parted[:3]

@@ -1,7 +1,8 @@
 """Reads a source tree with `ast` and says where it breaks the laws of the house.
 
-Each law is a function from the tree's root (the folder `penstock`) to a list of lines `path:line: what is wrong`; an
-empty list is a tree that keeps the law. It imports nothing of the tree: what it says holds for code that never runs.
+Each law is a function from the tree's root (the folder `penstock`) to a list of lines `path:line:
+what is wrong`; an empty list is a tree that keeps the law. It imports nothing of the tree: what it
+says holds for code that never runs.
 """
 
 from __future__ import annotations
@@ -113,7 +114,11 @@ class _Collector(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         name = ast.unparse(node.func).split(".")[-1]
-        if name in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+        if (
+            name in ("import_module", "__import__")
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+        ):
             self._add(node.lineno, str(node.args[0].value))
         self.generic_visit(node)
 
@@ -127,7 +132,8 @@ class _Collector(ast.NodeVisitor):
 def rooms_have_a_floor(root: Path) -> list[str]:
     rooms = {room_of_path(path) for path, _ in sources(root)}
     return [
-        f"{room}: stands on no floor: draw it in tests/house/floors.py" for room in sorted(rooms - set(floors.FLOOR_OF))
+        f"{room}: stands on no floor: draw it in tests/house/floors.py"
+        for room in sorted(rooms - set(floors.FLOOR_OF))
     ]
 
 
@@ -157,32 +163,53 @@ def _looks_wrong(each: Import) -> str | None:
 
 
 def sub_rooms_look_down(root: Path) -> list[str]:
-    """As rooms_look_down, of the sub-rooms that a room is made of. Each of its files stands in one."""
+    """As rooms_look_down, of the sub-rooms that a room is made of.
+    Each of its files stands in one."""
     broken: list[str] = []
     for room, inner in floors.INNER_FLOORS.items():
         floor_of = {name: number for number, names in enumerate(inner) for name in names}
         for path, _ in sources(root):
-            if path.startswith(f"{room}/") and path != f"{room}/__init__.py" and path.split("/")[1] not in floor_of:
-                broken.append(f"{path}: stands in no sub-room of {room}: draw it in tests/house/floors.py")
+            if (
+                path.startswith(f"{room}/")
+                and path != f"{room}/__init__.py"
+                and path.split("/")[1] not in floor_of
+            ):
+                broken.append(
+                    f"{path}: stands in no sub-room of {room}: draw it in tests/house/floors.py"
+                )
         for each in imports(root):
             here, there = each.path.split("/")[1:2], each.module.split(".")[2:3]
-            if not (each.room == each.importer == room and here and here[0] in floor_of) or here == there:
+            if (
+                not (each.room == each.importer == room and here and here[0] in floor_of)
+                or here == there
+            ):
                 continue
             if not there or there[0] not in floor_of or floor_of[there[0]] >= floor_of[here[0]]:
-                broken.append(each.says(f"{room}/{here[0]} imports {each.module}, which is not below it"))
+                broken.append(
+                    each.says(f"{room}/{here[0]} imports {each.module}, which is not below it")
+                )
     return broken
 
 
 def imports_make_no_circle(root: Path) -> list[str]:
-    """No module leads back to itself, by whatever imports: late ones and those for types count too."""
-    files = {"penstock." + path.removesuffix(".py").replace("/", "."): path for path, _ in sources(root)}
-    files = {module.removesuffix(".__init__"): path for module, path in files.items() if path != "__init__.py"}
+    """No module leads back to itself, by whatever imports:
+    late ones and those for types count too."""
+    files = {
+        "penstock." + path.removesuffix(".py").replace("/", "."): path for path, _ in sources(root)
+    }
+    files = {
+        module.removesuffix(".__init__"): path
+        for module, path in files.items()
+        if path != "__init__.py"
+    }
     leads: dict[str, dict[str, Import]] = {path: {} for path in files.values()}
     for each in imports(root):
         found = files.get(each.module) or files.get(each.module.rpartition(".")[0])
         if found is not None and each.path in leads:
             leads[each.path].setdefault(found, each)
-    while ends := [path for path, targets in leads.items() if not targets]:  # what leads nowhere is in no circle
+    while ends := [
+        path for path, targets in leads.items() if not targets
+    ]:  # what leads nowhere is in no circle
         for path in ends:
             del leads[path]
         for targets in leads.values():
@@ -228,15 +255,24 @@ def packages_stay_in_their_places(root: Path) -> list[str]:
 
 
 def _is_word(package: str) -> bool:
-    return package in sys.stdlib_module_names or package in floors.GROUND_PACKAGES or package == "penstock"
+    return (
+        package in sys.stdlib_module_names
+        or package in floors.GROUND_PACKAGES
+        or package == "penstock"
+    )
 
 
 def packages_are_declared(root: Path, declared: frozenset[str]) -> list[str]:
-    """Every outside package that is imported is in pyproject.toml's dependencies (`declared`: their names)."""
+    """Every outside package that is imported is in pyproject.toml's dependencies (`declared`: their
+    names)."""
     broken: list[str] = []
     for each in imports(root):
         package = each.package
-        if package in sys.stdlib_module_names or package == "penstock" or package in floors.NOT_OURS_TO_INSTALL:
+        if (
+            package in sys.stdlib_module_names
+            or package == "penstock"
+            or package in floors.NOT_OURS_TO_INSTALL
+        ):
             continue
         if floors.DISTRIBUTIONS.get(package, package) not in declared:
             broken.append(each.says(f"imports {package}, which pyproject.toml doesn't name"))
@@ -273,7 +309,9 @@ def _runs_strangers_code(node: ast.AST) -> str | None:
         if name in floors.BARRED_CALLS or f".{name.split('.')[-1]}" in floors.BARRED_CALLS:
             return f"calls {name}"
     if isinstance(node, ast.keyword):
-        if node.arg == "allow_pickle" and not (isinstance(node.value, ast.Constant) and node.value.value is False):
+        if node.arg == "allow_pickle" and not (
+            isinstance(node.value, ast.Constant) and node.value.value is False
+        ):
             return "sets allow_pickle"
         if node.arg in floors.BARRED_WORDS:
             return f"says {node.arg}"
@@ -329,13 +367,20 @@ def no_utils(root: Path) -> list[str]:
 
 
 def names_stand_once(root: Path) -> list[str]:
-    """No class name twice in the package, and no file name; inside kernels/ columns share theirs."""
+    """No class name twice in the package, and no file name;
+    inside kernels/ columns share theirs."""
     places: dict[str, list[str]] = {}
     for path, text in sources(root):
         kernel, file = path.startswith("kernels/"), path.split("/")[-1]
         names = {} if file == "__init__.py" or kernel else {file: path}
-        classes = [node for node in tree_of(text).body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
-        for name, place in (names | {node.name: f"{path}:{node.lineno}" for node in classes}).items():
+        classes = [
+            node
+            for node in tree_of(text).body
+            if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+        ]
+        for name, place in (
+            names | {node.name: f"{path}:{node.lineno}" for node in classes}
+        ).items():
             found = places.setdefault(name, [])
             if not (kernel and found and found[0].startswith("kernels/")):
                 found.append(place)
@@ -350,11 +395,13 @@ def docstrings_begin_plainly(root: Path) -> list[str]:
     """A public docstring's first sentence has a verb: it begins with neither "Of" nor "As"."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     return [
-        f"{path}:{getattr(node, 'lineno', 1)}: its docstring begins with {words[0]}: begin with what it does"
+        f"{path}:{getattr(node, 'lineno', 1)}: its docstring begins with {words[0]}: begin with"
+        " what it does"
         for path, text in sources(root)
         for node in ast.walk(tree_of(text))
         if isinstance(node, kinds) and not getattr(node, "name", "").startswith("_")
-        if (words := (ast.get_docstring(node) or "").split()) and words[0].strip(",") in ("Of", "As")
+        if (words := (ast.get_docstring(node) or "").split())
+        and words[0].strip(",") in ("Of", "As")
     ]
 
 
@@ -370,11 +417,17 @@ def tests_can_fail(root: Path) -> list[str]:
         tree = tree_of(text)
         asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         raises = [
-            node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "pytest.raises"
         ]
         if not asserts and not raises:
             broken.append(f"{path}: asserts nothing")
-        broken += [f"{path}:{node.lineno}: an assertion that can't fail" for node in asserts if _always_true(node.test)]
+        broken += [
+            f"{path}:{node.lineno}: an assertion that can't fail"
+            for node in asserts
+            if _always_true(node.test)
+        ]
     return broken
 
 
@@ -389,7 +442,8 @@ def _always_true(test: ast.expr) -> bool:
 def tests_draw_the_same_each_time(root: Path) -> list[str]:
     """`make reliability` alone draws what nobody drew before."""
     return [
-        f"{path}:{node.lineno}: {ast.unparse(node)} draws something else in each run: give it a seed"
+        f"{path}:{node.lineno}: {ast.unparse(node)} draws something else in each run: give it a"
+        " seed"
         for path, text in sources(root)
         if not path.startswith("reliability/")
         for node in ast.walk(tree_of(text))
@@ -414,11 +468,15 @@ def tests_that_need_torch_say_so(root: Path) -> list[str]:
     def needs_torch(path: str, seen: frozenset[str]) -> bool:
         packages = leads.get(path, set()) - seen
         theirs = [path_of[package] for package in packages if package in path_of]
-        return bool(packages & {"torch", "transformers"}) or any(needs_torch(p, seen | packages) for p in theirs)
+        return bool(packages & {"torch", "transformers"}) or any(
+            needs_torch(p, seen | packages) for p in theirs
+        )
 
     return [
         f"{path}:1: imports torch: say pytestmark = pytest.mark.torch, or gpu"
         for path, text in sources(root)
-        if path.split("/")[-1].startswith("test_") and "pytest.mark.torch" not in text and "pytest.mark.gpu" not in text
+        if path.split("/")[-1].startswith("test_")
+        and "pytest.mark.torch" not in text
+        and "pytest.mark.gpu" not in text
         if needs_torch(path, frozenset())
     ]

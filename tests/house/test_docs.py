@@ -1,4 +1,5 @@
-"""Docs that fail: every knob, room and link is looked for. What the pages say is for their readers to judge."""
+"""Docs that fail: every knob, room and link is looked for. What the pages say is for their readers
+to judge."""
 
 from __future__ import annotations
 
@@ -19,7 +20,11 @@ DOCS = REPOSITORY / "docs"
 ROOMS = sorted(path.name for path in PACKAGE.iterdir() if path.is_dir() and any(path.glob("*.py")))
 PAGES = sorted(path for path in [*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
 FOLDERS = ("benchmarks", "deploy", "examples", "scripts", "src", "tests")
-FILES = [f"/{path.relative_to(REPOSITORY).as_posix()}" for each in FOLDERS for path in (REPOSITORY / each).rglob("*.*")]
+FILES = [
+    f"/{path.relative_to(REPOSITORY).as_posix()}"
+    for each in FOLDERS
+    for path in (REPOSITORY / each).rglob("*.*")
+]
 # History, and sources of others: they name files that are not here.
 NAME_OTHERS = ("LOG.md", "CHANGELOG.md", "bench_against_another_client.md", "given_up.md")
 
@@ -30,7 +35,12 @@ def test_every_knob_is_documented() -> None:
 
 
 def test_a_knob_says_what_it_does() -> None:
-    silent = [knob.name for group in Config().groups() for knob in fields(group) if not knob.metadata.get("help")]
+    silent = [
+        knob.name
+        for group in Config().groups()
+        for knob in fields(group)
+        if not knob.metadata.get("help")
+    ]
     assert silent == []
 
 
@@ -54,9 +64,16 @@ def test_links_lead_somewhere(page: Path) -> None:
     ids=lambda page: page.relative_to(REPOSITORY).as_posix(),
 )
 def test_files_that_a_page_names_exist(page: Path) -> None:
-    """`name.py`, `folder/name.py` and `folder/{one,two}.py`, wherever in the repository they end so."""
-    named = {name for each in re.findall(r"`([\w/{},]+\.(?:py|sh))`", page.read_text()) for name in expanded(each)}
-    assert sorted(name for name in named if not any(path.endswith("/" + name) for path in FILES)) == []
+    """`name.py`, `folder/name.py` and `folder/{one,two}.py`, wherever in the repository they end
+    so."""
+    named = {
+        name
+        for each in re.findall(r"`([\w/{},]+\.(?:py|sh))`", page.read_text())
+        for name in expanded(each)
+    }
+    assert (
+        sorted(name for name in named if not any(path.endswith("/" + name) for path in FILES)) == []
+    )
 
 
 def expanded(name: str) -> list[str]:
@@ -64,7 +81,9 @@ def expanded(name: str) -> list[str]:
     found = re.search(r"\{([\w,]+)\}", name)
     if found is None:
         return [name]
-    return [each for part in found[1].split(",") for each in expanded(name.replace(found[0], part, 1))]
+    return [
+        each for part in found[1].split(",") for each in expanded(name.replace(found[0], part, 1))
+    ]
 
 
 def test_decisions_are_listed() -> None:
@@ -84,8 +103,11 @@ def test_every_command_and_option_is_documented() -> None:
 
 
 def test_an_option_has_its_words_on_the_page() -> None:
-    """An engine option's are on config.md; one that only shares a knob's name has its own, as `bench run --model`."""
-    helps = {knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)}
+    """An engine option's are on config.md; one that only shares a knob's name has its own, as
+    `bench run --model`."""
+    helps = {
+        knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
+    }
     missing, seen = [], 0
     for name, command in commands().items():
         for option in command.params:
@@ -94,8 +116,13 @@ def test_an_option_has_its_words_on_the_page() -> None:
             seen += 1
             said = " ".join((option.help or "").split()).replace("|", "\\|")
             given = getattr(option, "envvar", None) or []
-            words = [said, *(f"`{each}`" for each in ([given] if isinstance(given, str) else given))]
-            missing += [f"{name} {option.name}: {word}" for word in words if word not in sections()[name]]
+            words = [
+                said,
+                *(f"`{each}`" for each in ([given] if isinstance(given, str) else given)),
+            ]
+            missing += [
+                f"{name} {option.name}: {word}" for word in words if word not in sections()[name]
+            ]
     assert missing == [] and seen > 50
 
 

@@ -1,4 +1,5 @@
-"""The laws of the house, held against the sources as they are. A law's own words say what to do where it fails."""
+"""The laws of the house, held against the sources as they are. A law's own words say what to do
+where it fails."""
 
 from __future__ import annotations
 
@@ -41,10 +42,19 @@ TEST_LAWS: list[Law] = [
 
 
 def declared() -> frozenset[str]:
-    """Names of what pyproject.toml installs for running, without versions and markers; extras but TOOLS' included."""
+    """Names of what pyproject.toml installs for running, without versions and markers; extras but
+    TOOLS' included."""
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
-    extras = [line for name, lines in project["optional-dependencies"].items() if name not in TOOLS for line in lines]
-    return frozenset(re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0] for line in [*project["dependencies"], *extras])
+    extras = [
+        line
+        for name, lines in project["optional-dependencies"].items()
+        if name not in TOOLS
+        for line in lines
+    ]
+    return frozenset(
+        re.split(r"[\s<>=!~;\[]", line, maxsplit=1)[0]
+        for line in [*project["dependencies"], *extras]
+    )
 
 
 @pytest.mark.parametrize("law", SOURCE_LAWS, ids=lambda law: law.__name__)

@@ -15,21 +15,61 @@ LATE = "importlib.import_module('penstock.server.process.app')"
 # law, file, its text after the docstring, a word of the complaint
 PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.rooms_have_a_floor, "cellar/wine.py", "", "cellar"),
-    (laws.rooms_look_down, "models/llama.py", "from penstock.execute.runner import run", "above it"),
+    (
+        laws.rooms_look_down,
+        "models/llama.py",
+        "from penstock.execute.runner import run",
+        "above it",
+    ),
     (laws.rooms_look_down, "models/llama.py", "from penstock import execute", "above it"),
     (laws.rooms_look_down, "models/llama.py", "import penstock.engine.engine as e", "above it"),
     (laws.rooms_look_down, "schedule/rows.py", "import penstock.text.chat", "its own floor"),
     (laws.rooms_look_down, "schedule/rows.py", "from ..text import chat", "its own floor"),
-    (laws.rooms_look_down, "schedule/rows.py", "def f():\n    from penstock.kernels import ops", "its own floor"),
-    (laws.rooms_look_down, "schedule/rows.py", TYPED + "from penstock.engine import engine", "above it"),
+    (
+        laws.rooms_look_down,
+        "schedule/rows.py",
+        "def f():\n    from penstock.kernels import ops",
+        "its own floor",
+    ),
+    (
+        laws.rooms_look_down,
+        "schedule/rows.py",
+        TYPED + "from penstock.engine import engine",
+        "above it",
+    ),
     (laws.rooms_look_down, "text/chat.py", "import importlib\n" + LATE, "above it"),
     (laws.rooms_look_down, "jobs/run.py", "from penstock import LLM", "above it"),
-    (laws.rooms_look_down, "execute/batch.py", "from penstock.text.tokenizer import Tokenizer", "doesn't see text"),
+    (
+        laws.rooms_look_down,
+        "execute/batch.py",
+        "from penstock.text.tokenizer import Tokenizer",
+        "doesn't see text",
+    ),
     (laws.rooms_look_down, "layers/mlp.py", "from penstock.text import chat", "doesn't see text"),
-    (laws.rooms_look_down, "bench/run_load.py", "from penstock.schedule.step import StepPlan", "only"),
-    (laws.sub_rooms_look_down, "server/online/auth.py", "from penstock.server.process.app import f", "not below it"),
-    (laws.sub_rooms_look_down, "server/openai/forms.py", "import penstock.server.batch.files", "not below it"),
-    (laws.sub_rooms_look_down, "server/online/auth.py", "from penstock.server import process", "not below it"),
+    (
+        laws.rooms_look_down,
+        "bench/run_load.py",
+        "from penstock.schedule.step import StepPlan",
+        "only",
+    ),
+    (
+        laws.sub_rooms_look_down,
+        "server/online/auth.py",
+        "from penstock.server.process.app import f",
+        "not below it",
+    ),
+    (
+        laws.sub_rooms_look_down,
+        "server/openai/forms.py",
+        "import penstock.server.batch.files",
+        "not below it",
+    ),
+    (
+        laws.sub_rooms_look_down,
+        "server/online/auth.py",
+        "from penstock.server import process",
+        "not below it",
+    ),
     (
         laws.sub_rooms_look_down,
         "server/online/a.py",
@@ -37,39 +77,134 @@ PLANTED: list[tuple[Law, str, str, str]] = [
         "not below it",
     ),
     (laws.sub_rooms_look_down, "server/auth.py", "", "no sub-room"),
-    (laws.imports_make_no_circle, "text/chat.py", "from penstock.text.chat import Chat", "chat.py -> text/chat.py"),
+    (
+        laws.imports_make_no_circle,
+        "text/chat.py",
+        "from penstock.text.chat import Chat",
+        "chat.py -> text/chat.py",
+    ),
     (laws.packages_stay_in_their_places, "schedule/rows.py", "import torch", "no torch"),
-    (laws.packages_stay_in_their_places, "text/chat.py", "def f():\n    from torch import nn", "no torch"),
-    (laws.packages_stay_in_their_places, "kernels/reference/a.py", "import triton.language as tl", "kernels/triton/"),
+    (
+        laws.packages_stay_in_their_places,
+        "text/chat.py",
+        "def f():\n    from torch import nn",
+        "no torch",
+    ),
+    (
+        laws.packages_stay_in_their_places,
+        "kernels/reference/a.py",
+        "import triton.language as tl",
+        "kernels/triton/",
+    ),
     (laws.packages_stay_in_their_places, "jobs/curve.py", "import matplotlib", "inside functions"),
     (laws.packages_stay_in_their_places, "deploy/on_ray.py", "import ray", "inside functions"),
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
-    (laws.packages_stay_in_their_places, "server/process/app.py", "import zmq", "engine/channel.py"),
+    (
+        laws.packages_stay_in_their_places,
+        "server/process/app.py",
+        "import zmq",
+        "engine/channel.py",
+    ),
     (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import pickle", "pickle"),
-    (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "from pickle import loads", "pickle"),
-    (laws.nothing_runs_strangers_code, "weights/checkpoint.py", "import torch\ntorch.load('x')", "torch.load"),
+    (
+        laws.nothing_runs_strangers_code,
+        "weights/checkpoint.py",
+        "from pickle import loads",
+        "pickle",
+    ),
+    (
+        laws.nothing_runs_strangers_code,
+        "weights/checkpoint.py",
+        "import torch\ntorch.load('x')",
+        "torch.load",
+    ),
     (laws.nothing_runs_strangers_code, "jobs/run.py", "x = eval('1')", "eval"),
     (laws.nothing_runs_strangers_code, "jobs/run.py", "exec('1')", "exec"),
-    (laws.nothing_runs_strangers_code, "text/chat.py", "f(trust_remote_code=True)", "trust_remote_code"),
-    (laws.nothing_runs_strangers_code, "text/chat.py", "f(**{'trust_remote_code': True})", "trust_remote_code"),
-    (laws.nothing_runs_strangers_code, "vllm_arguments.py", "f(trust_remote_code=True)", "trust_remote_code"),
-    (laws.nothing_runs_strangers_code, "text/vllm_arguments.py", "f('trust_remote_code')", "trust_remote_code"),
-    (laws.nothing_runs_strangers_code, "text/chat.py", "numpy.load('x', allow_pickle=True)", "allow_pickle"),
+    (
+        laws.nothing_runs_strangers_code,
+        "text/chat.py",
+        "f(trust_remote_code=True)",
+        "trust_remote_code",
+    ),
+    (
+        laws.nothing_runs_strangers_code,
+        "text/chat.py",
+        "f(**{'trust_remote_code': True})",
+        "trust_remote_code",
+    ),
+    (
+        laws.nothing_runs_strangers_code,
+        "vllm_arguments.py",
+        "f(trust_remote_code=True)",
+        "trust_remote_code",
+    ),
+    (
+        laws.nothing_runs_strangers_code,
+        "text/vllm_arguments.py",
+        "f('trust_remote_code')",
+        "trust_remote_code",
+    ),
+    (
+        laws.nothing_runs_strangers_code,
+        "text/chat.py",
+        "numpy.load('x', allow_pickle=True)",
+        "allow_pickle",
+    ),
     (laws.nothing_runs_strangers_code, "engine/channel.py", "socket.send_pyobj({})", "send_pyobj"),
-    (laws.state_is_handed_over, "engine/engine.py", "def f():\n    global now\n    now = 1", "global now"),
-    (laws.files_can_be_read, "engine/engine.py", "x = 1\n" * 400, "402 lines"),
+    (
+        laws.state_is_handed_over,
+        "engine/engine.py",
+        "def f():\n    global now\n    now = 1",
+        "global now",
+    ),
+    (laws.files_can_be_read, "engine/engine.py", "x = 1\n" * 450, "452 lines"),
     (laws.no_utils, "engine/utils.py", "", "utils"),
     (laws.no_utils, "engine/text_utils/x.py", "", "text_utils"),
-    (laws.docstrings_begin_plainly, "jobs/run.py", 'def f():\n    """Of a run."""', "begins with Of"),
-    (laws.docstrings_begin_plainly, "jobs/run.py", 'class F:\n    """As another."""', "begins with As"),
+    (
+        laws.docstrings_begin_plainly,
+        "jobs/run.py",
+        'def f():\n    """Of a run."""',
+        "begins with Of",
+    ),
+    (
+        laws.docstrings_begin_plainly,
+        "jobs/run.py",
+        'class F:\n    """As another."""',
+        "begins with As",
+    ),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    print(1)", "asserts nothing"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert True", "can't fail"),
     (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert f() or 1", "can't fail"),
-    (laws.tests_can_fail, "cpu/test_x.py", "def test_x():\n    assert (f() == 1, 'why')", "can't fail"),
-    (laws.tests_draw_the_same_each_time, "cpu/test_x.py", "import os\nassert os.urandom(3)", "os.urandom(3)"),
-    (laws.tests_draw_the_same_each_time, "cpu/x.py", "import random\nr = random.Random()", "random.Random()"),
-    (laws.tests_draw_the_same_each_time, "cpu/x.py", "import secrets\nr = secrets.randbits(3)", "secrets.randbits"),
-    (laws.tests_that_need_torch_say_so, "text/test_x.py", "import torch\nassert torch", "mark.torch"),
+    (
+        laws.tests_can_fail,
+        "cpu/test_x.py",
+        "def test_x():\n    assert (f() == 1, 'why')",
+        "can't fail",
+    ),
+    (
+        laws.tests_draw_the_same_each_time,
+        "cpu/test_x.py",
+        "import os\nassert os.urandom(3)",
+        "os.urandom(3)",
+    ),
+    (
+        laws.tests_draw_the_same_each_time,
+        "cpu/x.py",
+        "import random\nr = random.Random()",
+        "random.Random()",
+    ),
+    (
+        laws.tests_draw_the_same_each_time,
+        "cpu/x.py",
+        "import secrets\nr = secrets.randbits(3)",
+        "secrets.randbits",
+    ),
+    (
+        laws.tests_that_need_torch_say_so,
+        "text/test_x.py",
+        "import torch\nassert torch",
+        "mark.torch",
+    ),
 ]
 
 
@@ -80,7 +215,9 @@ def plant(root: Path, path: str, text: str, border: str = BORDER) -> None:
 
 
 @pytest.mark.parametrize(("law", "path", "text", "word"), PLANTED)
-def test_a_law_finds_what_breaks_it(law: Law, path: str, text: str, word: str, tmp_path: Path) -> None:
+def test_a_law_finds_what_breaks_it(
+    law: Law, path: str, text: str, word: str, tmp_path: Path
+) -> None:
     plant(tmp_path, path, text)
     broken = law(tmp_path)
     assert len(broken) == 1
@@ -91,9 +228,14 @@ def test_a_circle_is_found_wherever_its_imports_stand(tmp_path: Path) -> None:
     plant(tmp_path, "engine/a.py", "from penstock.engine import b")
     plant(tmp_path, "engine/b.py", "def f():\n    from penstock.engine.c import C")
     assert laws.imports_make_no_circle(tmp_path) == []
-    plant(tmp_path, "engine/c.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import A")
+    plant(
+        tmp_path,
+        "engine/c.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import A",
+    )
     assert laws.imports_make_no_circle(tmp_path) == [
-        "engine/a.py:2: a circle of imports: engine/a.py -> engine/b.py -> engine/c.py -> engine/a.py"
+        "engine/a.py:2: a circle of imports: engine/a.py -> engine/b.py -> engine/c.py ->"
+        " engine/a.py"
     ]
 
 

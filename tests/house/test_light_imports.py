@@ -1,4 +1,5 @@
-"""What an import brings along, seen in a fresh interpreter: the way in is light, a room without torch loads none.
+"""What an import brings along, seen in a fresh interpreter: the way in is light, a room without
+torch loads none.
 
 The laws in `laws.py` see a file's own imports; these see everything that those import in turn.
 """
@@ -25,12 +26,18 @@ def loaded_after(code: str) -> list[str]:
 
 def modules_of(room: str) -> list[str]:
     paths = sorted((PACKAGE / room).rglob("*.py"))
-    names = [path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".") for path in paths]
+    names = [
+        path.relative_to(PACKAGE.parent).with_suffix("").as_posix().replace("/", ".")
+        for path in paths
+    ]
     return [name.removesuffix(".__init__") for name in names]
 
 
 def test_the_package_is_light() -> None:
-    assert loaded_after("import penstock; penstock.SamplingParams(); penstock.Config(); dir(penstock)") == []
+    assert (
+        loaded_after("import penstock; penstock.SamplingParams(); penstock.Config(); dir(penstock)")
+        == []
+    )
 
 
 @pytest.mark.parametrize("room", ["schedule", "text", "bench", "almanac", "artifact"])

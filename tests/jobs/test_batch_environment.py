@@ -29,7 +29,9 @@ from penstock.jobs import remote
         ({"OPENAI_BASE_URL": "http://a:1/v1"}, ["--url", "http://c:3"], ("http://c:3", None)),
     ],
 )
-@pytest.mark.parametrize("words", [["watch", "batch_1"], ["cancel", "batch_1"], ["fetch", "batch_1", "out.jsonl"]])
+@pytest.mark.parametrize(
+    "words", [["watch", "batch_1"], ["cancel", "batch_1"], ["fetch", "batch_1", "out.jsonl"]]
+)
 def test_the_environment_is_read(
     words: list[str],
     environment: dict[str, str],

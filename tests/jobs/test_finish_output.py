@@ -32,7 +32,12 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def write_rows(path: Path, ids: list[Any]) -> Path:
     rows = [
         {"id": ids[0], "prompt": "x", "n": 2, "messages": None},
-        {"id": ids[1], "prompt": None, "n": None, "messages": [{"role": "user", "content": "Hi", "name": None}]},
+        {
+            "id": ids[1],
+            "prompt": None,
+            "n": None,
+            "messages": [{"role": "user", "content": "Hi", "name": None}],
+        },
         {"id": ids[2], "prompt": "y" * 30_000, "n": 1, "messages": None},
     ]
     pq.write_table(pa.Table.from_pylist(rows), path)
@@ -47,17 +52,32 @@ def test_parquet_in_and_out(tmp_path: Path, ids: list[Any]) -> None:
     assert llm.asked[1].messages == [{"role": "user", "content": "Hi"}]
     found = pq.ParquetFile(out).read().to_pylist()
     ledger = lines(tmp_path / "out.parquet.jsonl")
-    assert [row["id"] for row in found] == [row["id"] for row in ledger] and {row["id"] for row in found} == set(ids)
+    assert [row["id"] for row in found] == [row["id"] for row in ledger] and {
+        row["id"] for row in found
+    } == set(ids)
     for row, told in zip(found, ledger, strict=True):
-        outputs = [{**output, "logprobs": None} for output in told["outputs"]] if "outputs" in told else None
+        outputs = (
+            [{**output, "logprobs": None} for output in told["outputs"]]
+            if "outputs" in told
+            else None
+        )
         assert (row["outputs"], row["error"]) == (outputs, told.get("error"))
 
 
 def test_logprobs_and_odd_ids_have_their_columns(tmp_path: Path) -> None:
     top = [{"token_id": 5, "logprob": -0.5, "rank": 1, "decoded_token": "x"}]
-    output = {"text": "x", "finish_reason": "stop", "token_count": 1, "logprobs": [{"token_id": 5, "top": top}]}
+    output = {
+        "text": "x",
+        "finish_reason": "stop",
+        "token_count": 1,
+        "logprobs": [{"token_id": 5, "top": top}],
+    }
     ledger, out = tmp_path / "o.parquet.jsonl", tmp_path / "o.parquet"
-    ledger.write_text("".join(json.dumps({"id": i, "outputs": [output]}) + "\n" for i in (1, "1", "\ud800", 2**70)))
+    ledger.write_text(
+        "".join(
+            json.dumps({"id": i, "outputs": [output]}) + "\n" for i in (1, "1", "\ud800", 2**70)
+        )
+    )
     finish_output(ledger, out)
     found = pq.ParquetFile(out).read().to_pylist()
     assert [row["id"] for row in found] == ["1", "1", "\\ud800", str(2**70)]
@@ -97,13 +117,18 @@ def test_carried_columns_have_their_types(tmp_path: Path) -> None:
         {"answer": 1, "score": 1, "mixed": 1, "right": True, "text": "a", "metadata": {"k": [1]}},
         {"answer": 2, "score": 0.5, "mixed": "b", "right": None, "text": "\ud800"},
     ]
-    source.write_text("".join(json.dumps({"id": i, "prompt": "p", **more}) + "\n" for i, more in enumerate(extra)))
-    run_file(source, out, Config(), opener(FakeLLM()), ("answer", "score", "mixed", "right", "text"))
+    source.write_text(
+        "".join(json.dumps({"id": i, "prompt": "p", **more}) + "\n" for i, more in enumerate(extra))
+    )
+    run_file(
+        source, out, Config(), opener(FakeLLM()), ("answer", "score", "mixed", "right", "text")
+    )
     found = sorted(pq.ParquetFile(out).read().to_pylist(), key=lambda row: row["id"])
     names = ("answer", "score", "mixed", "right", "text", "metadata")
     assert [tuple(row[name] for name in names) for row in found] == [
-        (1, 1.0, "1", True, "a", '{"k": [1]}'), (2, 0.5, "b", None, "\\ud800", None),
-    ]  # fmt: skip
+        (1, 1.0, "1", True, "a", '{"k": [1]}'),
+        (2, 0.5, "b", None, "\\ud800", None),
+    ]
 
 
 def test_the_plain_copy_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,5 @@
-"""Which model a job's samples are of: told before it is loaded, by its name, its knobs and its files."""
+"""Which model a job's samples are of: told before it is loaded, by its name, its knobs and its
+files."""
 
 from __future__ import annotations
 
@@ -28,8 +29,16 @@ def test_a_model_trained_on_is_another(tmp_path: Path) -> None:
 def test_what_decides_and_what_doesnt() -> None:
     plain = identity(Config.of(model="owner/name"))
     assert plain["model_files"] is None
-    assert identity(Config.of(model="owner/name", max_num_seqs=3, kv_cache_tokens=64, steps_ahead=0)) == plain
-    for change in ({"dtype": "float32"}, {"max_model_len": 9}, {"revision": "v2"}, {"load_format": "dummy"}):
+    assert (
+        identity(Config.of(model="owner/name", max_num_seqs=3, kv_cache_tokens=64, steps_ahead=0))
+        == plain
+    )
+    for change in (
+        {"dtype": "float32"},
+        {"max_model_len": 9},
+        {"revision": "v2"},
+        {"load_format": "dummy"},
+    ):
         assert identity(Config.of(model="owner/name", **change)) != plain
     assert identity(Config())["model_files"]
 

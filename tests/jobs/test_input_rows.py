@@ -27,7 +27,16 @@ HELLO = [{"role": "user", "content": "Hello"}]
 
 
 def test_own_form() -> None:
-    row = parse({"id": "a", "prompt": "Hi", "n": 3, "temperature": 0.5, "stop": "\n", "logit_bias": {"5": -1}})
+    row = parse(
+        {
+            "id": "a",
+            "prompt": "Hi",
+            "n": 3,
+            "temperature": 0.5,
+            "stop": "\n",
+            "logit_bias": {"5": -1},
+        }
+    )
     assert (row.id, row.prompt, row.messages) == ("a", "Hi", None)
     assert (row.params.n, row.params.temperature, row.params.stop) == (3, 0.5, ["\n"])
     assert row.params.logit_bias == {5: -1.0}
@@ -39,8 +48,18 @@ def test_own_form() -> None:
 
 def test_batch_form() -> None:
     row = parse(batch(model="m", prompt="Hi", max_tokens=5, seed=9))
-    assert (row.id, row.prompt, row.model, row.params.max_tokens, row.params.seed) == ("c", "Hi", "m", 5, 9)
-    chat = parse(batch(CHAT, messages=HELLO, max_completion_tokens=7, logprobs=True, top_logprobs=2, stop=None))
+    assert (row.id, row.prompt, row.model, row.params.max_tokens, row.params.seed) == (
+        "c",
+        "Hi",
+        "m",
+        5,
+        9,
+    )
+    chat = parse(
+        batch(
+            CHAT, messages=HELLO, max_completion_tokens=7, logprobs=True, top_logprobs=2, stop=None
+        )
+    )
     assert (chat.messages, chat.params.max_tokens, chat.params.logprobs) == (HELLO, 7, 2)
     assert parse(batch(CHAT, messages=HELLO)).params.max_tokens is None
     assert parse(batch(prompt="Hi")).params.max_tokens == 16
@@ -52,7 +71,10 @@ def test_chat_options_of_both_forms() -> None:
         "continue_final_message": True,
         "chat_template_kwargs": {"thinking": False},
     }
-    own, batched = parse({"id": 1, "messages": HELLO, **asked}), parse(batch(CHAT, messages=HELLO, **asked))
+    own, batched = (
+        parse({"id": 1, "messages": HELLO, **asked}),
+        parse(batch(CHAT, messages=HELLO, **asked)),
+    )
     assert own.chat == batched.chat == asked
     assert parse({"id": 1, "messages": HELLO, "chat_template_kwargs": None}).chat == {}
 
@@ -82,7 +104,10 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"id": "a", "prompt": []}, "Expected `array` of length >= 1 - at `$.prompt`"),
         (batch(prompt=["x", "y"]), "Expected `int`, got `str`"),
         ({"id": "a", "prompt": "x", "temprature": 1}, "unknown field `temprature`"),
-        ({"id": "a", "prompt": "x", "answer": "5"}, "`answer`: leave it out, or let the column through to OUT by --k"),
+        (
+            {"id": "a", "prompt": "x", "answer": "5"},
+            "`answer`: leave it out, or let the column through to OUT by --k",
+        ),
         ({"id": "a", "prompt": "x", "prompt_logprobs": 1}, "unknown field `prompt_logprobs`"),
         ({"id": "a", "prompt": "x", "temperature": -1}, "temperature must be between"),
         ({"id": "a", "prompt": "x", "n": 0}, "n must be between"),
@@ -93,8 +118,14 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
             {"id": "a", "prompt": "x", "n": 3, "stop_when": {"pattern": "("}},
             "stop_when.pattern is no regex that can be",
         ),
-        ({"id": "a", "prompt": "x", "stop_when": {"pattern": "x", "k": 2}}, "object contains unknown field k"),
-        ({"id": "a", "prompt": "x", "logprob_token_ids": [1, 1]}, "logprob_token_ids must be a list of 1 to 20"),
+        (
+            {"id": "a", "prompt": "x", "stop_when": {"pattern": "x", "k": 2}},
+            "object contains unknown field k",
+        ),
+        (
+            {"id": "a", "prompt": "x", "logprob_token_ids": [1, 1]},
+            "logprob_token_ids must be a list of 1 to 20",
+        ),
         ({"id": "a", "messages": []}, "messages is empty"),
         ({"id": "a", "messages": [{"role": "user", "content": 5}]}, "content must be text"),
         ({"id": "a", "prompt": "x", "ignore_eos": "no"}, "ignore_eos must be true or false"),
@@ -104,9 +135,18 @@ def test_a_row_without_a_seed_gets_its_own() -> None:
         ({"custom_id": "c", "method": "POST", "url": CHAT}, "missing required field body"),
         (batch(prompt="x", temprature=1), "unknown field temprature: leave it out"),
         (batch(prompt="x", stream=True), "stream is not served in a batch"),
-        ({"id": 1, "prompt": "x", "chat_template_kwargs": {}}, "chat_template_kwargs belongs to messages"),
-        ({"id": 1, "messages": HELLO, "add_generation_prompt": 1}, "add_generation_prompt must be true or false"),
-        ({"id": 1, "messages": HELLO, "continue_final_message": True}, "exclude each other: set one of them to false"),
+        (
+            {"id": 1, "prompt": "x", "chat_template_kwargs": {}},
+            "chat_template_kwargs belongs to messages",
+        ),
+        (
+            {"id": 1, "messages": HELLO, "add_generation_prompt": 1},
+            "add_generation_prompt must be true or false",
+        ),
+        (
+            {"id": 1, "messages": HELLO, "continue_final_message": True},
+            "exclude each other: set one of them to false",
+        ),
     ],
 )
 def test_refusals(row: Any, says: str) -> None:
@@ -121,7 +161,9 @@ def test_no_json() -> None:
             parse_row(line, 3, seed=0)
     with pytest.raises(UsageError, match="'utf-8' codec"):  # whatever else its bytes might be
         parse_row(b'\xff\xfe{"id": 1}', 3, seed=0)
-    assert parse_row(b'\xef\xbb\xbf{"id": 1, "prompt": "x"}', 3, seed=0).id == 1  # a byte-order mark
+    assert (
+        parse_row(b'\xef\xbb\xbf{"id": 1, "prompt": "x"}', 3, seed=0).id == 1
+    )  # a byte-order mark
 
 
 def test_survey_counts_and_finds_doubles(tmp_path: Path) -> None:
@@ -166,9 +208,16 @@ def test_survey_tells_every_bad_row_at_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         survey(path, lambda rows: None)
     said = str(caught.value)
-    assert said.startswith("36 rows are bad") and said.endswith("; and 16 more: 49-59, 80, 82-83, 90, 100")
-    assert [number for number in range(1, 101) if f"row {number} is no JSON" in said] == [7, *range(30, 49)]
+    assert said.startswith("36 rows are bad") and said.endswith(
+        "; and 16 more: 49-59, 80, 82-83, 90, 100"
+    )
+    assert [number for number in range(1, 101) if f"row {number} is no JSON" in said] == [
+        7,
+        *range(30, 49),
+    ]
     lines[6] = lines[89]
     path.write_text("\n".join(lines[:7] + lines[29:30]))
-    with pytest.raises(UsageError, match=r"row 7: id 1 was there before: .*; row 8 is no JSON.*out$"):
+    with pytest.raises(
+        UsageError, match=r"row 7: id 1 was there before: .*; row 8 is no JSON.*out$"
+    ):
         survey(path, lambda rows: None)

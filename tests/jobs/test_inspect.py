@@ -1,4 +1,5 @@
-"""`penstock inspect`: what it prints of an artifact, and how it names one that is unfinished, broken, or none."""
+"""`penstock inspect`: what it prints of an artifact, and how it names one that is unfinished,
+broken, or none."""
 
 from __future__ import annotations
 
@@ -32,17 +33,33 @@ pytestmark = pytest.mark.torch
 def folder(tmp_path: Path) -> Path:
     made = make_artifact(tmp_path / "made", max_num_seqs=64)
     work = BuiltFor(
-        told="64x32:8", prompts=8, samples=16, concurrency=8, prompt_tokens=64, longest_prompt=70, output_tokens=32,
-        longest_output=33, shared_tokens=5,
-    )  # fmt: skip
+        told="64x32:8",
+        prompts=8,
+        samples=16,
+        concurrency=8,
+        prompt_tokens=64,
+        longest_prompt=70,
+        output_tokens=32,
+        longest_output=33,
+        shared_tokens=5,
+    )
     quality = Quality(
-        agreement=0.985, kl_mean=1e-4, kl_worst=2e-3, bound=0.01, tokens=512, by_matrix={"down": 1e-5},
+        agreement=0.985,
+        kl_mean=1e-4,
+        kl_worst=2e-3,
+        bound=0.01,
+        tokens=512,
+        by_matrix={"down": 1e-5},
         kept_wide=["head"],
-    )  # fmt: skip
+    )
     expected = ExpectedWork(
-        told="64x32:8", output_tokens_per_second=12345.6, noise_percent=1.0, requests_per_second=3.0,
-        share_of_limit=0.5, request_ms=82.25,
-    )  # fmt: skip
+        told="64x32:8",
+        output_tokens_per_second=12345.6,
+        noise_percent=1.0,
+        requests_per_second=3.0,
+        share_of_limit=0.5,
+        request_ms=82.25,
+    )
     more = {"revision": "abc", "tunables": {"rows": 16}, "price": 3.6}
     edit(made, built_for=[work], quality=quality, expected=[expected], **more)
     return made
@@ -83,23 +100,33 @@ def test_a_person_reads_it_in_columns(folder: Path, capsys: pytest.CaptureFixtur
     more = [Decision(name="steps_ahead", chosen=1, default=1, note="not reached")]
     more += [Decision(name="prefix_groups", chosen=None, default=None, note="asked for")]
     slow = ExpectedWork(
-        told="1x2:3", output_tokens_per_second=2.0, noise_percent=None, requests_per_second=1 / 3, request_ms=None
+        told="1x2:3",
+        output_tokens_per_second=2.0,
+        noise_percent=None,
+        requests_per_second=1 / 3,
+        request_ms=None,
     )
     edit(folder, decisions=[*before.decisions, *more], expected=[*before.expected, slow])
     print_artifact(folder, as_json=False)
     said = capsys.readouterr().out
-    assert said.startswith(f"{folder}: demo at abc, built by penstock {__version__} for throughput\n\nbuilt on\n")
+    assert said.startswith(
+        f"{folder}: demo at abc, built by penstock {__version__} for throughput\n\nbuilt on\n"
+    )
     assert WORK in said and CAME_TO in said
     assert "  weights  1 file  " in said and "  kernels  1 file  " in said
     edit(folder, expected=[], price=None)
     print_artifact(folder, as_json=False)
-    assert "\nexpect\n  nothing was timed (--tune-minutes 0): defaults hold\n" in capsys.readouterr().out
+    assert (
+        "\nexpect\n  nothing was timed (--tune-minutes 0): defaults hold\n"
+        in capsys.readouterr().out
+    )
 
 
 def test_the_command_gives_json_and_loads_no_torch(folder: Path) -> None:
     code = (
-        f"import sys; sys.argv = ['penstock', 'inspect', {str(folder)!r}, '--json']\nfrom penstock.cli import app\n"
-        "app(standalone_mode=False)\nassert not {'torch', 'triton'} & set(sys.modules)"
+        f"import sys; sys.argv = ['penstock', 'inspect', {str(folder)!r}, '--json']\nfrom"
+        " penstock.cli import app\napp(standalone_mode=False)\nassert not {'torch', 'triton'} &"
+        " set(sys.modules)"
     )
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert msgspec.json.decode(ended.stdout, type=Manifest) == read_manifest(folder)
@@ -121,9 +148,13 @@ def test_what_is_not_whole_is_named(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_what_is_no_folder_is_told_apart(tmp_path: Path) -> None:
     (tmp_path / "penstock.json").write_text("{}")
-    with pytest.raises(CheckpointError, match=r"penstock.json is a file: name an artifact's folder"):
+    with pytest.raises(
+        CheckpointError, match=r"penstock.json is a file: name an artifact's folder"
+    ):
         print_artifact(tmp_path / "penstock.json", as_json=False)
-    with pytest.raises(CheckpointError, match=r"there is no folder .*/gone: name an artifact's folder"):
+    with pytest.raises(
+        CheckpointError, match=r"there is no folder .*/gone: name an artifact's folder"
+    ):
         print_artifact(tmp_path / "gone", as_json=False)
 
 
@@ -146,5 +177,7 @@ def test_what_is_no_file_is_not_waited_for(folder: Path, name: str, kind: str) -
 
 def test_a_manifest_is_read_no_further_than_one_may_be_long(folder: Path) -> None:
     os.truncate(folder / MANIFEST, 10 << 30)
-    with pytest.raises(CheckpointError, match="it has 10,737,418,240 bytes, and 67,108,864 are the most"):
+    with pytest.raises(
+        CheckpointError, match="it has 10,737,418,240 bytes, and 67,108,864 are the most"
+    ):
         print_artifact(folder, as_json=False)

@@ -1,4 +1,5 @@
-"""The sampling job over an LLM that computes nothing: what it asks, what it writes, and how it goes on."""
+"""The sampling job over an LLM that computes nothing: what it asks, what it writes, and how it goes
+on."""
 
 from __future__ import annotations
 
@@ -33,14 +34,18 @@ def make_problems(folder: Path, count: int = 5, long: int | None = None) -> str:
         for i in range(count):
             question = f"How many <b>letters</b> & signs are in this {'long ' * i}question?"
             question += " x" * CONTEXT if i == long else ""
-            file.write(json.dumps({"question": question, "answer": f"Count.\n#### {len(question)}"}) + "\n")
+            file.write(
+                json.dumps({"question": question, "answer": f"Count.\n#### {len(question)}"}) + "\n"
+            )
     return str(path)
 
 
 def ask(folder: Path, *, out: str = "out", n: int = N, **values: Any) -> Options:
     problems = values.pop("problems", None) or make_problems(folder)
     sampling = SamplingParams(n=n, temperature=0.6, max_tokens=64, stop=["Question:"])
-    return Options(problems=problems, out=folder / out, sampling=sampling, **{"few_shot": 2, **values})
+    return Options(
+        problems=problems, out=folder / out, sampling=sampling, **{"few_shot": 2, **values}
+    )
 
 
 def opener(llm: FakeLLM) -> OpenLLM:
@@ -54,17 +59,23 @@ def samples(folder: Path) -> dict[tuple[int, int], dict[str, Any]]:
     return by_key
 
 
-def test_what_it_asks_and_what_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_it_asks_and_what_it_writes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     llm = FakeLLM()
     summary = run_monkeys(Config(), ask(tmp_path), opener(llm))
     assert [p.key for p in llm.asked] == [0, 1, 2, 3, 4]
     assert len({p.params.seed for p in llm.asked}) == 5
-    assert all(p.samples is None and p.params.n == N and p.params.stop == ["Question:"] for p in llm.asked)
+    assert all(
+        p.samples is None and p.params.n == N and p.params.stop == ["Question:"] for p in llm.asked
+    )
     assert all(p.group_stop is None for p in llm.asked)
     prompt = llm.asked[0].prompt
     assert isinstance(prompt, str)
     assert (
-        prompt.count("Question: ") == 3 and prompt.count("Answer: Count.\n#### ") == 2 and prompt.endswith("\nAnswer:")
+        prompt.count("Question: ") == 3
+        and prompt.count("Answer: Count.\n#### ") == 2
+        and prompt.endswith("\nAnswer:")
     )
     assert prompt.count("in this question?") == 1, "a problem is never among its own shots"
     rows = samples(tmp_path / "out")
@@ -110,28 +121,38 @@ def test_without_matplotlib_the_picture_alone_is_missing(
 ) -> None:
     monkeypatch.setattr("penstock.jobs.report.find_spec", lambda name: None)
     run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
-    assert 'coverage.png is left out: it needs pip install "penstock[plot]"' in capsys.readouterr().err
+    assert (
+        'coverage.png is left out: it needs pip install "penstock[plot]"' in capsys.readouterr().err
+    )
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"summary.json", "report.html"} <= written and "coverage.png" not in written
 
 
 def test_stopped_it_goes_on(tmp_path: Path) -> None:
-    """Whatever was drawn when it was stopped, all together is what a run in one piece draws; nothing is asked twice."""
+    """Whatever was drawn when it was stopped, all together is what a run in one piece draws;
+    nothing is asked twice."""
     run_monkeys(Config(), ask(tmp_path, out="whole"), opener(FakeLLM()))
     for stopped_at in (0, 1, 7, 20):
         out = f"stopped-{stopped_at}"
         first = FakeLLM(dies_after=stopped_at)
-        with pytest.raises(KeyboardInterrupt, match=rf"{stopped_at} of 30 samples .*goes on from there"):
+        with pytest.raises(
+            KeyboardInterrupt, match=rf"{stopped_at} of 30 samples .*goes on from there"
+        ):
             run_monkeys(Config(), ask(tmp_path, out=out), opener(first))
         second = FakeLLM()
         summary = run_monkeys(Config(), ask(tmp_path, out=out), opener(second))
         asked = sum(len(p.samples) if p.samples is not None else N for p in second.asked)
         assert asked == 30 - stopped_at == summary["speed"]["samples"]
         assert samples(tmp_path / out) == samples(tmp_path / "whole")
-        assert summary["coverage"] == json.loads((tmp_path / "whole" / "summary.json").read_text())["coverage"]
+        assert (
+            summary["coverage"]
+            == json.loads((tmp_path / "whole" / "summary.json").read_text())["coverage"]
+        )
 
 
-def test_a_problem_of_which_some_samples_fail_ends_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_problem_of_which_some_samples_fail_ends_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     shown = shown_by(monkeys_room, monkeypatch)
 
     class Broken(FakeLLM):
@@ -148,7 +169,9 @@ def test_a_problem_of_which_some_samples_fail_ends_alone(tmp_path: Path, monkeyp
     rows = samples(tmp_path / "out")
     assert sorted(rows) == [(p, s) for p in range(5) for s in range(N) if p != 1 or s % 2]
     right = [sum(rows[p, s]["right"] for s in range(N)) for p in (0, 2, 3, 4)]
-    assert summary["coverage"][0]["value"] == pytest.approx(sum(right) / (4 * N)), "of those that have all samples"
+    assert summary["coverage"][0]["value"] == pytest.approx(sum(right) / (4 * N)), (
+        "of those that have all samples"
+    )
     assert [(count.name, count.done, count.total) for count in shown[0].counts] == [
         ("problems", 5, 5),
         ("samples", 5 * N, 5 * N),
@@ -179,17 +202,23 @@ def test_other_settings_are_refused(tmp_path: Path, change: dict[str, int], says
     assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
 
 
-def test_a_prompt_that_is_too_long_ends_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_prompt_that_is_too_long_ends_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     problems = make_problems(tmp_path, long=1)
     (tmp_path / "shots").mkdir()
     shots = make_problems(tmp_path / "shots", count=4)
-    summary = run_monkeys(Config(), ask(tmp_path, problems=problems, shots=shots), opener(FakeLLM()))
+    summary = run_monkeys(
+        Config(), ask(tmp_path, problems=problems, shots=shots), opener(FakeLLM())
+    )
     assert [f["problem"] for f in summary["failed"]] == [1]
     assert {problem for problem, _ in samples(tmp_path / "out")} == {0, 2, 3, 4}
     assert "row 2 was not sampled" in capsys.readouterr().out
     with pytest.raises(ContextLengthError, match="no problem could be sampled"):
         run_monkeys(
-            Config(), ask(tmp_path, out="all", problems=problems, shots=shots, few_shot=0, limit=None), opener(Deaf())
+            Config(),
+            ask(tmp_path, out="all", problems=problems, shots=shots, few_shot=0, limit=None),
+            opener(Deaf()),
         )
     assert not (tmp_path / "all").exists()
 
@@ -239,12 +268,16 @@ def test_problems_end_early_and_a_later_sitting_knows_what_was_answered(
         mine = [row for (p, _), row in rows.items() if p == problem]
         cut = [row for row in mine if row["finish_reason"] == "abort"]
         ended = Counter(row["answer"] for row in mine if row["finish_reason"] == "stop")
-        assert cut and all(row["answer"] is None and not row["right"] and row["token_count"] == 2 for row in cut)
+        assert cut and all(
+            row["answer"] is None and not row["right"] and row["token_count"] == 2 for row in cut
+        )
         if rule == "right":
             assert sum(row["right"] for row in mine) == 1
         else:
             assert max(ended.values()) == 2
-    assert [point["k"] for point in summary["coverage"]] == [12], "of fewer samples nothing can be said"
+    assert [point["k"] for point in summary["coverage"]] == [12], (
+        "of fewer samples nothing can be said"
+    )
     assert summary["output_tokens"] == sum(row["token_count"] for row in rows.values())
     assert summary["settings"]["stop_when"] == rule and summary["finish_reasons"]["abort"] > 5
     assert "stopped early" in capsys.readouterr().out
@@ -258,16 +291,30 @@ def test_a_rule_that_cannot_be_is_one_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"problem": 99}, {"problem": "0"}, {"problem": None}, {"sample": "0"}, {"answer": 4}, {"token_count": "many"},
-     {"finish_reason": None}, {"right": "yes"}, {"text": 5}, {"prompt_tokens": []}],
+    [
+        {"problem": 99},
+        {"problem": "0"},
+        {"problem": None},
+        {"sample": "0"},
+        {"answer": 4},
+        {"token_count": "many"},
+        {"finish_reason": None},
+        {"right": "yes"},
+        {"text": 5},
+        {"prompt_tokens": []},
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_vouched_rows_that_no_job_wrote_are_a_line(tmp_path: Path, change: dict[str, Any]) -> None:
-    """Their journal's checksums hold: they were written by its own hand, of a job whose settings are these."""
+    """Their journal's checksums hold: they were written by its own hand, of a job whose settings
+    are these."""
     options = ask(tmp_path)
     run_monkeys(Config(), options, opener(FakeLLM()))
     out = tmp_path / "out" / "samples.jsonl"
-    first, rest = out.read_bytes().splitlines(keepends=True)[0], out.read_bytes().splitlines(keepends=True)[1:]
+    first, rest = (
+        out.read_bytes().splitlines(keepends=True)[0],
+        out.read_bytes().splitlines(keepends=True)[1:],
+    )
     head, *lines = journal_of(out).read_bytes().splitlines(keepends=True)
     row = json.dumps({**json.loads(first), **change}).encode() + b"\n"
     key = json.loads(lines[0].split(b" ", 3)[3])
@@ -279,7 +326,9 @@ def test_vouched_rows_that_no_job_wrote_are_a_line(tmp_path: Path, change: dict[
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize("summary", ["nope", "[]", "{}", '{"speed": {}, "engine": {}}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "summary", ["nope", "[]", "{}", '{"speed": {}, "engine": {}}', "[" * 100_000]
+)
 def test_a_summary_that_no_job_wrote_is_a_line(tmp_path: Path, summary: str) -> None:
     run_monkeys(Config(), ask(tmp_path), opener(FakeLLM()))
     (tmp_path / "out" / "summary.json").write_text(summary)

@@ -58,7 +58,9 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(
     name: str, problems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A percentile bootstrap over problems held it 10 to 96 times of 100."""
-    monkeypatch.setattr(pass_at_k_room, "BOOTSTRAPS", 2_000)  # enough for a count, in a fifth of the time
+    monkeypatch.setattr(
+        pass_at_k_room, "BOOTSTRAPS", 2_000
+    )  # enough for a count, in a fifth of the time
     likely, truth = POPULATIONS[name]
     draw, held = np.random.default_rng(3), 0
     for trial in range(100):
@@ -70,11 +72,16 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(
 
 @pytest.mark.parametrize("problems", [1, 2, 40, 1000])
 @pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
-def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(problems: int, share: float) -> None:
-    """Every sample right or none: at each k it is what scipy's Clopper-Pearson says of so many problems."""
+def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(
+    problems: int, share: float
+) -> None:
+    """Every sample right or none: at each k it is what scipy's Clopper-Pearson says of so many
+    problems."""
     solved = int(problems * share)
     exact = binomtest(solved, problems).proportion_ci(0.95, "exact")
-    for point in coverage([8] * problems, [8] * solved + [0] * (problems - solved), powers(8), seed=1):
+    for point in coverage(
+        [8] * problems, [8] * solved + [0] * (problems - solved), powers(8), seed=1
+    ):
         assert (point.low, point.high) == pytest.approx((exact.low, exact.high), abs=1e-9)
 
 
@@ -82,7 +89,9 @@ def test_where_problems_are_solved_or_not_the_interval_is_the_exact_one(problems
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
 def test_no_interval_is_of_zero_width(right: list[int]) -> None:
     points = coverage([4] * len(right), right, powers(4), seed=1)
-    assert all(point.low < point.high and point.low <= point.value <= point.high for point in points)
+    assert all(
+        point.low < point.high and point.low <= point.value <= point.high for point in points
+    )
 
 
 def test_majority() -> None:

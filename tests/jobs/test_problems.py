@@ -11,9 +11,19 @@ import pytest
 
 from penstock.errors import CapacityError, UsageError
 from penstock.jobs.input_rows import mix
-from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
+from penstock.jobs.problems import (
+    Problem,
+    digest,
+    draw_shots,
+    find_answer,
+    load_problems,
+    make_prompt,
+)
 
-ROWS = [{"question": f"What is {i} + 1?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"} for i in range(6)]
+ROWS = [
+    {"question": f"What is {i} + 1?", "answer": f"It is <<{i}+1={i + 1}>>{i + 1}.\n#### {i + 1}"}
+    for i in range(6)
+]
 
 
 def write(path: Path, rows: list[object]) -> str:
@@ -50,10 +60,14 @@ def test_find_answer(text: str, answer: str | None) -> None:
 
 
 def test_the_prompt_is_the_contract() -> None:
-    a, b = Problem(0, "How many?", "One.\n#### 1", "1"), Problem(1, "Which?", "<<1+1=2>>2.\n#### 2", "2")
-    assert make_prompt("Now?", [a, b]) == (
-        "Question: How many?\nAnswer: One.\n#### 1\n\nQuestion: Which?\nAnswer: <<1+1=2>>2.\n#### 2\n\n"
-        "Question: Now?\nAnswer:"
+    a, b = (
+        Problem(0, "How many?", "One.\n#### 1", "1"),
+        Problem(1, "Which?", "<<1+1=2>>2.\n#### 2", "2"),
+    )
+    assert (
+        make_prompt("Now?", [a, b])
+        == "Question: How many?\nAnswer: One.\n#### 1\n\nQuestion: Which?\nAnswer:"
+        " <<1+1=2>>2.\n#### 2\n\nQuestion: Now?\nAnswer:"
     )
     assert make_prompt("Now?", []) == "Question: Now?\nAnswer:"
 
@@ -61,8 +75,15 @@ def test_the_prompt_is_the_contract() -> None:
 def test_shots_are_drawn_once_and_for_all() -> None:
     pool = [Problem(i, row["question"], row["answer"], str(i + 1)) for i, row in enumerate(ROWS)]
     drawn = [[s.index for s in draw_shots(pool, p.question, 3, 42, p.index)] for p in pool]
-    assert drawn == [[s.index for s in draw_shots(pool, p.question, 3, 42, p.index)] for p in reversed(pool)][::-1]
-    assert all(p.index not in shots and len(set(shots)) == 3 for p, shots in zip(pool, drawn, strict=True))
+    assert (
+        drawn
+        == [
+            [s.index for s in draw_shots(pool, p.question, 3, 42, p.index)] for p in reversed(pool)
+        ][::-1]
+    )
+    assert all(
+        p.index not in shots and len(set(shots)) == 3 for p, shots in zip(pool, drawn, strict=True)
+    )
     assert drawn != [[s.index for s in draw_shots(pool, p.question, 3, 43, p.index)] for p in pool]
     assert len({tuple(shots) for shots in drawn}) > 1
     with pytest.raises(UsageError, match="lower --few-shot"):
@@ -103,5 +124,7 @@ def test_a_broken_row_is_told_by_its_number(tmp_path: Path, row: str, says: str)
 
 def test_no_network_is_one_line() -> None:
     assert os.environ.get("HF_HUB_OFFLINE") == "1"
-    with pytest.raises(CapacityError, match=r"^no way to the hub for someone/something .*give a file instead$"):
+    with pytest.raises(
+        CapacityError, match=r"^no way to the hub for someone/something .*give a file instead$"
+    ):
         load_problems("someone/something", "test")

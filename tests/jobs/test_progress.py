@@ -1,5 +1,5 @@
-"""The live line of a job by a clock of its own: a rate that steps of minutes don't take away, and an end that is told
-once it is known."""
+"""The live line of a job by a clock of its own: a rate that steps of minutes don't take away, and
+an end that is told once it is known."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ class Job:
         return self.progress.line()
 
 
-def test_a_step_of_minutes_leaves_the_rate_and_promises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_of_minutes_leaves_the_rate_and_promises_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     job = Job(monkeypatch, 1024)
     for second in range(60):  # the model begins
         line = job.line(second, 0, 0)
-        assert "0 tok/s" not in line and "left" not in line and "first tokens are on their way" in line
+        assert (
+            "0 tok/s" not in line and "left" not in line and "first tokens are on their way" in line
+        )
     job.line(60, 6_000, 1)
     for second in range(61, 240):  # one long step: none of it is told before its end
         line = job.line(second, 6_000, 1)
@@ -43,7 +47,9 @@ def test_the_end_is_by_the_pace_since_the_first(monkeypatch: pytest.MonkeyPatch)
     for second in range(1, FEW):
         assert "not known yet" in job.line(600 + second, 100 * second, 1 + second)
     line = job.line(600 + FEW, 100 * FEW, 1 + FEW)
-    assert line.endswith("about 16 min 29 s left"), line  # one a second; by all that went before it would be 15 h
+    assert line.endswith("about 16 min 29 s left"), (
+        line
+    )  # one a second; by all that went before it would be 15 h
     assert " 100 tok/s" in line
 
 

@@ -29,11 +29,15 @@ CORES = RayCluster((RayNode("a", 8, 0), RayNode("b", 3, 0)), own=False)
         (CORES, 11, {}, (11, 1, 0)),
     ],
 )
-def test_places(cluster: RayCluster, workers: int | None, asked: dict[str, Any], places: tuple[int, int, int]) -> None:
+def test_places(
+    cluster: RayCluster, workers: int | None, asked: dict[str, Any], places: tuple[int, int, int]
+) -> None:
     found = place_workers(cluster, workers, Config.of(**asked))
     assert found == WorkerPlaces(*places)
     count, cpus, gpus = places
-    assert sum(min(n.cpus // cpus, n.gpus // gpus if gpus else count) for n in cluster.nodes) >= count
+    assert (
+        sum(min(n.cpus // cpus, n.gpus // gpus if gpus else count) for n in cluster.nodes) >= count
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,12 +46,22 @@ def test_places(cluster: RayCluster, workers: int | None, asked: dict[str, Any],
         (GPUS, 7, {}, CapacityError, "ask for 7, and the Ray cluster has 6"),
         (GPUS, None, {"tensor_parallel_size": 8}, CapacityError, "1 worker of 8 GPUs"),
         (CORES, None, {"device": "cuda"}, CapacityError, r"has 0 \(none\)"),
-        (CORES, 12, {}, CapacityError, "12 workers ask for a core each, and the Ray cluster has 11"),
+        (
+            CORES,
+            12,
+            {},
+            CapacityError,
+            "12 workers ask for a core each, and the Ray cluster has 11",
+        ),
         (CORES, 0, {}, UsageError, "--workers must be at least 1"),
     ],
 )
 def test_no_room(
-    cluster: RayCluster, workers: int | None, asked: dict[str, Any], kind: type[Exception], says: str
+    cluster: RayCluster,
+    workers: int | None,
+    asked: dict[str, Any],
+    kind: type[Exception],
+    says: str,
 ) -> None:
     with pytest.raises(kind, match=says):
         place_workers(cluster, workers, Config.of(**asked))

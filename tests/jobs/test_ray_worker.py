@@ -1,4 +1,5 @@
-"""A worker of `--on ray` in this process, over the demo model: prompts that come while it works, and what it tells."""
+"""A worker of `--on ray` in this process, over the demo model: prompts that come while it works,
+and what it tells."""
 
 from __future__ import annotations
 
@@ -19,13 +20,17 @@ KNOBS: dict[str, Any] = {"max_num_seqs": 4, "kv_cache_tokens": 4096}
 
 
 def ask(number: int) -> Prompt:
-    params = SamplingParams(n=3, max_tokens=5 + number, seed=number, logprobs=1 if number == 1 else None)
+    params = SamplingParams(
+        n=3, max_tokens=5 + number, seed=number, logprobs=1 if number == 1 else None
+    )
     return Prompt(key=number, prompt=f"Question: {number} and 8?", params=params)
 
 
 def turn(worker: RayWorker, *numbers: int) -> list[Finished]:
     given = [(number, msgspec.Raw(msgspec.msgpack.encode(ask(number)))) for number in numbers]
-    return msgspec.msgpack.decode(worker.turn(msgspec.msgpack.encode(given)), type=TurnNews).finished
+    return msgspec.msgpack.decode(
+        worker.turn(msgspec.msgpack.encode(given)), type=TurnNews
+    ).finished
 
 
 def test_turns_bring_what_an_engine_gives() -> None:
@@ -33,7 +38,9 @@ def test_turns_bring_what_an_engine_gives() -> None:
     hello = msgspec.msgpack.decode(worker.open(), type=WorkerHello | CarriedError)
     assert isinstance(hello, WorkerHello) and hello.rows == 4 and hello.identity["model"] == "demo"
     assert turn(worker) == []  # nothing to do
-    found = turn(worker, 1, 2) + turn(worker, 3)  # 3 comes to an engine that may have had all before
+    found = turn(worker, 1, 2) + turn(
+        worker, 3
+    )  # 3 comes to an engine that may have had all before
     while len(found) < 9:
         found += turn(worker)
     assert turn(worker) == []
@@ -42,7 +49,9 @@ def test_turns_bring_what_an_engine_gives() -> None:
         found += turn(worker)
     with LLM(**KNOBS) as llm:
         prompts = [ask(number) for number in (1, 2, 3, 4)]
-        right = llm.generate([str(p.prompt) for p in prompts], [p.params for p in prompts], use_tqdm=False)
+        right = llm.generate(
+            [str(p.prompt) for p in prompts], [p.params for p in prompts], use_tqdm=False
+        )
     told = {(f.key, f.output.index): f.output for f in found if f.output is not None}
     assert len(told) == 12
     for number, output in enumerate(right, 1):

@@ -1,4 +1,5 @@
-"""`penstock batch` against a server: files up and rows down, a server that goes and comes back, faults in one line."""
+"""`penstock batch` against a server: files up and rows down, a server that goes and comes back,
+faults in one line."""
 
 from __future__ import annotations
 
@@ -58,15 +59,25 @@ def written(folder: Path, lines: list[dict[str, Any]]) -> Path:
 
 
 def test_submit_watch_fetch(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Batching,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    path, out, url = written(tmp_path, [line("a"), line("b", prompt="x" * 300)]), tmp_path / "out.jsonl", server.url
+    path, out, url = (
+        written(tmp_path, [line("a"), line("b", prompt="x" * 300)]),
+        tmp_path / "out.jsonl",
+        server.url,
+    )
     assert run(monkeypatch, "submit", path, "--url", url) == 0
     batch_id = capsys.readouterr().out.strip()
     assert run(monkeypatch, "watch", batch_id, "--url", f"{url}/v1/") == 0
     assert capsys.readouterr().err.splitlines()[-1] == "completed, 2 of 2, 1 failed"
     assert run(monkeypatch, "fetch", batch_id, out, "--url", url) == 0
-    assert capsys.readouterr().out.splitlines() == [f"{out}: 1 rows", f"{tmp_path / 'out.errors.jsonl'}: 1 rows"]
+    assert capsys.readouterr().out.splitlines() == [
+        f"{out}: 1 rows",
+        f"{tmp_path / 'out.errors.jsonl'}: 1 rows",
+    ]
     assert json.loads(out.read_text())["custom_id"] == "a"
     assert json.loads((tmp_path / "out.errors.jsonl").read_text())["custom_id"] == "b"
     assert run(monkeypatch, "cancel", batch_id, "--url", url) == 1
@@ -75,14 +86,21 @@ def test_submit_watch_fetch(
 
 
 def test_bad_lines_are_named(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Batching,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    batch_id = submit(Remote(server.url), written(tmp_path, [line(str(i), n=0) for i in range(30)]), None)
+    batch_id = submit(
+        Remote(server.url), written(tmp_path, [line(str(i), n=0) for i in range(30)]), None
+    )
     assert server.until_over(batch_id).status == "failed"
     assert run(monkeypatch, "watch", batch_id, "--url", server.url) == 1
     said = capsys.readouterr().err.splitlines()
     assert said[0] == "failed" and len(said) == 22
-    assert said[1].startswith("penstock: line 1: n must be between 1 and 65536") and said[1].endswith(" (body.n)")
+    assert said[1].startswith("penstock: line 1: n must be between 1 and 65536") and said[
+        1
+    ].endswith(" (body.n)")
     assert said[-1].startswith("penstock: and 10 more")
     with pytest.raises(RemoteError, match="is failed and left no rows"):
         fetch(Remote(server.url), batch_id, tmp_path / "out")
@@ -97,13 +115,17 @@ def test_a_file_that_says_no_url_needs_one(content: bytes, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("endpoint", [None, "/v1/completions"])
-def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(endpoint: str | None, tmp_path: Path) -> None:
+def test_what_is_no_plain_file_of_lines_is_refused_before_it_is_sent(
+    endpoint: str | None, tmp_path: Path
+) -> None:
     nobody = Remote("http://127.0.0.1:1")
     os.mkfifo(tmp_path / "fifo")
     with pytest.raises(UsageError, match="is no file: name a file of JSON lines"):
         submit(nobody, tmp_path / "fifo", endpoint)
     (tmp_path / "in.jsonl.gz").write_bytes(gzip.compress(jsonl([line("a")])))
-    with pytest.raises(UsageError, match="is gzip, and servers take plain lines: gunzip -k it first"):
+    with pytest.raises(
+        UsageError, match="is gzip, and servers take plain lines: gunzip -k it first"
+    ):
         submit(nobody, tmp_path / "in.jsonl.gz", endpoint)
 
 
@@ -125,7 +147,10 @@ def test_an_upload_of_which_a_batch_may_be_stays(server: Batching, tmp_path: Pat
 
 
 def test_fetch_writes_over_nothing_else(
-    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    server: Batching,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     folder = tmp_path / "mine"
     folder.mkdir()
@@ -135,8 +160,10 @@ def test_fetch_writes_over_nothing_else(
         server.until_over(batch_id)
     errors.write_bytes(b"mine")
     assert run(monkeypatch, "fetch", one, out, "--url", server.url) == 2
-    assert capsys.readouterr().err == (
-        f"penstock: {errors} is there already: name another OUT, or replace it with --overwrite\n"
+    assert (
+        capsys.readouterr().err
+        == f"penstock: {errors} is there already: name another OUT, or replace it with"
+        " --overwrite\n"
     )
     assert list(folder.iterdir()) == [errors] and errors.read_bytes() == b"mine"
     assert run(monkeypatch, "fetch", both, out, "--url", server.url, "--overwrite") == 0
@@ -155,8 +182,16 @@ def test_fetch_takes_no_name_of_a_run(tmp_path: Path, name: str, overwrite: bool
     (tmp_path / "elsewhere" / name).symlink_to(tmp_path / name)
     with Journal(tmp_path / name, {}) as journal:
         for folder in (tmp_path, tmp_path / "elsewhere"):
-            with pytest.raises(JournalError, match=rf"{name} belongs to the run of {name}\.journal: name another OUT"):
-                fetch(Remote("http://127.0.0.1:1"), "batch_x", folder / "out.jsonl", overwrite=overwrite)
+            with pytest.raises(
+                JournalError,
+                match=rf"{name} belongs to the run of {name}\.journal: name another OUT",
+            ):
+                fetch(
+                    Remote("http://127.0.0.1:1"),
+                    "batch_x",
+                    folder / "out.jsonl",
+                    overwrite=overwrite,
+                )
         journal.add(1, {"id": 1})
     assert json.loads((tmp_path / name).read_text()) == {"id": 1}
 
@@ -167,11 +202,15 @@ def test_large_files_go_up_and_come_down(server: Batching, tmp_path: Path) -> No
     made = Remote(server.url).upload(tmp_path / 'odd "na\\me\n.bin')
     assert made["filename"] == "odd name.bin" and made["bytes"] == len(content)
     back = io.BytesIO()
-    assert Remote(server.url).download(made["id"], back) == len(content) and back.getvalue() == content
+    assert (
+        Remote(server.url).download(made["id"], back) == len(content) and back.getvalue() == content
+    )
 
 
 def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", access=AccessPolicy(keys=gather_keys(["secret"], None, {}))) as server:
+    with batching(
+        tokenizer, tmp_path / "state", access=AccessPolicy(keys=gather_keys(["secret"], None, {}))
+    ) as server:
         path = written(tmp_path, [line("a")])
         assert submit(Remote(server.url, "secret"), path, None).startswith("batch_")
         for key in (None, "another"):
@@ -179,7 +218,9 @@ def test_keys_are_sent(tokenizer: Tokenizer, tmp_path: Path) -> None:
                 submit(Remote(server.url, key), path, None)
 
 
-def test_a_server_that_goes_and_comes_back_is_watched_on(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_server_that_goes_and_comes_back_is_watched_on(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     said = io.StringIO()
     with batching(tokenizer, tmp_path / "state") as first:
         first.running.hold(True)
@@ -199,11 +240,14 @@ def test_a_server_that_goes_and_comes_back_is_watched_on(tokenizer: Tokenizer, t
         assert watch(GoneForAWhile(second.url), batch_id, said, 0.01)["status"] == "completed"
     lines = said.getvalue().splitlines()
     assert lines[0].startswith("in_progress, 0 of 1") and lines[-1] == "completed, 1 of 1"
-    assert lines.count("the server does not answer; its batches go on when it is started again") == 1
+    assert (
+        lines.count("the server does not answer; its batches go on when it is started again") == 1
+    )
 
 
 @pytest.mark.parametrize(
-    "url", ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:99999", "http://x:y", "http://x/?a"]
+    "url",
+    ["", "127.0.0.1:8000", "ftp://x", "http://", "http://x:99999", "http://x:y", "http://x/?a"],
 )
 def test_addresses_that_are_none(url: str) -> None:
     with pytest.raises(UsageError, match="is no address of a server"):
@@ -212,9 +256,10 @@ def test_addresses_that_are_none(url: str) -> None:
 
 def test_nobody_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(monkeypatch, "watch", "batch_x", "--url", "http://127.0.0.1:1") == 1
-    assert capsys.readouterr().err == (
-        "penstock: http://127.0.0.1:1 does not answer (connection refused): start a server with --state-dir there, or "
-        "name another --url\n"
+    assert (
+        capsys.readouterr().err
+        == "penstock: http://127.0.0.1:1 does not answer (connection refused): start a server with"
+        " --state-dir there, or name another --url\n"
     )
 
 
@@ -222,8 +267,14 @@ ANSWERS = [
     (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "no server of OpenAI"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", "no server of OpenAI"),
     (b"HTTP/1.1 200 OK\r\nContent-Length: 50\r\n\r\n{}", "broke off"),
-    (b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>", "answered 404 Not Found and didn't say why"),
-    (b'HTTP/1.1 500 X\r\nContent-Length: 13\r\n\r\n{"error": 3}\n', "answered 500 X and didn't say why"),
+    (
+        b"HTTP/1.1 404 Not Found\r\nContent-Length: 6\r\n\r\n<html>",
+        "answered 404 Not Found and didn't say why",
+    ),
+    (
+        b'HTTP/1.1 500 X\r\nContent-Length: 13\r\n\r\n{"error": 3}\n',
+        "answered 500 X and didn't say why",
+    ),
     (b"\x00\x01\x02\r\n\r\n", "does not answer"),
     (b"", "does not answer"),
 ]
@@ -252,7 +303,9 @@ def test_a_file_that_breaks_off_leaves_nothing(tmp_path: Path) -> None:
             self.request.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % size + content)
 
     with http.server.HTTPServer(("127.0.0.1", 0), Torn) as torn:
-        threading.Thread(target=lambda: [torn.handle_request() for _ in range(2)], daemon=True).start()
+        threading.Thread(
+            target=lambda: [torn.handle_request() for _ in range(2)], daemon=True
+        ).start()
         with pytest.raises(NoAnswerError, match="broke off"):
             fetch(Remote(f"http://127.0.0.1:{torn.server_port}"), "batch_x", tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,5 @@
-"""report.html in a browser: the table of coverage is there whole, at a desk and on a phone. Skipped without one."""
+"""report.html in a browser: the table of coverage is there whole, at a desk and on a phone. Skipped
+without one."""
 
 from __future__ import annotations
 
@@ -16,19 +17,31 @@ KS = [1, 2, 4, 8, 16, 32, 64]
 
 def summary() -> dict[str, Any]:
     problem = {
-        "problem": 0, "question": "How many pebbles does Elena need to have as many as Theo has? " * 3, "answer": "501",
-        "majority": "501", "right": 60, "samples": 64, "error": None,
-    }  # fmt: skip
+        "problem": 0,
+        "question": "How many pebbles does Elena need to have as many as Theo has? " * 3,
+        "answer": "501",
+        "majority": "501",
+        "right": 60,
+        "samples": 64,
+        "error": None,
+    }
     return {
         "problems": 1,
         "samples": 64,
-        "coverage": [{"k": k, "value": 0.588 + k / 200, "low": 0.5 + k / 999, "high": 0.93} for k in KS],
+        "coverage": [
+            {"k": k, "value": 0.588 + k / 200, "low": 0.5 + k / 999, "high": 0.93} for k in KS
+        ],
         "majority_vote": 1.0,
         "finish_reasons": {"stop": 64},
         "mean_length": 12.5,
         "longest": 99,
         "settings": {"model": "demo", "n": 64},
-        "speed": {"samples": 64, "seconds": 9.0, "output_tokens_per_second": 5450.0, "total_tokens_per_second": 6120.0},
+        "speed": {
+            "samples": 64,
+            "seconds": 9.0,
+            "output_tokens_per_second": 5450.0,
+            "total_tokens_per_second": 6120.0,
+        },
         "per_problem": [problem],
         "failed": [],
     }
@@ -39,7 +52,10 @@ def test_a_row_a_k_and_one_spelling_of_per_cent() -> None:
     table = page.split('<table class="coverage">')[1].split("</table>")[0]
     assert re.findall(r'<tr><td class="n">(\d+)</td>', table) == list(map(str, KS))
     shown = re.sub(r"<style>.*?</style>|<[^>]*>", " ", page, flags=re.S)
-    assert re.findall(r"\d%", shown + page.split("<svg")[1].split("</svg>")[0]) == [] and "90.8 %" in shown
+    assert (
+        re.findall(r"\d%", shown + page.split("<svg")[1].split("</svg>")[0]) == []
+        and "90.8 %" in shown
+    )
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 800), (375, 667), (320, 568)])
@@ -50,11 +66,15 @@ def test_the_last_column_is_seen(width: int, height: int, tmp_path: Path) -> Non
 
     (file := tmp_path / "report.html").write_text(render(summary(), []))
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=page_browser.browser_path(), args=["--no-sandbox"])
+        browser = playwright.chromium.launch(
+            executable_path=page_browser.browser_path(), args=["--no-sandbox"]
+        )
         try:
             page = browser.new_page(viewport={"width": width, "height": height})
             page.goto(file.as_uri())
-            assert page.evaluate("document.documentElement.scrollWidth") <= width, "the page is wider than its window"
+            assert page.evaluate("document.documentElement.scrollWidth") <= width, (
+                "the page is wider than its window"
+            )
             for row in page.locator(".coverage tr").all():
                 for cell in row.locator("th, td").all():
                     box = cell.bounding_box()

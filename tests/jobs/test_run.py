@@ -51,17 +51,29 @@ def test_rows_in_rows_out(tmp_path: Path) -> None:
     rows = [
         {"id": "a", "prompt": "x", "n": 3, "seed": 4},
         {"id": 2, "prompt": [5, 6], "max_tokens": 9},
-        {"id": "2", "messages": [{"role": "user", "content": "Hi"}], "chat_template_kwargs": {"x": 1}},
+        {
+            "id": "2",
+            "messages": [{"role": "user", "content": "Hi"}],
+            "chat_template_kwargs": {"x": 1},
+        },
         {"id": "long", "prompt": "x" * (CONTEXT + 1)},
-        {"custom_id": "c", "method": "POST", "url": "/v1/completions", "body": {"prompt": "y", "model": "gpt"}},
+        {
+            "custom_id": "c",
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"prompt": "y", "model": "gpt"},
+        },
     ]
     llm = FakeLLM()
-    outcome = run_file(write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", Config(), opener(llm))
+    outcome = run_file(
+        write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl", Config(), opener(llm)
+    )
     out = read(tmp_path / "out.jsonl")
     assert set(out) == {"a", 2, "2", "long", "c"}
     expected = [sample("x", 4, i) for i in range(3)]
     assert out["a"]["outputs"] == [
-        {"text": o.text, "finish_reason": o.finish_reason, "token_count": len(o.token_ids)} for o in expected
+        {"text": o.text, "finish_reason": o.finish_reason, "token_count": len(o.token_ids)}
+        for o in expected
     ]
     assert out["long"].keys() == {"id", "error"} and "the context" in out["long"]["error"]
     assert (outcome.rows, outcome.done, outcome.failed) == (5, 5, 1)
@@ -80,7 +92,9 @@ def test_few_rows_are_in_flight(tmp_path: Path) -> None:
     assert llm.most_in_flight <= IN_FLIGHT
 
 
-def test_stopped_it_goes_on_and_done_it_rests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stopped_it_goes_on_and_done_it_rests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = write(tmp_path / "in.jsonl", many(60))
     run_file(source, tmp_path / "whole.jsonl", Config(), opener(FakeLLM()))
     with pytest.raises(KeyboardInterrupt, match=r"of 60 rows are in .*goes on from there"):
@@ -104,9 +118,13 @@ def vouched(out: Path) -> int:
 def test_rows_that_end_together_outlive_a_kill_in_the_next_wave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of 0.3 s by the journal's clock; every sixth ends 8 rows, the others none. A kill finds all that ended
-    half a second before, and none is counted that it wouldn't find."""
-    source, out, killed = write(tmp_path / "in.jsonl", many(24)), tmp_path / "out.jsonl", tmp_path / "killed.jsonl"
+    """A step of 0.3 s by the journal's clock; every sixth ends 8 rows, the others none. A kill
+    finds all that ended half a second before, and none is counted that it wouldn't find."""
+    source, out, killed = (
+        write(tmp_path / "in.jsonl", many(24)),
+        tmp_path / "out.jsonl",
+        tmp_path / "killed.jsonl",
+    )
     now, found, counted = [0.0], list[int](), list[int]()
     shown = shown_by(run_room, monkeypatch)
 
@@ -138,7 +156,9 @@ def test_rows_that_are_refused_without_a_step_are_on_the_disk_too(
     now, found = [0.0], list[int]()
 
     class Stepless(FakeLLM):
-        def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+        def stream(
+            self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+        ) -> Iterator[Finished]:
             for prompt in prompts:
                 found.append(vouched(out))
                 now[0] += 0.3
@@ -157,7 +177,9 @@ def test_all_bad_rows_are_told_before_anything_runs(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         run_file(source, tmp_path / "out.jsonl", Config(), cast(OpenLLM, must_not_open))
     said = str(caught.value)
-    assert said.startswith("3 rows are bad: mend them or take them out, none was run: row 4: temperature must be")
+    assert said.startswith(
+        "3 rows are bad: mend them or take them out, none was run: row 4: temperature must be"
+    )
     assert "; row 5: temperature" in said and "; row 41: temperature" in said and "\n" not in said
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
 
@@ -178,8 +200,20 @@ def test_what_is_refused_before_the_model_opens(tmp_path: Path) -> None:
         (JournalError, source, tmp_path / "none" / "out.jsonl", Config(), "is no folder"),
         (JournalError, source, tmp_path, Config(), "is a folder"),
         (JournalError, source, other, Config(), "no run wrote it"),
-        (JournalError, source, tmp_path / "link.jsonl", Config(), "is a link: name the file that it leads to"),
-        (JournalError, source, tmp_path / "dangling.gz", Config(), "is a link: name the file that it leads to"),
+        (
+            JournalError,
+            source,
+            tmp_path / "link.jsonl",
+            Config(),
+            "is a link: name the file that it leads to",
+        ),
+        (
+            JournalError,
+            source,
+            tmp_path / "dangling.gz",
+            Config(),
+            "is a link: name the file that it leads to",
+        ),
         (UsageError, long, tmp_path / "out.jsonl", Config(), "row 1: .*id"),
         (JournalError, other, tmp_path / "done.jsonl", Config(), "input: .* there"),
         (JournalError, source, tmp_path / "done.jsonl", Config.of(seed=3), "seed: 0 there, 3 now"),
@@ -201,7 +235,16 @@ def test_fail_on_error_is_an_exit_code(
 ) -> None:
     monkeypatch.setattr(run_room, "run_file", lambda *given: run_room.RunOutcome(5, failed=failed))
     monkeypatch.setattr(
-        "sys.argv", ["penstock", "run", "in", "out", "--model", "demo", *(["--fail-on-error"] if asked else [])]
+        "sys.argv",
+        [
+            "penstock",
+            "run",
+            "in",
+            "out",
+            "--model",
+            "demo",
+            *(["--fail-on-error"] if asked else []),
+        ],
     )
     with pytest.raises(SystemExit) as ended:
         main()
@@ -215,20 +258,45 @@ def test_metadata_and_kept_columns_go_through(tmp_path: Path) -> None:
         {"id": "long", "prompt": "x" * (CONTEXT + 1), "metadata": "text"},
         {"id": "none", "prompt": "z"},
         {
-            "custom_id": "c", "method": "POST", "url": "/v1/chat/completions", "answer": None,
-            "body": {"messages": [{"role": "user", "content": "y"}], "model": "m", "metadata": {"k": "v"}},
+            "custom_id": "c",
+            "method": "POST",
+            "url": "/v1/chat/completions",
+            "answer": None,
+            "body": {
+                "messages": [{"role": "user", "content": "y"}],
+                "model": "m",
+                "metadata": {"k": "v"},
+            },
         },
-    ]  # fmt: skip
+    ]
     source, llm = write(tmp_path / "in.jsonl", rows), FakeLLM()
     run_file(source, tmp_path / "out.jsonl", Config(), opener(llm), ("prompt", "answer"))
     out = read(tmp_path / "out.jsonl")
-    assert out["a"] == {"id": "a", "outputs": out["a"]["outputs"], "prompt": "x", "answer": 7, "metadata": told}
-    assert out["long"].keys() == {"id", "error", "prompt", "metadata"} and out["long"]["metadata"] == "text"
+    assert out["a"] == {
+        "id": "a",
+        "outputs": out["a"]["outputs"],
+        "prompt": "x",
+        "answer": 7,
+        "metadata": told,
+    }
+    assert (
+        out["long"].keys() == {"id", "error", "prompt", "metadata"}
+        and out["long"]["metadata"] == "text"
+    )
     assert out["none"].keys() == {"id", "outputs", "prompt"}
-    assert out["c"].keys() == {"id", "outputs", "answer", "metadata"} and out["c"]["metadata"] == {"k": "v"}
+    assert out["c"].keys() == {"id", "outputs", "answer", "metadata"} and out["c"]["metadata"] == {
+        "k": "v"
+    }
     with pytest.raises(JournalError):  # other columns are another run
-        run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt", "n"))
-    assert run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt")).done == 0
+        run_file(
+            source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt", "n")
+        )
+    assert (
+        run_file(
+            source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()), ("answer", "prompt")
+        ).done
+        == 0
+    )
 
 
 def test_what_cannot_go_through_is_named(tmp_path: Path) -> None:
@@ -236,10 +304,15 @@ def test_what_cannot_go_through_is_named(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rows)
     with pytest.raises(UsageError, match="answer"):  # as ever: an unknown field that nobody keeps
         run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
-    write(source, [{"id": 1, "prompt": "x", "metadata": "m" * (LONGEST_CARRIED - len('{"metadata": ""}'))}])
+    write(
+        source,
+        [{"id": 1, "prompt": "x", "metadata": "m" * (LONGEST_CARRIED - len('{"metadata": ""}'))}],
+    )
     assert run_file(source, tmp_path / "fits.jsonl", Config(), opener(FakeLLM())).done == 1
     write(source, [{"id": 1, "prompt": "x", "metadata": "m" * LONGEST_CARRIED}])
-    with pytest.raises(UsageError, match=r"row 1: metadata of this row has .* characters of JSON, and at most"):
+    with pytest.raises(
+        UsageError, match=r"row 1: metadata of this row has .* characters of JSON, and at most"
+    ):
         run_file(source, tmp_path / "out.jsonl", Config(), opener(FakeLLM()))
     for told in ("id", "outputs,answer", "error", "metadata", "a,,b", ""):
         with pytest.raises(UsageError, match="--keep takes names"):
@@ -260,9 +333,16 @@ def test_rows_from_standard_input_and_to_standard_output(
         assert outcome.done == 20 and read(tmp_path / "shown.jsonl") == read(tmp_path / "out.jsonl")
         assert b"all 20 are in standard output" in said
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
-    assert run_file(Path("-"), tmp_path / "out.jsonl", Config(), opener(FakeLLM())).done == 0, "the same rows go on"
+    assert run_file(Path("-"), tmp_path / "out.jsonl", Config(), opener(FakeLLM())).done == 0, (
+        "the same rows go on"
+    )
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(source.read_bytes())))
     with pytest.raises(KeyboardInterrupt) as stopped:
         run_file(Path("-"), Path("-"), Config(), opener(FakeLLM(dies_after=4)))
     assert "goes on" not in str(stopped.value) and "were done" in str(stopped.value)
-    assert {path.name for path in tmp_path.iterdir()} == {"in.jsonl", "out.jsonl", "out.jsonl.journal", "shown.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "in.jsonl",
+        "out.jsonl",
+        "out.jsonl.journal",
+        "shown.jsonl",
+    }

@@ -1,4 +1,5 @@
-"""A kernel that writes beyond its tensor: scripts/sanitize.sh runs it to see that the sanitizer sees such things."""
+"""A kernel that writes beyond its tensor: scripts/sanitize.sh runs it to see that the sanitizer
+sees such things."""
 
 import torch
 import triton

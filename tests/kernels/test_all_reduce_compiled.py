@@ -1,5 +1,5 @@
-"""Sums over ranks, compiled for a GPU that isn't here: they move 16 bytes at a time, read past the caches that
-others don't write to, and wait for no fence."""
+"""Sums over ranks, compiled for a GPU that isn't here: they move 16 bytes at a time, read past the
+caches that others don't write to, and wait for no fence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import pytest
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"),
+    pytest.mark.skipif(
+        find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"
+    ),
 ]
 
 COMPILE = """
@@ -49,7 +51,13 @@ print(json.dumps(told))
 def test_they_compile_for_an_h200(tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path)
-    ran = subprocess.run([sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False)
+    ran = subprocess.run(
+        [sys.executable, "-c", COMPILE], env=env, capture_output=True, text=True, check=False
+    )
     assert ran.returncode == 0, ran.stderr[-2000:]
     one, two, *others = json.loads(ran.stdout)
-    assert one == [12, 12, 6, 0] and two == [24, 24, 17, 0] and [fences for *_, fences in others] == [0, 0, 0]
+    assert (
+        one == [12, 12, 6, 0]
+        and two == [24, 24, 17, 0]
+        and [fences for *_, fences in others] == [0, 0, 0]
+    )

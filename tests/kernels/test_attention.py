@@ -1,4 +1,5 @@
-"""Attention against the fp64 contract: decode rows, prefix groups, windows, chunks, scattered tables, any shape."""
+"""Attention against the fp64 contract: decode rows, prefix groups, windows, chunks, scattered
+tables, any shape."""
 
 from __future__ import annotations
 
@@ -22,7 +23,9 @@ def dtype(request):
     return request.param
 
 
-def attended(case: Case, window: int | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
+def attended(
+    case: Case, window: int | None = None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     ops = choose(torch.device("cpu"), case.q.dtype, "auto")
     return attend(ops, case.q, case.kv, case.inputs, case.scale, window, sinks)
 
@@ -65,9 +68,14 @@ def test_every_length_to_600(dtype):
 @pytest.mark.parametrize("seed", range(6))
 def test_groups_of_all_sizes_beside_rows_alone(dtype, seed):
     rng = random.Random(seed)
-    groups = [(rng.choice([1, 2, 3, 40, 64, 300]), 16 * rng.choice([1, 2, 5, 20])) for _ in range(rng.randint(1, 9))]
+    groups = [
+        (rng.choice([1, 2, 3, 40, 64, 300]), 16 * rng.choice([1, 2, 5, 20]))
+        for _ in range(rng.randint(1, 9))
+    ]
     lengths = [
-        prefix + rng.choice([1, 2, 16, 17, rng.randint(1, 90)]) for members, prefix in groups for _ in range(members)
+        prefix + rng.choice([1, 2, 16, 17, rng.randint(1, 90)])
+        for members, prefix in groups
+        for _ in range(members)
     ]
     lengths += [rng.randint(1, 200) for _ in range(rng.choice([0, 1, 30]))]
     chunks = [(rng.randint(0, 40), rng.randint(1, 30)) for _ in range(rng.randint(0, 2))]
@@ -90,7 +98,13 @@ def test_loud_scores_and_a_group_whose_prefix_or_own_tokens_win(dtype):
 
 @pytest.mark.parametrize("window", [1, 5, 16, 17, 64, 1000])
 def test_sliding_window(dtype, window):
-    case = make_case([1, 5, 16, 17, 40, 70, 200], chunks=[(0, 40), (3, 1), (31, 50)], heads=4, kv_heads=2, dtype=dtype)
+    case = make_case(
+        [1, 5, 16, 17, 40, 70, 200],
+        chunks=[(0, 40), (3, 1), (31, 50)],
+        heads=4,
+        kv_heads=2,
+        dtype=dtype,
+    )
     assert_close(attended(case, window), case.naive(window))
 
 
@@ -98,10 +112,14 @@ def test_the_window_is_the_one_of_transformers():
     from transformers import MistralConfig
     from transformers.masking_utils import create_sliding_window_causal_mask
 
-    config = MistralConfig(sliding_window=7, hidden_size=8, num_attention_heads=1, num_hidden_layers=1)
+    config = MistralConfig(
+        sliding_window=7, hidden_size=8, num_attention_heads=1, num_hidden_layers=1
+    )
     config._attn_implementation = "eager"
     embeds = torch.zeros(1, 30, 8)
-    mask = create_sliding_window_causal_mask(config, embeds, attention_mask=None, past_key_values=None)
+    mask = create_sliding_window_causal_mask(
+        config, embeds, attention_mask=None, past_key_values=None
+    )
     seen = mask[0, 0] == 0
     case = make_case([], chunks=[(0, 30)], heads=1, kv_heads=1, width=32)
     case.q.zero_()  # equal weights for all that is seen

@@ -1,6 +1,8 @@
-"""Binaries of kernels in a folder that moves, compiled for a GPU that isn't here: `triton.compile` needs none.
+"""Binaries of kernels in a folder that moves, compiled for a GPU that isn't here: `triton.compile`
+needs none.
 
-Each start of a process has an empty cache of its own; what it compiled and what it loaded is asked of the counters.
+Each start of a process has an empty cache of its own; what it compiled and what it loaded is asked
+of the counters.
 """
 
 from __future__ import annotations
@@ -60,12 +62,15 @@ print(json.dumps([len(compiled.asm["cubin"]), stub, said, *binaries.counts(), le
 
 
 def start(how: str, folder: Path, home: Path) -> list[object]:
-    """[bytes of the kernel, the stub's file, what was refused, compiled, loaded, times that Triton was hashed]."""
+    """[bytes of the kernel, the stub's file, what was refused, compiled, loaded, times that Triton
+    was hashed]."""
     env = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(home), "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
     script = folder.parent / "start.py"  # Triton reads its kernels' source from a file
     script.write_text(START)
-    done = subprocess.run([sys.executable, script, how, folder], env=env, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, script, how, folder], env=env, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     found: list[object] = json.loads(done.stdout)
     return found
@@ -76,11 +81,21 @@ def test_binaries_move_with_their_folder(tmp_path: Path) -> None:
     first, here, there = tmp_path / "first", tmp_path / "kernels", tmp_path / "moved"
     held, _, _, *counts = start("into", here, first)
     assert held and counts == [2, 0, 1], "a kernel and a stub, with no cache and no record"
-    assert start("into", tmp_path / "again", first)[3:] == [0, 1, 0], "found in Triton's own cache, by its record"
-    assert _files(tmp_path / "again") == _files(here), "what is found goes into a build as what is compiled does"
+    assert start("into", tmp_path / "again", first)[3:] == [
+        0,
+        1,
+        0,
+    ], "found in Triton's own cache, by its record"
+    assert _files(tmp_path / "again") == _files(here), (
+        "what is found goes into a build as what is compiled does"
+    )
     here.rename(there)
     held_there, stub, said, *counts = start("sealed", there, tmp_path / "second")
-    assert (held_there, said, counts) == (held, "", [0, 1, 0]), "nothing is compiled, and Triton isn't hashed"
+    assert (held_there, said, counts) == (
+        held,
+        "",
+        [0, 1, 0],
+    ), "nothing is compiled, and Triton isn't hashed"
     assert Path(str(stub)).is_relative_to(there)
     next(there.glob("*/_copy.cubin")).unlink()
     _, _, said, *counts = start("sealed", there, tmp_path / "third")
@@ -88,7 +103,8 @@ def test_binaries_move_with_their_folder(tmp_path: Path) -> None:
     assert "the kernel _copy is not among the binaries of" in str(said) and "--retune" in str(said)
 
 
-# Prints a kernel's hash. `seen`: a function that it calls, and that reads a constant of the file, was hashed before.
+# Prints a kernel's hash. `seen`: a function that it calls, and that reads a constant of the file,
+# was hashed before.
 ORDER = """
 import sys
 import triton
@@ -118,22 +134,33 @@ def test_a_key_does_not_hang_on_which_kernel_came_first(tmp_path: Path) -> None:
     env = {name: text for name, text in os.environ.items() if name != "TRITON_INTERPRET"}
     env["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     said = {
-        subprocess.run([sys.executable, script, *more], env=env, capture_output=True, text=True, check=True).stdout
+        subprocess.run(
+            [sys.executable, script, *more], env=env, capture_output=True, text=True, check=True
+        ).stdout
         for more in ([], ["seen"])
     }
     assert len(said) == 1 and len(said.pop().strip()) == 64
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
-def test_a_record_of_another_triton_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_of_another_triton_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     disk_cache = pytest.importorskip("penstock.kernels.triton.disk_cache")
     path = tmp_path / "record.json"
     for times in (False, True):
         path.write_text(json.dumps(disk_cache._record("a key", times=times)))
-        assert disk_cache._read(path, times=times) == "a key" and disk_cache._read(path, times=not times) is None
+        assert (
+            disk_cache._read(path, times=times) == "a key"
+            and disk_cache._read(path, times=not times) is None
+        )
         for broken in ({"triton": "3.5.9"}, {"key": 7}, {"files": {}}):
             path.write_text(json.dumps(disk_cache._record("a key", times=times) | broken))
             assert disk_cache._read(path, times=times) is None
@@ -144,7 +171,9 @@ def test_a_record_of_another_triton_is_not_taken(tmp_path: Path, monkeypatch: py
 def test_a_seal_holds_until_its_engine_is_closed(tmp_path: Path) -> None:
     binaries = Binaries()
     binaries.open(tmp_path / "kernels", sealed=True)
-    with pytest.raises(EngineError, match=rf"the kernel _own is not .*penstock build --retune {tmp_path} on this"):
+    with pytest.raises(
+        EngineError, match=rf"the kernel _own is not .*penstock build --retune {tmp_path} on this"
+    ):
         binaries.compiling("_own")
     binaries.close(tmp_path / "kernels")
     binaries.compiling("_own")
@@ -174,5 +203,7 @@ print(beside)
 
 
 def test_threads_parse_kernels_one_after_the_other() -> None:
-    ran = subprocess.run([sys.executable, "-c", THREADS], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", THREADS], capture_output=True, text=True, check=True
+    )
     assert ran.stdout.split() == str([0] * 12).split()

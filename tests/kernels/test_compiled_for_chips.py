@@ -1,5 +1,5 @@
-"""Kernels compile for chips that are not here, and those that can't are named: three; scripts/compile_kernels.py
-has all, for sm80 to sm90."""
+"""Kernels compile for chips that are not here, and those that can't are named: three;
+scripts/compile_kernels.py has all, for sm80 to sm90."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ import pytest
 
 pytestmark = [
     pytest.mark.torch,
-    pytest.mark.skipif(find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"),
+    pytest.mark.skipif(
+        find_spec("triton") is None, reason="Triton comes with CUDA builds of PyTorch"
+    ),
 ]
 
 SCRIPT = Path(__file__).parents[2] / "scripts" / "compile_kernels.py"
@@ -21,10 +23,22 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "compile_kernels.py"
 
 def test_an_a100_has_all_but_e4m3() -> None:
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), "--chips", "80", "--models", "eight-kv",
-         "--kernels", "prefill._prefill", "row_state._advance", "decode._join"],
-        env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            str(SCRIPT),
+            "--chips",
+            "80",
+            "--models",
+            "eight-kv",
+            "--kernels",
+            "prefill._prefill",
+            "row_state._advance",
+            "decode._join",
+        ],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     first, *others = done.stdout.splitlines()
     assert first.startswith("sm80: ") and "fp8e4nv not supported" in "".join(others), done.stdout

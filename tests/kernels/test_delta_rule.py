@@ -1,5 +1,5 @@
-"""The gated delta rule: against fp64 token by token, in pieces as in one, rows that don't fold; Triton's in its
-interpreter."""
+"""The gated delta rule: against fp64 token by token, in pieces as in one, rows that don't fold;
+Triton's in its interpreter."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from penstock.kernels.triton import delta_rule as triton
 pytestmark = pytest.mark.torch
 
 Rule = Callable[..., Tensor]
-BOTH = pytest.mark.parametrize("rule", [plain.delta_rule, triton.delta_rule], ids=["reference", "triton"])
+BOTH = pytest.mark.parametrize(
+    "rule", [plain.delta_rule, triton.delta_rule], ids=["reference", "triton"]
+)
 SHAPES = pytest.mark.parametrize(
     "heads", [DeltaHeads(2, 4, 16, 16), DeltaHeads(1, 3, 24, 20), DeltaHeads(2, 2, 32, 64)], ids=str
 )
@@ -30,7 +32,8 @@ SHAPES = pytest.mark.parametrize(
 @BOTH
 @SHAPES
 def test_however_a_sequence_is_cut(rule: Rule, heads: DeltaHeads) -> None:
-    """Chunks of 1 to 131 tokens, an empty one, and rows, of two sequences at once: what fp64 gives token by token."""
+    """Chunks of 1 to 131 tokens, an empty one, and rows, of two sequences at once: what fp64 gives
+    token by token."""
     tokens, weights = 140, made(heads)
     given = [drawn(tokens, heads, seed) for seed in range(2)]
     right = [in_fp64(*each, heads, weights)[0] for each in given]
@@ -48,10 +51,16 @@ def test_however_a_sequence_is_cut(rule: Rule, heads: DeltaHeads) -> None:
 def test_a_row_that_does_not_fold_answers_as_it_did(rule: Rule) -> None:
     heads = DeltaHeads(2, 4, 16, 16)
     weights, (given, rates) = made(heads), drawn(2, heads)
-    window, matrix = (each.normal_(generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4))
-    first = rule(given, rates, heads, weights, window, matrix, step([(1, 7, True), (2, 4, True)], []))
+    window, matrix = (
+        each.normal_(generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4)
+    )
+    first = rule(
+        given, rates, heads, weights, window, matrix, step([(1, 7, True), (2, 4, True)], [])
+    )
     held = window.clone(), matrix.clone()
-    again = rule(given, rates, heads, weights, window, matrix, step([(1, 7, False), (2, 5, True)], []))
+    again = rule(
+        given, rates, heads, weights, window, matrix, step([(1, 7, False), (2, 5, True)], [])
+    )
     assert torch.equal(again[0], first[0]) and not torch.equal(again[1], first[1])
     for now, before in zip((window, matrix), held, strict=True):
         assert torch.equal(now[1], before[1]) and not torch.equal(now[2], before[2])
@@ -73,10 +82,13 @@ def test_the_columns_agree_beside_each_other() -> None:
 
 
 def test_keys_that_are_all_the_same() -> None:
-    """The worst of a block's system: no decay, the same key at every token, whole writes. It is inverted as well."""
+    """The worst of a block's system: no decay, the same key at every token, whole writes. It is
+    inverted as well."""
     heads, tokens = DeltaHeads(1, 1, 16, 16), 64
     weights = made(heads)
-    weights = DeltaWeights(weights.taps, torch.full((1,), -1e-6), weights.step_bias, weights.norm, weights.eps)
+    weights = DeltaWeights(
+        weights.taps, torch.full((1,), -1e-6), weights.step_bias, weights.norm, weights.eps
+    )
     given, rates = drawn(1, heads)
     given, rates = given.repeat(tokens, 1), torch.full((tokens, 2), 9.0)
     right, _ = in_fp64(given, rates, heads, weights)

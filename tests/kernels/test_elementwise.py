@@ -73,7 +73,9 @@ def test_silu_mul_takes_the_gate_first(ops, dtype, width):
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (7, 1), (3, 3)])
 @pytest.mark.parametrize("normed", [None, "first", "turned first"])
 def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
-    case = make_case([1, 16, 17, 40], chunks=[(5, 13)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
+    case = make_case(
+        [1, 16, 17, 40], chunks=[(5, 13)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype
+    )
     tokens = len(case.positions)
     angles = draw(64, width // 2, seed=3)
     table = torch.stack([angles.cos(), angles.sin()], dim=1)
@@ -82,7 +84,19 @@ def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
     parts = qkv.clone().view(tokens, heads + 2 * kv_heads, width)
     kv = case.kv.clone()
     turned_first = normed == "turned first"
-    q = rotate(ops, qkv, table, case.inputs, kv, heads, kv_heads, width, *norms, 1e-6, turned_first=turned_first)
+    q = rotate(
+        ops,
+        qkv,
+        table,
+        case.inputs,
+        kv,
+        heads,
+        kv_heads,
+        width,
+        *norms,
+        1e-6,
+        turned_first=turned_first,
+    )
     assert q.shape == (tokens, heads, width) and q.dtype == dtype
     for token, (where, position) in enumerate(zip(case.tables, case.positions, strict=True)):
         cos, sin = table[position].double()
@@ -93,10 +107,16 @@ def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
             if normed:
                 x = naive_rms_norm(x, norms[0 if head < heads else 1], 1e-6)
             want = x if turned_first else naive_rotate(x, cos, sin)
-            got = q[token, head] if head < heads else stored(kv, where, position, head - heads, 0).to(dtype)
+            got = (
+                q[token, head]
+                if head < heads
+                else stored(kv, where, position, head - heads, 0).to(dtype)
+            )
             assert_close(got, want, factor=2.0)
         for head in range(kv_heads):
-            assert torch.equal(stored(kv, where, position, head, 1), parts[token, heads + kv_heads + head].double())
+            assert torch.equal(
+                stored(kv, where, position, head, 1), parts[token, heads + kv_heads + head].double()
+            )
     written = torch.zeros(kv.shape[0] * 16, dtype=torch.bool)
     written[case.inputs.slots] = True
     untouched = ~written.view(-1, 16)[:, None, None, :, None].expand_as(kv)
@@ -105,14 +125,22 @@ def test_rotary_and_store(ops, dtype, width, heads, kv_heads, normed):
 
 def test_embed_takes_any_integer_ids(ops, dtype):
     table = draw(50, 24, dtype=dtype)
-    for ids in (torch.tensor([3, 0, 49, 3]), torch.tensor([7], dtype=torch.int32), torch.empty(0, dtype=torch.int64)):
+    for ids in (
+        torch.tensor([3, 0, 49, 3]),
+        torch.tensor([7], dtype=torch.int32),
+        torch.empty(0, dtype=torch.int64),
+    ):
         assert torch.equal(ops.embed(ids, table), table[ids.long()])
 
 
 def test_copy_blocks_reads_all_before_it_writes(ops, dtype):
     layers = [draw(6, 2, 2, 16, 32, dtype=dtype, seed=s) for s in range(3)]
     before = [kv.clone() for kv in layers]
-    ops.copy_blocks(layers, torch.tensor([1, 2, 5], dtype=torch.int32), torch.tensor([2, 3, 4], dtype=torch.int32))
+    ops.copy_blocks(
+        layers,
+        torch.tensor([1, 2, 5], dtype=torch.int32),
+        torch.tensor([2, 3, 4], dtype=torch.int32),
+    )
     for kv, was in zip(layers, before, strict=True):
         assert torch.equal(kv, was[[0, 1, 1, 2, 5, 5]])
     ops.copy_blocks(layers, torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.int32))
@@ -121,7 +149,9 @@ def test_copy_blocks_reads_all_before_it_writes(ops, dtype):
 
 def test_choose_tells_the_column_of_each_operation_and_refuses_what_nothing_serves():
     ops = choose(torch.device("cpu"), torch.bfloat16, "reference")
-    assert set(ops.why) == {name for name in type(ops).__slots__ if name not in ("dtype", "one_row", "why", "binaries")}
+    assert set(ops.why) == {
+        name for name in type(ops).__slots__ if name not in ("dtype", "one_row", "why", "binaries")
+    }
     assert {column for column, _ in ops.why.values()} == {"reference"}
     with pytest.raises(ValueError, match="float64"):
         choose(torch.device("cpu"), torch.float64, "auto")

@@ -1,5 +1,5 @@
-"""Attention over latent vectors: both columns against fp64, groups, rows that are split, chunks; Triton's in its
-interpreter. What is stored is the normed vector and the turned key."""
+"""Attention over latent vectors: both columns against fp64, groups, rows that are split, chunks;
+Triton's in its interpreter. What is stored is the normed vector and the turned key."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ CASES: dict[str, dict[str, Any]] = {
     "chunks": {"lengths": [], "chunks": [(0, 1), (0, 40), (33, 2), (0, 0)]},
     "groups and chunks": MIXED,
     "many empty groups": {**MIXED, "groups": [(0, 16), (2, 0), (0, 32), (3, 32), (0, 0)]},
-    "long prefixes, in parts": {"lengths": [420, 401, 300, 289, 291, 17], "groups": [(2, 400), (3, 288)]},
+    "long prefixes, in parts": {
+        "lengths": [420, 401, 300, 289, 291, 17],
+        "groups": [(2, 400), (3, 288)],
+    },
     "20 heads": {**MIXED, "heads": 20},
 }
 
@@ -48,11 +51,15 @@ def _answers(step: LatentCase, column: int, expand_tokens: int) -> Tensor:
     plan, attend = COLUMNS[column]
     inputs, cos_sin = step.case.inputs, torch.zeros(1024, 2, step.kind.latent.turning // 2)
     planned_step = plan(inputs, step.kind, cos_sin, torch.float32)
-    return attend(step.case.q, step.up, step.kv, inputs, step.kind, planned_step, expand_tokens=expand_tokens)
+    return attend(
+        step.case.q, step.up, step.kv, inputs, step.kind, planned_step, expand_tokens=expand_tokens
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("sizes", "eight"), [(SIZES[0], False), (SIZES[1], False), (SIZES[0], True)], ids=str)
+@pytest.mark.parametrize(
+    ("sizes", "eight"), [(SIZES[0], False), (SIZES[1], False), (SIZES[0], True)], ids=str
+)
 def test_what_heads_see(name: str, sizes: LatentSizes, eight: bool) -> None:
     shape = {"heads": 4, "kv_heads": 1, "width": 16} | CASES[name] | {"kv_heads": 1, "width": 16}
     step = of_latents(make_case(**shape), sizes, eight=eight)
@@ -60,7 +67,9 @@ def test_what_heads_see(name: str, sizes: LatentSizes, eight: bool) -> None:
         step.case = of_columns(step.case)
     wanted = right(step)
     for column in range(len(COLUMNS)):
-        torch.testing.assert_close(_answers(step, column, 10**6).double(), wanted, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            _answers(step, column, 10**6).double(), wanted, rtol=1e-4, atol=1e-5
+        )
 
 
 # Chunks: tokens before, tokens of it.
@@ -92,13 +101,20 @@ def test_keys_and_values_that_are_made(
     wanted = right(step)
     for column in range(len(COLUMNS)):
         torch.testing.assert_close(_answers(step, column, 1).double(), wanted, rtol=1e-4, atol=1e-5)
-    assert len(made) == sum(own > 0 for _, own in shape["chunks"]) + 1, "a call a chunk, and one of all"
+    assert len(made) == sum(own > 0 for _, own in shape["chunks"]) + 1, (
+        "a call a chunk, and one of all"
+    )
 
 
 def test_when_they_are_made() -> None:
-    """A chunk's own tokens cost as much either way; those before it are made once for each chunk that sees them."""
+    """A chunk's own tokens cost as much either way; those before it are made once for each chunk
+    that sees them."""
     deepseek = LatentSizes(rank=512, turning=64, still=128, value=128)
-    assert (deepseek.absorbed_pair, deepseek.expanded_pair, deepseek.expansion) == (1088, 320, 131072)
+    assert (deepseek.absorbed_pair, deepseek.expanded_pair, deepseek.expansion) == (
+        1088,
+        320,
+        131072,
+    )
 
     def chunks(*each: tuple[int, int]) -> PrefillInputs:
         nothing = torch.zeros(0, dtype=torch.int32)
@@ -108,10 +124,16 @@ def test_when_they_are_made() -> None:
     assert chunks((300, 0)).seen == ChunkSight(300, 300, 300 * 301 // 2)
     assert chunks((7, 100), (0, 50)).seen == ChunkSight(7, 107, 7 * 100 + 28)
     assert chunks((300, 0)).expands(deepseek, 300) and not chunks((300, 0)).expands(deepseek, 301)
-    assert chunks((200, 10_000)).expands(deepseek, 1) and not chunks((150, 10_000)).expands(deepseek, 1)
-    assert not PrefillInputs(*[torch.zeros(0)] * 3).expands(deepseek, 1), "a graph runs whatever is put into it"
+    assert chunks((200, 10_000)).expands(deepseek, 1) and not chunks((150, 10_000)).expands(
+        deepseek, 1
+    )
+    assert not PrefillInputs(*[torch.zeros(0)] * 3).expands(deepseek, 1), (
+        "a graph runs whatever is put into it"
+    )
     narrow = LatentSizes(rank=8, turning=8, still=64, value=64)
-    assert not chunks((300, 0)).expands(narrow, 1), "keys and values are wider than what they are made of"
+    assert not chunks((300, 0)).expands(narrow, 1), (
+        "keys and values are wider than what they are made of"
+    )
 
 
 @pytest.mark.parametrize("eight", [False, True], ids=["plain", "eight bits"])
@@ -127,19 +149,27 @@ def test_what_is_stored(column: Any, eight: bool) -> None:
     norm, every = torch.rand(32, generator=draw) + 0.5, torch.arange(len(kv.latent))
     norm *= 40 if eight else 1  # some are beyond 448 * 0.125
     wanted, asked = kv.worth(every), q.clone()
-    plan = (planned_plain if column is plain else planned).plan(inputs, kind, cos_sin, torch.float32)
+    plan = (planned_plain if column is plain else planned).plan(
+        inputs, kind, cos_sin, torch.float32
+    )
     column.latent_store(given, q, norm, 1e-6, cos_sin, inputs, kv, plan)
 
     def turned(x: Tensor, position: int) -> Tensor:
         """x [..., 8]: a pair's first number stands in the first half."""
         cos, sin = cos_sin[position]
-        return torch.cat((x[..., :4] * cos - x[..., 4:] * sin, x[..., 4:] * cos + x[..., :4] * sin), -1)
+        return torch.cat(
+            (x[..., :4] * cos - x[..., 4:] * sin, x[..., 4:] * cos + x[..., :4] * sin), -1
+        )
 
     for token, slot in enumerate(inputs.slots.tolist()):
         vector = given[token, :32] / (given[token, :32].square().mean() + 1e-6).sqrt() * norm
         if kv.scale is not None:
             vector = (vector / kv.scale).clamp(-448, 448).to(E4M3).float() * kv.scale
-        wanted.view(-1, 40)[slot] = torch.cat((vector, turned(given[token, 32:], case.positions[token])))
-        torch.testing.assert_close(q[token, :, 12:], turned(asked[token, :, 12:], case.positions[token]))
+        wanted.view(-1, 40)[slot] = torch.cat(
+            (vector, turned(given[token, 32:], case.positions[token]))
+        )
+        torch.testing.assert_close(
+            q[token, :, 12:], turned(asked[token, :, 12:], case.positions[token])
+        )
     torch.testing.assert_close(kv.worth(every), wanted, rtol=1e-5, atol=1e-5)
     assert torch.equal(q[:, :, :12], asked[:, :, :12])

@@ -18,7 +18,17 @@ pytestmark = pytest.mark.torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 ROWS = [*range(1, 65), 100, 127, 129, 255, 300, 512, 999, 1000, 1024]
-SHAPES = [(512, 256), (256, 896), (2048, 256), (1152, 896), (896, 2432), (96, 80), (33, 48), (100, 31), (1, 7)]
+SHAPES = [
+    (512, 256),
+    (256, 896),
+    (2048, 256),
+    (1152, 896),
+    (896, 2432),
+    (96, 80),
+    (33, 48),
+    (100, 31),
+    (1, 7),
+]
 
 
 def weights(out, inner, dtype, seed=0):
@@ -51,7 +61,9 @@ def test_a_row_does_not_depend_on_the_number_of_rows(dtype, out, inner):
     prepared = prepare_linear(weight)
     needs_same_bits(prepared)
     full = linear(x, prepared, bias)
-    moved = [rows for rows in ROWS if not torch.equal(linear(x[:rows], prepared, bias), full[:rows])]
+    moved = [
+        rows for rows in ROWS if not torch.equal(linear(x[:rows], prepared, bias), full[:rows])
+    ]
     assert moved == []
 
 
@@ -72,7 +84,8 @@ def test_strided_rows_and_transposed_weights(dtype):
     turned = weight.T.contiguous().T
     assert not wide.is_contiguous() and not turned.is_contiguous()
     assert torch.equal(
-        linear(wide, prepare_linear(turned), bias), linear(x[:50].contiguous(), prepare_linear(weight), bias)
+        linear(wide, prepare_linear(turned), bias),
+        linear(x[:50].contiguous(), prepare_linear(weight), bias),
     )
 
 
@@ -88,9 +101,11 @@ def test_without_packing_the_law_holds_too(dtype):
     assert [n for n in rows if not torch.equal(linear(x[:n], weight, bias), full[:n])] == []
 
 
-def stand_in(off: Callable[[Tensor], Tensor], seen: list[int] | None = None) -> Callable[[Tensor], row_calls.Multiply]:
-    """A library whose products are exact everywhere, and off by `off` of the number of each row in its call [T] and
-    the call's rows. seen: takes how many rows each call has."""
+def stand_in(
+    off: Callable[[Tensor], Tensor], seen: list[int] | None = None
+) -> Callable[[Tensor], row_calls.Multiply]:
+    """A library whose products are exact everywhere, and off by `off` of the number of each row in
+    its call [T] and the call's rows. seen: takes how many rows each call has."""
 
     def product(weight: Tensor) -> row_calls.Multiply:
         def multiply(x: Tensor) -> Tensor:
@@ -107,8 +122,14 @@ def stand_in(off: Callable[[Tensor], Tensor], seen: list[int] | None = None) -> 
     ("off", "found"),
     [
         (lambda rows: rows * 0.0, RowCalls(None, True)),
-        (lambda rows: rows * 0.0 + (len(rows) < 40), RowCalls(32, True)),  # a kernel of its own for few rows
-        (lambda rows: (rows >= 24) * 1.0, RowCalls(16, True)),  # sums cut elsewhere for the last rows of a call
+        (
+            lambda rows: rows * 0.0 + (len(rows) < 40),
+            RowCalls(32, True),
+        ),  # a kernel of its own for few rows
+        (
+            lambda rows: (rows >= 24) * 1.0,
+            RowCalls(16, True),
+        ),  # sums cut elsewhere for the last rows of a call
         (lambda rows: rows * 1.0, RowCalls(None, False)),
     ],
 )
@@ -121,5 +142,7 @@ def test_calls_of_fixed_rows_leave_every_row_in_its_place() -> None:
     x, weight = torch.randn(75, 8, dtype=torch.float64), torch.randn(5, 8, dtype=torch.float64)
     multiply = stand_in(lambda rows: rows * 0.0, seen)(weight)
     for rows in (1, 16, 17, 32, 75):
-        assert torch.equal(multiplied(x[:rows], RowCalls(16, True), multiply), x[:rows, :1] * weight[:, 0])
+        assert torch.equal(
+            multiplied(x[:rows], RowCalls(16, True), multiply), x[:rows, :1] * weight[:, 0]
+        )
     assert set(seen) == {16}

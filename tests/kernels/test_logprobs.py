@@ -20,7 +20,9 @@ def test_values_ranks_and_order(vocabulary: int, dtype: torch.dtype) -> None:
     tokens[0] = logits[0].argmax()
     chosen, rank, ids, top = token_logprobs(logits, tokens, k)
     exact = torch.log_softmax(logits.double(), -1)
-    torch.testing.assert_close(chosen.double(), exact.gather(1, tokens.long()[:, None])[:, 0], atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        chosen.double(), exact.gather(1, tokens.long()[:, None])[:, 0], atol=2e-5, rtol=0
+    )
     # equal logits come by id: a stable sort of the falling values is the same order
     order = logits.float().sort(dim=-1, descending=True, stable=True).indices[:, :k]
     found = min(k, vocabulary)
@@ -58,4 +60,9 @@ def test_alone_is_as_together() -> None:
 def test_k_of_zero_and_no_rows() -> None:
     chosen, _rank, ids, top = token_logprobs(torch.zeros(3, 10), torch.tensor([1, 2, -2]), 0)
     assert chosen.shape == (3,) and ids.shape == top.shape == (3, 0)
-    assert [x.shape[0] for x in token_logprobs(torch.zeros(0, 10), torch.zeros(0), 4)] == [0, 0, 0, 0]
+    assert [x.shape[0] for x in token_logprobs(torch.zeros(0, 10), torch.zeros(0), 4)] == [
+        0,
+        0,
+        0,
+        0,
+    ]

@@ -1,5 +1,5 @@
-"""Mamba2's recurrence: against fp64 token by token, in pieces as in one, rows that don't fold; its gated norm; Triton's
-in its interpreter."""
+"""Mamba2's recurrence: against fp64 token by token, in pieces as in one, rows that don't fold; its
+gated norm; Triton's in its interpreter."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ SHAPES = [Mamba2Heads(4, 16, 2, 32), Mamba2Heads(3, 20, 1, 24), Mamba2Heads(2, 3
 @BOTH
 @pytest.mark.parametrize("heads", SHAPES, ids=str)
 def test_however_a_sequence_is_cut(scan: Scan, heads: Mamba2Heads) -> None:
-    """Chunks of 1 to 131 tokens, an empty one, and rows, of two sequences at once: what fp64 gives token by token."""
+    """Chunks of 1 to 131 tokens, an empty one, and rows, of two sequences at once: what fp64 gives
+    token by token."""
     weights = made(heads, bias=heads.groups > 1)
     given = [drawn(140, heads, seed) for seed in range(2)]
     window, matrix = empty(heads, 4)
@@ -38,7 +39,9 @@ def test_however_a_sequence_is_cut(scan: Scan, heads: Mamba2Heads) -> None:
 
     found = in_pieces(layer, given, [(1, 131), (70, 0), (2, 1), (63, 4)])
     for each, (tokens,) in zip(found, given, strict=True):
-        torch.testing.assert_close(each.double(), in_fp64(tokens, heads, weights)[0], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(
+            each.double(), in_fp64(tokens, heads, weights)[0], rtol=1e-3, atol=1e-4
+        )
     assert not matrix[[0, 3]].any() and not window[[0, 3]].any(), "another's state was changed"
 
 
@@ -46,7 +49,9 @@ def test_however_a_sequence_is_cut(scan: Scan, heads: Mamba2Heads) -> None:
 def test_a_row_that_does_not_fold_answers_as_it_did(scan: Scan) -> None:
     heads = SHAPES[0]
     weights, (given,) = made(heads), drawn(2, heads)
-    window, matrix = (each.normal_(generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4))
+    window, matrix = (
+        each.normal_(generator=torch.Generator().manual_seed(2)) for each in empty(heads, 4)
+    )
     first = scan(given, heads, weights, window, matrix, step([(1, 7, True), (2, 4, True)], []))
     held = window.clone(), matrix.clone()
     again = scan(given, heads, weights, window, matrix, step([(1, 7, False), (2, 5, True)], []))
@@ -71,7 +76,8 @@ def test_the_columns_agree_beside_each_other() -> None:
 
 
 def test_steps_without_end_and_of_nothing() -> None:
-    """A state that is forgotten whole at a token, and one that no token changes: no number is lost to infinity."""
+    """A state that is forgotten whole at a token, and one that no token changes: no number is lost
+    to infinity."""
     heads = SHAPES[0]
     weights, (given,) = made(heads), drawn(70, heads)
     given[:, -heads.heads :] = torch.tensor([300.0, -300.0, 300.0, -300.0])
@@ -84,16 +90,24 @@ def test_steps_without_end_and_of_nothing() -> None:
 @pytest.mark.parametrize(("width", "groups"), [(64, 1), (96, 4), (60, 3)])
 def test_a_gated_norm(width: int, groups: int) -> None:
     draw = torch.Generator().manual_seed(3)
-    x, gate, weight = torch.randn(5, width, generator=draw), torch.randn(5, 2 * width), torch.randn(width)
+    x, gate, weight = (
+        torch.randn(5, width, generator=draw),
+        torch.randn(5, 2 * width),
+        torch.randn(width),
+    )
     gate = gate[:, :width]  # rows that stand apart
     wide = (x.double() * gate.double() * gate.double().sigmoid()).view(5, groups, -1)
-    right = (wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(5, width) * weight.double()
+    right = (wide / (wide.square().mean(-1, keepdim=True) + 1e-5).sqrt()).view(
+        5, width
+    ) * weight.double()
     for column in (plain, triton):
         made = column.gated_norm(x, gate, weight, groups, 1e-5)
         torch.testing.assert_close(made.double(), right, rtol=1e-4, atol=1e-5)
         plainly = column.gated_norm(x, gate, None, groups, 1e-5)
         torch.testing.assert_close(plainly.double(), wide.view(5, width), rtol=1e-4, atol=1e-5)
-    in_eight = [column.gated_norm(x, gate, weight, groups, 1e-5, "eight") for column in (plain, triton)]
+    in_eight = [
+        column.gated_norm(x, gate, weight, groups, 1e-5, "eight") for column in (plain, triton)
+    ]
     torch.testing.assert_close(in_eight[0].scale, in_eight[1].scale, rtol=1e-5, atol=0)
     both = [each.numbers.float() * each.scale for each in in_eight]
     assert all((each.double() - right).abs().max() < 0.07 * right.abs().max() for each in both)

@@ -1,4 +1,5 @@
-"""Mamba2's kernels on a GPU at models' sizes: against fp64, token by token; rows, chunks and both; the gated norm."""
+"""Mamba2's kernels on a GPU at models' sizes: against fp64, token by token; rows, chunks and both;
+the gated norm."""
 
 from __future__ import annotations
 
@@ -12,9 +13,13 @@ from penstock.kernels.mamba2 import Mamba2Heads
 from penstock.kernels.reference import mamba2 as plain
 from penstock.kernels.triton.mamba2 import gated_norm, mamba2
 
-pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")]
+pytestmark = [
+    pytest.mark.torch,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
 
-# Of the largest answer: bfloat16 rounds x, B, C and what is multiplied on tensor cores, states not at all.
+# Of the largest answer: bfloat16 rounds x, B, C and what is multiplied on tensor cores, states not
+# at all.
 MOST_OFF = {torch.float32: 2e-4, torch.bfloat16: 6e-2}
 SHAPES = pytest.mark.parametrize(
     "heads",
@@ -41,11 +46,18 @@ def test_chunks_then_rows_are_what_fp64_gives(heads: Mamba2Heads, dtype: torch.d
     def layer(given: torch.Tensor, asked: StepInputs) -> torch.Tensor:
         return mamba2(given, heads, weights, window, matrix, asked)
 
-    found = in_pieces(layer, given, [(cut, cuts[-1 - number], 7) for number, cut in enumerate(cuts)], "cuda")
+    found = in_pieces(
+        layer, given, [(cut, cuts[-1 - number], 7) for number, cut in enumerate(cuts)], "cuda"
+    )
     for each, one in zip(found, right, strict=True):
         off = (each.cpu().double() - one).abs()
-        assert off.max() < MOST_OFF[dtype] * one.abs().max() and off.mean() < MOST_OFF[dtype] / 20 * one.abs().max()
-    assert not matrix[[0, 4, 5]].any() and not window[[0, 4, 5]].any(), "another's state was changed"
+        assert (
+            off.max() < MOST_OFF[dtype] * one.abs().max()
+            and off.mean() < MOST_OFF[dtype] / 20 * one.abs().max()
+        )
+    assert not matrix[[0, 4, 5]].any() and not window[[0, 4, 5]].any(), (
+        "another's state was changed"
+    )
 
 
 @pytest.mark.parametrize(("width", "groups"), [(4096, 8), (3072, 1), (8192, 8), (960, 3)])
@@ -57,7 +69,9 @@ def test_a_gated_norm(width: int, groups: int, form: str) -> None:
         return torch.randn(*shape, generator=draw, device="cuda", dtype=torch.bfloat16)
 
     x, gate, weight = normal(300, width), normal(300, 2 * width)[:, :width], normal(width)
-    ours, theirs = (column(x, gate, weight, groups, 1e-5, form) for column in (gated_norm, plain.gated_norm))
+    ours, theirs = (
+        column(x, gate, weight, groups, 1e-5, form) for column in (gated_norm, plain.gated_norm)
+    )
     if form == "wide":
         torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
         return

@@ -1,4 +1,5 @@
-"""Counter noise: even, independent along every word of the counter, and the same bits as plain Python integers give."""
+"""Counter noise: even, independent along every word of the counter, and the same bits as plain
+Python integers give."""
 
 from __future__ import annotations
 
@@ -42,17 +43,25 @@ def test_bits_are_those_of_the_formula() -> None:
 
 
 def _uniform(
-    seed: torch.Tensor, sample: torch.Tensor, position: torch.Tensor, lanes: int, stream: int = TILES
+    seed: torch.Tensor,
+    sample: torch.Tensor,
+    position: torch.Tensor,
+    lanes: int,
+    stream: int = TILES,
 ) -> np.ndarray:
     rows = row_keys(seed, sample.to(torch.int32))
-    return uniform(keys(rows, position.to(torch.int32), 0, stream), lanes).numpy().astype(np.float64)
+    return (
+        uniform(keys(rows, position.to(torch.int32), 0, stream), lanes).numpy().astype(np.float64)
+    )
 
 
 def _counters(axis: str, n: int) -> np.ndarray:
     """n x 16 numbers whose neighbours along the first axis differ in one word of the counter."""
     zero, count = torch.zeros(n, dtype=torch.int64), torch.arange(n)
     words = {"seed": zero, "high seed": zero, "sample": zero, "position": zero, axis: count}
-    return _uniform(words["seed"] + (words["high seed"] << 32), words["sample"], words["position"], 16)
+    return _uniform(
+        words["seed"] + (words["high seed"] << 32), words["sample"], words["position"], 16
+    )
 
 
 @pytest.mark.parametrize("axis", ["seed", "high seed", "sample", "position"])
@@ -84,7 +93,11 @@ def test_streams_and_attempts_are_independent() -> None:
 
 def test_many_lanes_are_even_bit_by_bit() -> None:
     rows = row_keys(torch.tensor([7]), torch.tensor([1], dtype=torch.int32))
-    words = bits(keys(rows, torch.tensor([0], dtype=torch.int32), 0, TILES), 1 << 20).numpy().view(np.uint32)[0]
+    words = (
+        bits(keys(rows, torch.tensor([0], dtype=torch.int32), 0, TILES), 1 << 20)
+        .numpy()
+        .view(np.uint32)[0]
+    )
     for bit in range(32):
         ones = int((words >> np.uint32(bit) & np.uint32(1)).sum())
         assert abs(ones - (1 << 19)) < 5 * 512  # five standard deviations
@@ -93,7 +106,9 @@ def test_many_lanes_are_even_bit_by_bit() -> None:
 def test_no_two_of_many_keys_are_equal() -> None:
     samples = torch.arange(1 << 16, dtype=torch.int32)
     rows = row_keys(torch.full((1 << 16,), 42), samples)
-    both = torch.cat([keys(rows, torch.full_like(samples, p), 0, TILES) for p in range(16)], dim=1).to(torch.int64)
+    both = torch.cat(
+        [keys(rows, torch.full_like(samples, p), 0, TILES) for p in range(16)], dim=1
+    ).to(torch.int64)
     joined = (both[0] << 32) | (both[1] & WORD)
     assert joined.unique().numel() == 1 << 20
 

@@ -1,4 +1,5 @@
-"""Bias, penalties, barred ids and masks against loops over Python lists; rows that ask for nothing stay as they are."""
+"""Bias, penalties, barred ids and masks against loops over Python lists; rows that ask for nothing
+stay as they are."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ VOCABULARY = 40
 
 
 def _pool(sequences: list[list[int]], width: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens scattered over blocks, what lies past a sequence's end being another's: slot_token, block table."""
+    """Tokens scattered over blocks, what lies past a sequence's end being another's: slot_token,
+    block table."""
     blocks = torch.randperm(len(sequences) * width, generator=torch.Generator().manual_seed(0)) + 1
     table = blocks.view(-1, width).to(torch.int32)
     slot_token = torch.randint(VOCABULARY, (len(sequences) * width + 1, 16), dtype=torch.int32)
@@ -27,7 +29,12 @@ def _pool(sequences: list[list[int]], width: int) -> tuple[torch.Tensor, torch.T
 
 
 def _penalized(
-    row: np.ndarray, tokens: list[int], prompt: int, repetition: float, presence: float, frequency: float
+    row: np.ndarray,
+    tokens: list[int],
+    prompt: int,
+    repetition: float,
+    presence: float,
+    frequency: float,
 ) -> None:
     for token in set(tokens):
         row[token] = row[token] / repetition if row[token] > 0 else row[token] * repetition
@@ -43,13 +50,24 @@ def test_penalties_are_what_a_loop_over_the_tokens_gives() -> None:
     logits = torch.randn(9, VOCABULARY, generator=torch.Generator().manual_seed(1)) * 3
     expected, before = logits.double().numpy(), logits.clone()
     where = [7, 0, 3, 4, 8]
-    repetition, presence, frequency = [1.2, 0.8, 1.0, 2.0, 1.5], [0.5, -1.0, 2.0, 0.0, 1.0], [0.1, 0.0, -0.5, 1.0, 1.0]
+    repetition, presence, frequency = (
+        [1.2, 0.8, 1.0, 2.0, 1.5],
+        [0.5, -1.0, 2.0, 0.0, 1.0],
+        [0.1, 0.0, -0.5, 1.0, 1.0],
+    )
     for i, row in enumerate(where):
-        _penalized(expected[row], sequences[i], prompts[i], repetition[i], presence[i], frequency[i])
+        _penalized(
+            expected[row], sequences[i], prompts[i], repetition[i], presence[i], frequency[i]
+        )
     apply_penalties(
-        logits, torch.tensor(where), slot_token, table, torch.tensor(lengths, dtype=torch.int32),
-        torch.tensor(prompts, dtype=torch.int32), *(torch.tensor(x) for x in (repetition, presence, frequency)),
-    )  # fmt: skip
+        logits,
+        torch.tensor(where),
+        slot_token,
+        table,
+        torch.tensor(lengths, dtype=torch.int32),
+        torch.tensor(prompts, dtype=torch.int32),
+        *(torch.tensor(x) for x in (repetition, presence, frequency)),
+    )
     np.testing.assert_allclose(logits.double().numpy(), expected, atol=1e-5)
     rest = [1, 2, 5, 6]
     assert torch.equal(logits[rest], before[rest])
@@ -57,8 +75,15 @@ def test_penalties_are_what_a_loop_over_the_tokens_gives() -> None:
 
 def test_bias_and_bars() -> None:
     logits = torch.zeros(3, VOCABULARY)
-    apply_bias(logits, torch.tensor([0, 0, 2]), torch.tensor([5, 39, 0]), torch.tensor([1.5, -100.0, 2.0]))
-    assert logits[0, 5] == 1.5 and logits[0, 39] == -100 and logits[2, 0] == 2 and logits.count_nonzero() == 3
+    apply_bias(
+        logits, torch.tensor([0, 0, 2]), torch.tensor([5, 39, 0]), torch.tensor([1.5, -100.0, 2.0])
+    )
+    assert (
+        logits[0, 5] == 1.5
+        and logits[0, 39] == -100
+        and logits[2, 0] == 2
+        and logits.count_nonzero() == 3
+    )
     ids = torch.tensor([[0, 3, -1, 3], [-1, VOCABULARY, 7, 1 << 30], [1, 2, 3, 4]])
     bar_ids(logits, torch.tensor([0, 1, 2]), ids, torch.tensor([True, True, False]))
     assert torch.isneginf(logits).nonzero().tolist() == [[0, 0], [0, 3], [1, 7]]
@@ -83,7 +108,9 @@ def test_frequencies_with_bias_penalties_bars_and_filters() -> None:
     bar_ids(logits, rows, torch.full((n, 1), 11), torch.ones(n, dtype=torch.bool))
     for filters in ({}, {"top_p": 0.8}, {"top_k": 6, "min_p": 0.05}):
         drawn = sample(logits, asked(n, temperature=0.9, **filters))
-        assert chi_square_p(drawn.numpy(), probabilities(expected, temperature=0.9, **filters)) > 1e-4
+        assert (
+            chi_square_p(drawn.numpy(), probabilities(expected, temperature=0.9, **filters)) > 1e-4
+        )
 
 
 @pytest.mark.parametrize("vocabulary", [1, 32, 40, 5000])

@@ -25,12 +25,16 @@ def costs_of(column: str, shape: tuple[int, int, int]) -> SharingCosts:
         pytest.importorskip("triton")
     ops = choose(torch.device("cpu"), torch.bfloat16)
     ops = replace(ops, why={**ops.why, "attention": (column, "")})
-    return SharingCosts(**asdict(prefix_cost_times(ops, *shape, torch.bfloat16, torch.device("cpu"))))
+    return SharingCosts(
+        **asdict(prefix_cost_times(ops, *shape, torch.bfloat16, torch.device("cpu")))
+    )
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("column", ["reference", "triton"])
-def test_where_grouping_was_measured_to_pay_and_where_not(column: str, shape: tuple[int, int, int]) -> None:
+def test_where_grouping_was_measured_to_pay_and_where_not(
+    column: str, shape: tuple[int, int, int]
+) -> None:
     costs = costs_of(column, shape)
     assert costs.saved(1024, 656) > costs.step, "repeated sampling"
     assert 16 * costs.saved(64, 256) > costs.step
@@ -47,7 +51,12 @@ def test_auto_is_handed_the_devices_times_and_always_counts_tokens(tmp_path: Pat
     found = {}
     for groups in ("auto", "always", "off"):
         config = Config.of(
-            model=str(folder), device="cpu", dtype="float32", prefix_groups=groups, kv_cache_tokens=1024, max_num_seqs=4
+            model=str(folder),
+            device="cpu",
+            dtype="float32",
+            prefix_groups=groups,
+            kv_cache_tokens=1024,
+            max_num_seqs=4,
         )
         engine, _ = build_engine(config)
         found[groups] = engine.scheduler.batch_order.sharing

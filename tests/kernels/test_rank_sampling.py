@@ -1,4 +1,5 @@
-"""Ranks that share a vocabulary draw the tokens of one that has it all: filters, ties, bad rows, logprobs, adjusting.
+"""Ranks that share a vocabulary draw the tokens of one that has it all: filters, ties, bad rows,
+logprobs, adjusting.
 
 Ranks are threads, and what they exchange goes through a barrier. In fp32 no token may differ.
 """
@@ -30,7 +31,9 @@ pytestmark = pytest.mark.torch
 Made = TypeVar("Made")
 
 
-def over_ranks(ranks: int, vocabulary: int, work: Callable[[VocabularyPart, slice], Made]) -> list[Made]:
+def over_ranks(
+    ranks: int, vocabulary: int, work: Callable[[VocabularyPart, slice], Made]
+) -> list[Made]:
     """Runs `work` on each rank's part, in threads -> what each gave."""
     barrier, told = threading.Barrier(ranks, timeout=600), list[Tensor | None]([None] * ranks)
 
@@ -60,18 +63,26 @@ def same_on_all(found: list[Tensor]) -> Tensor:
 
 
 def inputs(n: int, seed: int, **asked: Any) -> SamplerInputs:
-    """Rows that ask for filters of every kind, alone and together; some are greedy, some ask for none."""
+    """Rows that ask for filters of every kind, alone and together; some are greedy, some ask for
+    none."""
     generator = torch.Generator().manual_seed(seed)
 
     def pick(*values: float, dtype: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=dtype)[torch.randint(len(values), (n,), generator=generator)]
+        return torch.tensor(values, dtype=dtype)[
+            torch.randint(len(values), (n,), generator=generator)
+        ]
 
     return SamplerInputs(
-        temperature=pick(0.0, 0.7, 1.0, 1.6), top_p=pick(0.05, 0.3, 0.9, 1.0), seed=torch.arange(n) * 7919,
-        top_k=pick(0, 1, 3, 40, 5000, dtype=torch.int32), min_p=pick(0.0, 0.0, 0.02, 0.6),
-        sample=torch.arange(n, dtype=torch.int32) % 3, position=torch.arange(n, dtype=torch.int32) + 20,
-        any_filter=True, any_random=True,
-    )  # fmt: skip
+        temperature=pick(0.0, 0.7, 1.0, 1.6),
+        top_p=pick(0.05, 0.3, 0.9, 1.0),
+        seed=torch.arange(n) * 7919,
+        top_k=pick(0, 1, 3, 40, 5000, dtype=torch.int32),
+        min_p=pick(0.0, 0.0, 0.02, 0.6),
+        sample=torch.arange(n, dtype=torch.int32) % 3,
+        position=torch.arange(n, dtype=torch.int32) + 20,
+        any_filter=True,
+        any_random=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +94,9 @@ def test_filtered_draws_are_those_of_one(ranks: int, vocabulary: int, step: floa
     logits = logits if not step else (logits / step).round() * step
     asked = inputs(200, ranks)
     want = sample(logits, asked)
-    got = same_on_all(over_ranks(ranks, vocabulary, lambda part, mine: filtered(logits[:, mine], asked, part)))
+    got = same_on_all(
+        over_ranks(ranks, vocabulary, lambda part, mine: filtered(logits[:, mine], asked, part))
+    )
     assert torch.equal(want, got) and want.unique().numel() > 20
     asked.any_filter = False
     plain = over_ranks(ranks, vocabulary, lambda part, mine: sample(logits[:, mine], asked, part))
@@ -91,8 +104,11 @@ def test_filtered_draws_are_those_of_one(ranks: int, vocabulary: int, step: floa
 
 
 def test_ranks_whose_shares_differ_meet_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Llama 3's 1,002 tiles are 250 or 251 for each of four ranks. Rows go in pieces, the same ones on every rank."""
-    monkeypatch.setattr(rank_filters, "_PIECE", 5 * 3 * TILE)  # 5 rows of three tiles a piece, 7 of two
+    """Llama 3's 1,002 tiles are 250 or 251 for each of four ranks. Rows go in pieces, the same ones
+    on every rank."""
+    monkeypatch.setattr(
+        rank_filters, "_PIECE", 5 * 3 * TILE
+    )  # 5 rows of three tiles a piece, 7 of two
     logits = torch.randn(35, 9 * TILE, generator=torch.Generator().manual_seed(2))
     asked = inputs(35, 3)
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(4)]
@@ -110,7 +126,8 @@ def test_ranks_whose_shares_differ_meet_as_often(monkeypatch: pytest.MonkeyPatch
 
 
 def test_filters_hang_on_no_rank_count_where_hardly_anything_stays() -> None:
-    """Flat rows and a nucleus of a few: every attempt misses, and the last draw is from what is left."""
+    """Flat rows and a nucleus of a few: every attempt misses, and the last draw is from what is
+    left."""
     logits = torch.randn(400, 512, generator=torch.Generator().manual_seed(1)) * 0.01
     asked = inputs(400, 2)
     asked.temperature[:], asked.top_p[:], asked.top_k[:], asked.min_p[:] = 1.0, 0.004, 0, 0.0
@@ -128,7 +145,10 @@ def test_a_bad_logit_of_any_rank_is_told_by_all(bad: float) -> None:
     asked.any_filter = False
     want = sample(logits, asked)
     assert (want[1:] == -2).all()
-    assert torch.equal(want, same_on_all(over_ranks(3, 300, lambda part, mine: sample(logits[:, mine], asked, part))))
+    assert torch.equal(
+        want,
+        same_on_all(over_ranks(3, 300, lambda part, mine: sample(logits[:, mine], asked, part))),
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -137,7 +157,9 @@ def test_logprobs_are_those_of_one(k: int, dtype: torch.dtype) -> None:
     logits = (torch.randn(9, 300, generator=torch.Generator().manual_seed(k)) * 2).to(dtype)
     tokens = torch.tensor([0, 127, 128, 255, 256, 299, 40, -1, 5], dtype=torch.int32)
     want = logprobs.token_logprobs(logits, tokens, k)
-    found = over_ranks(3, 300, lambda part, mine: logprobs.rank_logprobs(logits[:, mine], tokens, k, part))
+    found = over_ranks(
+        3, 300, lambda part, mine: logprobs.rank_logprobs(logits[:, mine], tokens, k, part)
+    )
     for index, (one, *others) in enumerate(zip(want, *found, strict=True)):
         got = same_on_all(others)
         if one.dtype == torch.int32:
@@ -162,12 +184,14 @@ def test_tritons_draw_is_the_references() -> None:
     def drawn(part: VocabularyPart | None, mine: slice) -> Tensor:
         own = logits[:, mine].contiguous()
         scratch = fast_sample.SampleScratch.allocate(rows, own.shape[1], own.device, adjusts=False)
-        return fast_sample.sample_rows(own, ids, position, columns, scratch, filters=False, part=part)
+        return fast_sample.sample_rows(
+            own, ids, position, columns, scratch, filters=False, part=part
+        )
 
     want = drawn(None, slice(0, vocabulary))
     assert torch.equal(want, same_on_all(over_ranks(1, vocabulary, drawn)))
-    # The interpreter is one for all threads, so ranks take turns: the first time round their tops are noted, then what
-    # each would tell of its winner.
+    # The interpreter is one for all threads, so ranks take turns: the first time round their tops
+    # are noted, then what each would tell of its winner.
     tops: list[Tensor] = []
     winners: list[Tensor] = []
     for turn in ("tops", "winners"):

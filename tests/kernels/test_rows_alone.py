@@ -1,7 +1,8 @@
-"""The law that matters most: a row's result does not depend on the rows beside it. Bit for bit, with 1 and 3 threads.
+"""The law that matters most: a row's result does not depend on the rows beside it. Bit for bit,
+with 1 and 3 threads.
 
-Rows that stand alone are held bit for bit; rows of a prefix group are held against the fp64 contract and against
-themselves alone, within the dtype's tolerance (their sums are cut elsewhere).
+Rows that stand alone are held bit for bit; rows of a prefix group are held against the fp64
+contract and against themselves alone, within the dtype's tolerance (their sums are cut elsewhere).
 """
 
 from __future__ import annotations
@@ -60,7 +61,28 @@ def attend(case: Case, rows: list[int], window: int | None = None) -> torch.Tens
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (7, 1), (14, 2), (3, 3)])
 @pytest.mark.parametrize("window", [None, 100])
 def test_rows_alone_are_bit_equal_in_any_company(dtype, threads, heads, kv_heads, window):
-    lengths = [1, 15, 16, 17, 31, 48, 100, 160, 190, 192, 193, 208, 250, 300, 384, 385, 400, 599, 600, 1500]
+    lengths = [
+        1,
+        15,
+        16,
+        17,
+        31,
+        48,
+        100,
+        160,
+        190,
+        192,
+        193,
+        208,
+        250,
+        300,
+        384,
+        385,
+        400,
+        599,
+        600,
+        1500,
+    ]
     case = make_case(lengths, heads=heads, kv_heads=kv_heads, dtype=dtype, seed=1, extra_width=3)
     everyone = attend(case, list(range(len(lengths))), window)
     for row in range(len(lengths)):
@@ -99,16 +121,26 @@ def test_elementwise_operations_are_bit_equal_in_any_company(dtype, threads):
 def test_rotary_is_bit_equal_in_any_company(dtype, threads, width, normed):
     heads, kv_heads = 5, 2
     ops = choose(torch.device("cpu"), dtype, "auto")
-    case = make_case([(7 * i) % 250 + 1 for i in range(160)], heads=heads, kv_heads=kv_heads, width=width, dtype=dtype)
+    case = make_case(
+        [(7 * i) % 250 + 1 for i in range(160)],
+        heads=heads,
+        kv_heads=kv_heads,
+        width=width,
+        dtype=dtype,
+    )
     rng = torch.Generator().manual_seed(0)
     angles = torch.randn(256, width // 2, generator=rng)
     table = torch.stack([angles.cos(), angles.sin()], dim=1)
     qkv = torch.randn(160, (heads + 2 * kv_heads) * width, generator=rng).to(dtype)
-    norms = [torch.randn(width, generator=rng).to(dtype) for _ in range(2)] if normed else [None, None]
+    norms = (
+        [torch.randn(width, generator=rng).to(dtype) for _ in range(2)] if normed else [None, None]
+    )
 
     def run(rows):
         kv = torch.zeros_like(case.kv)
-        q = rotate(ops, qkv[rows], table, only(case, rows), kv, heads, kv_heads, width, *norms, 1e-6)
+        q = rotate(
+            ops, qkv[rows], table, only(case, rows), kv, heads, kv_heads, width, *norms, 1e-6
+        )
         at = case.inputs.slots[rows]
         return q, kv[at // 16, :, :, at % 16]
 
@@ -120,7 +152,9 @@ def test_rotary_is_bit_equal_in_any_company(dtype, threads, width, normed):
 
 def test_grouped_rows_agree_with_themselves_alone(dtype, threads):
     lengths = [33 + (5 * i) % 61 for i in range(90)] + [1, 200, 17]
-    case = make_case(lengths, groups=[(1, 16), (2, 32), (17, 32), (70, 32)], heads=4, kv_heads=2, dtype=dtype)
+    case = make_case(
+        lengths, groups=[(1, 16), (2, 32), (17, 32), (70, 32)], heads=4, kv_heads=2, dtype=dtype
+    )
     ops = choose(torch.device("cpu"), dtype, "auto")
     together = attend_by(ops, case.q, case.kv, case.inputs, case.scale, None)
     alone = attend(case, list(range(len(lengths))))

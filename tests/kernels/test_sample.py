@@ -1,4 +1,5 @@
-"""The draw itself: by frequency against float64, greedy, rows that don't see each other, and rows not finite."""
+"""The draw itself: by frequency against float64, greedy, rows that don't see each other, and rows
+not finite."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def _logits(vocabulary: int, spread: float, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize("temperature", [0.6, 1.0, 3.0])
 def test_frequencies_are_the_softmax(vocabulary: int, temperature: float) -> None:
     logits = _logits(vocabulary, 2.0)
-    tokens = sample(logits.expand(DRAWS, -1), asked(DRAWS, temperature=temperature, seed=vocabulary))
+    tokens = sample(
+        logits.expand(DRAWS, -1), asked(DRAWS, temperature=temperature, seed=vocabulary)
+    )
     expected = probabilities(logits.numpy(), temperature=temperature)
     assert chi_square_p(tokens.numpy(), expected) > FAR_OUT
 
@@ -36,7 +39,12 @@ def test_frequencies_hold_along_seeds_and_positions(axis: str) -> None:
     inputs = asked(DRAWS)
     inputs.sample.zero_()
     getattr(inputs, axis).copy_(torch.arange(DRAWS))
-    assert chi_square_p(sample(logits.expand(DRAWS, -1), inputs).numpy(), probabilities(logits.numpy())) > FAR_OUT
+    assert (
+        chi_square_p(
+            sample(logits.expand(DRAWS, -1), inputs).numpy(), probabilities(logits.numpy())
+        )
+        > FAR_OUT
+    )
 
 
 def test_tokens_of_neighbouring_samples_are_independent() -> None:
@@ -65,11 +73,15 @@ FILTERS = [
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize(("vocabulary", "spread"), [(300, 2.0), (256, 0.3)])
 def test_filters_by_frequency(filters: dict[str, float], vocabulary: int, spread: float) -> None:
-    """The flat distribution (spread 0.3) misses all eight attempts with a narrow filter, and is drawn by sorting."""
+    """The flat distribution (spread 0.3) misses all eight attempts with a narrow filter, and is
+    drawn by sorting."""
     logits = _logits(vocabulary, spread, seed=3)
     n = DRAWS // 2
     tokens = sample(logits.expand(n, -1), asked(n, temperature=0.8, seed=5, **filters))
-    assert chi_square_p(tokens.numpy(), probabilities(logits.numpy(), temperature=0.8, **filters)) > FAR_OUT
+    assert (
+        chi_square_p(tokens.numpy(), probabilities(logits.numpy(), temperature=0.8, **filters))
+        > FAR_OUT
+    )
 
 
 def test_filters_cut_between_equal_logits_by_the_lower_id() -> None:
@@ -79,8 +91,15 @@ def test_filters_cut_between_equal_logits_by_the_lower_id() -> None:
         assert set(sample(logits.expand(4000, -1), asked(4000, top_k=k)).tolist()) == allowed
     # mass above 170 is 2e of 3e + 197
     share = 2 * np.e / (3 * np.e + 197)
-    assert set(sample(logits.expand(4000, -1), asked(4000, top_p=share + 1e-4)).tolist()) == {20, 150, 170}
-    assert set(sample(logits.expand(4000, -1), asked(4000, top_p=share - 1e-4)).tolist()) == {20, 150}
+    assert set(sample(logits.expand(4000, -1), asked(4000, top_p=share + 1e-4)).tolist()) == {
+        20,
+        150,
+        170,
+    }
+    assert set(sample(logits.expand(4000, -1), asked(4000, top_p=share - 1e-4)).tolist()) == {
+        20,
+        150,
+    }
 
 
 def test_barred_tokens_are_never_drawn() -> None:
@@ -145,7 +164,8 @@ def test_rows_do_not_see_each_other(vocabulary: int, dtype: torch.dtype) -> None
 
 
 def test_a_wide_vocabulary_in_pieces_is_the_same_alone() -> None:
-    """More logits than the pieces hold; sums are longer than torch's threshold for adding on several threads."""
+    """More logits than the pieces hold; sums are longer than torch's threshold for adding on
+    several threads."""
     n, vocabulary = 40, 151_936
     logits = (torch.randn(n, vocabulary, generator=torch.Generator().manual_seed(4)) * 2).bfloat16()
     inputs = _mixed(n, seed=6)

@@ -1,4 +1,5 @@
-"""The gated short convolution: against fp64, in pieces as in one, rows that don't fold; Triton's in its interpreter."""
+"""The gated short convolution: against fp64, in pieces as in one, rows that don't fold; Triton's in
+its interpreter."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ from penstock.kernels.triton import short_conv as triton
 pytestmark = pytest.mark.torch
 
 Conv = Callable[..., Tensor]
-BOTH = pytest.mark.parametrize("conv", [plain.short_conv, triton.short_conv], ids=["reference", "triton"])
+BOTH = pytest.mark.parametrize(
+    "conv", [plain.short_conv, triton.short_conv], ids=["reference", "triton"]
+)
 
 
 def windows(slots: int, taps: int, channels: int) -> Tensor:
@@ -31,8 +34,12 @@ def drawn(tokens: int, channels: int, seed: int = 0) -> Tensor:
 def in_fp64(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """A sequence from its beginning."""
     gate_in, gate_out, values = given.double().chunk(3, dim=1)
-    came = torch.cat((torch.zeros(weight.shape[1] - 1, weight.shape[0], dtype=torch.float64), gate_in * values))
-    mixed = sum(came[tap : tap + len(given)] * weight[:, tap].double() for tap in range(weight.shape[1]))
+    came = torch.cat(
+        (torch.zeros(weight.shape[1] - 1, weight.shape[0], dtype=torch.float64), gate_in * values)
+    )
+    mixed = sum(
+        came[tap : tap + len(given)] * weight[:, tap].double() for tap in range(weight.shape[1])
+    )
     return gate_out * (mixed if bias is None else mixed + bias.double())
 
 
@@ -40,22 +47,33 @@ def in_fp64(given: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("taps", [2, 3, 5])
 def test_however_a_sequence_is_cut(conv: Conv, taps: int, biased: bool) -> None:
-    """Chunks of 1 to 6 tokens, an empty one, and rows, of two sequences at once; each by itself in one chunk is the
-    same to the bit, and what fp64 gives."""
+    """Chunks of 1 to 6 tokens, an empty one, and rows, of two sequences at once; each by itself in
+    one chunk is the same to the bit, and what fp64 gives."""
     channels, tokens = 19, 17
     weight = torch.randn(channels, taps, generator=torch.Generator().manual_seed(9))
     bias = torch.randn(channels, generator=torch.Generator().manual_seed(8)) if biased else None
     given = [drawn(tokens, channels, seed) for seed in range(2)]
     window = windows(5, taps, channels)
-    whole = [conv(each, weight, bias, window, step([], [(slot, 0, tokens)])) for slot, each in enumerate(given)]
+    whole = [
+        conv(each, weight, bias, window, step([], [(slot, 0, tokens)]))
+        for slot, each in enumerate(given)
+    ]
     for each, found in zip(given, whole, strict=True):
-        torch.testing.assert_close(found.double(), in_fp64(each, weight, bias), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            found.double(), in_fp64(each, weight, bias), rtol=1e-5, atol=1e-5
+        )
     window[2:] = 0.0
     found: list[list[Tensor]] = [[], []]
     at = [0, 0]
     for first, second in ((1, 6), (4, 0), (2, 1), (6, 2)):
         parts = [given[0][at[0] : at[0] + first], given[1][at[1] : at[1] + second]]
-        out = conv(torch.cat(parts), weight, bias, window, step([], [(2, at[0], first), (3, at[1], second)]))
+        out = conv(
+            torch.cat(parts),
+            weight,
+            bias,
+            window,
+            step([], [(2, at[0], first), (3, at[1], second)]),
+        )
         for sequence, piece in enumerate(out.split([first, second])):
             found[sequence].append(piece)
             at[sequence] += len(piece)
@@ -85,7 +103,10 @@ def test_a_row_that_does_not_fold_answers_as_it_did(conv: Conv) -> None:
 def test_the_columns_agree_beside_each_other() -> None:
     """Rows and chunks in one step; in the interpreter a sum may be taken with one rounding less."""
     channels, weight = 40, torch.randn(40, 3, generator=torch.Generator().manual_seed(1))
-    held = [windows(6, 3, channels).normal_(generator=torch.Generator().manual_seed(2)) for _ in range(2)]
+    held = [
+        windows(6, 3, channels).normal_(generator=torch.Generator().manual_seed(2))
+        for _ in range(2)
+    ]
     given = drawn(3 + 9, channels)
     asked = step([(0, 3, True), (5, 8, False), (1, 1, True)], [(2, 4, 7), (4, 0, 2)])
     one, other = (

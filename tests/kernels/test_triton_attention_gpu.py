@@ -1,4 +1,5 @@
-"""The Triton column's attention on a GPU against the fp64 contract: shapes, dtypes, groups, splits, windows, graphs."""
+"""The Triton column's attention on a GPU against the fp64 contract: shapes, dtypes, groups, splits,
+windows, graphs."""
 
 from __future__ import annotations
 
@@ -19,12 +20,20 @@ def dtype(request):
     return request.param
 
 
-def attended(case: Case, window: int | None = None, sinks: torch.Tensor | None = None) -> torch.Tensor:
+def attended(
+    case: Case, window: int | None = None, sinks: torch.Tensor | None = None
+) -> torch.Tensor:
     from penstock.kernels.triton import attention as column
 
     there = on(case, "cuda")
     return attend(
-        column, there.q, there.kv, there.inputs, there.scale, window, None if sinks is None else sinks.cuda()
+        column,
+        there.q,
+        there.kv,
+        there.inputs,
+        there.scale,
+        window,
+        None if sinks is None else sinks.cuda(),
     ).cpu()
 
 
@@ -103,7 +112,12 @@ def test_programs_that_share_a_row_meet_every_time():
     """The last of them joins: 200 launches of 16 programs a row give one answer, to the bit."""
     from penstock.kernels.triton import attention as column
 
-    case = on(make_case([1024, 1000, 900, 64, 65, 700, 3, 512], dtype=torch.bfloat16, heads=8, kv_heads=2), "cuda")
+    case = on(
+        make_case(
+            [1024, 1000, 900, 64, 65, 700, 3, 512], dtype=torch.bfloat16, heads=8, kv_heads=2
+        ),
+        "cuda",
+    )
     first = attend(column, case.q, case.kv, case.inputs, case.scale)
     assert_close(first.cpu(), want(on(case, "cpu"), list(range(8))))
     for _ in range(200):
@@ -117,7 +131,10 @@ def test_a_long_prompt_in_a_window():
 
 
 def test_every_length_to_600():
-    check(make_case(list(range(1, 601)), heads=2, kv_heads=1, width=32, dtype=torch.bfloat16), count=80)
+    check(
+        make_case(list(range(1, 601)), heads=2, kv_heads=1, width=32, dtype=torch.bfloat16),
+        count=80,
+    )
 
 
 def test_loud_scores(dtype):
@@ -126,23 +143,31 @@ def test_loud_scores(dtype):
 
 def test_what_is_not_seen_may_be_no_number():
     """Scratch and free blocks, and slots past a row's length in its last block, may hold NaN."""
-    case = make_case([5, 20, 33, 40], groups=[(2, 0), (2, 16)], chunks=[(3, 9), (0, 33)], dtype=torch.bfloat16)
+    case = make_case(
+        [5, 20, 33, 40], groups=[(2, 0), (2, 16)], chunks=[(3, 9), (0, 33)], dtype=torch.bfloat16
+    )
     expected = case.naive()
     case.kv[0] = float("nan")
     case.kv[-3:] = float("nan")
     for table, position in zip(case.tables, case.positions, strict=True):
         past = position % 16 + 1
-        if position == max(p for t, p in zip(case.tables, case.positions, strict=True) if t is table):
+        if position == max(
+            p for t, p in zip(case.tables, case.positions, strict=True) if t is table
+        ):
             case.kv[int(table[position // 16]), :, :, past:] = float("nan")
     assert_close(attended(case), expected)
 
 
 def test_a_captured_launch_follows_the_columns():
-    """One graph: rows, lengths, tables and groups change under it, and the launches are the same."""
+    """One graph: rows, lengths, tables and groups change under it,
+    and the launches are the same."""
     from penstock.kernels.triton import attention as column
 
     steps = [
-        of_columns(make_case(lengths, groups=groups, dtype=torch.bfloat16, seed=4, extra_width=extra), seed=seed)
+        of_columns(
+            make_case(lengths, groups=groups, dtype=torch.bfloat16, seed=4, extra_width=extra),
+            seed=seed,
+        )
         for seed, (lengths, groups, extra) in enumerate(
             [
                 ([300, 40, 90, 80, 70, 17, 1, 33], [(0, 0), (5, 32)], 1),
@@ -156,7 +181,9 @@ def test_a_captured_launch_follows_the_columns():
     group_wide = max(s.inputs.decode.groups.blocks.shape[1] for s in steps)
     for step in steps:
         decode = step.inputs.decode
-        step.kv = torch.cat([step.kv, torch.zeros(blocks - len(step.kv), *step.kv.shape[1:], dtype=step.kv.dtype)])
+        step.kv = torch.cat(
+            [step.kv, torch.zeros(blocks - len(step.kv), *step.kv.shape[1:], dtype=step.kv.dtype)]
+        )
         decode.table = torch.nn.functional.pad(decode.table, (0, wide - decode.table.shape[1]))
         decode.groups.blocks = torch.nn.functional.pad(
             decode.groups.blocks, (0, group_wide - decode.groups.blocks.shape[1])
@@ -176,7 +203,12 @@ def test_a_captured_launch_follows_the_columns():
 def _copy(held: Case, step: Case) -> None:
     pairs = [(held.q, step.q), (held.kv, step.kv)]
     ours, theirs = held.inputs.decode, step.inputs.decode
-    pairs += [(getattr(ours, n), getattr(theirs, n)) for n in ("rows", "position", "table", "length", "skip")]
-    pairs += [(getattr(ours.groups, n), getattr(theirs.groups, n)) for n in ("start", "blocks", "length")]
+    pairs += [
+        (getattr(ours, n), getattr(theirs, n))
+        for n in ("rows", "position", "table", "length", "skip")
+    ]
+    pairs += [
+        (getattr(ours.groups, n), getattr(theirs.groups, n)) for n in ("start", "blocks", "length")
+    ]
     for to, what in pairs:
         to.copy_(what)

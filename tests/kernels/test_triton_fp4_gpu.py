@@ -1,4 +1,5 @@
-"""Products with four-bit floats, compiled: awkward shapes and those of an 8B model, one row to many."""
+"""Products with four-bit floats, compiled: awkward shapes and those of an 8B model, one row to
+many."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ DTYPES = (torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 7, 16, 17, 33, 64, 65, 128, 200, 256, 300])
-@pytest.mark.parametrize("shape", [(70, 32), (129, 96), (200, 1312), (1000, 2880), (48, 4096)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(70, 32), (129, 96), (200, 1312), (1000, 2880), (48, 4096)], ids=str
+)
 def test_products(rows, shape, kind, dtype):
     from triton_kernel_cases_fp4 import check_products
 
@@ -22,7 +25,9 @@ def test_products(rows, shape, kind, dtype):
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16, 64, 128, 512])
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)], ids=str
+)
 def test_products_of_an_8b_model(rows, shape):
     from triton_kernel_cases_fp4 import check_products
 
@@ -32,7 +37,8 @@ def test_products_of_an_8b_model(rows, shape):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("octets", [32, 64, 128])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "warps"), [(8, 32, 1), (16, 64, 2), (32, 64, 4), (64, 128, 4), (128, 128, 8)]
+    ("rows", "outputs", "warps"),
+    [(8, 32, 1), (16, 64, 2), (32, 64, 4), (64, 128, 4), (128, 128, 8)],
 )
 def test_the_same_bits_however_k_is_split(rows, outputs, warps, octets, kind):
     from triton_kernel_cases_fp4 import Slices, check_products
@@ -74,4 +80,8 @@ def test_a_gpu_widens_them_for_float32_alone():
     from penstock.kernels.choose import choose, widens_fp4
 
     there = torch.device("cuda")
-    assert [widens_fp4(choose(there, dtype)) for dtype in (*DTYPES, torch.float32)] == [False, False, True]
+    assert [widens_fp4(choose(there, dtype)) for dtype in (*DTYPES, torch.float32)] == [
+        False,
+        False,
+        True,
+    ]

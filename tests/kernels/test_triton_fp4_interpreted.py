@@ -1,4 +1,5 @@
-"""Products with four-bit floats in Triton's interpreter, in float32, in small cases; the GPU tests sweep them."""
+"""Products with four-bit floats in Triton's interpreter, in float32, in small cases; the GPU tests
+sweep them."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def test_products(rows, k, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("octets", [32, 64, 128])
 def test_the_same_bits_however_k_is_split(octets, kind):
-    cases.check_products(CPU, F32, 18, 40, 544, kind, cases.Slices(32, 16, octets, 3, 3, 4, octets == 64))
+    cases.check_products(
+        CPU, F32, 18, 40, 544, kind, cases.Slices(32, 16, octets, 3, 3, 4, octets == 64)
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -47,16 +50,20 @@ def test_no_rows():
 
 
 def test_powers_too_small_beside_a_row_s_largest_are_nothing():
-    """By hand: groups of ones, 2 ** 24 and 2 ** 25 below the first; a larger power of a group of zeros counts not."""
+    """By hand: groups of ones, 2 ** 24 and 2 ** 25 below the first; a larger power of a group of
+    zeros counts not."""
     numbers = cases.pack_four(torch.full((1, 128), 2, dtype=torch.uint8))
     numbers[0, 48:] = 0
-    kept, scale, by = short_scales(numbers, torch.tensor([[120, 96, 95, 200]], dtype=torch.uint8), None)
+    kept, scale, by = short_scales(
+        numbers, torch.tensor([[120, 96, 95, 200]], dtype=torch.uint8), None
+    )
     assert by.tolist() == [2.0**-8] and scale.tolist() == [[30 << 3, 6 << 3, 0, 0]]
     assert torch.equal(kept[:, :32], numbers[:, :32]) and not kept[:, 32:].any()
 
 
 def test_every_e4m3_is_a_finite_scale_in_float16_and_bfloat16():
-    """31 as an exponent is infinity there, and infinity times the zeros of a group whose scale is 0 no number."""
+    """31 as an exponent is infinity there, and infinity times the zeros of a group whose scale is 0
+    no number."""
     octets = torch.tensor([each for each in range(256) if each & 0x7F != 0x7F], dtype=torch.uint8)
     scale = octets.view(torch.float8_e4m3fn)[:, None].expand(-1, 2).contiguous()
     numbers = torch.full((len(octets), 16), 0x22, dtype=torch.uint8)  # ones

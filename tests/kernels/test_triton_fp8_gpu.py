@@ -1,4 +1,5 @@
-"""The float8 kernels compiled: sizes of models and awkward ones, every number of rows at which the form changes."""
+"""The float8 kernels compiled: sizes of models and awkward ones, every number of rows at which the
+form changes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ DTYPES = [torch.bfloat16, torch.float16]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("size", [(1, 64), (17, 2048), (300, 4096), (33, 14336), (5, 100), (700, 896)], ids=str)
+@pytest.mark.parametrize(
+    "size", [(1, 64), (17, 2048), (300, 4096), (33, 14336), (5, 100), (700, 896)], ids=str
+)
 @pytest.mark.parametrize("form", ["eight", "pair"])
 def test_rows_in_eight_bits(dtype, size, form):
     from triton_kernel_cases_fp8 import check_rows
@@ -21,7 +24,9 @@ def test_rows_in_eight_bits(dtype, size, form):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2, 16, 17, 32, 33, 64, 128, 129, 256, 257, 600])
-@pytest.mark.parametrize("shape", [(6144, 4096), (4096, 14336), (16640, 512), (896, 4864), (70, 100)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(6144, 4096), (4096, 14336), (16640, 512), (896, 4864), (70, 100)], ids=str
+)
 def test_products(dtype, rows, shape):
     from triton_kernel_cases_fp8 import check_products
 

@@ -1,4 +1,5 @@
-"""The float8 kernels in Triton's interpreter, in float32, in small cases; the GPU tests sweep them."""
+"""The float8 kernels in Triton's interpreter, in float32, in small cases;
+the GPU tests sweep them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Products with weights in groups, compiled for GPUs that aren't here: what the interpreter lets pass, types and the
-assembler, is looked at, and that two numbers are widened by an instruction."""
+"""Products with weights in groups, compiled for GPUs that aren't here: what the interpreter lets
+pass, types and the assembler, is looked at, and that two numbers are widened by an instruction."""
 
 from __future__ import annotations
 
@@ -66,14 +66,22 @@ for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
 print(json.dumps(told))
 """
 # compute capability, bits (1: float8), dtype, rows, zeros, gated
-CASES = [(90, 4, "bf16", 8, False, True), (90, 8, "fp16", 64, True, False), (80, 4, "fp16", 16, True, False)]
+CASES = [
+    (90, 4, "bf16", 8, False, True),
+    (90, 8, "fp16", 64, True, False),
+    (80, 4, "fp16", 16, True, False),
+]
 
 
 def test_kernels_compile_for_other_gpus(tmp_path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     env["TRITON_CACHE_DIR"] = str(tmp_path)
     ran = subprocess.run(
-        [sys.executable, "-c", COMPILE, json.dumps(CASES)], env=env, capture_output=True, text=True, check=False
+        [sys.executable, "-c", COMPILE, json.dumps(CASES)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     for packed, single in json.loads(ran.stdout):

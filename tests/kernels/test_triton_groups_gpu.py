@@ -1,5 +1,5 @@
-"""Products with weights in groups, compiled: sizes of models and awkward ones, every layout, every way that a number of
-rows takes."""
+"""Products with weights in groups, compiled: sizes of models and awkward ones, every layout, every
+way that a number of rows takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,21 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 DTYPES = [torch.bfloat16, torch.float16]
 # bits (1: float8), outputs, inputs, group (None: the row), zeros
 CASES = [
-    (4, 6144, 4096, 128, False), (4, 4096, 14336, 128, True), (4, 896, 4864, 64, False), (4, 72, 864, 32, True),
+    (4, 6144, 4096, 128, False),
+    (4, 4096, 14336, 128, True),
+    (4, 896, 4864, 64, False),
+    (4, 72, 864, 32, True),
     (4, 900, 4096, 32, True),
-    (4, 100, 896, None, False), (4, 70, 480, 160, True), (8, 4096, 4096, None, False), (8, 896, 4864, 64, True),
-    (8, 70, 100, None, True), (8, 300, 512, 32, False), (1, 4096, 4096, 128, False), (1, 896, 4864, 128, False),
+    (4, 100, 896, None, False),
+    (4, 70, 480, 160, True),
+    (8, 4096, 4096, None, False),
+    (8, 896, 4864, 64, True),
+    (8, 70, 100, None, True),
+    (8, 300, 512, 32, False),
+    (1, 4096, 4096, 128, False),
+    (1, 896, 4864, 128, False),
     (1, 70, 300, 128, False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -41,7 +50,9 @@ def test_many_rows(dtype, case):
 def test_the_same_bits_however_k_is_split(bits, rows, warps):
     from triton_kernel_cases_groups import Pieces, check_products
 
-    check_products("cuda", torch.bfloat16, rows, bits, 700, 4096, 128, False, Pieces(rows, 64, 5, 4, warps))
+    check_products(
+        "cuda", torch.bfloat16, rows, bits, 700, 4096, 128, False, Pieces(rows, 64, 5, 4, warps)
+    )
 
 
 @pytest.mark.parametrize("bits", [4, 8, 1])
@@ -53,7 +64,9 @@ def test_a_row_does_not_move_with_those_that_share_its_tile(bits):
     for first, end in ((0, 2), (3, 8), (0, 8)) if bits == 4 else ((0, 1), (3, 8), (0, 8)):
         alone = linear_groups.linear_int(x[first:end], matrix)
         assert torch.equal(alone, linear_groups.linear_int(x[:8], matrix)[first:end])
-    assert torch.equal(linear_groups.linear_int(x[2:12], matrix), linear_groups.linear_int(x, matrix)[2:12])
+    assert torch.equal(
+        linear_groups.linear_int(x[2:12], matrix), linear_groups.linear_int(x, matrix)[2:12]
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -75,7 +88,8 @@ def test_a_row_in_fixed_point(dtype, k):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    "n, k, group", [(6144, 4096, 128), (4096, 14336, 128), (900, 4864, 64), (33, 896, 32), (100, 1280, 128)]
+    "n, k, group",
+    [(6144, 4096, 128), (4096, 14336, 128), (900, 4864, 64), (33, 896, 32), (100, 1280, 128)],
 )
 def test_lone_products(dtype, n, k, group):
     from triton_kernel_cases_groups import check_lone_products

@@ -1,4 +1,5 @@
-"""Products with weights in groups in Triton's interpreter, in float32, in small cases; the GPU tests sweep them."""
+"""Products with weights in groups in Triton's interpreter, in float32, in small cases; the GPU
+tests sweep them."""
 
 from __future__ import annotations
 
@@ -12,9 +13,15 @@ pytestmark = pytest.mark.torch
 CPU, F32 = "cpu", torch.float32
 # bits, inputs, group (None: the row), zeros
 LAYOUTS = [
-    (4, 256, 128, False), (4, 192, 64, True), (4, 128, 32, True), (4, 96, 32, False), (4, 96, None, True),
-    (8, 100, None, False), (8, 128, 64, True), (cases.FLOAT8, 200, 128, False),
-]  # fmt: skip
+    (4, 256, 128, False),
+    (4, 192, 64, True),
+    (4, 128, 32, True),
+    (4, 96, 32, False),
+    (4, 96, None, True),
+    (8, 100, None, False),
+    (8, 128, 64, True),
+    (cases.FLOAT8, 200, 128, False),
+]
 
 
 @pytest.mark.parametrize("bits, k, group, zeros", LAYOUTS)

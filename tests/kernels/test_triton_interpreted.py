@@ -1,4 +1,5 @@
-"""The Triton column (attention aside) in Triton's interpreter, in float32, in small cases; the GPU tests sweep it."""
+"""The Triton column (attention aside) in Triton's interpreter, in float32, in small cases; the GPU
+tests sweep it."""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def test_gate_and_table():
 
 def test_the_gate_inside_its_product(monkeypatch):
     cases.check_linear_gated(CPU, F32, 130, 136, 72)
-    for name, few in (("_ROWS", 16), ("_OUTPUTS", 16), ("_BAND", 2)):  # many tiles, in bands that are not full
+    for name, few in (
+        ("_ROWS", 16),
+        ("_OUTPUTS", 16),
+        ("_BAND", 2),
+    ):  # many tiles, in bands that are not full
         monkeypatch.setattr(cases.linear_gated, name, few)
     cases.check_linear_gated(CPU, F32, 90, 56, 136)
 
@@ -91,7 +96,12 @@ def test_flat_rows_that_miss_all_attempts():
 
 def test_bad_logits():
     logits = cases.drawn(8, 300, seed=5)
-    logits[1, 299], logits[2, 0], logits[3], logits[4, 130:] = torch.nan, torch.inf, -torch.inf, -torch.inf
+    logits[1, 299], logits[2, 0], logits[3], logits[4, 130:] = (
+        torch.nan,
+        torch.inf,
+        -torch.inf,
+        -torch.inf,
+    )
     cases.check_sample(CPU, logits, cases.mixed(8))
     logits = torch.tensor([3e38, -3e38, 3e38, 1.0]).expand(8, -1).contiguous()
     cases.check_sample(CPU, logits, asked(8, temperature=1e-7, top_p=0.9))
@@ -118,7 +128,9 @@ def test_an_answer_is_opened_by_a_gate_whose_rows_stand_apart() -> None:
     opened = triton_activation.sigmoid_mul(x, beside[:, 60:])
     assert isinstance(opened, torch.Tensor)
     torch.testing.assert_close(opened, x * beside[:, 60:].sigmoid(), rtol=1e-6, atol=1e-6)
-    torch.testing.assert_close(opened, plain_activation.sigmoid_mul(x, beside[:, 60:]), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(
+        opened, plain_activation.sigmoid_mul(x, beside[:, 60:]), rtol=1e-6, atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("width", [60, 256])
@@ -135,7 +147,9 @@ def test_a_shared_experts_answer_is_added_as_the_reference_adds_it(width: int, g
 def test_relu_squared():
     x = cases.drawn(5, 60)
     for column in (plain_activation, triton_activation):
-        torch.testing.assert_close(column.relu2(x).double(), x.double().clamp(min=0).square(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            column.relu2(x).double(), x.double().clamp(min=0).square(), rtol=1e-5, atol=1e-6
+        )
         eight = column.relu2(x, "eight")
         worth = eight.numbers.double() * eight.scale
         assert (worth - x.double().clamp(min=0).square()).abs().max() < 0.07 * x.square().max()

@@ -1,4 +1,5 @@
-"""KV in eight bits by the Triton column in its interpreter, float32 beside it; a GPU test sweeps it."""
+"""KV in eight bits by the Triton column in its interpreter, float32 beside it; a GPU test sweeps
+it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The kernels of experts compiled: sizes of models and awkward ones, numbers of tokens at which the plan changes."""
+"""The kernels of experts compiled: sizes of models and awkward ones, numbers of tokens at which the
+plan changes."""
 
 from __future__ import annotations
 
@@ -11,7 +12,9 @@ pytestmark = [pytest.mark.torch, pytest.mark.gpu]
 
 
 @pytest.mark.parametrize("rows", [0, 16, 64, 128])
-@pytest.mark.parametrize("shape", [(1, 128, 8), (700, 128, 8), (3000, 60, 4), (20000, 8, 2), (9, 512, 10)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1, 128, 8), (700, 128, 8), (3000, 60, 4), (20000, 8, 2), (9, 512, 10)], ids=str
+)
 def test_routes(rows, shape):
     from triton_kernel_cases_moe import check_routes
 
@@ -20,12 +23,16 @@ def test_routes(rows, shape):
 
 
 @pytest.mark.parametrize("sigmoid", [False, True])
-@pytest.mark.parametrize("shape", [(256, 8, 8, 4), (128, 8, 1, 1), (160, 6, 8, 3), (96, 4, 3, 2)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(256, 8, 8, 4), (128, 8, 1, 1), (160, 6, 8, 3), (96, 4, 3, 2)], ids=str
+)
 def test_routes_with_a_correction_and_groups(shape, sigmoid):
     from triton_kernel_cases_moe import check_routes
 
     count, top_k, groups, kept = shape
-    by = Routing(top_k=top_k, renormalise=True, sigmoid=sigmoid, groups=groups, kept_groups=kept, scale=2.5)
+    by = Routing(
+        top_k=top_k, renormalise=True, sigmoid=sigmoid, groups=groups, kept_groups=kept, scale=2.5
+    )
     check_routes("cuda", 700, count, by, 16, corrected=True)
 
 
@@ -52,7 +59,9 @@ def test_experts_without_a_gate(kind, tokens):
 def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
     from triton_kernel_cases_moe import check_experts
 
-    check_experts("cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gate="gelu_tanh", scaled=True)
+    check_experts(
+        "cuda", torch.bfloat16, kind, tokens, 16, 512, 192, 4, gate="gelu_tanh", scaled=True
+    )
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
@@ -65,7 +74,9 @@ def test_experts_in_four_bits(tokens, shape):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("tokens", [1, 4, 5, 16, 17, 40, 130, 400, 900])
-@pytest.mark.parametrize("shape", [(32, 512, 320, 4), (8, 2880, 96, 2), (16, 2048, 768, 8)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(32, 512, 320, 4), (8, 2880, 96, 2), (16, 2048, 768, 8)], ids=str
+)
 def test_experts_in_nvfp4(tokens, shape, dtype):
     from triton_kernel_cases_moe import check_experts
 
@@ -75,15 +86,17 @@ def test_experts_in_nvfp4(tokens, shape, dtype):
 @pytest.mark.parametrize("tokens", [1, 4, 17, 120, 700])
 @pytest.mark.parametrize("inner", [2880, 1440])
 def test_experts_of_gpt_oss(tokens, inner):
-    """Its own sizes, and a rank's of two, of an eighth of its experts: all cuts of its plan, and words of scales that
-    are not filled."""
+    """Its own sizes, and a rank's of two, of an eighth of its experts: all cuts of its plan, and
+    words of scales that are not filled."""
     from triton_kernel_cases_moe import check_experts
 
     check_experts("cuda", torch.bfloat16, "four", tokens, 4, 2880, inner, 2)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("kind", ["int4", "int4 zeros", "int4 row", "int8", "int8 zeros", "int8 row", "int8 row zeros"])
+@pytest.mark.parametrize(
+    "kind", ["int4", "int4 zeros", "int4 row", "int8", "int8 zeros", "int8 row", "int8 row zeros"]
+)
 @pytest.mark.parametrize("tokens", [1, 4, 5, 17, 130, 900])
 @pytest.mark.parametrize("shape", [(16, 512, 192, 4), (8, 320, 96, 2), (5, 1024, 768, 1)], ids=str)
 def test_experts_in_integers(dtype, kind, tokens, shape):
@@ -111,4 +124,9 @@ def test_few_tokens_are_not_sorted():
     from triton_kernel_cases_moe import made_experts, moe
 
     of, _, _ = made_experts("cuda", torch.bfloat16, "plain", 8, 64, 64, 2)
-    assert [moe.plan_of(tokens, of).sorted for tokens in (1, 4, 5, 900)] == [False, False, True, True]
+    assert [moe.plan_of(tokens, of).sorted for tokens in (1, 4, 5, 900)] == [
+        False,
+        False,
+        True,
+        True,
+    ]

@@ -1,4 +1,5 @@
-"""The kernels of experts in Triton's interpreter, in float32, in small cases; the GPU tests sweep them."""
+"""The kernels of experts in Triton's interpreter, in float32, in small cases; the GPU tests sweep
+them."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ from penstock.kernels.triton import moe_one
 pytestmark = pytest.mark.torch
 
 SPANS = {
-    "four": (192, 96), "nvfp4": (192, 96), "int4": (192, 96), "int4 zeros": (128, 64), "int8": (192, 96),
+    "four": (192, 96),
+    "nvfp4": (192, 96),
+    "int4": (192, 96),
+    "int4 zeros": (128, 64),
+    "int8": (192, 96),
     "int8 row zeros": (200, 72),
-}  # fmt: skip
+}
 CPU, F32 = "cpu", torch.float32
 
 
@@ -32,16 +37,27 @@ def test_routes(rows, shape):
 def test_routes_of_every_kind(groups, sigmoid, corrected):
     """Groups that are no power of two, of as many experts that are none."""
     rest = {"added": 0.1} if sigmoid else {"least": 0.4}
-    by = Routing(top_k=3, renormalise=True, sigmoid=sigmoid, groups=groups[0], kept_groups=groups[1], scale=2.5, **rest)
+    by = Routing(
+        top_k=3,
+        renormalise=True,
+        sigmoid=sigmoid,
+        groups=groups[0],
+        kept_groups=groups[1],
+        scale=2.5,
+        **rest,
+    )
     cases.check_routes(CPU, 30, 18, by, 16, corrected)
 
 
 def test_routes_that_are_not_renormalised_are_scaled():
-    cases.check_routes(CPU, 20, 12, Routing(top_k=2, renormalise=False, sigmoid=True, scale=0.5), 0, True)
+    cases.check_routes(
+        CPU, 20, 12, Routing(top_k=2, renormalise=False, sigmoid=True, scale=0.5), 0, True
+    )
 
 
 def test_a_correction_chooses_and_does_not_weigh():
-    """By hand: three experts worth 0.5, 0.73 and 0.88; what is added to the first puts it in the last's place."""
+    """By hand: three experts worth 0.5, 0.73 and 0.88; what is added to the first puts it in the
+    last's place."""
     scores, correction = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([0.5, 0.0, -0.5])
     by = Routing(top_k=2, renormalise=True, sigmoid=True, scale=3.0)
     got = cases.moe_route.route(scores, by, torch.zeros(3, dtype=torch.int32), 0, correction)
@@ -53,7 +69,8 @@ def test_a_correction_chooses_and_does_not_weigh():
 
 
 def test_a_group_counts_what_its_two_best_are_worth():
-    """By hand: the best of all stands beside nothing, so that two middling ones of another group come first."""
+    """By hand: the best of all stands beside nothing, so that two middling ones of another group
+    come first."""
     worth = torch.tensor([[0.9, 0.01, 0.02, 0.6, 0.5, 0.03]])
     by = Routing(top_k=2, renormalise=False, sigmoid=True, groups=2, kept_groups=1)
     scores = torch.logit(worth)
@@ -69,7 +86,8 @@ def test_experts_whose_router_has_a_correction(tokens):
 
 
 @pytest.mark.parametrize(
-    ("kind", "tokens"), [(k, t) for k in cases.KINDS for t in (1, 9, 40) if t != 9 or not k.startswith("int")]
+    ("kind", "tokens"),
+    [(k, t) for k in cases.KINDS for t in (1, 9, 40) if t != 9 or not k.startswith("int")],
 )
 def test_experts(kind, tokens):
     cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2)
@@ -84,7 +102,9 @@ def test_experts_without_a_gate(kind, tokens):
 @pytest.mark.parametrize("kind", ["plain", "channel", "int4 zeros"])
 @pytest.mark.parametrize("tokens", [1, 9])
 def test_experts_gated_by_gelu_whose_answers_are_scaled(kind, tokens):
-    cases.check_experts(CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="gelu_tanh", scaled=True)
+    cases.check_experts(
+        CPU, F32, kind, tokens, 5, *SPANS.get(kind, (200, 72)), 2, gate="gelu_tanh", scaled=True
+    )
 
 
 @pytest.mark.parametrize("kind", ["plain", "channel", "blocks"])
@@ -116,4 +136,6 @@ def test_a_token_alone_gives_the_same_bits():
 
 def test_no_tokens():
     of, _, _ = cases.made_experts(CPU, F32, "plain", 3, 16, 16, 1)
-    assert cases.moe.experts(torch.empty(0, 16), torch.empty(0, 3), cases.moe.prepare_experts(of)).shape == (0, 16)
+    assert cases.moe.experts(
+        torch.empty(0, 16), torch.empty(0, 3), cases.moe.prepare_experts(of)
+    ).shape == (0, 16)

@@ -1,4 +1,5 @@
-"""The Triton column's elementwise work, rows, small products and logprobs on a GPU: awkward shapes, against fp64."""
+"""The Triton column's elementwise work, rows, small products and logprobs on a GPU: awkward shapes,
+against fp64."""
 
 from __future__ import annotations
 
@@ -70,7 +71,9 @@ def test_rotary(cases, dtype, shape, norms):
 def test_one_row(cases, shape, d, inner, kind):
     cases.check_one_row_gate(GPU, kind, d, inner)
     cases.check_one_row_qkv(GPU, kind, shape, d)
-    for window in (None, 100) if shape[2] in (64, 80) else (None,):  # each is a second or two of compiling
+    for window in (
+        (None, 100) if shape[2] in (64, 80) else (None,)
+    ):  # each is a second or two of compiling
         cases.check_one_row_attention(GPU, kind, shape, (0, 15, 63, 64, 257, 1023, 4000), window)
 
 
@@ -83,10 +86,17 @@ def test_no_rows_are_no_launch():
     weight = torch.ones(64, device=GPU, dtype=torch.bfloat16)
     assert norm.add_rms_norm(none, none, weight, 1e-5)[0].shape == (0, 64)
     assert activation.silu_mul(none).shape == (0, 32)
-    assert embedding.embed(torch.zeros(0, dtype=torch.int64, device=GPU), weight[None]).shape == (0, 64)
+    assert embedding.embed(torch.zeros(0, dtype=torch.int64, device=GPU), weight[None]).shape == (
+        0,
+        64,
+    )
     where = SimpleNamespace(positions=weight[:0].long(), slots=weight[:0].long())
     kv = torch.zeros(2, 1, 2, 16, 16, device=GPU, dtype=torch.bfloat16)
-    assert rotate(rotary, none, torch.zeros(4, 2, 8, device=GPU), where, kv, 2, 1, 16).shape == (0, 2, 16)
+    assert rotate(rotary, none, torch.zeros(4, 2, 8, device=GPU), where, kv, 2, 1, 16).shape == (
+        0,
+        2,
+        16,
+    )
     assert sample.sample(none, SimpleNamespace()).shape == (0,)
 
 
@@ -104,7 +114,9 @@ def test_join_and_grow(cases):
     cases.check_take_drafts(GPU, 700)
 
 
-@pytest.mark.parametrize("n, k", [(96, 64), (3072, 2048), (4100, 2056), (2048, 8192), (130, 1000), (32000, 896)])
+@pytest.mark.parametrize(
+    "n, k", [(96, 64), (3072, 2048), (4100, 2056), (2048, 8192), (130, 1000), (32000, 896)]
+)
 def test_small_products(cases, n, k):
     from penstock.kernels.triton.linear_small import Cut
 
@@ -126,11 +138,15 @@ def test_a_split_product_is_the_same_each_time():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_layer_of_early_starts_is_the_same_each_time(count):
-    """Kernels that start before the one ahead has ended must still see all of it: hundreds of layers, in a graph."""
+    """Kernels that start before the one ahead has ended must still see all of it: hundreds of
+    layers, in a graph."""
     from penstock.kernels.triton import activation, linear, norm
 
     d, inner = 2048, 8192
-    weights = [torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16() for n, k in ((2 * inner, d), (d, inner), (d, d))]
+    weights = [
+        torch.randn(n, k, device=GPU).mul_(k**-0.5).bfloat16()
+        for n, k in ((2 * inner, d), (d, inner), (d, d))
+    ]
     up, down, out = (linear.prepare_linear(w) for w in weights)
     scale = torch.ones(d, device=GPU, dtype=torch.bfloat16)
     start = torch.randn(count, d, device=GPU).bfloat16()
@@ -162,12 +178,20 @@ def test_a_layer_of_early_starts_is_the_same_each_time(count):
 
 @pytest.mark.parametrize("eight, four", [(0, False), (1, False), (2, False), (0, True)])
 def test_layers_of_one_row_are_the_same_each_time(eight, four):
-    """Launches that read ahead of their wait, or let the next in early, see all of the step: layers in a graph."""
+    """Launches that read ahead of their wait, or let the next in early, see all of the step: layers
+    in a graph."""
     from types import SimpleNamespace
 
     from penstock.kernels.inputs import AttentionKind
     from penstock.kernels.int_matrix import pack_four
-    from penstock.kernels.triton import linear, linear_groups, norm, one_row, one_row_attention, rotary
+    from penstock.kernels.triton import (
+        linear,
+        linear_groups,
+        norm,
+        one_row,
+        one_row_attention,
+        rotary,
+    )
 
     def prepared(n: int, k: int) -> object:
         if not four:
@@ -179,18 +203,30 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
     product = linear_groups.linear_int if four else linear.linear
     d, inner, (heads, kv_heads, width) = 2048, 8192, (32, 8, 64)
     outputs = (heads + 2 * kv_heads) * width
-    qkv, out, up, down = (prepared(n, k) for n, k in ((outputs, d), (d, heads * width), (2 * inner, d), (d, inner)))
+    qkv, out, up, down = (
+        prepared(n, k) for n, k in ((outputs, d), (d, heads * width), (2 * inner, d), (d, inner))
+    )
     scale, start = torch.ones(d, device=GPU).bfloat16(), torch.randn(1, d, device=GPU).bfloat16()
     angles = torch.randn(512, width // 2, device=GPU)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1)
-    pools = [stored_in(torch.randn(64, kv_heads, 2, 16, width, device=GPU).bfloat16(), eight) for _ in range(40)]
+    pools = [
+        stored_in(torch.randn(64, kv_heads, 2, 16, width, device=GPU).bfloat16(), eight)
+        for _ in range(40)
+    ]
     length = torch.zeros(3, dtype=torch.int32, device=GPU)
     table = torch.randperm(63, device=GPU).to(torch.int32).view(3, 21) + 1
-    decode = SimpleNamespace(rows=torch.ones(1, dtype=torch.int32, device=GPU), table=table, length=length, groups=None)
-    inputs = SimpleNamespace(positions=torch.zeros(1, dtype=torch.int64, device=GPU), slots=None, decode=decode)
+    decode = SimpleNamespace(
+        rows=torch.ones(1, dtype=torch.int32, device=GPU), table=table, length=length, groups=None
+    )
+    inputs = SimpleNamespace(
+        positions=torch.zeros(1, dtype=torch.int64, device=GPU), slots=None, decode=decode
+    )
     inputs.slots = torch.zeros(1, dtype=torch.int64, device=GPU)
 
-    form, kind = "fixed" if four else "wide", AttentionKind(heads, kv_heads, width, 0, None, width**-0.5)
+    form, kind = (
+        "fixed" if four else "wide",
+        AttentionKind(heads, kv_heads, width, 0, None, width**-0.5),
+    )
 
     def layers(gap) -> torch.Tensor:
         x, residual = start.clone(), None
@@ -212,7 +248,9 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
                 q = rotate(rotary, q, cos_sin, inputs, kv, heads, kv_heads, width)
             gap()
             if four:
-                seen = one_row_attention.rotate_and_attend_one(q, cos_sin, kv, inputs, kind, None, form)
+                seen = one_row_attention.rotate_and_attend_one(
+                    q, cos_sin, kv, inputs, kind, None, form
+                )
             else:
                 seen = one_row_attention.attend_one(q, kv, inputs, width**-0.5, None).view(1, -1)
             gap()
@@ -245,7 +283,9 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
             got.zero_()
             graph.replay()
             assert torch.equal(got, wanted)
-            assert all(torch.equal(kv.storage, after) for kv, after in zip(pools, stored, strict=True))
+            assert all(
+                torch.equal(kv.storage, after) for kv, after in zip(pools, stored, strict=True)
+            )
 
 
 @pytest.mark.parametrize("vocabulary", [5, 300, 32000, 128256, 151936])

@@ -1,5 +1,5 @@
-"""The Triton column's sampler on a GPU: the reference's tokens but for near-ties, which are counted; frequencies over
-five million draws; nothing asked of the device."""
+"""The Triton column's sampler on a GPU: the reference's tokens but for near-ties, which are
+counted; frequencies over five million draws; nothing asked of the device."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ GPU = "cuda"
 FAR_OUT = 1e-4
 NEAR_TIES = 0.002  # of the rows; measured: see docs/kernels.md
 FILTERS = [
-    {}, {"top_p": 0.95}, {"top_p": 0.1}, {"top_k": 5}, {"top_k": 2000}, {"min_p": 0.1}, {"top_k": 20, "top_p": 0.7},
-    {"min_p": 0.02, "top_p": 0.8}, {"min_p": 0.03, "top_k": 12, "top_p": 0.6},
-]  # fmt: skip
+    {},
+    {"top_p": 0.95},
+    {"top_p": 0.1},
+    {"top_k": 5},
+    {"top_k": 2000},
+    {"min_p": 0.1},
+    {"top_k": 20, "top_p": 0.7},
+    {"min_p": 0.02, "top_p": 0.8},
+    {"min_p": 0.03, "top_k": 12, "top_p": 0.6},
+]
 
 
 @pytest.fixture
@@ -41,7 +48,12 @@ def test_tokens_of_all_kinds_of_rows(cases, vocabulary, kind):
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32], ids=str)
 def test_the_ends_of_what_may_be_asked(cases, kind):
     for vocabulary, by in ((300, 1.0), (128256, 1.0), (128256, 1e9)):
-        cases.check_sample(GPU, cases.drawn(72, vocabulary, seed=2, by=by, dtype=kind), cases.extremes(), near=2 / 72)
+        cases.check_sample(
+            GPU,
+            cases.drawn(72, vocabulary, seed=2, by=by, dtype=kind),
+            cases.extremes(),
+            near=2 / 72,
+        )
     cases.check_adjust(GPU, kind, 48, 128256, 200, ends=True)
 
 
@@ -83,7 +95,9 @@ def test_frequencies(cases, filters):
     for i in range(rounds):
         inputs = cases.on_device(asked(n, temperature=0.8, seed=i, **filters), GPU)
         seen.append(sample(line.to(GPU).expand(n, -1), inputs).cpu())
-    p = chi_square_p(torch.cat(seen).numpy(), probabilities(line.numpy(), temperature=0.8, **filters))
+    p = chi_square_p(
+        torch.cat(seen).numpy(), probabilities(line.numpy(), temperature=0.8, **filters)
+    )
     print(f"{filters}: {rounds * n} draws, p = {p:.4f}")
     assert p > FAR_OUT
 

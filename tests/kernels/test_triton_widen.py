@@ -1,4 +1,5 @@
-"""The assembler that widens weights, every byte that there is, by a reading of its few instructions in numpy."""
+"""The assembler that widens weights, every byte that there is, by a reading of its few instructions
+in numpy."""
 
 from __future__ import annotations
 
@@ -24,7 +25,9 @@ def halves(words: np.ndarray, dtype: torch.dtype) -> torch.Tensor:
 
 def run(program: str, inputs: list[np.ndarray], outputs: int, dtype: torch.dtype) -> torch.Tensor:
     """Runs it on words [n] -> the pairs in its outputs, [n, 2 * outputs]."""
-    found = [halves(words, dtype).view(-1, 2) for words in run_words(program, inputs, outputs, dtype)]
+    found = [
+        halves(words, dtype).view(-1, 2) for words in run_words(program, inputs, outputs, dtype)
+    ]
     return torch.cat(found, 1).double()
 
 
@@ -37,7 +40,9 @@ def looked_up(a: np.ndarray, b: np.ndarray, selectors: np.ndarray) -> np.ndarray
     return found.view(np.uint32)[:, 0]
 
 
-def run_words(program: str, inputs: list[np.ndarray], outputs: int, dtype: torch.dtype) -> list[np.ndarray]:
+def run_words(
+    program: str, inputs: list[np.ndarray], outputs: int, dtype: torch.dtype
+) -> list[np.ndarray]:
     """Runs it on words [n] -> its outputs, [n] each."""
     held = {f"${outputs + i}": words for i, words in enumerate(inputs)}
 
@@ -77,10 +82,17 @@ def run_words(program: str, inputs: list[np.ndarray], outputs: int, dtype: torch
 @pytest.mark.parametrize("zero", [0, 8, 16])
 def test_four_bits(dtype, zero):
     program = widen._FOUR_BF16 if dtype == torch.bfloat16 else widen._FOUR_F16
-    numbers = torch.randint(0, 16, (1, 4096), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    numbers = torch.randint(
+        0, 16, (1, 4096), generator=torch.Generator().manual_seed(0), dtype=torch.uint8
+    )
     words = widen.in_halves(pack_four(numbers), 4).numpy().view(np.uint32)[0]
     magic = 128.0 if dtype == torch.bfloat16 else 1024.0
-    less = torch.full((2 * len(words),), -magic - zero, dtype=dtype).view(torch.int16).numpy().view(np.uint32)
+    less = (
+        torch.full((2 * len(words),), -magic - zero, dtype=dtype)
+        .view(torch.int16)
+        .numpy()
+        .view(np.uint32)
+    )
     found = run(program.value, [words, *[less] * 4], 4, dtype)
     assert torch.equal(found.flatten(), numbers[0].double() - zero)
 
@@ -89,9 +101,11 @@ def test_four_bits(dtype, zero):
 @pytest.mark.parametrize("float8", [False, True])
 def test_eight_bits(dtype, float8):
     programs = {
-        (torch.bfloat16, False): widen._EIGHT_BF16, (torch.bfloat16, True): widen._FLOAT8_BF16,
-        (torch.float16, False): widen._EIGHT_F16, (torch.float16, True): widen._FLOAT8_F16,
-    }  # fmt: skip
+        (torch.bfloat16, False): widen._EIGHT_BF16,
+        (torch.bfloat16, True): widen._FLOAT8_BF16,
+        (torch.float16, False): widen._EIGHT_F16,
+        (torch.float16, True): widen._FLOAT8_F16,
+    }
     found = run(programs[dtype, float8].value, [BYTES.numpy().view(np.uint32)], 2, dtype).flatten()
     right = BYTES.view(torch.float8_e4m3fn if float8 else torch.int8).double()
     sound = ~right.isnan()
@@ -108,7 +122,9 @@ def test_floats_of_four_bits(dtype, low, high):
 
     def factor(octet):
         bits = (octet << 4 | 0x7000) if dtype == torch.bfloat16 else octet << 7
-        return np.full(64, bits << 16 | bits, np.uint32), (1 + (octet & 7) / 8) * 2.0 ** ((octet >> 3) - 29)
+        return np.full(64, bits << 16 | bits, np.uint32), (1 + (octet & 7) / 8) * 2.0 ** (
+            (octet >> 3) - 29
+        )
 
     (low_by, low_worth), (high_by, high_worth) = factor(low), factor(high)
     program = widen._FP4_BF16 if dtype == torch.bfloat16 else widen._FP4_F16

@@ -1,4 +1,5 @@
-"""Tunables: each names a keyword that its operation has, with the default it has there; set by value, in one column."""
+"""Tunables: each names a keyword that its operation has, with the default it has there; set by
+value, in one column."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def test_values_are_set_where_the_column_has_them() -> None:
     def operation(x: int, small_rows: int = 16) -> int:
         return x * small_rows
 
-    tuned = with_values("linear", "triton", operation, {"linear.small_rows": 8, "attention.few_programs": 256})
+    tuned = with_values(
+        "linear", "triton", operation, {"linear.small_rows": 8, "attention.few_programs": 256}
+    )
     assert isinstance(tuned, partial) and tuned(2) == 16
     assert with_values("linear", "reference", operation, {"linear.small_rows": 8}) is operation
     assert with_values("linear", "triton", operation, {}) is operation
@@ -54,11 +57,16 @@ def test_programs_of_few_rows_change_no_answer(programs: int) -> None:
     from penstock.kernels.triton import attention as column
 
     case = make_case([203, 7], heads=2, kv_heads=1)
-    told = SimpleNamespace(plan=column.plan, attention=partial(column.attention, few_programs=programs))
+    told = SimpleNamespace(
+        plan=column.plan, attention=partial(column.attention, few_programs=programs)
+    )
     found = attend(told, case.q, case.kv, case.inputs, case.scale)
     assert_close(found, want(case, [0, 1]))
 
 
 def test_plain_torch_has_none() -> None:
     cpu = torch.device("cpu")
-    assert choose(cpu, torch.float32, tuned={"linear.small_rows": 4}).linear is choose(cpu, torch.float32).linear
+    assert (
+        choose(cpu, torch.float32, tuned={"linear.small_rows": 4}).linear
+        is choose(cpu, torch.float32).linear
+    )

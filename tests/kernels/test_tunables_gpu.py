@@ -19,7 +19,12 @@ from penstock.quant.fp4 import to_nvfp4
 pytestmark = pytest.mark.gpu
 
 CUDA, BF16 = torch.device("cuda"), torch.bfloat16
-CASES = [(tunable, value) for tunable in TUNABLES for value in tunable.candidates if value != tunable.default]
+CASES = [
+    (tunable, value)
+    for tunable in TUNABLES
+    for value in tunable.candidates
+    if value != tunable.default
+]
 
 
 def products(op: str, ops: Ops, rows: int) -> Tensor:
@@ -30,7 +35,9 @@ def products(op: str, ops: Ops, rows: int) -> Tensor:
         return ops.linear(x, ops.prepare_linear(weight), None)
     if op == "linear_fp8":
         scale = weight.abs().amax(1).float() / 448
-        matrix = ops.prepare_linear_fp8((weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale, BF16)
+        matrix = ops.prepare_linear_fp8(
+            (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), scale, BF16
+        )
         form = matrix.form(rows)
         return ops.linear_fp8(x if form == "wide" else ops.quantize_rows(x, form), matrix, None)
     if op == "linear_fp4":
@@ -44,7 +51,9 @@ def products(op: str, ops: Ops, rows: int) -> Tensor:
     return ops.linear_int(x, matrix, None)
 
 
-@pytest.mark.parametrize(("tunable", "value"), CASES, ids=lambda each: getattr(each, "name", str(each)))
+@pytest.mark.parametrize(
+    ("tunable", "value"), CASES, ids=lambda each: getattr(each, "name", str(each))
+)
 def test_a_value_changes_no_answer(tunable: Tunable, value: int) -> None:
     usual, tuned = choose(CUDA, BF16), choose(CUDA, BF16, tuned={tunable.name: value})
     assert getattr(tuned, tunable.op) is not getattr(usual, tunable.op)
@@ -62,7 +71,12 @@ def test_a_value_changes_no_answer(tunable: Tunable, value: int) -> None:
             there, kv, up = on(step.case, "cuda"), kv_on(step.kv, "cuda"), step.up.cuda()
             expected, found = (
                 ops.latent_attention(
-                    there.q, up, kv, there.inputs, step.kind, ops.plan(there.inputs, step.kind, there.q, BF16)
+                    there.q,
+                    up,
+                    kv,
+                    there.inputs,
+                    step.kind,
+                    ops.plan(there.inputs, step.kind, there.q, BF16),
                 ).float()
                 for ops in (usual, tuned)
             )

@@ -1,4 +1,5 @@
-"""AsyncLLM: the tokens of LLM, as they grow; requests that are ended, refused, or begun when it is too late."""
+"""AsyncLLM: the tokens of LLM, as they grow; requests that are ended, refused, or begun when it is
+too late."""
 
 from __future__ import annotations
 
@@ -11,12 +12,25 @@ from typing import Any
 import pytest
 from engine_model import make_folder
 
-from penstock import LLM, AsyncEngineArgs, AsyncLLM, EngineArgs, RequestOutput, RequestOutputKind, SamplingParams
+from penstock import (
+    LLM,
+    AsyncEngineArgs,
+    AsyncLLM,
+    EngineArgs,
+    RequestOutput,
+    RequestOutputKind,
+    SamplingParams,
+)
 from penstock.errors import ContextLengthError, EngineError, UsageError
 
 pytestmark = pytest.mark.torch
 
-KNOBS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "kv_cache_tokens": 2048}
+KNOBS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "kv_cache_tokens": 2048,
+}
 PROMPTS: list[Any] = ["the pump lifts water", [40, 41, 42, 43], {"prompt": "12 + 30 ="}]
 PARAMS = SamplingParams(n=3, max_tokens=12, seed=4, logprobs=1, ignore_eos=True)
 LONG = SamplingParams(max_tokens=140, ignore_eos=True)
@@ -43,7 +57,9 @@ def llm(folder: Path, loop: asyncio.Runner) -> Iterator[AsyncLLM]:
         loop.run(made.start())
 
 
-async def every(llm: AsyncLLM, prompt: Any, params: SamplingParams, name: str | None = None) -> list[RequestOutput]:
+async def every(
+    llm: AsyncLLM, prompt: Any, params: SamplingParams, name: str | None = None
+) -> list[RequestOutput]:
     return [out async for out in llm.generate(prompt, params, name)]
 
 
@@ -55,18 +71,34 @@ def test_answers_grow_to_those_of_llm(folder: Path, loop: asyncio.Runner, llm: A
     with LLM(str(folder), **KNOBS) as other:
         wanted = other.generate(PROMPTS, PARAMS, use_tqdm=False)
     for outs, want in zip(grown, wanted, strict=True):
-        assert len(outs) > 3 and [out.finished for out in outs] == [False] * (len(outs) - 1) + [True]
+        assert len(outs) > 3 and [out.finished for out in outs] == [False] * (len(outs) - 1) + [
+            True
+        ]
         assert (outs[-1].prompt, outs[-1].prompt_token_ids) == (want.prompt, want.prompt_token_ids)
         for sample, whole in zip(outs[-1].outputs, want.outputs, strict=True):
-            assert (sample.index, sample.token_ids, sample.text) == (whole.index, whole.token_ids, whole.text)
+            assert (sample.index, sample.token_ids, sample.text) == (
+                whole.index,
+                whole.token_ids,
+                whole.text,
+            )
             assert sample.finish_reason == whole.finish_reason == "length"
-            assert sample.logprobs == whole.logprobs and sample.cumulative_logprob == whole.cumulative_logprob
+            assert (
+                sample.logprobs == whole.logprobs
+                and sample.cumulative_logprob == whole.cumulative_logprob
+            )
             assert sample.weights_version == whole.weights_version == "default"
             for mine, theirs in zip(sample.logprobs.columns, whole.logprobs.columns, strict=True):
-                assert mine.dtype == theirs.dtype and mine.shape == theirs.shape and (mine == theirs).all()
+                assert (
+                    mine.dtype == theirs.dtype
+                    and mine.shape == theirs.shape
+                    and (mine == theirs).all()
+                )
         first, later = (out.outputs[0] for out in outs[-2:])
         assert first.token_ids is later.token_ids, "a step copied all tokens"
-        assert len(first.logprobs) <= len(later.logprobs) and later.logprobs[: len(first.logprobs)] == first.logprobs
+        assert (
+            len(first.logprobs) <= len(later.logprobs)
+            and later.logprobs[: len(first.logprobs)] == first.logprobs
+        )
         texts = [out.outputs[0].text for out in outs if out.outputs and out.outputs[0].index == 0]
         assert all(later.startswith(text) for text, later in pairwise(texts))
 
@@ -89,7 +121,11 @@ def test_requests_that_are_ended(loop: asyncio.Runner, llm: AsyncLLM) -> None:
     seen, left = loop.run(run())
     assert left == 1 and [out.finished for out in seen] == [False] * (len(seen) - 1) + [True]
     last, before = seen[-1].outputs[0], seen[-2].outputs[0]
-    assert last.finish_reason == "abort" and last.token_ids == before.token_ids and len(last.token_ids) < 140
+    assert (
+        last.finish_reason == "abort"
+        and last.token_ids == before.token_ids
+        and len(last.token_ids) < 140
+    )
 
 
 def test_what_cannot_run_is_refused(loop: asyncio.Runner, llm: AsyncLLM) -> None:
@@ -116,14 +152,18 @@ def test_a_start_that_fails_says_why(loop: asyncio.Runner, tmp_path: Path) -> No
 
 def test_what_is_new_and_what_is_whole_make_the_same(loop: asyncio.Runner, llm: AsyncLLM) -> None:
     def of(kind: RequestOutputKind, **more: Any) -> list[RequestOutput]:
-        asked = SamplingParams(n=3, max_tokens=12, seed=4, logprobs=1, ignore_eos=True, output_kind=kind, **more)
+        asked = SamplingParams(
+            n=3, max_tokens=12, seed=4, logprobs=1, ignore_eos=True, output_kind=kind, **more
+        )
         return loop.run(every(llm, PROMPTS[0], asked))
 
     for more in ({}, {"stop": ["pump", "e"], "min_tokens": 2}):
         (once,) = of(RequestOutputKind.FINAL_ONLY, **more)
         whole, news = of(RequestOutputKind.CUMULATIVE, **more), of(RequestOutputKind.DELTA, **more)
         assert once.outputs == whole[-1].outputs and once.finished and whole[-1].finished
-        assert len(news) > 1 and [out.finished for out in news] == [False] * (len(news) - 1) + [True]
+        assert len(news) > 1 and [out.finished for out in news] == [False] * (len(news) - 1) + [
+            True
+        ]
         for sample in once.outputs:
             parts = [part for out in news for part in out.outputs if part.index == sample.index]
             assert "".join(part.text for part in parts) == sample.text
@@ -133,13 +173,18 @@ def test_what_is_new_and_what_is_whole_make_the_same(loop: asyncio.Runner, llm: 
                 parts[-1].cumulative_logprob
                 == sample.cumulative_logprob
                 == pytest.approx(
-                    sum(scores[token].logprob for scores, token in zip(sample.logprobs, sample.token_ids, strict=True))
+                    sum(
+                        scores[token].logprob
+                        for scores, token in zip(sample.logprobs, sample.token_ids, strict=True)
+                    )
                 )
             )
             assert parts[-1].finish_reason == sample.finish_reason
 
 
-def test_an_aborted_request_says_what_it_made_in_every_kind(loop: asyncio.Runner, llm: AsyncLLM) -> None:
+def test_an_aborted_request_says_what_it_made_in_every_kind(
+    loop: asyncio.Runner, llm: AsyncLLM
+) -> None:
     async def run(kind: RequestOutputKind) -> list[RequestOutput]:
         asked = SamplingParams(n=2, max_tokens=140, ignore_eos=True, output_kind=kind)
         reading = asyncio.ensure_future(every(llm, [9, 10, 11], asked, "mine"))

@@ -1,4 +1,5 @@
-"""LLM() is the demo model: its greedy answers are transformers', its forks are its single samples, it chats."""
+"""LLM() is the demo model: its greedy answers are transformers', its forks are its single samples,
+it chats."""
 
 from __future__ import annotations
 
@@ -41,16 +42,27 @@ def test_every_number_up_to_its_ends_gives_tokens(llm: LLM) -> None:
         "logit_bias": tiny,
     }
     every = list(range(2048))
-    ends = {name: (nextafter(low, high) if open_low else low, high) for name, (low, high, open_low) in RANGES.items()}
-    asked: list[dict[str, Any]] = [{name: value} for name in ends for value in (*ends[name], *taken.get(name, ()))]
+    ends = {
+        name: (nextafter(low, high) if open_low else low, high)
+        for name, (low, high, open_low) in RANGES.items()
+    }
+    asked: list[dict[str, Any]] = [
+        {name: value} for name in ends for value in (*ends[name], *taken.get(name, ()))
+    ]
     asked += [dict(zip(ends, some, strict=True)) for some in product(*ends.values())]
     for each in asked:
         if "logit_bias" in each:
-            each["logit_bias"] = dict.fromkeys(every if len(each) == 1 else every[::2], each["logit_bias"])
-    params = [SamplingParams(max_tokens=3, seed=1, ignore_eos=True, logprobs=1, **each) for each in asked]
+            each["logit_bias"] = dict.fromkeys(
+                every if len(each) == 1 else every[::2], each["logit_bias"]
+            )
+    params = [
+        SamplingParams(max_tokens=3, seed=1, ignore_eos=True, logprobs=1, **each) for each in asked
+    ]
     for out in llm.generate([QUESTIONS[0]] * len(params), params, use_tqdm=False):
         assert out.error is None and [each.finish_reason for each in out.outputs] == ["length"]
-        assert all(isfinite(near.logprob) for at in out.outputs[0].logprobs or () for near in at.values())
+        assert all(
+            isfinite(near.logprob) for at in out.outputs[0].logprobs or () for near in at.values()
+        )
 
 
 def test_it_chats(llm: LLM) -> None:
@@ -61,13 +73,26 @@ def test_it_chats(llm: LLM) -> None:
         (alone,) = llm.chat(talk, params, use_tqdm=False)
         assert alone.outputs[0].text == out.outputs[0].text != ""
         assert alone.prompt_token_ids == out.prompt_token_ids
-        assert out.prompt == f"<|turn|>user\n{talk[0]['content']}<|end_of_turn|>\n<|turn|>assistant\n"
-        assert llm.get_tokenizer().encode(out.prompt, add_special_tokens=False) == out.prompt_token_ids
-    said = [{"role": "user", "content": ROWS[0]["question"]}, {"role": "assistant", "content": "The "}]
-    (going_on,) = llm.chat(said, params, use_tqdm=False, continue_final_message=True, add_generation_prompt=False)
+        assert (
+            out.prompt == f"<|turn|>user\n{talk[0]['content']}<|end_of_turn|>\n<|turn|>assistant\n"
+        )
+        assert (
+            llm.get_tokenizer().encode(out.prompt, add_special_tokens=False) == out.prompt_token_ids
+        )
+    said = [
+        {"role": "user", "content": ROWS[0]["question"]},
+        {"role": "assistant", "content": "The "},
+    ]
+    (going_on,) = llm.chat(
+        said, params, use_tqdm=False, continue_final_message=True, add_generation_prompt=False
+    )
     assert going_on.prompt == (both[0].prompt or "") + "The " and going_on.outputs[0].text
     (given,) = llm.chat(
-        said, params, use_tqdm=False, chat_template_kwargs={"bos_token": "x"}, tools=[{"type": "function"}]
+        said,
+        params,
+        use_tqdm=False,
+        chat_template_kwargs={"bos_token": "x"},
+        tools=[{"type": "function"}],
     )
     assert given.error is None
     wrong: list[tuple[dict[str, Any], str]] = [
@@ -84,9 +109,13 @@ def test_it_chats(llm: LLM) -> None:
     assert broken.outputs == [] and broken.error and broken.prompt is None
 
 
-def test_the_readmes_example_runs_and_its_chat_is_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_readmes_example_runs_and_its_chat_is_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    (example,) = [block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "LLM()" in block]
+    (example,) = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "LLM()" in block
+    ]
     (tmp_path / "example.py").write_text(example)
     made = runpy.run_path(str(tmp_path / "example.py"))
     (output,) = made["answer"].outputs

@@ -51,7 +51,10 @@ def theirs(folder: Path) -> Any:
 def test_texts(ours: Any, theirs: Any) -> None:
     for text in (TEXTS[0], TEXTS):
         for special in (True, False):
-            made, wanted = ours(text, add_special_tokens=special), theirs(text, add_special_tokens=special)
+            made, wanted = (
+                ours(text, add_special_tokens=special),
+                theirs(text, add_special_tokens=special),
+            )
             assert made == {name: wanted[name] for name in ("input_ids", "attention_mask")}
     ids = ours(TEXTS)["input_ids"]
     assert ours.batch_decode(ids) == theirs.batch_decode(ids, skip_special_tokens=True)

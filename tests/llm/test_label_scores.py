@@ -1,4 +1,5 @@
-"""Label scores against transformers' softmax, behind a shared header, in batches and cached; what is refused."""
+"""Label scores against transformers' softmax, behind a shared header, in batches and cached; what
+is refused."""
 
 from __future__ import annotations
 
@@ -30,7 +31,12 @@ def twin(folder: Path) -> Twin:
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    defaults = {"max_num_seqs": 16, "max_num_batched_tokens": 64, "kv_cache_tokens": 2048, "dtype": "float32"}
+    defaults = {
+        "max_num_seqs": 16,
+        "max_num_batched_tokens": 64,
+        "kv_cache_tokens": 2048,
+        "dtype": "float32",
+    }
     return LLM(str(folder), **defaults | knobs)
 
 
@@ -56,17 +62,25 @@ def truth(twin: Twin, prompt: list[int], softmax: bool) -> list[float]:
 def test_scores_are_transformers(llm: LLM, twin: Twin, softmax: bool, item_first: bool) -> None:
     (header,), items = drawn(1, (70,)), drawn(2, (1, 3, 15, 16, 17, 33, 40, 5, 5, 8))
     before = llm.stats()
-    outs = llm.score(header, items, label_token_ids=LABELS, apply_softmax=softmax, item_first=item_first)
+    outs = llm.score(
+        header, items, label_token_ids=LABELS, apply_softmax=softmax, item_first=item_first
+    )
     for item, out in zip(items, outs, strict=True):
         prompt = item + header if item_first else header + item
         assert out.prompt_token_ids == prompt and out.error is None and out.outputs is not None
-        assert out.outputs.label_probs == pytest.approx(truth(twin, prompt, softmax), abs=1e-5, rel=1e-4)
+        assert out.outputs.label_probs == pytest.approx(
+            truth(twin, prompt, softmax), abs=1e-5, rel=1e-4
+        )
         assert out.outputs.score == out.outputs.label_probs[0]
     after = llm.stats()
-    assert after["generation_tokens"] - before["generation_tokens"] == len(items), "one token an item, no more"
+    assert after["generation_tokens"] - before["generation_tokens"] == len(items), (
+        "one token an item, no more"
+    )
     if not item_first:
         computed = after["prefilled_tokens"] - before["prefilled_tokens"]
-        assert computed <= 64 + sum(6 + len(item) for item in items), "the header was computed more than once"
+        assert computed <= 64 + sum(6 + len(item) for item in items), (
+            "the header was computed more than once"
+        )
 
 
 def test_texts_are_tokenised_apart_and_one_item_needs_no_list(llm: LLM, twin: Twin) -> None:
@@ -84,11 +98,14 @@ def test_an_item_that_cannot_run_has_an_error_and_the_others_a_score(llm: LLM) -
 
 
 def test_named_logprobs_beside_every_other_way_to_ask(llm: LLM, twin: Twin) -> None:
-    """In one batch with most likely ones, biases, bad words, and rows that ask for nothing; of each drawn token."""
+    """In one batch with most likely ones, biases, bad words, and rows that ask for nothing; of each
+    drawn token."""
     prompts = drawn(3, (9, 20, 33, 5))
     base: dict[str, Any] = {"temperature": 0.0, "max_tokens": 5, "ignore_eos": True}
     settings = [
-        SamplingParams(**base, logprob_token_ids=LABELS, logit_bias={9: 3.0}, bad_words=["qx", "zz"]),
+        SamplingParams(
+            **base, logprob_token_ids=LABELS, logit_bias={9: 3.0}, bad_words=["qx", "zz"]
+        ),
         SamplingParams(**base, logprobs=3),
         SamplingParams(**base),
         SamplingParams(**base, n=2, logprob_token_ids=[12]),
@@ -104,9 +121,14 @@ def test_named_logprobs_beside_every_other_way_to_ask(llm: LLM, twin: Twin) -> N
                     told = sample.logprobs[place]
                     wanted = params.logprob_token_ids or logprobs.topk(3).indices.tolist()
                     assert set(told) == {token, *wanted}
-                    assert all(math.isclose(told[t].logprob, float(logprobs[t]), abs_tol=1e-4) for t in told)
+                    assert all(
+                        math.isclose(told[t].logprob, float(logprobs[t]), abs_tol=1e-4)
+                        for t in told
+                    )
                     if params.logprob_token_ids:
-                        assert all(told[t].rank is None for t in told if t != token), "no rank is known of named ones"
+                        assert all(told[t].rank is None for t in told if t != token), (
+                            "no rank is known of named ones"
+                        )
                 ids.append(token)
 
 
@@ -131,7 +153,15 @@ def test_labels_outside_the_vocabulary_are_an_error_of_each_item(llm: LLM) -> No
 
 
 def test_what_vllm_has_and_we_do_not_is_refused_by_name(llm: LLM) -> None:
-    for name in ("beam_search", "encode", "embed", "classify", "reward", "collective_rpc", "get_metrics"):
+    for name in (
+        "beam_search",
+        "encode",
+        "embed",
+        "classify",
+        "reward",
+        "collective_rpc",
+        "get_metrics",
+    ):
         with pytest.raises(UsageError, match=f"{name} is not served: "):
             getattr(llm, name)(["a text"])
     with pytest.raises(AttributeError):
@@ -139,7 +169,9 @@ def test_what_vllm_has_and_we_do_not_is_refused_by_name(llm: LLM) -> None:
     with pytest.raises(UsageError, match="leave it out"):
         SamplingParams(logprobs=3, logprob_token_ids=[1])
     for name in ("logprobs", "prompt_logprobs"):
-        with pytest.raises(UsageError, match="the whole vocabulary, are not served: 0 to 20, or logprob_token_ids"):
+        with pytest.raises(
+            UsageError, match="the whole vocabulary, are not served: 0 to 20, or logprob_token_ids"
+        ):
             SamplingParams(**{name: -1})
 
 

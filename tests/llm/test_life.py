@@ -1,4 +1,5 @@
-"""LLM's life: streams that are lazy and end early, one user at a time, memory that comes back, Ctrl-C."""
+"""LLM's life: streams that are lazy and end early, one user at a time, memory that comes back,
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -34,16 +35,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    defaults = {"max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 4096, "dtype": "float32"}
+    defaults = {
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 64,
+        "kv_cache_tokens": 4096,
+        "dtype": "float32",
+    }
     return LLM(str(folder), **defaults | knobs)
 
 
-def test_what_only_a_gpu_has_is_told_of_on_a_cpu(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_only_a_gpu_has_is_told_of_on_a_cpu(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     open_llm(folder, device="cpu").close()
     assert not caplog.messages
-    open_llm(folder, device="cpu", gpu_memory_utilization=0.5, max_cudagraph_capture_size=64).close()
+    open_llm(
+        folder, device="cpu", gpu_memory_utilization=0.5, max_cudagraph_capture_size=64
+    ).close()
     assert caplog.messages == [
-        "nothing reads gpu_memory_utilization, max_cudagraph_capture_size here: this runs on the CPU"
+        "nothing reads gpu_memory_utilization, max_cudagraph_capture_size here: this runs on"
+        " the CPU"
     ]
 
 
@@ -61,7 +72,9 @@ def is_at_rest(llm: LLM) -> bool:
     )
 
 
-def test_a_stream_of_endless_prompts_is_pulled_as_rows_come_free_and_cancelled_when_left(folder: Path) -> None:
+def test_a_stream_of_endless_prompts_is_pulled_as_rows_come_free_and_cancelled_when_left(
+    folder: Path,
+) -> None:
     pulled = count()
     most_known = 0
 
@@ -86,7 +99,11 @@ def test_a_stream_of_endless_prompts_is_pulled_as_rows_come_free_and_cancelled_w
 
 def test_a_huge_group_and_a_waiting_line_are_cancelled_wherever_they_stand(folder: Path) -> None:
     prompts = [
-        Prompt(key=i, prompt=[*PROMPT, i], params=SamplingParams(n=n, max_tokens=5 + 9 * i, ignore_eos=True))
+        Prompt(
+            key=i,
+            prompt=[*PROMPT, i],
+            params=SamplingParams(n=n, max_tokens=5 + 9 * i, ignore_eos=True),
+        )
         for i, n in enumerate((3, 1, 4, 100, 2))
     ]
     with open_llm(folder, max_num_batched_tokens=16) as llm:
@@ -121,13 +138,21 @@ def test_one_at_a_time(folder: Path) -> None:
 
 def test_generate_twice_and_two_at_once_and_one_after_the_other(folder: Path) -> None:
     with open_llm(folder) as one, open_llm(folder, seed=5) as two:
-        tokens = [llm.generate([PROMPT], SHORT, use_tqdm=False)[0].outputs[0].token_ids for llm in (one, one, two)]
+        tokens = [
+            llm.generate([PROMPT], SHORT, use_tqdm=False)[0].outputs[0].token_ids
+            for llm in (one, one, two)
+        ]
         assert tokens[0] == tokens[1] == tokens[2]
         free = SamplingParams(n=8, max_tokens=8)
-        drawn = [[o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (one, one, two)]
+        drawn = [
+            [o.token_ids for o in llm.generate([PROMPT], free)[0].outputs]
+            for llm in (one, one, two)
+        ]
         assert drawn[0] != drawn[1] != drawn[2]  # a request without a seed gets one of its own
     with open_llm(folder) as three, open_llm(folder) as four:
-        drawn = [[o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (three, four)]
+        drawn = [
+            [o.token_ids for o in llm.generate([PROMPT], free)[0].outputs] for llm in (three, four)
+        ]
         assert drawn[0] == drawn[1]  # they come from the LLM's seed
 
 
@@ -162,7 +187,9 @@ def test_a_fork_hears_that_the_llm_is_not_its_own(folder: Path) -> None:
         ]
         for ask in asks:
             said = in_a_fork(ask)
-            assert said.startswith(f"UsageError: this LLM was made by process {os.getpid()}, and"), said
+            assert said.startswith(
+                f"UsageError: this LLM was made by process {os.getpid()}, and"
+            ), said
             assert "make the LLM behind the fork" in said
         assert in_a_fork(stream.close) == ""
         assert len(list(stream)) == 29 and is_at_rest(llm)
@@ -170,7 +197,10 @@ def test_a_fork_hears_that_the_llm_is_not_its_own(folder: Path) -> None:
 
 def storages(llm: LLM) -> list[weakref.ref[torch.Tensor]]:
     state = llm._engine.runner._state  # type: ignore[attr-defined]
-    return [weakref.ref(t) for t in (*state.kv.by_block, state.model.embedding.table.value, state.rows.block_table)]
+    return [
+        weakref.ref(t)
+        for t in (*state.kv.by_block, state.model.embedding.table.value, state.rows.block_table)
+    ]
 
 
 def device_threads() -> int:
@@ -240,7 +270,8 @@ class Pressing:
 
 
 def events_of(llm: LLM, seen: list[Any]) -> Any:
-    """Writes into `seen` how many samples ended in each step that was read; gives the after_step that writes "step"."""
+    """Writes into `seen` how many samples ended in each step that was read; gives the after_step
+    that writes "step"."""
     take = llm._client.process
 
     def taking(up: Any) -> Any:
@@ -253,7 +284,8 @@ def events_of(llm: LLM, seen: list[Any]) -> Any:
 
 
 def test_after_a_step_is_when_all_that_ended_in_it_was_handed_out(folder: Path) -> None:
-    """Steps that ended nothing are told too: that is when a job brings to the disk what ended before."""
+    """Steps that ended nothing are told too: that is when a job brings to the disk what ended
+    before."""
     seen: list[Any] = []
     prompts = [Prompt(key=(i,), prompt=[40 + i], params=SHORT) for i in range(20)]
     with open_llm(folder) as llm:
@@ -278,7 +310,11 @@ def test_what_after_step_raises_ends_the_stream(folder: Path) -> None:
 
     with open_llm(folder) as llm:
         with pytest.raises(CapacityError, match="is full"):
-            list(llm.stream([Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)], after_step=full))
+            list(
+                llm.stream(
+                    [Prompt(key=i, prompt=PROMPT, params=SHORT) for i in range(30)], after_step=full
+                )
+            )
         assert is_at_rest(llm)
         assert llm.generate([PROMPT], SHORT, use_tqdm=False)[0].error is None
 
@@ -294,7 +330,9 @@ def test_ctrl_c_in_the_step_that_ends_samples_hands_them_out_first(folder: Path)
             events_of(llm, seen)
             llm._engine.runner = Pressing(real, None, at)  # type: ignore[assignment]
             with pytest.raises(KeyboardInterrupt):
-                for finished in llm.stream(Prompt(key=(i,), prompt=[40 + i], params=SHORT) for i in range(40)):
+                for finished in llm.stream(
+                    Prompt(key=(i,), prompt=[40 + i], params=SHORT) for i in range(40)
+                ):
                     seen.append(finished.key)
             llm._engine.runner = real
             ended = [event for event in seen if isinstance(event, int)]

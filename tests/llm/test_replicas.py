@@ -1,5 +1,5 @@
-"""An LLM of two replicas: the samples of one engine, in the jobs too; a replica that dies amid a job; a life like LLM's
-own. Real engines of a small model, in processes of their own."""
+"""An LLM of two replicas: the samples of one engine, in the jobs too; a replica that dies amid a
+job; a life like LLM's own. Real engines of a small model, in processes of their own."""
 
 from __future__ import annotations
 
@@ -29,8 +29,11 @@ from penstock.schedule.router import Router
 pytestmark = pytest.mark.torch
 
 KNOBS: dict[str, Any] = {
-    "max_num_seqs": 8, "max_num_batched_tokens": 64, "kv_cache_tokens": 4096, "dtype": "float32"
-}  # fmt: skip
+    "max_num_seqs": 8,
+    "max_num_batched_tokens": 64,
+    "kv_cache_tokens": 4096,
+    "dtype": "float32",
+}
 PROMPTS = [[40 + (i + k) * 7 % 200 for k in range(20 + i)] for i in range(6)]
 
 
@@ -39,7 +42,10 @@ class Pair:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.one, self.two = LLM(str(folder), **KNOBS), LLM(str(folder), data_parallel_size=2, **KNOBS)
+        self.one, self.two = (
+            LLM(str(folder), **KNOBS),
+            LLM(str(folder), data_parallel_size=2, **KNOBS),
+        )
 
     @property
     def replicas(self) -> OwnReplicas:
@@ -52,7 +58,9 @@ class Pair:
 
     def at_rest(self) -> bool:
         clients = [replica.client for replica in self.replicas._replicas]
-        return all(client is not None and client.idle and not client._client.asked for client in clients)
+        return all(
+            client is not None and client.idle and not client._client.asked for client in clients
+        )
 
 
 @pytest.fixture(scope="module")
@@ -63,19 +71,30 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     processes = made.replicas.supervisor.processes
     made.two.close()
     made.two.close()
-    assert processes and all(process.returncode in (0, -9) for process in processes)  # -9: it was still loading
+    assert processes and all(
+        process.returncode in (0, -9) for process in processes
+    )  # -9: it was still loading
     with pytest.raises(EngineError, match="closed"):
         made.two.generate([PROMPTS[0]], SamplingParams())
 
 
 def drawn(llm: LLM, params: Any, prompts: Any = PROMPTS) -> list[Any]:
     outs = llm.generate(prompts, params, use_tqdm=False)
-    return [(out.error, [(o.index, o.token_ids, o.finish_reason) for o in out.outputs]) for out in outs]
+    return [
+        (out.error, [(o.index, o.token_ids, o.finish_reason) for o in out.outputs]) for out in outs
+    ]
 
 
 def test_samples_are_those_of_one_engine_with_a_seed_or_without(pair: Pair) -> None:
-    several = [SamplingParams(n=1 + i % 5, max_tokens=5 + i, temperature=i % 3, min_tokens=2) for i in range(6)]
-    for params in (SamplingParams(temperature=0.0, max_tokens=9), SamplingParams(n=12, max_tokens=9), several):
+    several = [
+        SamplingParams(n=1 + i % 5, max_tokens=5 + i, temperature=i % 3, min_tokens=2)
+        for i in range(6)
+    ]
+    for params in (
+        SamplingParams(temperature=0.0, max_tokens=9),
+        SamplingParams(n=12, max_tokens=9),
+        several,
+    ):
         assert drawn(pair.two, params) == drawn(pair.one, params)
     bad = [PROMPTS[0], [5] * 10_000, PROMPTS[1]]
     first, second = (
@@ -84,9 +103,15 @@ def test_samples_are_those_of_one_engine_with_a_seed_or_without(pair: Pair) -> N
     )
     assert first == second and first[1][0] is not None
     scored = SamplingParams(n=3, logprobs=2, prompt_logprobs=1, max_tokens=3, seed=1)
-    (one,), (two,) = (llm.generate(PROMPTS[:1], scored, use_tqdm=False) for llm in (pair.one, pair.two))
-    assert [list(o.logprobs or ()) for o in one.outputs] == [list(o.logprobs or ()) for o in two.outputs]
-    assert one.prompt_logprobs == two.prompt_logprobs and len(two.prompt_logprobs or ()) == len(PROMPTS[0])
+    (one,), (two,) = (
+        llm.generate(PROMPTS[:1], scored, use_tqdm=False) for llm in (pair.one, pair.two)
+    )
+    assert [list(o.logprobs or ()) for o in one.outputs] == [
+        list(o.logprobs or ()) for o in two.outputs
+    ]
+    assert one.prompt_logprobs == two.prompt_logprobs and len(two.prompt_logprobs or ()) == len(
+        PROMPTS[0]
+    )
     assert all(replica.stats["requests"] > 5 for replica in pair.replicas.each())
 
 
@@ -118,8 +143,14 @@ def test_what_replicas_have_room_for_is_handed_out_before_news_is_waited_for(
     pulled, waited, own = [0], list[int](), replicas._next
 
     def several() -> Iterator[Prompt]:
-        for pulled[0] in range(1, 25):  # more than is pulled at once, and fewer than both have room for
-            yield Prompt(key=pulled[0], prompt=PROMPTS[0], params=SamplingParams(max_tokens=4, ignore_eos=True))
+        for pulled[0] in range(
+            1, 25
+        ):  # more than is pulled at once, and fewer than both have room for
+            yield Prompt(
+                key=pulled[0],
+                prompt=PROMPTS[0],
+                params=SamplingParams(max_tokens=4, ignore_eos=True),
+            )
 
     def watched(news: Any, seconds: float) -> Any:
         waited.extend([pulled[0]] if seconds else [])
@@ -146,7 +177,10 @@ class Kept:
 
 
 def test_a_run_has_the_same_rows_though_a_replica_dies_amid_it(pair: Pair, tmp_path: Path) -> None:
-    rows = [{"id": i, "prompt": PROMPTS[i % 6], "n": 1 + i % 4, "max_tokens": 8 + i % 20} for i in range(36)]
+    rows = [
+        {"id": i, "prompt": PROMPTS[i % 6], "n": 1 + i % 4, "max_tokens": 8 + i % 20}
+        for i in range(36)
+    ]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     victim, before = pair.pids[0], pair.replicas.stats()["generation_tokens"]
 
@@ -159,20 +193,36 @@ def test_a_run_has_the_same_rows_though_a_replica_dies_amid_it(pair: Pair, tmp_p
 
     found = []
     for name, llm in (("one", Kept(pair.one)), ("two", Killing(pair.two))):
-        run_file(tmp_path / "in.jsonl", tmp_path / name, Config.of(model=str(pair.folder)), lambda _, llm=llm: llm)  # type: ignore[misc]
-        found.append(sorted(map(json.dumps, map(json.loads, (tmp_path / name).read_text().splitlines()))))
+        run_file(
+            tmp_path / "in.jsonl",
+            tmp_path / name,
+            Config.of(model=str(pair.folder)),
+            lambda _, llm=llm: llm,
+        )  # type: ignore[misc]
+        found.append(
+            sorted(map(json.dumps, map(json.loads, (tmp_path / name).read_text().splitlines())))
+        )
     assert found[0] == found[1] and len(found[0]) == 36
     assert pair.two.generation_tokens > before and victim not in pair.pids
-    assert drawn(pair.two, SamplingParams(temperature=0.0)) == drawn(pair.one, SamplingParams(temperature=0.0))
+    assert drawn(pair.two, SamplingParams(temperature=0.0)) == drawn(
+        pair.one, SamplingParams(temperature=0.0)
+    )
 
 
 def test_monkeys_draws_the_same_samples(pair: Pair, tmp_path: Path) -> None:
     problems = [{"question": f"{i} and {i + 1}?", "answer": f"#### {2 * i + 1}"} for i in range(5)]
-    (tmp_path / "problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in problems))
+    (tmp_path / "problems.jsonl").write_text(
+        "".join(json.dumps(problem) + "\n" for problem in problems)
+    )
     found = []
     for name, llm in (("one", Kept(pair.one)), ("two", Kept(pair.two))):
         sampling = SamplingParams(n=7, temperature=0.8, max_tokens=6)
-        options = Options(problems=str(tmp_path / "problems.jsonl"), out=tmp_path / name, sampling=sampling, few_shot=1)
+        options = Options(
+            problems=str(tmp_path / "problems.jsonl"),
+            out=tmp_path / name,
+            sampling=sampling,
+            few_shot=1,
+        )
         run_monkeys(Config.of(model=str(pair.folder)), options, lambda _, llm=llm: llm)  # type: ignore[misc]
         found.append(sorted((tmp_path / name / "samples.jsonl").read_text().splitlines()))
     assert found[0] == found[1] and len(found[0]) >= 35
@@ -198,7 +248,9 @@ def test_of_the_last_prompts_the_longest_go_first_and_the_very_last_is_shared_ou
     taking = Taking()
     job = _Job(cast(Any, taking), Seeds(0))
     for n in (3, 9, 1, 5):
-        job.backlog.append(_Asked(Prompt(key=n, prompt=[1], params=SamplingParams(n=n, max_tokens=10)), [1]))
+        job.backlog.append(
+            _Asked(Prompt(key=n, prompt=[1], params=SamplingParams(n=n, max_tokens=10)), [1])
+        )
     asyncio.run(job.submit_some())
     assert taking.given == [(3, True), (9, True), (1, True), (5, True)]  # more may come
     taking.given.clear()

@@ -32,7 +32,9 @@ def test_the_pages_loop_runs(name: str, tmp_path: Path) -> None:
     folder = make_folder(tmp_path)
     loops = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
     (loop,) = [text for text in loops if re.search(rf"import .*\b{name}\b", text)]
-    said = loop.replace('"folder-or-hub-id"', f"{str(folder)!r}, {KNOBS}").replace("max_tokens=512", "max_tokens=9")
+    said = loop.replace('"folder-or-hub-id"', f"{str(folder)!r}, {KNOBS}").replace(
+        "max_tokens=512", "max_tokens=9"
+    )
     assert said.count(KNOBS) == 1 and "max_tokens=9" in said, "the page's loop has other words"
     names: dict[str, Any] = {"prompts": [[5, 6, 7], "the pump lifts"], "trainer": Trainer(folder)}
     exec(compile(said, str(PAGE), "exec"), names)

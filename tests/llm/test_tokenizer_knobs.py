@@ -1,5 +1,5 @@
-"""A tokenizer and a chat template that are not the model's: read where texts are, by LLM, a server's client, sandboxes;
-and files that are none."""
+"""A tokenizer and a chat template that are not the model's: read where texts are, by LLM, a
+server's client, sandboxes; and files that are none."""
 
 from __future__ import annotations
 
@@ -17,7 +17,12 @@ from penstock.errors import UsageError
 
 pytestmark = pytest.mark.torch
 
-KNOBS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 4, "kv_cache_tokens": 512}
+KNOBS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 4,
+    "kv_cache_tokens": 512,
+}
 TEMPLATE = "{% for m in messages %}pump {{ m.content }}{% endfor %} turns"
 HELLO = [{"role": "user", "content": "water"}]
 
@@ -49,15 +54,25 @@ def test_they_take_the_place_of_the_models(tmp_path: Path) -> None:
 def test_files_that_are_none_are_one_line(tmp_path: Path) -> None:
     (blob := tmp_path / "blob.jinja").write_bytes(b"\xff\xfe")
     for words, said in [
-        (["--chat-template", str(tmp_path / "none.jinja")], "cannot be read (No such file or directory)"),
+        (
+            ["--chat-template", str(tmp_path / "none.jinja")],
+            "cannot be read (No such file or directory)",
+        ),
         (["--chat-template", str(tmp_path)], "cannot be read (Is a directory)"),
         (["--chat-template", str(blob)], "is not UTF-8 text"),
         (["--chat-template", TEMPLATE], "give a file with a Jinja template"),
         (["--tokenizer", str(blob)], "is no folder here: give a folder with a tokenizer.json"),
-        (["--tokenizer", str(tmp_path), "--skip-tokenizer-init"], "read by nobody with --skip-tokenizer-init"),
+        (
+            ["--tokenizer", str(tmp_path), "--skip-tokenizer-init"],
+            "read by nobody with --skip-tokenizer-init",
+        ),
     ]:
         ended = CliRunner().invoke(app, ["serve", "no-such-model", *words])
-        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, ended.output
+        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, (
+            ended.output
+        )
     with pytest.raises(UsageError, match="no-such-file"):
         LLM(chat_template="no-such-file")
-    assert Config.of(model="m", tokenizer="m").model.tokenizer is None, "as scripts for vLLM often say it"
+    assert Config.of(model="m", tokenizer="m").model.tokenizer is None, (
+        "as scripts for vLLM often say it"
+    )

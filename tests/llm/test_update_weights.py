@@ -1,4 +1,5 @@
-"""Weights that change under an LLM: what a fresh start with them gives, in every scheme; and what is refused."""
+"""Weights that change under an LLM: what a fresh start with them gives, in every scheme; and what
+is refused."""
 
 from __future__ import annotations
 
@@ -24,7 +25,12 @@ pytestmark = pytest.mark.torch
 
 ASK = SamplingParams(max_tokens=12, temperature=1.0, seed=3, n=3, logprobs=0, ignore_eos=True)
 PROMPTS = [list(range(40, 75)), list(range(10, 60)), list(range(40, 90))]
-KNOBS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "kv_cache_tokens": 2048}
+KNOBS: dict[str, Any] = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "kv_cache_tokens": 2048,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +41,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     shutil.copytree(first, second)
     path, generator = second / "model.safetensors", torch.Generator().manual_seed(9)
     tensors = {
-        name: tensor + 0.2 * tensor.std().nan_to_num(1.0) * torch.randn(tensor.shape, generator=generator)
+        name: tensor
+        + 0.2 * tensor.std().nan_to_num(1.0) * torch.randn(tensor.shape, generator=generator)
         for name, tensor in load_file(path).items()
     }
     save_file(tensors, path, metadata={"format": "pt"})
@@ -45,7 +52,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def told(llm: LLM) -> list[Any]:
     """Tokens and logprobs of every sample."""
     outs = llm.generate(PROMPTS, ASK, use_tqdm=False)
-    return [(o.token_ids, [next(iter(p.values())).logprob for p in o.logprobs]) for out in outs for o in out.outputs]
+    return [
+        (o.token_ids, [next(iter(p.values())).logprob for p in o.logprobs])
+        for out in outs
+        for o in out.outputs
+    ]
 
 
 def arrays(llm: LLM) -> dict[str, torch.Tensor]:
@@ -57,7 +68,9 @@ def arrays(llm: LLM) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     "knobs", [{}, {"quantization": "fp8"}, {"quantization": "int4"}, {"dtype": "bfloat16"}], ids=str
 )
-def test_other_weights_are_those_of_a_fresh_start(folders: tuple[Path, Path], knobs: dict[str, Any]) -> None:
+def test_other_weights_are_those_of_a_fresh_start(
+    folders: tuple[Path, Path], knobs: dict[str, Any]
+) -> None:
     with LLM(str(folders[1]), **KNOBS | knobs) as fresh:
         wanted, held = told(fresh), arrays(fresh)
         with LLM(str(folders[0]), **KNOBS | knobs) as llm:
@@ -66,7 +79,9 @@ def test_other_weights_are_those_of_a_fresh_start(folders: tuple[Path, Path], kn
             llm.update_weights(folders[1])
             assert told(llm) == wanted and llm.weights_version == "step-200"
             now = arrays(llm)
-            assert held.keys() == now.keys() and all(torch.equal(held[name], now[name]) for name in held)
+            assert held.keys() == now.keys() and all(
+                torch.equal(held[name], now[name]) for name in held
+            )
             with share_weights(load_file(folders[0] / "model.safetensors")) as shared:
                 llm.update_weights(shared=shared, weights_version="0")
             assert told(llm) == before and llm.weights_version == "0"
@@ -79,7 +94,10 @@ def test_nothing_of_the_old_weights_is_found(folders: tuple[Path, Path]) -> None
         assert first.num_cached_tokens == 0 < (again.num_cached_tokens or 0)
         llm.update_weights(folders[1])
         assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == 0
-        assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == again.num_cached_tokens
+        assert (
+            llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens
+            == again.num_cached_tokens
+        )
         assert llm.reset_prefix_cache() is True
         assert llm.generate([PROMPTS[1]], ASK, use_tqdm=False)[0].num_cached_tokens == 0
         llm.engine.scheduler.check()
@@ -94,7 +112,9 @@ def _poisoned(folder: Path) -> None:
 
 def _of_another_shape(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"intermediate_size": 128, "rms_norm_eps": 1e-3}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"intermediate_size": 128, "rms_norm_eps": 1e-3})
+    )
 
 
 def _half_written(folder: Path) -> None:
@@ -118,7 +138,9 @@ def _without_a_tensor(folder: Path) -> None:
         (_without_a_tensor, "model.norm.weight"),
     ],
 )
-def test_what_is_refused_changes_nothing(folders: tuple[Path, Path], tmp_path: Path, spoil: Any, error: str) -> None:
+def test_what_is_refused_changes_nothing(
+    folders: tuple[Path, Path], tmp_path: Path, spoil: Any, error: str
+) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(folders[1], bad)
     spoil(bad)
@@ -127,12 +149,16 @@ def test_what_is_refused_changes_nothing(folders: tuple[Path, Path], tmp_path: P
         with pytest.raises(CheckpointError, match=error):
             llm.update_weights(bad)
         now = arrays(llm)
-        assert llm.weights_version == "default" and all(torch.equal(held[name], now[name]) for name in held)
+        assert llm.weights_version == "default" and all(
+            torch.equal(held[name], now[name]) for name in held
+        )
         llm.reset_prefix_cache()
         assert told(llm) == before
 
 
-def test_a_folder_that_is_not_there_and_an_llm_at_work(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_folder_that_is_not_there_and_an_llm_at_work(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     from penstock.llm import Prompt
 
     with LLM(str(folders[0]), **KNOBS) as llm:
@@ -155,22 +181,31 @@ def test_what_nobody_thought_of_while_weights_load_ends_no_engine(
         before = told(llm)
         with monkeypatch.context() as patch:
             patch.setattr(reload, "read_model_config", lambda folder: 1 / 0)
-            with pytest.raises(FaultError, match=r"the engine failed at these weights \(ZeroDivisionError"):
+            with pytest.raises(
+                FaultError, match=r"the engine failed at these weights \(ZeroDivisionError"
+            ):
                 llm.update_weights(folders[1])
         llm.reset_prefix_cache()
         assert told(llm) == before
 
 
 @pytest.mark.parametrize(
-    ("level", "knobs"), [(1, {}), (2, {"kv_cache_dtype": "fp8"}), (2, {"quantization": "int4"})], ids=str
+    ("level", "knobs"),
+    [(1, {}), (2, {"kv_cache_dtype": "fp8"}), (2, {"quantization": "int4"})],
+    ids=str,
 )
-def test_memory_comes_back_and_answers_stay(folders: tuple[Path, Path], knobs: dict[str, Any], level: int) -> None:
+def test_memory_comes_back_and_answers_stay(
+    folders: tuple[Path, Path], knobs: dict[str, Any], level: int
+) -> None:
     with LLM(str(folders[0]), **KNOBS | knobs) as llm:
         before = told(llm)
         runner: Any = llm.engine.runner
         held = list(arrays_of(runner._state.model.parts))
         model = runner._state.model
-        stays = {id(each) for each in (*model.kinds.values(), *(form.scales for form in model.paged_forms))}
+        stays = {
+            id(each)
+            for each in (*model.kinds.values(), *(form.scales for form in model.paged_forms))
+        }
         weights = [weakref.ref(array) for _, array in held if id(array) not in stays]
         kv = [weakref.ref(layer.storage) for (layer,) in runner._state.kv.layers]
         del held, model
@@ -224,7 +259,9 @@ def test_views_of_one_storage_find_it_again() -> None:
     assert views[1].tolist() == [4, 5, 6, 7] and views[0][2, 3] == 11 and views[2].sum() == 3
 
 
-def test_each_rank_takes_its_part_once_all_have_theirs(folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_each_rank_takes_its_part_once_all_have_theirs(
+    folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     bad = tmp_path / "bad"
     shutil.copytree(folders[1], bad)
     tensors = load_file(bad / "model.safetensors")
@@ -236,8 +273,12 @@ def test_each_rank_takes_its_part_once_all_have_theirs(folders: tuple[Path, Path
         before = told(llm)
         runner: Any = llm.engine.runner
         beside = runner.beside
-        runner.beside = lambda _: beside(folders[1])  # rank 0's part is sound, and yet it is not taken
-        with pytest.raises(CheckpointError, match=r"rank 1: .*down_proj.weight' holds what is no finite number"):
+        runner.beside = lambda _: beside(
+            folders[1]
+        )  # rank 0's part is sound, and yet it is not taken
+        with pytest.raises(
+            CheckpointError, match=r"rank 1: .*down_proj.weight' holds what is no finite number"
+        ):
             llm.update_weights(bad)
         runner.beside = beside
         with pytest.raises(CheckpointError, match=r"^(?!rank).*no config.json"):

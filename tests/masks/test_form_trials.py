@@ -1,4 +1,5 @@
-"""Forms are compiled where that can be ended first: what passes no bound of the library costs its own request."""
+"""Forms are compiled where that can be ended first: what passes no bound of the library costs its
+own request."""
 
 from __future__ import annotations
 
@@ -30,7 +31,13 @@ pytestmark = pytest.mark.torch  # it makes the model's folder
 LETTERS = StructuredOutputsParams(regex="[a-z]{3,9}")
 BOMBS = {
     "multiple": {"json": {"type": "integer", "multipleOf": 999_983}},
-    "multiples": {"json": {"allOf": [{"type": "integer", "multipleOf": number} for number in (7, 11, 13, 17, 19, 23)]}},
+    "multiples": {
+        "json": {
+            "allOf": [
+                {"type": "integer", "multipleOf": number} for number in (7, 11, 13, 17, 19, 23)
+            ]
+        }
+    },
     "inside lark": {"grammar": 'start: %json {"type": "integer", "multipleOf": 999983}'},
 }
 WIDE = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(5000)}}
@@ -51,7 +58,9 @@ def pool(folder: Path) -> Iterator[MaskPool]:
 
 def _first_mask(pool: MaskPool, form: StructuredOutputsParams) -> bool:
     """Whether a sample's first mask has tokens."""
-    places = np.array([MaskPool.factory(pool, SamplingParams(structured_outputs=form))(0)], np.int32)
+    places = np.array(
+        [MaskPool.factory(pool, SamplingParams(structured_outputs=form))(0)], np.int32
+    )
     pool.start(places, np.full(1, AS_IT_STANDS, np.int32))
     while pool.wait(0.01):
         pass
@@ -93,7 +102,9 @@ def test_where_the_process_of_trials_dies_another_takes_its_place(folder: Path) 
     try:
         pool.compiled(LETTERS)
         (first,) = pool._children
-        (trials,) = map(int, Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split())
+        (trials,) = map(
+            int, Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+        )
         form = pool.ask(StructuredOutputsParams(**BOMBS["multiple"]))
         os.kill(trials, signal.SIGKILL)
         while not form.deaths:
@@ -105,7 +116,9 @@ def test_where_the_process_of_trials_dies_another_takes_its_place(folder: Path) 
         pool.close()
 
 
-def test_kept_forms_are_bounded_by_what_they_take(pool: MaskPool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_forms_are_bounded_by_what_they_take(
+    pool: MaskPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     schema = {"type": "object", "properties": {f"p{i}": {"type": "integer"} for i in range(800)}}
     large = pool.compiled(StructuredOutputsParams(json=schema))
     assert large.bytes > len(json.dumps(schema))
@@ -173,7 +186,9 @@ def test_a_mask_that_takes_too_long_ends_its_row_alone(
     assert not board.words[0].any() and not board.missing()
 
 
-def test_samples_of_a_form_that_fails_where_it_passed_before_end(desk: tuple[MaskDesk, MaskBoard]) -> None:
+def test_samples_of_a_form_that_fails_where_it_passed_before_end(
+    desk: tuple[MaskDesk, MaskBoard],
+) -> None:
     desk_, board = desk
     desk_.take(Compile(1, StructuredOutputsParams(regex="(")))
     desk_.take(Begin(0, 1, 0, (), True))
@@ -188,7 +203,8 @@ def test_samples_of_a_form_that_fails_where_it_passed_before_end(desk: tuple[Mas
 def test_a_form_that_is_waited_for_is_compiled_once_however_many_come(
     pool: MaskPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It stays while others are asked for, and whoever has waited for it needn't ask for it again."""
+    """It stays while others are asked for,
+    and whoever has waited for it needn't ask for it again."""
     monkeypatch.setattr(mask_pool, "KEPT", 2)
     queue = CompileQueue(pool)
     asked = [StructuredOutputsParams(regex=f"many[{letter}]") for letter in "abcdefgh"]
@@ -209,11 +225,14 @@ def test_a_form_that_is_waited_for_is_compiled_once_however_many_come(
     assert sorted(found) == [*range(8)]
     assert len(pool._forms) == 2, "once they are known, few are kept"
     kept = {form.number for form in pool._forms.values()}
-    assert all(process.forms <= kept for process in pool.processes), "a process keeps a form that the pool let go"
+    assert all(process.forms <= kept for process in pool.processes), (
+        "a process keeps a form that the pool let go"
+    )
 
 
 def test_a_form_whose_first_masks_take_long_is_known_as_slow(pool: MaskPool) -> None:
-    """It is compiled in milliseconds; a mask of its second token takes a tenth of a second, and more."""
+    """It is compiled in milliseconds; a mask of its second token takes a tenth of a second, and
+    more."""
     terms = "".join(f"T{number}: /[a-z ]/\n" for number in range(400))
     many = " | ".join(f"T{number}+" for number in range(400))
     slow = pool.compiled(StructuredOutputsParams(grammar=f'start: "b" ({many})*\n{terms}'))

@@ -1,4 +1,5 @@
-"""The processes that make masks: what one does first, what its death costs, what is kept, and what comes back."""
+"""The processes that make masks: what one does first, what its death costs, what is kept, and what
+comes back."""
 
 from __future__ import annotations
 
@@ -96,9 +97,14 @@ def test_a_process_that_dies_costs_its_own_samples(pool: MaskPool) -> None:
     samples = _samples(pool, LETTERS, 4)
     _made(pool, samples)
     (first,) = pool._children
-    children = [int(text) for text in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()]
+    children = [
+        int(text)
+        for text in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+    ]
     assert len(children) == 2
-    os.kill(children[0], signal.SIGKILL)  # the one that was forked first: process 1; the other tries forms
+    os.kill(
+        children[0], signal.SIGKILL
+    )  # the one that was forked first: process 1; the other tries forms
     its = [_process_of(pool, place) == 1 for place in samples]
     others = [place for place, gone in zip(samples, its, strict=True) if not gone]
     token = _allowed(_made(pool, others)[0])[0]
@@ -119,7 +125,9 @@ def test_a_mask_that_is_being_made_when_its_process_dies_is_of_no_token(pool: Ma
     os.kill(first.pid, signal.SIGKILL)
     while pool.wait(0.01):
         pass
-    assert [any(pool.board.words[place]) for place in samples] == [_process_of(pool, place) == 1 for place in samples]
+    assert [any(pool.board.words[place]) for place in samples] == [
+        _process_of(pool, place) == 1 for place in samples
+    ]
 
 
 def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: Path) -> None:
@@ -129,12 +137,17 @@ def test_a_form_whose_process_dies_goes_to_another_and_is_refused_then(folder: P
     first.kill()
     first.wait()  # it has gone, and nobody has looked yet
     assert any(_made(pool, _samples(pool, LETTERS, 1))[0])
-    for asked, deaths in ((StructuredOutputsParams(regex="a{2,3}"), 1), (StructuredOutputsParams(regex="b{2,3}"), 2)):
+    for asked, deaths in (
+        (StructuredOutputsParams(regex="a{2,3}"), 1),
+        (StructuredOutputsParams(regex="b{2,3}"), 2),
+    ):
         os.kill(pool._children[-1].pid, signal.SIGSTOP)
         form = pool.ask(asked)
         while form.deaths < deaths:
             before = form.deaths
-            while form.number not in pool.processes[0].compiling:  # it was tried, and a process is there for it
+            while (
+                form.number not in pool.processes[0].compiling
+            ):  # it was tried, and a process is there for it
                 pool.look(0.001)
             os.kill(pool._children[-1].pid, signal.SIGKILL)
             while form.deaths == before:
@@ -219,7 +232,9 @@ def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:
     board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))
     asked = desk.due()
     desk.take(End(places[1:2].tobytes()))
-    board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))  # of the next sample, which has not begun here
+    board.ask(
+        places[1:2], np.array([AS_IT_STANDS], np.int32)
+    )  # of the next sample, which has not begun here
     desk.make(*asked[0])
     assert board.made[3] == 2 and board.asked[3] == 3
 
@@ -248,7 +263,9 @@ def test_who_was_asked_first_comes_first(compiler: GrammarCompiler) -> None:
     assert desk.due() == [(2, 1), (3, 2), (1, 1), (0, 2)]
 
 
-@pytest.mark.parametrize("most", [1 << 30, 4096])  # bytes that wait for a process before it is given up
+@pytest.mark.parametrize(
+    "most", [1 << 30, 4096]
+)  # bytes that wait for a process before it is given up
 def test_a_process_that_reads_nothing_holds_nobody_up(
     folder: Path, compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, most: int
 ) -> None:
@@ -257,14 +274,18 @@ def test_a_process_that_reads_nothing_holds_nobody_up(
     letters, digits = pool.compiled(LETTERS), pool.compiled(DIGITS)
     (first,), (worker,) = pool._children, pool.processes
     os.kill(first.pid, signal.SIGSTOP)
-    rescue = threading.Timer(60, os.kill, (first.pid, signal.SIGCONT))  # where a send waits for it after all
+    rescue = threading.Timer(
+        60, os.kill, (first.pid, signal.SIGCONT)
+    )  # where a send waits for it after all
     rescue.start()
     for number in range(2000):
         place = pool.sample(digits if number % 2 else letters)
         pool.start(np.array([place], np.int32), np.array([AS_IT_STANDS], np.int32))
         if number < 1999:
             pool.end(np.array([place], np.int32))
-    assert Path(f"/proc/{first.pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T", "somebody waited for it"
+    assert Path(f"/proc/{first.pid}/stat").read_text().rsplit(") ", 1)[1][0] == "T", (
+        "somebody waited for it"
+    )
     rescue.cancel()
     assert bool(worker.unsent) == (most > 4096)
     while most == 4096 and not worker.died:
@@ -279,13 +300,17 @@ def test_a_process_that_reads_nothing_holds_nobody_up(
     pool.close()
 
 
-def test_where_no_process_can_be_started_forms_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_process_can_be_started_forms_are_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def none(*args: object, **more: object) -> None:
         raise OSError(11, "Resource temporarily unavailable")
 
     pool = MaskPool(folder, VOCABULARY, (END,), processes=1)
     monkeypatch.setattr("subprocess.Popen", none)
-    with pytest.raises(UsageError, match="could not be started: Resource temporarily unavailable: free memory"):
+    with pytest.raises(
+        UsageError, match="could not be started: Resource temporarily unavailable: free memory"
+    ):
         pool.compiled(LETTERS)
     monkeypatch.undo()
     assert pool.compiled(DIGITS).refusal is None

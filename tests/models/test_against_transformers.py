@@ -1,4 +1,5 @@
-"""Each model file against transformers: the same logits, the same 64 greedy tokens, however the tokens are cut up."""
+"""Each model file against transformers: the same logits, the same 64 greedy tokens, however the
+tokens are cut up."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ pytestmark = pytest.mark.torch
 
 
 def _theirs(name: str) -> transformers.PreTrainedModel:
-    """A model with every weight drawn: biases and norm weights too, which transformers starts at 0 and 1."""
+    """A model with every weight drawn: biases and norm weights too, which transformers starts at 0
+    and 1."""
     torch.manual_seed(len(name))
     kind, changes = CASES[name]
     config = getattr(transformers, f"{kind}Config")(**(SMALL | changes))
@@ -32,12 +34,19 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
         spread = 0.2 if parameter.dim() > 1 else 0.5
         gemma = kind.startswith("Gemma")
         recurrent = kind.startswith(("Qwen3_5", "Qwen3Next"))
-        one_plus = kind.startswith(("Gemma2", "Gemma3")) or (recurrent and "linear_attn" not in parameter_name)
-        centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0  # where the norm is w, and 1 + w counts
+        one_plus = kind.startswith(("Gemma2", "Gemma3")) or (
+            recurrent and "linear_attn" not in parameter_name
+        )
+        centre = (
+            1.0 if "norm" in parameter_name and not one_plus else 0.0
+        )  # where the norm is w, and 1 + w counts
         if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
         if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):
-            centre, spread = 3.0 * (parameter.dim() == 1), 1.0  # else norms even out what a token is
+            centre, spread = (
+                3.0 * (parameter.dim() == 1),
+                1.0,
+            )  # else norms even out what a token is
         torch.nn.init.normal_(parameter, centre, spread)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("_bias"):  # what routers add for the choice
@@ -48,7 +57,9 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
 
 
 @pytest.fixture(scope="module", params=list(CASES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Decoder]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Decoder]:
     theirs = _theirs(request.param)
     folder = tmp_path_factory.mktemp("model")
     theirs.save_pretrained(folder, max_shard_size="40KB")
@@ -62,7 +73,9 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(pair: tuple[Any, Dec
     assert len(set(greedy)) > 10, "a model that repeats itself shows little"
     assert_close(PagedCache(ours, 1, 9).step([], [(0, prompt + greedy)]), logits)
 
-    cache = PagedCache(ours, 3, 9, seed=1)  # chunked prefill of sequence 1, beside another sequence that decodes
+    cache = PagedCache(
+        ours, 3, 9, seed=1
+    )  # chunked prefill of sequence 1, beside another sequence that decodes
     cache.step([], [(0, prompt[:33])])
     cache.step([(0, prompt[33])], [(1, prompt[:19])])
     seen = cache.step([(0, prompt[34])], [(1, prompt[19:20]), (2, prompt[:40])])
@@ -87,14 +100,18 @@ def test_token_by_token_is_the_same_as_whole(pair: tuple[Any, Decoder]) -> None:
         assert_close(both[0], logits[position])
 
 
-@pytest.mark.parametrize("case", ["llama-biases", "qwen3", "qwen2-windows", "gemma3", "cohere2", "cohere2-biases"])
+@pytest.mark.parametrize(
+    "case", ["llama-biases", "qwen3", "qwen2-windows", "gemma3", "cohere2", "cohere2-biases"]
+)
 def test_bfloat16_is_as_near_to_float32_as_transformers_is(tmp_path: Path, case: str) -> None:
     theirs = _theirs(case)
     theirs.save_pretrained(tmp_path)
     prompt, greedy, exact = greedy_of(theirs)
     half = theirs.to(torch.bfloat16)
     with torch.inference_mode():
-        their_error = (half(torch.tensor([prompt + greedy])).logits[0].float() - exact).square().mean().sqrt()
+        their_error = (
+            (half(torch.tensor([prompt + greedy])).logits[0].float() - exact).square().mean().sqrt()
+        )
     logits = PagedCache(decoder_of(tmp_path, torch.bfloat16), 1, 9).step([], [(0, prompt + greedy)])
     our_error = (logits.float() - exact).square().mean().sqrt()
     assert logits.dtype == torch.bfloat16
@@ -116,7 +133,11 @@ def test_the_spelling_of_transformers_4_computes_the_same(tmp_path: Path) -> Non
     path = tmp_path / "config.json"
     raw = json.loads(path.read_text())
     rope = raw.pop("rope_parameters")
-    raw |= {"rope_theta": rope.pop("rope_theta"), "rope_scaling": rope, "torch_dtype": raw.pop("dtype")}
+    raw |= {
+        "rope_theta": rope.pop("rope_theta"),
+        "rope_scaling": rope,
+        "torch_dtype": raw.pop("dtype"),
+    }
     path.write_text(json.dumps(raw))
     assert torch.equal(PagedCache(decoder_of(tmp_path), 1, 9).step([], [(0, prompt)]), expected)
 
@@ -130,15 +151,23 @@ def test_the_spelling_of_transformers_4_computes_the_same(tmp_path: Path) -> Non
             torch.zeros(128 + 64 + 64, 1, 3),
             r"conv1d.weight' has shape \[256, 1, 3\], config.json asks",
         ),
-        ("A_log", torch.tensor([0.0, float("nan"), 0.0, 0.0]), "linear_attn.A_log' holds what is no finite number"),
+        (
+            "A_log",
+            torch.tensor([0.0, float("nan"), 0.0, 0.0]),
+            "linear_attn.A_log' holds what is no finite number",
+        ),
     ],
 )
-def test_what_a_delta_layer_lacks_is_named(name: str, change: Tensor | None, said: str, tmp_path: Path) -> None:
+def test_what_a_delta_layer_lacks_is_named(
+    name: str, change: Tensor | None, said: str, tmp_path: Path
+) -> None:
     _theirs("qwen3-5").save_pretrained(tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
     whole = f"model.layers.0.linear_attn.{name}"
     del tensors[whole]
-    save_file(tensors if change is None else tensors | {whole: change}, path, metadata={"format": "pt"})
+    save_file(
+        tensors if change is None else tensors | {whole: change}, path, metadata={"format": "pt"}
+    )
     with pytest.raises(CheckpointError, match=said):
         decoder_of(tmp_path)

@@ -1,4 +1,5 @@
-"""Drawn config.json, generation_config.json and tokenizer_config.json: a config, or one CheckpointError."""
+"""Drawn config.json, generation_config.json and tokenizer_config.json: a config, or one
+CheckpointError."""
 
 from __future__ import annotations
 
@@ -54,10 +55,12 @@ FAR = YARN | {"factor": 9e299, "original_max_position_embeddings": 2**31 - 1}
 FOUND: dict[str, dict[str, Any]] = {
     "two billion layers": LLAMA | {"num_hidden_layers": 2**31 - 1},
     "a head of a billion": LLAMA | {"head_dim": 10**9},
-    "a head of all a giant's width": LLAMA | {"hidden_size": 2**20, "num_attention_heads": 1, "num_key_value_heads": 1},
+    "a head of all a giant's width": LLAMA
+    | {"hidden_size": 2**20, "num_attention_heads": 1, "num_key_value_heads": 1},
     "a vocabulary of two billion": LLAMA | {"vocab_size": 2**31 - 1},
     "heads without a width": MISTRAL | {"head_dim": None, "hidden_size": 2},
-    "a context beyond any float": LLAMA | {"rope_scaling": FAR, "max_position_embeddings": 2**31 - 1},
+    "a context beyond any float": LLAMA
+    | {"rope_scaling": FAR, "max_position_embeddings": 2**31 - 1},
     "a context beyond any position": LLAMA | {"rope_scaling": YARN | {"factor": 1e12}},
     "a base whose logarithm is 0": LLAMA | {"rope_scaling": YARN, "rope_theta": 1.0},
     "half a surrogate pair": LLAMA | {"dtype": "\ud800", "torch_dtype": "float16"},
@@ -75,7 +78,11 @@ def test_nesting_as_deep_as_can_be_read(folder: Path) -> None:
     for depth in (31, 33, *range(880, 1_010)):
         for name in ("auto_map", "hidden_size", "architectures", "rope_scaling"):
             deep = b"[" * depth + b"]" * depth
-            data = json.dumps(LLAMA | {name: 7, "rope_parameters": 7}).encode().replace(b": 7", b": " + deep)
+            data = (
+                json.dumps(LLAMA | {name: 7, "rope_parameters": 7})
+                .encode()
+                .replace(b": 7", b": " + deep)
+            )
             assert not config(folder, data)
 
 

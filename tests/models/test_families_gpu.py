@@ -1,8 +1,9 @@
-"""Models of every family on the GPU, from start to tokens, against transformers there: graphs and prefix groups on.
+"""Models of every family on the GPU, from start to tokens, against transformers there: graphs and
+prefix groups on.
 
-`family_cases` holds the models, the work and the rule: windows, biases, every rope scaling, heads of 32 to 256, odd
-numbers of them. Where a window is off by one in one kernel, or a scaling is left out, logprobs are off by 0.1 to 2 in
-the mean; 0.00003 in float32 and 0.07 in bfloat16 are allowed.
+`family_cases` holds the models, the work and the rule: windows, biases, every rope scaling, heads
+of 32 to 256, odd numbers of them. Where a window is off by one in one kernel, or a scaling is left
+out, logprobs are off by 0.1 to 2 in the mean; 0.00003 in float32 and 0.07 in bfloat16 are allowed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""gpt-oss in four bits: a checkpoint as it is published against transformers' own widening of the same bytes."""
+"""gpt-oss in four bits: a checkpoint as it is published against transformers' own widening of the
+same bytes."""
 
 from __future__ import annotations
 
@@ -24,16 +25,28 @@ pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
 SHAPE: dict[str, Any] = {
-    "vocab_size": 97, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "num_local_experts": 5,
-    "num_experts_per_tok": 2, "sliding_window": 13, "eos_token_id": None, "bos_token_id": None, "pad_token_id": None,
+    "vocab_size": 97,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "max_position_embeddings": 128,
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "sliding_window": 13,
+    "eos_token_id": None,
+    "bos_token_id": None,
+    "pad_token_id": None,
     "rope_parameters": {"rope_type": "default", "rope_theta": 1000.0},
-}  # fmt: skip
+}
 FOUR = {"quant_method": "mxfp4", "modules_to_not_convert": ["model.layers.*.self_attn", "lm_head"]}
 
 
 def make_both(folder: Path) -> tuple[Any, Path]:
-    """Transformers' model, its experts widened from four bits, and a folder that has them in four bits."""
+    """Transformers' model, its experts widened from four bits, and a folder that has them in four
+    bits."""
     torch.manual_seed(2)
     model: Any = transformers.GptOssForCausalLM(transformers.GptOssConfig(**SHAPE)).eval()
     for name, parameter in model.named_parameters():
@@ -59,7 +72,9 @@ def make_both(folder: Path) -> tuple[Any, Path]:
 
 
 def opened(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
-    return load_model(folder, load_format="auto", dtype=dtype, device=CPU, ops=choose(CPU, dtype, "auto"), seed=0)
+    return load_model(
+        folder, load_format="auto", dtype=dtype, device=CPU, ops=choose(CPU, dtype, "auto"), seed=0
+    )
 
 
 def test_a_checkpoint_in_four_bits_is_what_transformers_makes_of_it(tmp_path: Path) -> None:
@@ -70,7 +85,11 @@ def test_a_checkpoint_in_four_bits_is_what_transformers_makes_of_it(tmp_path: Pa
         wanted = theirs(prompt[None]).logits[0]
     got = PagedCache(ours, 1, 9).step([], [(0, prompt.tolist())])
     torch.testing.assert_close(got, wanted, rtol=0, atol=1e-4 * float(wanted.abs().max()))
-    wide = sum(p.numel() * 4 for name, p in theirs.named_parameters() if "experts" in name and "bias" not in name)
+    wide = sum(
+        p.numel() * 4
+        for name, p in theirs.named_parameters()
+        if "experts" in name and "bias" not in name
+    )
     held = sum(w.nbytes for w in ours.weights() if w.dtype == torch.uint8)
     assert wide / 8 < held < wide / 7
 
@@ -108,9 +127,16 @@ def test_what_is_not_served_is_refused(raw: dict[str, Any], error: str) -> None:
 
 def test_a_checkpoint_in_another_form_is_told_what_to_take(tmp_path: Path) -> None:
     eight = {"quant_method": "fp8", "weight_block_size": [128, 128]}
-    raw = SHAPE | {"model_type": "gpt_oss", "rope_parameters": {"rope_type": "default"}, "quantization_config": eight}
+    raw = SHAPE | {
+        "model_type": "gpt_oss",
+        "rope_parameters": {"rope_type": "default"},
+        "quantization_config": eight,
+    }
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(PenstockError, match=r"in mxfp4 or wide: leave --quantization out, or take such a checkpoint"):
+    with pytest.raises(
+        PenstockError,
+        match=r"in mxfp4 or wide: leave --quantization out, or take such a checkpoint",
+    ):
         opened(tmp_path)
 
 
@@ -118,4 +144,12 @@ def test_experts_are_not_made_of_eight_bits(tmp_path: Path) -> None:
     transformers.GptOssForCausalLM(transformers.GptOssConfig(**SHAPE)).save_pretrained(tmp_path)
     ops = choose(CPU, torch.float32, "auto")
     with pytest.raises(UsageError, match="served as the checkpoint has them"):
-        load_model(tmp_path, load_format="auto", dtype=torch.float32, device=CPU, ops=ops, seed=0, quantization="fp8")
+        load_model(
+            tmp_path,
+            load_format="auto",
+            dtype=torch.float32,
+            device=CPU,
+            ops=ops,
+            seed=0,
+            quantization="fp8",
+        )

@@ -1,4 +1,5 @@
-"""config.json and generation_config.json: what decides of real models' ones, both spellings, and every refusal.
+"""config.json and generation_config.json: what decides of real models' ones, both spellings, and
+every refusal.
 
 (That each key which transformers writes is understood is in test_against_transformers.)
 """
@@ -118,31 +119,69 @@ QWEN3_06B = {name: value for name, value in QWEN25_05B.items() if name != "use_m
     "sliding_window": None,
 }
 QWEN3_CODER: dict[str, Any] = {
-    "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "attention_bias": False,
-    "decoder_sparse_step": 1, "eos_token_id": 151645, "head_dim": 128, "hidden_act": "silu", "hidden_size": 2048,
-    "intermediate_size": 5472, "max_position_embeddings": 262144, "max_window_layers": 28, "mlp_only_layers": [],
-    "moe_intermediate_size": 768, "norm_topk_prob": True, "num_attention_heads": 32, "num_experts": 128,
-    "num_experts_per_tok": 8, "num_hidden_layers": 48, "num_key_value_heads": 4, "output_router_logits": False,
-    "qkv_bias": False, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 10000000,
-    "router_aux_loss_coef": 0.0, "shared_expert_intermediate_size": 0, "sliding_window": None,
-    "tie_word_embeddings": False, "torch_dtype": "bfloat16", "use_cache": True, "use_qk_norm": True,
-    "use_sliding_window": False, "vocab_size": 151936,
-}  # fmt: skip
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "model_type": "qwen3_moe",
+    "attention_bias": False,
+    "decoder_sparse_step": 1,
+    "eos_token_id": 151645,
+    "head_dim": 128,
+    "hidden_act": "silu",
+    "hidden_size": 2048,
+    "intermediate_size": 5472,
+    "max_position_embeddings": 262144,
+    "max_window_layers": 28,
+    "mlp_only_layers": [],
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+    "num_attention_heads": 32,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 4,
+    "output_router_logits": False,
+    "qkv_bias": False,
+    "rms_norm_eps": 1e-06,
+    "rope_scaling": None,
+    "rope_theta": 10000000,
+    "router_aux_loss_coef": 0.0,
+    "shared_expert_intermediate_size": 0,
+    "sliding_window": None,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "use_qk_norm": True,
+    "use_sliding_window": False,
+    "vocab_size": 151936,
+}
 GPT_OSS: dict[str, Any] = {
-    "architectures": ["GptOssForCausalLM"], "model_type": "gpt_oss", "hidden_size": 64, "intermediate_size": 64,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "num_hidden_layers": 2, "num_local_experts": 4,
-    "num_experts_per_tok": 2, "experts_per_token": 2, "max_position_embeddings": 131072, "vocab_size": 100,
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "num_hidden_layers": 2,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "experts_per_token": 2,
+    "max_position_embeddings": 131072,
+    "vocab_size": 100,
     "rope_scaling": {"rope_type": "yarn", "factor": 32.0, "original_max_position_embeddings": 4096},
     "rope_theta": 150000,
-}  # fmt: skip
+}
 GEMMA_3: dict[str, Any] = {
-    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 64, "intermediate_size": 96,
-    "num_hidden_layers": 6, "vocab_size": 100, "sliding_window": 512,
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 6,
+    "vocab_size": 100,
+    "sliding_window": 512,
     "rope_parameters": {
         "full_attention": {"rope_type": "default", "rope_theta": 1e6},
         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
     },
-}  # fmt: skip
+}
 REMOVE = object()
 
 
@@ -151,26 +190,58 @@ def _changed(raw: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 PHI_4_MINI: dict[str, Any] = {
-    "architectures": ["Phi3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+    "architectures": ["Phi3ForCausalLM"],
+    "attention_bias": False,
+    "attention_dropout": 0.0,
     "auto_map": {
-        "AutoConfig": "configuration_phi3.Phi3Config", "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
+        "AutoConfig": "configuration_phi3.Phi3Config",
+        "AutoModelForCausalLM": "modeling_phi3.Phi3ForCausalLM",
         "AutoTokenizer": "Xenova/gpt-4o",
     },
-    "bos_token_id": 199999, "embd_pdrop": 0.0, "eos_token_id": 199999, "full_attn_mod": 1, "hidden_act": "silu",
-    "hidden_size": 3072, "initializer_range": 0.02, "intermediate_size": 8192, "interpolate_factor": 1,
-    "lm_head_bias": False, "max_position_embeddings": 131072, "mlp_bias": False, "model_type": "phi3",
-    "num_attention_heads": 24, "num_hidden_layers": 32, "num_key_value_heads": 8,
-    "original_max_position_embeddings": 4096, "pad_token_id": 199999, "partial_rotary_factor": 0.75,
-    "resid_pdrop": 0.0, "rms_norm_eps": 1e-05,
+    "bos_token_id": 199999,
+    "embd_pdrop": 0.0,
+    "eos_token_id": 199999,
+    "full_attn_mod": 1,
+    "hidden_act": "silu",
+    "hidden_size": 3072,
+    "initializer_range": 0.02,
+    "intermediate_size": 8192,
+    "interpolate_factor": 1,
+    "lm_head_bias": False,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "phi3",
+    "num_attention_heads": 24,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "original_max_position_embeddings": 4096,
+    "pad_token_id": 199999,
+    "partial_rotary_factor": 0.75,
+    "resid_pdrop": 0.0,
+    "rms_norm_eps": 1e-05,
     "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [1.5] * 48},
-    "rope_theta": 10000.0, "sliding_window": 262144, "tie_word_embeddings": True, "torch_dtype": "bfloat16",
-    "transformers_version": "4.45.0", "use_cache": True, "vocab_size": 200064,
-}  # fmt: skip
+    "rope_theta": 10000.0,
+    "sliding_window": 262144,
+    "tie_word_embeddings": True,
+    "torch_dtype": "bfloat16",
+    "transformers_version": "4.45.0",
+    "use_cache": True,
+    "vocab_size": 200064,
+}
 OLMO_3: dict[str, Any] = {
-    "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "hidden_size": 64, "intermediate_size": 96,
-    "num_attention_heads": 4, "num_key_value_heads": 4, "num_hidden_layers": 8, "max_position_embeddings": 65536,
-    "vocab_size": 100278, "rms_norm_eps": 1e-06, "rope_theta": 500000, "sliding_window": 4096,
-}  # fmt: skip
+    "architectures": ["Olmo3ForCausalLM"],
+    "model_type": "olmo3",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 8,
+    "max_position_embeddings": 65536,
+    "vocab_size": 100278,
+    "rms_norm_eps": 1e-06,
+    "rope_theta": 500000,
+    "sliding_window": 4096,
+}
 
 
 def _read(raw: dict[str, Any], **changes: Any) -> ModelConfig:
@@ -196,7 +267,12 @@ def test_llama_3_2() -> None:
 
 def test_llama_2_has_as_many_kv_heads_as_heads_and_the_default_rope() -> None:
     config = _read(LLAMA_2_7B)
-    assert (config.kv_heads, config.head_dim, config.dtype, config.eos_ids) == (32, 128, "float16", (2,))
+    assert (config.kv_heads, config.head_dim, config.dtype, config.eos_ids) == (
+        32,
+        128,
+        "float16",
+        (2,),
+    )
     assert config.rope == RopeConfig(theta=10_000.0) and config.rms_norm_eps == 1e-5
 
 
@@ -208,10 +284,17 @@ def test_mistral_windows() -> None:
 
 def test_qwen() -> None:
     config = _read(QWEN25_05B)
-    assert config.qkv_bias and not config.o_bias and config.windows == (None,) * 24 and config.head_dim == 64
+    assert (
+        config.qkv_bias
+        and not config.o_bias
+        and config.windows == (None,) * 24
+        and config.head_dim == 64
+    )
     config = _read(QWEN3_06B)
     assert config.qk_norm and not config.qkv_bias and config.head_dim == 128
-    assert _read(QWEN3_06B, head_dim=REMOVE).head_dim == 128, "Qwen3's own default, not hidden_size / heads"
+    assert _read(QWEN3_06B, head_dim=REMOVE).head_dim == 128, (
+        "Qwen3's own default, not hidden_size / heads"
+    )
     assert _read(QWEN3_06B, attention_bias=True).o_bias
 
 
@@ -224,7 +307,12 @@ def test_qwen_windows_by_number_and_by_layer() -> None:
 
 def test_qwen3_coder_as_it_is_published() -> None:
     config = _read(QWEN3_CODER)
-    assert config.qk_norm and not config.qkv_bias and config.experts == 128 and config.windows == (None,) * 48
+    assert (
+        config.qk_norm
+        and not config.qkv_bias
+        and config.experts == 128
+        and config.windows == (None,) * 48
+    )
     plain = {"use_qk_norm": REMOVE, "qkv_bias": REMOVE, "shared_expert_intermediate_size": REMOVE}
     assert _read(QWEN3_CODER, **plain) == config
 
@@ -238,11 +326,31 @@ def test_all_layers_of_qwen3_moe_have_its_window_or_none() -> None:
     ("raw", "changes", "said"),
     [
         (QWEN3_CODER, {"use_qk_norm": False}, "key 'use_qk_norm' (false) is not supported"),
-        (QWEN3_CODER, {"shared_expert_intermediate_size": 512}, "key 'shared_expert_intermediate_size' (512)"),
-        (QWEN3_CODER, {"use_sliding_window": True, "sliding_window": 9}, "key 'max_window_layers' (28)"),
-        (QWEN3_CODER, {"num_local_experts": 64}, "num_local_experts (64) and num_experts (128) disagree"),
-        (MISTRAL_7B, {"use_sliding_window": False}, "key 'use_sliding_window' (false) is not supported"),
-        (GPT_OSS, {"experts_per_token": 3}, "num_experts_per_tok (2) and experts_per_token (3) disagree"),
+        (
+            QWEN3_CODER,
+            {"shared_expert_intermediate_size": 512},
+            "key 'shared_expert_intermediate_size' (512)",
+        ),
+        (
+            QWEN3_CODER,
+            {"use_sliding_window": True, "sliding_window": 9},
+            "key 'max_window_layers' (28)",
+        ),
+        (
+            QWEN3_CODER,
+            {"num_local_experts": 64},
+            "num_local_experts (64) and num_experts (128) disagree",
+        ),
+        (
+            MISTRAL_7B,
+            {"use_sliding_window": False},
+            "key 'use_sliding_window' (false) is not supported",
+        ),
+        (
+            GPT_OSS,
+            {"experts_per_token": 3},
+            "num_experts_per_tok (2) and experts_per_token (3) disagree",
+        ),
         (GPT_OSS, {"rope_scaling": REMOVE}, "key 'rope_parameters' is missing"),
         (
             GEMMA_3,
@@ -254,16 +362,30 @@ def test_all_layers_of_qwen3_moe_have_its_window_or_none() -> None:
             {"rope_scaling": PHI_4_MINI["rope_scaling"] | {"partial_rotary_factor": 0.5}},
             "partial_rotary_factor is 0.75 at the top and 0.5 inside",
         ),
-        (GEMMA_3, {"rope_theta": 777.0}, "full_attention: rope_theta is 777 at the top and 1e+06 inside"),
-        (GEMMA_3, {"rope_local_base_freq": 7.0}, "sliding_attention: rope_theta is 7 at the top and 10000 inside"),
+        (
+            GEMMA_3,
+            {"rope_theta": 777.0},
+            "full_attention: rope_theta is 777 at the top and 1e+06 inside",
+        ),
+        (
+            GEMMA_3,
+            {"rope_local_base_freq": 7.0},
+            "sliding_attention: rope_theta is 7 at the top and 10000 inside",
+        ),
         (
             PHI_4_MINI,
-            {"rope_scaling": PHI_4_MINI["rope_scaling"] | {"original_max_position_embeddings": 2048}},
+            {
+                "rope_scaling": (
+                    PHI_4_MINI["rope_scaling"] | {"original_max_position_embeddings": 2048}
+                )
+            },
             "original_max_position_embeddings is 4096 at the top and 2048 inside",
         ),
     ],
 )
-def test_what_contradicts_itself_is_refused_by_name(raw: dict[str, Any], changes: dict[str, Any], said: str) -> None:
+def test_what_contradicts_itself_is_refused_by_name(
+    raw: dict[str, Any], changes: dict[str, Any], said: str
+) -> None:
     _read(raw)
     with pytest.raises(CheckpointError) as caught:
         _read(raw, **changes)
@@ -283,10 +405,18 @@ def test_both_spellings_say_the_same() -> None:
 
 def test_rope_kinds() -> None:
     linear = _read(LLAMA_2_7B, rope_scaling={"type": "linear", "factor": 2})
-    assert linear.rope == RopeConfig(theta=10_000.0, kind="linear", factor=2.0) and linear.context == 4096
-    dynamic = _read(LLAMA_2_7B, rope_scaling={"type": "dynamic", "rope_type": "dynamic", "factor": 2.0})
+    assert (
+        linear.rope == RopeConfig(theta=10_000.0, kind="linear", factor=2.0)
+        and linear.context == 4096
+    )
+    dynamic = _read(
+        LLAMA_2_7B, rope_scaling={"type": "dynamic", "rope_type": "dynamic", "factor": 2.0}
+    )
     assert dynamic.rope.kind == "dynamic" and dynamic.context == 4096
-    yarn = _read(QWEN25_05B, rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768})
+    yarn = _read(
+        QWEN25_05B,
+        rope_scaling={"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768},
+    )
     assert yarn.rope.kind == "yarn" and yarn.context == 131072, "as Qwen's model cards say"
     yarn = _read(
         QWEN25_05B,
@@ -297,7 +427,9 @@ def test_rope_kinds() -> None:
 
 
 def test_nulls_and_old_generation_defaults_change_nothing() -> None:
-    assert _read(LLAMA_32_1B, some_new_key=None, max_length=20, temperature=0.7, top_k=50) == _read(LLAMA_32_1B)
+    assert _read(LLAMA_32_1B, some_new_key=None, max_length=20, temperature=0.7, top_k=50) == _read(
+        LLAMA_32_1B
+    )
 
 
 @pytest.mark.parametrize(
@@ -305,7 +437,10 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' is not supported: it has positions that are learned or added to scores, not rotated",
+            (
+                "model_type 'gpt2' is not supported: it has positions that are learned or added to"
+                " scores, not rotated"
+            ),
         ),
         (
             {"model_type": "minicpm3"},
@@ -316,15 +451,24 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
             "linear attention in another form than Qwen3.5's; what is",
         ),
         ({"model_type": "mamba2"}, "state-space layers of the first Mamba"),
-        ({"model_type": "qwen3_omni_moe"}, "it has images, sound or video; what is served and nearest is Qwen3"),
+        (
+            {"model_type": "qwen3_omni_moe"},
+            "it has images, sound or video; what is served and nearest is Qwen3",
+        ),
         (
             {"model_type": "lama"},
             "'lama' is not supported; what is served and nearest is llama: `penstock models` lists",
         ),
-        ({"model_type": "gemma3"}, "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only"),
+        (
+            {"model_type": "gemma3"},
+            "architectures ['LlamaForCausalLM'] is not supported: for gemma3 only",
+        ),
         ({"model_type": REMOVE}, "key 'model_type' is missing"),
         ({"architectures": ["LlamaForSequenceClassification"]}, "LlamaForSequenceClassification"),
-        ({"quantization_config": {"quant_method": "hqq"}}, "quantization_config: quant_method 'hqq' is not read"),
+        (
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config: quant_method 'hqq' is not read",
+        ),
         ({"hidden_size": REMOVE}, "key 'hidden_size' is missing"),
         ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number"),
         ({"vocab_size": "many"}, "vocab_size must be a whole number"),
@@ -337,18 +481,33 @@ def test_nulls_and_old_generation_defaults_change_nothing() -> None:
         ({"logit_scale": 0.5}, "key 'logit_scale' (0.5) is not supported for model_type 'llama'"),
         ({"use_sliding_window": True}, "key 'use_sliding_window' (true) is not supported"),
         ({"auto_map": {"AutoModel": "x.Y"}}, "key 'auto_map'"),
-        ({"rope_scaling": {"rope_type": "proportional"}}, "rope_type 'proportional' is not supported"),
+        (
+            {"rope_scaling": {"rope_type": "proportional"}},
+            "rope_type 'proportional' is not supported",
+        ),
         ({"rope_scaling": {"rope_type": "longrope"}}, "key 'short_factor' is missing"),
-        ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 31}}, "short_factor must list 32 numbers"),
-        ({"partial_rotary_factor": 0.5}, "key 'partial_rotary_factor' (0.5) is not supported for model_type 'llama'"),
+        (
+            {"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0] * 31}},
+            "short_factor must list 32 numbers",
+        ),
+        (
+            {"partial_rotary_factor": 0.5},
+            "key 'partial_rotary_factor' (0.5) is not supported for model_type 'llama'",
+        ),
         ({"rope_scaling": {"rope_type": "linear"}}, "key 'factor' is missing"),
         ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2}}, "disagree"),
-        ({"rope_parameters": {"rope_type": "default"}}, "rope_parameters and rope_scaling disagree"),
+        (
+            {"rope_parameters": {"rope_type": "default"}},
+            "rope_parameters and rope_scaling disagree",
+        ),
         (
             {"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"low_freq_factor": 4.0}},
             "high_freq_factor must be above low_freq_factor",
         ),
-        ({"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"rope_theta": 1e4}}, "rope_theta is 500000 at the top"),
+        (
+            {"rope_scaling": LLAMA_32_1B["rope_scaling"] | {"rope_theta": 1e4}},
+            "rope_theta is 500000 at the top",
+        ),
     ],
 )
 def test_what_is_not_understood_is_refused_by_name(changes: dict[str, Any], said: str) -> None:
@@ -423,9 +582,19 @@ def test_generation_defaults(tmp_path: Path) -> None:
     }
     assert told.unserved == ()
     seven = _generation(tmp_path, {"eos_token_id": 7})
-    assert end_ids(config, seven) == (7,) == end_ids(config, seven, 7) == end_ids(config, seven, config.vocab_size)
-    assert end_ids(config, seven, 9) == (7, 9) and end_ids(config, nothing, 9) == (*config.eos_ids, 9)
-    assert _generation(tmp_path, {"num_beams": 4, "top_k": None, "num_beam_groups": 1}).unserved == ("num_beams",)
+    assert (
+        end_ids(config, seven)
+        == (7,)
+        == end_ids(config, seven, 7)
+        == end_ids(config, seven, config.vocab_size)
+    )
+    assert end_ids(config, seven, 9) == (7, 9) and end_ids(config, nothing, 9) == (
+        *config.eos_ids,
+        9,
+    )
+    assert _generation(
+        tmp_path, {"num_beams": 4, "top_k": None, "num_beam_groups": 1}
+    ).unserved == ("num_beams",)
 
 
 @pytest.mark.parametrize(
@@ -447,9 +616,16 @@ def test_generation_defaults_that_make_no_sense(tmp_path: Path, raw: dict[str, A
 
 def test_what_a_request_may_say_generation_defaults_may(tmp_path: Path) -> None:
     for end in (0, 1):
-        numbers = {name: RANGES[name][end] for name in ("temperature", "min_p", "repetition_penalty")}
-        told = _generation(tmp_path, numbers | {"top_p": (1e-30, 1.0)[end], "top_k": (-1, 2**31 - 1)[end]}).sampling()
-        assert SamplingParams(**told).repetition_penalty == numbers["repetition_penalty"] and len(told) == 5
+        numbers = {
+            name: RANGES[name][end] for name in ("temperature", "min_p", "repetition_penalty")
+        }
+        told = _generation(
+            tmp_path, numbers | {"top_p": (1e-30, 1.0)[end], "top_k": (-1, 2**31 - 1)[end]}
+        ).sampling()
+        assert (
+            SamplingParams(**told).repetition_penalty == numbers["repetition_penalty"]
+            and len(told) == 5
+        )
 
 
 def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
@@ -458,13 +634,16 @@ def test_an_end_id_outside_the_vocabulary(tmp_path: Path) -> None:
 
 
 def test_phi_4_mini_as_it_is_published() -> None:
-    """Its keys, and the factors' number, as on the hub; which set is taken is the table's length to say."""
+    """Its keys, and the factors' number, as on the hub; which set is taken is the table's length to
+    say."""
     config = _read(PHI_4_MINI)
     assert isinstance(config, DenseConfig) and config.fused_qkv and config.context == 131072
     assert config.windows == (None,) * 32, "a window of more than the context hides nothing"
     assert (config.rope.kind, config.rope.part, config.rope.factor) == ("longrope", 0.75, 32.0)
     assert _read(PHI_4_MINI, rope_scaling=PHI_4_MINI["rope_scaling"] | {"type": "su"}) == config
-    with pytest.raises(CheckpointError, match=r"partial_rotary_factor 0.01 turns 1 numbers of a head"):
+    with pytest.raises(
+        CheckpointError, match=r"partial_rotary_factor 0.01 turns 1 numbers of a head"
+    ):
         _read(PHI_4_MINI, partial_rotary_factor=0.01)
     with pytest.raises(CheckpointError, match="key 'auto_map'"):
         _read(PHI_4_MINI, auto_map={"AutoModelForCausalLM": "mine.Mine"})
@@ -473,14 +652,26 @@ def test_phi_4_mini_as_it_is_published() -> None:
 def test_olmo_3_and_smollm3_turn_layer_by_layer() -> None:
     scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 8192}
     olmo = _read(OLMO_3, rope_scaling=scaling)
-    assert isinstance(olmo, DenseConfig) and [rope.kind for rope in olmo.ropes] == [*["default"] * 3, "yarn"] * 2
-    assert {rope.theta for rope in olmo.ropes} == {500_000.0} and olmo.windows == (4096, 4096, 4096, None) * 2
-    with pytest.raises(CheckpointError, match="layer_types asks for sliding_attention but sliding_window is null"):
+    assert (
+        isinstance(olmo, DenseConfig)
+        and [rope.kind for rope in olmo.ropes] == [*["default"] * 3, "yarn"] * 2
+    )
+    assert {rope.theta for rope in olmo.ropes} == {500_000.0} and olmo.windows == (
+        4096,
+        4096,
+        4096,
+        None,
+    ) * 2
+    with pytest.raises(
+        CheckpointError, match="layer_types asks for sliding_attention but sliding_window is null"
+    ):
         _read(OLMO_3, sliding_window=None)
     smol = {"model_type": "smollm3", "architectures": ["SmolLM3ForCausalLM"]}
     with pytest.raises(CheckpointError, match="no_rope_layers must list 8 layers"):
         _read(OLMO_3 | smol, no_rope_layers=[1, 0], layer_types=None, sliding_window=None)
-    with pytest.raises(CheckpointError, match="asks for sliding_attention but use_sliding_window is false"):
+    with pytest.raises(
+        CheckpointError, match="asks for sliding_attention but use_sliding_window is false"
+    ):
         _read(OLMO_3 | smol, layer_types=["sliding_attention"] * 8)
 
 
@@ -488,7 +679,9 @@ def test_the_catalog_has_every_model_type() -> None:
     assert sorted(CATALOG) == sorted([*families(), *TEXT_PARTS])
 
 
-@pytest.mark.parametrize("raw", [LLAMA_32_1B, QWEN3_CODER, GEMMA_3, GPT_OSS], ids=lambda raw: raw["model_type"])
+@pytest.mark.parametrize(
+    "raw", [LLAMA_32_1B, QWEN3_CODER, GEMMA_3, GPT_OSS], ids=lambda raw: raw["model_type"]
+)
 def test_a_folder_that_transformers_made_of_a_gguf_file(raw: dict[str, Any]) -> None:
     assert _read(raw, _model_name_or_path="Smollm2 135M 8k", unk_token_id=0) == _read(raw)
 
@@ -501,44 +694,76 @@ def test_all_unknown_keys_are_told_at_once() -> None:
         return str(caught.value)
 
     scaling = LLAMA_32_1B["rope_scaling"] | {"odd": 3}
-    assert told(LLAMA_32_1B, logit_scale=0.5, auto_map={"A": "b"}, rope_scaling=scaling) == (
-        "config.json: keys 'odd' of rope parameters (3), 'logit_scale' (0.5), 'auto_map' ({\"A\": \"b\"}) are not "
-        "supported for model_type 'llama': remove them only if they change nothing"
+    assert (
+        told(LLAMA_32_1B, logit_scale=0.5, auto_map={"A": "b"}, rope_scaling=scaling)
+        == "config.json: keys 'odd' of rope parameters (3), 'logit_scale' (0.5), 'auto_map'"
+        ' ({"A": "b"}) are not supported for model_type \'llama\': remove them only if they'
+        " change nothing"
     )
-    assert told(LLAMA_32_1B, logit_scale=0.5) == (
-        "config.json: key 'logit_scale' (0.5) is not supported for model_type 'llama': "
+    assert (
+        told(LLAMA_32_1B, logit_scale=0.5)
+        == "config.json: key 'logit_scale' (0.5) is not supported for model_type 'llama': "
         "remove it only if it changes nothing"
     )
     text = {key: value for key, value in GEMMA_3.items() if key != "architectures"} | {"inner": 1}
-    text["rope_parameters"] = {kind: {**rope, "odd": kind[:4]} for kind, rope in GEMMA_3["rope_parameters"].items()}
-    whole = {"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3", "text_config": text}
+    text["rope_parameters"] = {
+        kind: {**rope, "odd": kind[:4]} for kind, rope in GEMMA_3["rope_parameters"].items()
+    }
+    whole = {
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "model_type": "gemma3",
+        "text_config": text,
+    }
     said = told(whole, outer=2)
     for key in (
-        "'outer' (2)", "'inner' of text_config (1)",
+        "'outer' (2)",
+        "'inner' of text_config (1)",
         "'odd' of rope parameters of full_attention of text_config (\"full\")",
         "'odd' of rope parameters of sliding_attention of text_config (\"slid\")",
-    ):  # fmt: skip
+    ):
         assert key in said
     many = told(LLAMA_32_1B, **{f"key{number}": "x" * 500 for number in range(500)})
     assert "'key0'" in many and " and 476 more are not supported" in many and len(many) < 3000
 
 
 def test_gemma_3_4b_as_it_is_published() -> None:
-    """Its text's config is short, and what is left is transformers' own; of end ids the whole's count."""
+    """Its text's config is short, and what is left is transformers' own; of end ids the whole's
+    count."""
     text = {
-        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34,
-        "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
-    }  # fmt: skip
+        "hidden_size": 2560,
+        "intermediate_size": 10240,
+        "model_type": "gemma3_text",
+        "num_hidden_layers": 34,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        "sliding_window": 1024,
+    }
     raw: dict[str, Any] = {
-        "architectures": ["Gemma3ForConditionalGeneration"], "boi_token_index": 255999, "eoi_token_index": 256000,
-        "eos_token_id": [1, 106], "image_token_index": 262144, "initializer_range": 0.02, "mm_tokens_per_image": 256,
-        "model_type": "gemma3", "text_config": text, "torch_dtype": "bfloat16", "vision_config": {"hidden_size": 1152},
-    }  # fmt: skip
+        "architectures": ["Gemma3ForConditionalGeneration"],
+        "boi_token_index": 255999,
+        "eoi_token_index": 256000,
+        "eos_token_id": [1, 106],
+        "image_token_index": 262144,
+        "initializer_range": 0.02,
+        "mm_tokens_per_image": 256,
+        "model_type": "gemma3",
+        "text_config": text,
+        "torch_dtype": "bfloat16",
+        "vision_config": {"hidden_size": 1152},
+    }
     config = _read(raw)
     assert isinstance(config, GemmaConfig) and config.text_part is not None
-    assert (config.vocab_size, config.heads, config.kv_heads, config.context) == (262208, 8, 4, 131072)
+    assert (config.vocab_size, config.heads, config.kv_heads, config.context) == (
+        262208,
+        8,
+        4,
+        131072,
+    )
     assert config.eos_ids == (1, 106) and config.dtype == "bfloat16" and config.tie_word_embeddings
-    assert (config.rope.kind, config.rope.factor, config.local_rope.theta) == ("linear", 8.0, 10_000.0)
+    assert (config.rope.kind, config.rope.factor, config.local_rope.theta) == (
+        "linear",
+        8.0,
+        10_000.0,
+    )
     assert config.windows[:6] == (1024,) * 5 + (None,)
     for text, said in (
         ({"model_type": "gemma3"}, "which is no text's"),

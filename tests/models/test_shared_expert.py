@@ -49,7 +49,10 @@ def formula(x: Tensor, drawn: dict[str, Tensor]) -> Tensor:
         worth = torch.sigmoid(w["gate.weight"] @ row)
         chosen = (worth + w["gate.e_score_correction_bias"]).topk(2).indices.tolist()
         weights = worth[chosen] / worth[chosen].sum() * 1.7
-        out = sum(weight * mlp(f"experts.{expert}", row) for weight, expert in zip(weights, chosen, strict=True))
+        out = sum(
+            weight * mlp(f"experts.{expert}", row)
+            for weight, expert in zip(weights, chosen, strict=True)
+        )
         answer = mlp("shared_expert", row)
         if "shared_expert_gate.weight" in w:
             answer = answer * torch.sigmoid(w["shared_expert_gate.weight"] @ row)
@@ -61,7 +64,10 @@ def formula(x: Tensor, drawn: dict[str, Tensor]) -> Tensor:
 @pytest.mark.parametrize("gate", [None, "a.shared_expert_gate"])
 def test_its_answer_is_added_whole_and_in_parts(gate: str | None, tokens: int) -> None:
     drawn: dict[str, Tensor] = {}
-    ops, x = choose(CPU, torch.float32), torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(99))
+    ops, x = (
+        choose(CPU, torch.float32),
+        torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(99)),
+    )
     whole = made(ALONE, drawn, gate=gate)
     wanted = formula(x, drawn)
     assert ("a.shared_expert_gate.weight" in drawn) is (gate is not None)

@@ -1,4 +1,5 @@
-"""Of every model type of the installed transformers: it is served, or its text is, or why not is said in a line."""
+"""Of every model type of the installed transformers: it is served, or its text is, or why not is
+said in a line."""
 
 from __future__ import annotations
 
@@ -44,9 +45,21 @@ def test_every_word_for_parts_is_used() -> None:
     [
         ("qwen3_vl_text", "it is a part of qwen3_vl", "qwen3_vl"),
         ("qwen3_5_vision", "it is a part of qwen3_5", "qwen3_5"),
-        ("kosmos_2_5_text_model", "it is a part of kosmos-2.5, which has images", "Qwen3 (qwen3, qwen3_moe)"),
-        ("gemma3n_text", "it is a part of gemma3n, which has an order of layers", "Gemma 3 (gemma3, gemma3_text)"),
-        ("glm_moe_dsa", "it has attention to keys that an indexer picks", "GLM-4.5 to 4.7 (glm4_moe)"),
+        (
+            "kosmos_2_5_text_model",
+            "it is a part of kosmos-2.5, which has images",
+            "Qwen3 (qwen3, qwen3_moe)",
+        ),
+        (
+            "gemma3n_text",
+            "it is a part of gemma3n, which has an order of layers",
+            "Gemma 3 (gemma3, gemma3_text)",
+        ),
+        (
+            "glm_moe_dsa",
+            "it has attention to keys that an indexer picks",
+            "GLM-4.5 to 4.7 (glm4_moe)",
+        ),
         ("qwen2_audio", "it has images, sound or video", "Qwen3 (qwen3, qwen3_moe)"),
         ("bert", "it has an encoder", None),
         ("muse_glimmer_assistant", "it has layers that draft tokens for another model", None),
@@ -55,7 +68,7 @@ def test_every_word_for_parts_is_used() -> None:
         ("text_vision_model", None, None),
         ("_", None, None),
     ],
-)  # fmt: skip
+)
 def test_why_and_what_to_take(name: str, reason: str | None, take: str | None) -> None:
     told = why(name, SERVED)
     assert told is None if reason is None else str(told).startswith(reason)

@@ -1,5 +1,5 @@
-"""Four-bit floats: what they are worth, bit for bit as the formulas say and as compressed-tensors computes them; NVFP4
-made of wide numbers is that library's, byte for byte."""
+"""Four-bit floats: what they are worth, bit for bit as the formulas say and as compressed-tensors
+computes them; NVFP4 made of wide numbers is that library's, byte for byte."""
 
 from __future__ import annotations
 
@@ -41,18 +41,27 @@ def drawn(out: int, into: int, seed: int, dtype: torch.dtype = torch.float32) ->
 
 def test_every_power_is_exact() -> None:
     powers = torch.arange(255, dtype=torch.uint8)
-    assert scales_of(powers[None], None)[0].tolist() == [2.0 ** (power - 127) for power in range(255)]
+    assert scales_of(powers[None], None)[0].tolist() == [
+        2.0 ** (power - 127) for power in range(255)
+    ]
 
 
 def test_scales_round_once_whether_the_whole_s_divides_or_multiplies() -> None:
-    """For every e4m3 scale, and divisors all over float32's range whose reciprocals it has none of."""
+    """For every e4m3 scale, and divisors all over float32's range whose reciprocals it has
+    none of."""
     every = torch.arange(1, 127, dtype=torch.uint8).view(torch.float8_e4m3fn)
     draw = torch.Generator().manual_seed(3)
-    wholes = torch.exp2(torch.rand(4000, generator=draw) * 80 - 40) * (1 + torch.rand(4000, generator=draw))
+    wholes = torch.exp2(torch.rand(4000, generator=draw) * 80 - 40) * (
+        1 + torch.rand(4000, generator=draw)
+    )
     scale = every.expand(len(wholes), -1)
-    assert torch.equal(scales_of(scale, wholes.double().reciprocal()), every.float() / wholes[:, None])
+    assert torch.equal(
+        scales_of(scale, wholes.double().reciprocal()), every.float() / wholes[:, None]
+    )
     assert torch.equal(scales_of(scale, wholes.double()), every.float() * wholes[:, None])
-    assert not torch.equal(every.float() * wholes.reciprocal()[:, None], every.float() / wholes[:, None])
+    assert not torch.equal(
+        every.float() * wholes.reciprocal()[:, None], every.float() / wholes[:, None]
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -66,7 +75,9 @@ def test_made_numbers_are_the_library_s_byte_for_byte(kind: str, dtype: torch.dt
     groups, whole = wide.unflatten(1, (-1, 16)), generate_gparam(wide.min(), wide.max())
     scale, _ = calculate_qparams(groups.amin(2), groups.amax(2), NVFP4.weights, global_scale=whole)
     library = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
-    theirs = library.compress({"weight": wide, "weight_scale": scale, "weight_global_scale": whole}, NVFP4)
+    theirs = library.compress(
+        {"weight": wide, "weight_scale": scale, "weight_global_scale": whole}, NVFP4
+    )
     ours = store(wide, "nvfp4", 0)
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
@@ -75,7 +86,8 @@ def test_made_numbers_are_the_library_s_byte_for_byte(kind: str, dtype: torch.dt
 
 
 def test_each_number_is_the_nearest_and_between_two_the_even_one() -> None:
-    """With a scale of 1: the largest number is 6, the whole's scale is 448, and a group's 448 of it."""
+    """With a scale of 1: the largest number is 6, the whole's scale is 448, and a group's 448 of
+    it."""
     halfway = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]
     row = torch.tensor([*E2M1, *halfway, -0.75])
     above, below = row.nextafter(torch.full((16,), 9.0)), row.nextafter(torch.full((16,), -9.0))
@@ -83,7 +95,9 @@ def test_each_number_is_the_nearest_and_between_two_the_even_one() -> None:
     for each in (row, above.clamp(max=6), below):
         numbers, scale, whole = to_nvfp4(torch.cat((torch.full((1,), 6.0), each[1:]))[None])
         assert float(whole) == 448 and scale.tolist() == [[448]]
-        said.append([(-1 if number & 8 else 1) * E2M1[number & 7] for number in numbers[0].tolist()][1:])
+        said.append(
+            [(-1 if number & 8 else 1) * E2M1[number & 7] for number in numbers[0].tolist()][1:]
+        )
     assert said[0] == [*E2M1[1:], 0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0, -1.0]
     assert said[1] == [*E2M1[1:], 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.5]
     assert said[2] == [*E2M1[1:], 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, -1.0]
@@ -100,18 +114,31 @@ def test_made_weights_are_worth_what_the_library_says_of_the_stored(shared: floa
     wide = drawn(24, 96, 2)
     stored = store(wide, "nvfp4", 0, most=None if shared is None else torch.tensor(shared))
     library = BaseCompressor.get_value_from_registry("nvfp4-pack-quantized")
-    scale = (stored["weight_scale"].float() / stored["weight_global_scale"]).repeat_interleave(16, 1)
-    worth = library.decompress(
-        {"weight_packed": stored["weight_packed"], "weight_scale": torch.ones(24, 6).to(torch.float8_e4m3fn),
-         "weight_global_scale": torch.ones(1)}, NVFP4,
-    )["weight"].float() * scale  # fmt: skip
-    assert (worth - wide).abs().max() < 0.3 * wide.abs().max() and (worth - wide).abs().mean() < 0.1 * wide.abs().mean()
+    scale = (stored["weight_scale"].float() / stored["weight_global_scale"]).repeat_interleave(
+        16, 1
+    )
+    worth = (
+        library.decompress(
+            {
+                "weight_packed": stored["weight_packed"],
+                "weight_scale": torch.ones(24, 6).to(torch.float8_e4m3fn),
+                "weight_global_scale": torch.ones(1),
+            },
+            NVFP4,
+        )["weight"].float()
+        * scale
+    )
+    assert (worth - wide).abs().max() < 0.3 * wide.abs().max() and (
+        worth - wide
+    ).abs().mean() < 0.1 * wide.abs().mean()
     if shared is None:
         made = made_of({"a": wide})
         assert torch.equal(widen_fp4(made.value, made.scale, made.whole), worth)
 
 
-def made_of(matrices: dict[str, Tensor], share: tuple[int | None, int, int] = (None, 1, 0)) -> MadeFp4:
+def made_of(
+    matrices: dict[str, Tensor], share: tuple[int | None, int, int] = (None, 1, 0)
+) -> MadeFp4:
     parts = [Part(name, tuple(matrix.shape), *share) for name, matrix in matrices.items()]
     weight = Fp4FromFloats().weights(parts, torch.float32, CPU)["weight"]
     assert isinstance(weight, MadeFp4)
@@ -127,7 +154,9 @@ def test_shares_of_what_is_made_are_pieces_of_the_whole() -> None:
     assert whole.numbers == 32 * 128 and whole.nbytes == 32 * (64 + 8 + 8)
     rows, columns = ([made_of(matrices, (cut, 2, share)) for share in range(2)] for cut in range(2))
     by_rows = [widen_fp4(each.value, each.scale, each.whole) for each in rows]
-    assert torch.equal(torch.cat([by_rows[0][:12], by_rows[1][:12], by_rows[0][12:], by_rows[1][12:]]), worth)
+    assert torch.equal(
+        torch.cat([by_rows[0][:12], by_rows[1][:12], by_rows[0][12:], by_rows[1][12:]]), worth
+    )
     by_columns = [widen_fp4(each.value, each.scale, each.whole) for each in columns]
     assert torch.equal(torch.cat(by_columns, 1), worth)
     turned = torch.arange(31, -1, -1)
@@ -144,7 +173,10 @@ def test_a_product_is_that_by_the_dequantised_matrix(dtype: torch.dtype) -> None
     right = x.double() @ worth.to(dtype).double().T + bias.double()
     tolerance = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}[dtype]
     found = product.multiply(x, product.matrix, bias)
-    assert found.dtype == dtype and (found.double() - right).abs().max() < tolerance * right.abs().max()
+    assert (
+        found.dtype == dtype
+        and (found.double() - right).abs().max() < tolerance * right.abs().max()
+    )
 
 
 def test_weights_take_less_than_three_tenths_of_bfloat16_s() -> None:
@@ -154,9 +186,13 @@ def test_weights_take_less_than_three_tenths_of_bfloat16_s() -> None:
 
 
 def test_what_no_numbers_are_made_of_is_named() -> None:
-    with pytest.raises(UsageError, match="a has 48 inputs, which 32 doesn't divide: NVFP4 cannot be made of it"):
+    with pytest.raises(
+        UsageError, match="a has 48 inputs, which 32 doesn't divide: NVFP4 cannot be made of it"
+    ):
         made_of({"a": drawn(8, 48, 1)})
-    with pytest.raises(UsageError, match="a has 3 groups of 32 inputs, which 2 ranks cannot divide"):
+    with pytest.raises(
+        UsageError, match="a has 3 groups of 32 inputs, which 2 ranks cannot divide"
+    ):
         made_of({"a": drawn(8, 96, 1)}, (1, 2, 0))
 
 

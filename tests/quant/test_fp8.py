@@ -1,4 +1,5 @@
-"""Float8 from disk: numbers and scales are loaded through the tree, cut for ranks, and multiplied by right."""
+"""Float8 from disk: numbers and scales are loaded through the tree, cut for ranks, and multiplied
+by right."""
 
 from __future__ import annotations
 
@@ -29,7 +30,10 @@ PARTS = [("q", 32, 4), ("k", 16, 2), ("v", 16, 2)]
 
 def quantized(out: int, by: str, seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """A matrix [out, INTO], its e4m3 numbers, and its scales as compressed-tensors writes them."""
-    matrix = torch.randn(out, INTO, generator=torch.Generator().manual_seed(seed)) * torch.arange(1, out + 1)[:, None]
+    matrix = (
+        torch.randn(out, INTO, generator=torch.Generator().manual_seed(seed))
+        * torch.arange(1, out + 1)[:, None]
+    )
     most = matrix.abs().amax(1, keepdim=True) if by == "channel" else matrix.abs().max().view(1)
     scale = most / 448.0
     return matrix, (matrix / scale).to(torch.float8_e4m3fn), scale
@@ -56,7 +60,9 @@ def filled(linear: Linear, stored: dict[str, Tensor]) -> Linear:
 
 @pytest.mark.parametrize("by", ["channel", "tensor"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_fused_float8_product_is_that_of_its_numbers_times_their_scales(by: str, ranks: int) -> None:
+def test_a_fused_float8_product_is_that_of_its_numbers_times_their_scales(
+    by: str, ranks: int
+) -> None:
     stored, worth = checkpoint(by)
     x = torch.randn(5, INTO, generator=torch.Generator().manual_seed(9))
     scheme, whole = Fp8(by), {name: [] for name, _, _ in PARTS}
@@ -79,16 +85,27 @@ def test_matrices_that_are_multiplied_together_have_one_scheme() -> None:
 
 
 CONFIG = {
-    "model_type": "llama", "vocab_size": 40, "hidden_size": INTO, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64, "tie_word_embeddings": True,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": 40,
+    "hidden_size": INTO,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
 
 
 def model_of(folder: Path, scheme_of: object) -> Decoder:
-    return build_model(model_config_of(dict(CONFIG), str(folder)), torch.float32, CPU, scheme_of=scheme_of)  # type: ignore[arg-type]
+    return build_model(
+        model_config_of(dict(CONFIG), str(folder)), torch.float32, CPU, scheme_of=scheme_of
+    )  # type: ignore[arg-type]
 
 
-def test_a_checkpoint_with_float8_matrices_is_loaded_and_one_without_is_refused(tmp_path: Path) -> None:
+def test_a_checkpoint_with_float8_matrices_is_loaded_and_one_without_is_refused(
+    tmp_path: Path,
+) -> None:
     fp8 = Fp8()
     model = model_of(tmp_path, lambda name: fp8 if "_proj" in name else Plain())
     tensors = {}
@@ -101,8 +118,12 @@ def test_a_checkpoint_with_float8_matrices_is_loaded_and_one_without_is_refused(
     load_weights(model, find_weights(model, tmp_path))
     for weight in kept:
         for part, place in weight.places():
-            assert torch.equal(place.float().view(part.shape), tensors[part.name].float()), part.name
+            assert torch.equal(place.float().view(part.shape), tensors[part.name].float()), (
+                part.name
+            )
     wide = {name: tensor.float() for name, tensor in tensors.items()}
     save_file(wide, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"is F32, and this checkpoint's scheme has \(F8_E4M3\)"):
+    with pytest.raises(
+        CheckpointError, match=r"is F32, and this checkpoint's scheme has \(F8_E4M3\)"
+    ):
         find_weights(model, tmp_path)

@@ -1,4 +1,5 @@
-"""A table that lies beside the GPU: what the driver is told of its memory, and its dummy numbers. Needs no GPU."""
+"""A table that lies beside the GPU: what the driver is told of its memory, and its dummy numbers.
+Needs no GPU."""
 
 from __future__ import annotations
 
@@ -59,7 +60,8 @@ def test_the_driver_holds_the_memory_for_as_long_as_somebody_has_a_view(driver: 
 def test_a_driver_that_refuses_is_one_line(driver: Driver) -> None:
     driver.answer = 2
     with pytest.raises(
-        CapacityError, match=r"refuses to hold 0.00 GiB .* \(CUDA error 2\): .*per_layer_embeddings gpu"
+        CapacityError,
+        match=r"refuses to hold 0.00 GiB .* \(CUDA error 2\): .*per_layer_embeddings gpu",
     ):
         pinned((4, 4), torch.float32)
     gc.collect()
@@ -79,7 +81,9 @@ def test_where_it_lies_by_the_device(driver: Driver) -> None:
     assert beside.value[3].tolist() == [12, 13, 14, 15]
 
 
-def test_dummy_numbers_do_not_depend_on_the_place(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dummy_numbers_do_not_depend_on_the_place(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gathered, "DRAWN_AT_ONCE", 64)
     drawn = []
     for device in (CPU, torch.device("cuda")):

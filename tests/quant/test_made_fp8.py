@@ -1,4 +1,5 @@
-"""Float8 made from wide weights while they are loaded: llm-compressor's bytes, by rank, dummy, and through LLM."""
+"""Float8 made from wide weights while they are loaded: llm-compressor's bytes, by rank, dummy, and
+through LLM."""
 
 from __future__ import annotations
 
@@ -30,9 +31,14 @@ def test_the_bytes_are_llm_compressors(dtype: torch.dtype) -> None:
     matrix = (torch.randn(64, 300, generator=draw) * torch.rand(64, 1, generator=draw)).to(dtype)
     matrix[3], matrix[5, 7] = 0, 40
     args = QuantizationArgs(
-        num_bits=8, type=QuantizationType.FLOAT, strategy=QuantizationStrategy.CHANNEL, symmetric=True
+        num_bits=8,
+        type=QuantizationType.FLOAT,
+        strategy=QuantizationStrategy.CHANNEL,
+        symmetric=True,
     )
-    wanted, zero = calculate_qparams(matrix.amin(1, keepdim=True), matrix.amax(1, keepdim=True), args)
+    wanted, zero = calculate_qparams(
+        matrix.amin(1, keepdim=True), matrix.amax(1, keepdim=True), args
+    )
     numbers, scale = to_fp8(matrix)
     assert torch.equal(scale, wanted)
     stored = quantize(matrix, wanted, zero, args, dtype=torch.float8_e4m3fn)
@@ -46,7 +52,11 @@ def test_ranks_have_the_numbers_and_scales_of_the_whole(cut: str) -> None:
     schemes, found = choose_schemes("fp8"), []
     for rank in range(2):
         make = Maker(torch.float32, CPU, 1, Layout(rank, 2), schemes)
-        linear = make.column_linear([("a", 32, 2)], 48) if cut == "column" else make.row_linear("a", 32, 48, 2)
+        linear = (
+            make.column_linear([("a", 32, 2)], 48)
+            if cut == "column"
+            else make.row_linear("a", 32, 48, 2)
+        )
         (weight,) = linear.weights()
         assert isinstance(weight, MadeFp8)
         (part, place), *_ = weight.places()
@@ -58,7 +68,10 @@ def test_ranks_have_the_numbers_and_scales_of_the_whole(cut: str) -> None:
 
 def test_the_head_and_routers_stay_wide() -> None:
     make = Maker(torch.bfloat16, CPU, 1, scheme_of=choose_schemes("fp8"))
-    kinds = {name: type(next(make.linear(name, 8, 16).weights())) for name in ("lm_head", "a.mlp.gate", "a.q_proj")}
+    kinds = {
+        name: type(next(make.linear(name, 8, 16).weights()))
+        for name in ("lm_head", "a.mlp.gate", "a.q_proj")
+    }
     assert kinds == {"lm_head": Weight, "a.mlp.gate": Weight, "a.q_proj": MadeFp8}
     moe = make.moe("a.mlp", 16, 8, 2, Routing(top_k=1, renormalise=True))
     assert [type(weight) for weight in moe.weights()] == [Weight, MadeFp8, MadeFp8]
@@ -70,15 +83,23 @@ def test_a_model_in_float8_takes_less_room_and_answers_alike_alone_and_together(
     answers = {}
     for quantization in ("auto", "fp8"):
         with LLM("demo", device="cpu", dtype="float32", quantization=quantization) as llm:
-            answers[quantization] = [o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)]
-            alone = [llm.generate([p], greedy, use_tqdm=False)[0].outputs[0].token_ids for p in prompts]
+            answers[quantization] = [
+                o.outputs[0].token_ids for o in llm.generate(prompts, greedy, use_tqdm=False)
+            ]
+            alone = [
+                llm.generate([p], greedy, use_tqdm=False)[0].outputs[0].token_ids for p in prompts
+            ]
             assert answers[quantization] == alone
     assert answers["auto"] != answers["fp8"]  # it is on: other numbers
     config = read_model_config(model_folder())
     sizes = [
-        build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(quantization)).weights_bytes
+        build_model(
+            config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes(quantization)
+        ).weights_bytes
         for quantization in ("auto", "fp8")
     ]
     model = build_model(config, torch.bfloat16, torch.device("meta"))
     numbers = sum(matrix.numbers for block in model.blocks for matrix in block.matrices())
-    assert 0 < numbers - (sizes[0] - sizes[1]) < numbers / 50  # a byte less each, but for the scales
+    assert (
+        0 < numbers - (sizes[0] - sizes[1]) < numbers / 50
+    )  # a byte less each, but for the scales

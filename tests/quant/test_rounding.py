@@ -1,5 +1,6 @@
-"""Rounding by what a matrix is multiplied by: its products err less than those of the nearest numbers, whole numbers
-stay what they are, twice is the same; and a build's stage, which sees the inputs of each matrix and no padding."""
+"""Rounding by what a matrix is multiplied by: its products err less than those of the nearest
+numbers, whole numbers stay what they are, twice is the same; and a build's stage, which sees the
+inputs of each matrix and no padding."""
 
 from __future__ import annotations
 
@@ -48,8 +49,11 @@ def lost(matrix: Tensor, rows: Tensor, numbers: Tensor, scale: Tensor) -> float:
 
 
 @pytest.mark.parametrize(("into", "group", "seed"), [(128, 32, 1), (320, 64, 2), (384, 128, 3)])
-def test_products_err_less_than_those_of_the_nearest_numbers(into: int, group: int, seed: int) -> None:
-    """Of inputs that were seen and of others alike: less by searched scales, less still by errors made good."""
+def test_products_err_less_than_those_of_the_nearest_numbers(
+    into: int, group: int, seed: int
+) -> None:
+    """Of inputs that were seen and of others alike: less by searched scales, less still by errors
+    made good."""
     matrix, rows = drawn(48, into, 4 * into, seed)
     seen, others = rows.split((2 * into, 2 * into))
     moments = moments_of(seen)
@@ -71,7 +75,9 @@ def test_a_searched_scale_is_no_worse_than_the_usual_one_in_any_group() -> None:
 
     numbers, usual = to_int(matrix, 4, 64, torch.float32)
     found = search_scale(groups, weights, 4, torch.float32)
-    assert (cost(nearest(groups, found, 4), found) <= cost(numbers.float().view_as(groups), usual)).all()
+    assert (
+        cost(nearest(groups, found, 4), found) <= cost(numbers.float().view_as(groups), usual)
+    ).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
@@ -79,8 +85,12 @@ def test_numbers_that_four_bits_hold_stay_what_they_are(dtype: torch.dtype) -> N
     draw = torch.Generator().manual_seed(5)
     numbers = torch.randint(-7, 8, (16, 128), generator=draw)
     numbers[:, ::32], numbers[3] = 7, 0
-    matrix = (numbers * 2.0 ** torch.randint(-6, 3, (16, 4), generator=draw).repeat_interleave(32, 1)).to(dtype)
-    found, scale = round_to_products(matrix, moments_of(torch.randn(300, 128, generator=draw)), 4, 32, dtype)
+    matrix = (
+        numbers * 2.0 ** torch.randint(-6, 3, (16, 4), generator=draw).repeat_interleave(32, 1)
+    ).to(dtype)
+    found, scale = round_to_products(
+        matrix, moments_of(torch.randn(300, 128, generator=draw)), 4, 32, dtype
+    )
     assert scale.dtype == dtype and found.dtype == torch.int8
     assert torch.equal((found.float() * scale.float().repeat_interleave(32, 1)).to(dtype), matrix)
 
@@ -89,10 +99,16 @@ def test_inputs_that_never_came_and_matrices_of_nothing_are_rounded_to_the_neare
     matrix, rows = drawn(16, 128, 256, 6)
     rows[:, 40:70] = 0
     found, scale = round_to_products(matrix, moments_of(rows), 4, 64, torch.float32)
-    assert torch.equal(found[:, 40:70].float(), nearest(matrix.view(16, -1, 64), scale, 4).flatten(1)[:, 40:70])
+    assert torch.equal(
+        found[:, 40:70].float(), nearest(matrix.view(16, -1, 64), scale, 4).flatten(1)[:, 40:70]
+    )
     usual, _ = to_int(matrix, 4, 64, torch.float32)
-    assert torch.equal(round_to_products(matrix, torch.zeros(128, 128), 4, 64, torch.float32)[0], usual)
-    assert not round_to_products(torch.zeros(16, 128), moments_of(rows), 4, 64, torch.float32)[0].any()
+    assert torch.equal(
+        round_to_products(matrix, torch.zeros(128, 128), 4, 64, torch.float32)[0], usual
+    )
+    assert not round_to_products(torch.zeros(16, 128), moments_of(rows), 4, 64, torch.float32)[
+        0
+    ].any()
 
 
 def test_twice_is_the_same() -> None:
@@ -124,21 +140,27 @@ def options_of(out: Path, **more: Any) -> dict[str, Any]:
 
 def work() -> list[dict[str, Any]]:
     prompts = [list(range(40 + at, 60 + 2 * at)) for at in range(6)]
-    sample = WorkSample(told="rows", prompts=prompts, sampling=[{}] * 6, outputs=[24] * 6, concurrency=6)
+    sample = WorkSample(
+        told="rows", prompts=prompts, sampling=[{}] * 6, outputs=[24] * 6, concurrency=6
+    )
     return [dict(msgspec.to_builtins(sample))]
 
 
 def test_moments_are_those_of_every_token_and_of_no_padding() -> None:
     cpu = torch.device("cpu")
     ops = choose(cpu, torch.float32)
-    model = load_model(model_folder(), load_format="auto", dtype=torch.float32, device=cpu, ops=ops, seed=0)
+    model = load_model(
+        model_folder(), load_format="auto", dtype=torch.float32, device=cpu, ops=ops, seed=0
+    )
     chosen = list(linears(model))[:4]
     texts = [list(range(30, 70)), list(range(90, 97)), [5]]
     with torch.inference_mode():
         together = _moments(model, ops, texts, chosen)
         alone = [_moments(model, ops, [text], chosen) for text in texts]
     for at, found in enumerate(together):
-        wanted = sum(len(text) * each[at] for text, each in zip(texts, alone, strict=True)) / sum(map(len, texts))
+        wanted = sum(len(text) * each[at] for text, each in zip(texts, alone, strict=True)) / sum(
+            map(len, texts)
+        )
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-5)
 
 
@@ -149,7 +171,9 @@ def test_as_many_matrices_are_looked_at_as_there_is_room_for() -> None:
     assert [[_inputs(each) for each in some] for some in cut] == [[8, 8, 16], [32], [8]]
 
 
-def test_a_rounded_folder_is_nearer_to_the_model_than_one_of_nearest_numbers(tmp_path: Path) -> None:
+def test_a_rounded_folder_is_nearer_to_the_model_than_one_of_nearest_numbers(
+    tmp_path: Path,
+) -> None:
     """And of the same layout; a matrix that is kept wide is not rounded."""
     usual, built = tmp_path / "usual", tmp_path / "built"
     kept = "model.layers.0.mlp.down_proj"

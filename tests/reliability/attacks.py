@@ -1,9 +1,11 @@
-"""Small requests that could hold everybody, and what a bystander of the same service waits meanwhile.
+"""Small requests that could hold everybody, and what a bystander of the same service waits
+meanwhile.
 
     python tests/reliability/attacks.py [--seconds 15] [--only WORD ...]
 
-The service is the demo model's, with its real engine and what makes its masks. Attackers are a process of their own,
-which asks again as soon as it is answered; the bystander is another client, whose four kinds of requests are timed.
+The service is the demo model's, with its real engine and what makes its masks. Attackers are a
+process of their own, which asks again as soon as it is answered; the bystander is another client,
+whose four kinds of requests are timed.
 """
 
 from __future__ import annotations
@@ -28,10 +30,20 @@ from bare_http import CHAT, COMPLETIONS
 from fake_runner import Orders
 from service import Serving, commands, make_folder, own_memory, parent_of
 
-MOST_SECONDS = {"health": 0.1, "plain": 1.0, "form": 3.0, "chat": 3.0}  # at p99, on two cores that nobody else has
+MOST_SECONDS = {
+    "health": 0.1,
+    "plain": 1.0,
+    "form": 3.0,
+    "chat": 3.0,
+}  # at p99, on two cores that nobody else has
 MOST_MB = 256
 AFTER = 5.0  # seconds in which memory comes back
-PAUSES = {"health": 0.02, "plain": 0.2, "form": 0.2, "chat": 0.2}  # between two of the bystander's requests
+PAUSES = {
+    "health": 0.02,
+    "plain": 0.2,
+    "form": 0.2,
+    "chat": 0.2,
+}  # between two of the bystander's requests
 REFUSED = {400, 413, 429, 503}
 ASK = {"prompt": "x", "max_tokens": 20}
 NAMES = [f"p{number}" for number in range(5000)]
@@ -41,8 +53,8 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Attack:
-    """clients: how many ask at once.   body: of the n-th request.   answered: whether 200 is an answer too, where the
-    work is bounded and not refused."""
+    """clients: how many ask at once.   body: of the n-th request.   answered: whether 200 is an
+    answer too, where the work is bounded and not refused."""
 
     name: str
     path: str
@@ -56,37 +68,76 @@ def _form(schema: dict[str, Any]) -> Body:
 
 
 def _tags(number: int) -> Body:
-    tags = [{"begin": f"<t{number}_{at}>", "schema": {"type": "object"}, "end": f"</t{at}>"} for at in range(500)]
-    form = {"type": "structural_tag", "structures": tags, "triggers": [f"<t{number}_{at}" for at in range(500)]}
-    return {"messages": [{"role": "user", "content": "x"}], "max_tokens": 20, "response_format": form}
+    tags = [
+        {"begin": f"<t{number}_{at}>", "schema": {"type": "object"}, "end": f"</t{at}>"}
+        for at in range(500)
+    ]
+    form = {
+        "type": "structural_tag",
+        "structures": tags,
+        "triggers": [f"<t{number}_{at}" for at in range(500)],
+    }
+    return {
+        "messages": [{"role": "user", "content": "x"}],
+        "max_tokens": 20,
+        "response_format": form,
+    }
 
 
 ATTACKS = (
-    Attack("verbose pattern", COMPLETIONS, 12, lambda n: ASK | {"stop_when": {"pattern": "(?x)a{4 0 0 0 0 0 0}b"}}),
     Attack(
-        "searches", COMPLETIONS, 2,
-        lambda n: ASK | {"stop_when": {"pattern": r"(?:.+.+.+.+)+(?=\A)"}, "n": 32, "max_tokens": 60, "temperature": 1},
+        "verbose pattern",
+        COMPLETIONS,
+        12,
+        lambda n: ASK | {"stop_when": {"pattern": "(?x)a{4 0 0 0 0 0 0}b"}},
+    ),
+    Attack(
+        "searches",
+        COMPLETIONS,
+        2,
+        lambda n: (
+            ASK
+            | {
+                "stop_when": {"pattern": r"(?:.+.+.+.+)+(?=\A)"},
+                "n": 32,
+                "max_tokens": 60,
+                "temperature": 1,
+            }
+        ),
         answered=True,
     ),
-    Attack("multipleOf", COMPLETIONS, 12, lambda n: _form({"type": "integer", "multipleOf": 999_983 - n % 900_000})),
     Attack(
-        "5,000 properties", COMPLETIONS, 12,
-        lambda n: _form({"type": "object", "properties": {f"{name}_{n}": {"type": "integer"} for name in NAMES}}),
+        "multipleOf",
+        COMPLETIONS,
+        12,
+        lambda n: _form({"type": "integer", "multipleOf": 999_983 - n % 900_000}),
+    ),
+    Attack(
+        "5,000 properties",
+        COMPLETIONS,
+        12,
+        lambda n: _form(
+            {"type": "object", "properties": {f"{name}_{n}": {"type": "integer"} for name in NAMES}}
+        ),
     ),
     Attack("500 tags", CHAT, 12, _tags),
     Attack("detokenize", "/detokenize", 4, lambda n: {"tokens": [n % 100 + 8] * 8_000_000}),
     Attack(
-        "tokenize", "/tokenize", 24, lambda n: {"prompt": f"word{n} " * 125_000, "return_token_strs": True},
+        "tokenize",
+        "/tokenize",
+        24,
+        lambda n: {"prompt": f"word{n} " * 125_000, "return_token_strs": True},
         answered=True,
     ),
-)  # fmt: skip
+)
 
 
 # --- the attacker's process
 
 
 def attacking(url: str, name: str, seconds: float) -> tuple[dict[int, int], dict[str, int]]:
-    """Asks until so many seconds are over -> how often each status, and each message of a refusal."""
+    """Asks until so many seconds are over -> how often each status,
+    and each message of a refusal."""
     attack = next(each for each in ATTACKS if each.name == name)
     statuses, messages, numbers = Counter[int](), Counter[str](), itertools.count()
 
@@ -98,7 +149,9 @@ def attacking(url: str, name: str, seconds: float) -> tuple[dict[int, int], dict
                 messages[answer.json()["error"]["message"][:100]] += 1
 
     async def all_of_them() -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)) as http:
+        async with httpx.AsyncClient(
+            base_url=url, timeout=300, limits=httpx.Limits(max_connections=None)
+        ) as http:
             await asyncio.gather(*(client(http) for _ in range(attack.clients)))
 
     end = time.monotonic() + seconds
@@ -111,11 +164,14 @@ def attacking(url: str, name: str, seconds: float) -> tuple[dict[int, int], dict
 
 @dataclass
 class Seen:
-    """What an attack came to. waits: seconds of the bystander's requests, by kind; late: by how much a sleeper of its
-    loop wakes too late, the machine's crowd. base, peak, left: MB of all processes of the service."""
+    """What an attack came to. waits: seconds of the bystander's requests, by kind; late: by how
+    much a sleeper of its loop wakes too late, the machine's crowd. base, peak, left: MB of all
+    processes of the service."""
 
     name: str
-    waits: dict[str, list[float]] = field(default_factory=lambda: {kind: [] for kind in MOST_SECONDS})
+    waits: dict[str, list[float]] = field(
+        default_factory=lambda: {kind: [] for kind in MOST_SECONDS}
+    )
     late: list[float] = field(default_factory=list)
     statuses: dict[int, int] = field(default_factory=dict)
     messages: dict[str, int] = field(default_factory=dict)
@@ -126,7 +182,9 @@ class Seen:
 
     def line(self) -> str:
         waits = " ".join(f"{_p99(self.waits[kind]) * 1000:.0f}" for kind in MOST_SECONDS)
-        codes = ", ".join(f"{count:,} x {status}" for status, count in sorted(self.statuses.items()))
+        codes = ", ".join(
+            f"{count:,} x {status}" for status, count in sorted(self.statuses.items())
+        )
         return f"{self.name}: {waits} ms, +{self.peak - self.base:.0f} MB, {codes or 'nobody'}"
 
     def faults(self, answered: bool) -> list[str]:
@@ -156,10 +214,21 @@ def _asks(http: httpx.AsyncClient, kind: str) -> Iterator[Awaitable[httpx.Respon
             yield http.post(COMPLETIONS, json={"prompt": "Is 7", "max_tokens": 8})
         elif kind == "form":
             named = {f"a{number}_{time.monotonic_ns()}": {"enum": ["x", "y"]}}
-            schema = {"type": "object", "properties": named, "required": list(named), "additionalProperties": False}
-            yield http.post(COMPLETIONS, json={"max_tokens": 60, "prompt": "x", "structured_outputs": {"json": schema}})
+            schema = {
+                "type": "object",
+                "properties": named,
+                "required": list(named),
+                "additionalProperties": False,
+            }
+            yield http.post(
+                COMPLETIONS,
+                json={"max_tokens": 60, "prompt": "x", "structured_outputs": {"json": schema}},
+            )
         else:
-            yield http.post(CHAT, json={"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 8})
+            yield http.post(
+                CHAT,
+                json={"messages": [{"role": "user", "content": f"hi {number}"}], "max_tokens": 8},
+            )
 
 
 async def _stand_by(url: str, root: int, end: float, seen: Seen) -> None:
@@ -172,7 +241,9 @@ async def _stand_by(url: str, root: int, end: float, seen: Seen) -> None:
             answer = await asked
             seen.waits[kind].append(time.monotonic() - begun)
             if answer.status_code != 200:
-                seen.wrong.append(f"{seen.name}: {kind} got {answer.status_code}: {answer.text[:100]}")
+                seen.wrong.append(
+                    f"{seen.name}: {kind} got {answer.status_code}: {answer.text[:100]}"
+                )
             await asyncio.sleep(PAUSES[kind])
 
     async def look() -> None:
@@ -229,7 +300,11 @@ def run(folder: Path, seconds: float, only: list[str] | None = None) -> Attacks:
         asyncio.run(_stand_by(serving.url, root, time.monotonic() + 3, Seen("warm")))
         for name in ["no attack", *chosen]:
             seen = Seen(name, base=_megabytes(root))
-            attack = None if name == "no attack" else attacker.submit(attacking, serving.url, name, seconds)
+            attack = (
+                None
+                if name == "no attack"
+                else attacker.submit(attacking, serving.url, name, seconds)
+            )
             asyncio.run(_stand_by(serving.url, root, time.monotonic() + seconds, seen))
             if attack is not None:
                 seen.statuses, seen.messages = attack.result()
@@ -248,7 +323,8 @@ def main() -> int:
         made = run(Path(folder), asked.seconds, asked.only)
     for seen in made.seen:
         print(
-            f"{seen.line()}; {seen.left - seen.base:+.0f} MB afterwards; the loop {_p99(seen.late) * 1000:.0f} ms late"
+            f"{seen.line()}; {seen.left - seen.base:+.0f} MB afterwards; the loop"
+            f" {_p99(seen.late) * 1000:.0f} ms late"
         )
         for message, count in seen.messages.items():
             print(f"    {count} x {json.dumps(message)}")

@@ -22,18 +22,23 @@ def request(
     """A request's bytes; the length is said unless a header says one or chunks."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"{method} {path} HTTP/{version}", "host: localhost", *headers]
-    if not any(line.lower().startswith(("content-length", "transfer-encoding")) for line in headers):
+    if not any(
+        line.lower().startswith(("content-length", "transfer-encoding")) for line in headers
+    ):
         lines.append(f"content-length: {len(data)}")
     return "\r\n".join([*lines, "", ""]).encode("utf-8", "surrogatepass") + data
 
 
 def connect(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=600)  # ends a test that would never end
+    return socket.create_connection(
+        (host, int(port)), timeout=600
+    )  # ends a test that would never end
 
 
 def exchange(url: str, data: bytes) -> tuple[int, bytes]:
-    """Sends all of it, whatever comes meanwhile, and reads to the connection's end -> status, body."""
+    """Sends all of it, whatever comes meanwhile, and reads to the connection's end -> status,
+    body."""
 
     def send() -> None:
         with contextlib.suppress(OSError):  # it had its answer already

@@ -1,7 +1,9 @@
-"""One batch as its client sees it: a file of lines, some of them bad, is uploaded and run to its end or cancelled half
-way; both results are read as streams and compared with what each line should give, and all files are deleted.
+"""One batch as its client sees it: a file of lines, some of them bad, is uploaded and run to its
+end or cancelled half way; both results are read as streams and compared with what each line should
+give, and all files are deleted.
 
-It knows the routes of files and batches and the fake's arithmetic; what else a service does meanwhile is its callers'.
+It knows the routes of files and batches and the fake's arithmetic; what else a service does
+meanwhile is its callers'.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ class BatchError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What a batch is asked for. bad: how many of its lines cannot be run, one in each of so many equal parts; every
-    second of them is no JSON. ids: of a prompt. tokens: of an answer. compared: of so many answers one's tokens are."""
+    """What a batch is asked for. bad: how many of its lines cannot be run, one in each of so many
+    equal parts; every second of them is no JSON. ids: of a prompt. tokens: of an answer. compared:
+    of so many answers one's tokens are."""
 
     lines: int
     bad: int
@@ -58,8 +61,19 @@ class Asked:
         if self.is_nonsense(number):
             return b'{"custom_id": "row %d", \n' % number
         samples = "many" if self.is_bad(number) else 1
-        body = {"model": "fake", "prompt": self.prompt(number), "max_tokens": self.tokens, "seed": number, "n": samples}
-        row = {"custom_id": f"row {number}", "method": "POST", "url": ROUTE, "body": {**body, "return_token_ids": True}}
+        body = {
+            "model": "fake",
+            "prompt": self.prompt(number),
+            "max_tokens": self.tokens,
+            "seed": number,
+            "n": samples,
+        }
+        row = {
+            "custom_id": f"row {number}",
+            "method": "POST",
+            "url": ROUTE,
+            "body": {**body, "return_token_ids": True},
+        }
         return json.dumps(row).encode() + b"\n"
 
     def write(self, path: Path) -> int:
@@ -71,7 +85,8 @@ class Asked:
 
 @dataclass
 class Done:
-    """What became of a batch. Times are seconds: of the upload, and from there until it was over."""
+    """What became of a batch. Times are seconds: of the upload,
+    and from there until it was over."""
 
     status: str = ""
     upload: float = 0.0
@@ -95,7 +110,9 @@ class Results:
     def errors(self, rows: Iterable[Any], cancelled: bool) -> None:
         for row in rows:
             number = _number(row)
-            self._take(number, self._is_refused(row, number) or (cancelled and self._is_unrun(row, number)))
+            self._take(
+                number, self._is_refused(row, number) or (cancelled and self._is_unrun(row, number))
+            )
 
     def _take(self, number: int, right: bool) -> None:
         self._seen[number] += 1
@@ -117,7 +134,11 @@ class Results:
         return self._asked.is_bad(number) and row["response"]["status_code"] == 400
 
     def _is_unrun(self, row: Any, number: int) -> bool:
-        return not self._asked.is_bad(number) and row["error"]["code"] == "batch_cancelled" and row["response"] is None
+        return (
+            not self._asked.is_bad(number)
+            and row["error"]["code"] == "batch_cancelled"
+            and row["response"] is None
+        )
 
     def faults(self, batch: Any) -> list[str]:
         """batch: the object of it, over."""
@@ -148,12 +169,20 @@ def _number(row: Any) -> int:
 
 
 def run(url: str, path: Path, asked: Asked, words: Sequence[int]) -> Done:
-    """The batch whose file lies at `path` (Asked.write), from its upload until nothing of it is left but its row."""
+    """The batch whose file lies at `path` (Asked.write), from its upload until nothing of it is
+    left but its row."""
     done = Done()
     try:
         with httpx.Client(base_url=url, timeout=60) as http:
             _run(http, path, asked, words, done)
-    except (BatchError, httpx.HTTPError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (
+        BatchError,
+        httpx.HTTPError,
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:
         done.faults.append(f"batch: {type(error).__name__}: {error}")
     return done
 
@@ -161,7 +190,9 @@ def run(url: str, path: Path, asked: Asked, words: Sequence[int]) -> Done:
 def _run(http: httpx.Client, path: Path, asked: Asked, words: Sequence[int], done: Done) -> None:
     began = time.monotonic()
     with path.open("rb") as file:
-        given = _said(http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", file)}))
+        given = _said(
+            http.post("/v1/files", data={"purpose": "batch"}, files={"file": ("lines.jsonl", file)})
+        )
     done.upload = time.monotonic() - began
     wish = {"input_file_id": given["id"], "endpoint": ROUTE, "completion_window": "24h"}
     batch = _over(http, _said(http.post("/v1/batches", json=wish))["id"], asked)
@@ -176,8 +207,8 @@ def _run(http: httpx.Client, path: Path, asked: Asked, words: Sequence[int], don
 
 
 def _over(http: httpx.Client, batch_id: str, asked: Asked) -> Any:
-    """The batch when it is over. One that is to be cancelled is, once half of it is done; where it was over before the
-    cancel came, it is completed."""
+    """The batch when it is over. One that is to be cancelled is, once half of it is done; where it
+    was over before the cancel came, it is completed."""
     began, want, told = time.monotonic(), "completed", False
     while time.monotonic() - began < PATIENCE:
         batch = _said(http.get(f"/v1/batches/{batch_id}"))
@@ -209,11 +240,15 @@ def _rows(http: httpx.Client, file_id: str) -> Iterator[Any]:
 
 def _said(answer: httpx.Response) -> Any:
     if answer.status_code != 200:
-        raise BatchError(f"{answer.request.method} {answer.request.url.path}: {answer.status_code} {answer.text[:200]}")
+        raise BatchError(
+            f"{answer.request.method} {answer.request.url.path}: {answer.status_code}"
+            f" {answer.text[:200]}"
+        )
     return answer.json()
 
 
 def left_behind(state: Path) -> list[str]:
-    """What files and batches of a state folder hold: nothing, when all batches are over and all files deleted."""
+    """What files and batches of a state folder hold: nothing, when all batches are over and all
+    files deleted."""
     parts = (state / "files", state / "batches")
     return sorted(f"{part.name}/{path.name}" for part in parts for path in part.iterdir())

@@ -1,10 +1,10 @@
 """A batch whose disk fails, or whose process dies, at the k-th touch of the disk, for every k.
 
-A touch is an open, read, write, sync, cut, rename or new folder of a batch's input, contents and journals, or a call of
-the store. It is counted in a forked process (batch_kills.sitting) by standing in the way of the calls themselves, of
-those that a fault makes sense at. Each is tried of a batch that begins, of one that a kill left half done, and of one
-that was cancelled.
-It knows how the batch's files reach the disk and come from it; what is checked of the result is batch_kills'.
+A touch is an open, read, write, sync, cut, rename or new folder of a batch's input, contents and
+journals, or a call of the store. It is counted in a forked process (batch_kills.sitting) by
+standing in the way of the calls themselves, of those that a fault makes sense at. Each is tried of
+a batch that begins, of one that a kill left half done, and of one that was cancelled. It knows how
+the batch's files reach the disk and come from it; what is checked of the result is batch_kills'.
 
 `python tests/reliability/batch_faults.py [LINES]` prints one line of figures.
 """
@@ -71,7 +71,12 @@ class Touches:
         if number == self.at and self.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         last = self.at + (WHILE if self.kind == "full for a while" else 1)
-        if self.at <= number < last and self.kind in ("ENOSPC", "EIO", "EMFILE", "full for a while"):
+        if self.at <= number < last and self.kind in (
+            "ENOSPC",
+            "EIO",
+            "EMFILE",
+            "full for a while",
+        ):
             if what == "write" and number % 2:  # a full disk takes a part of it first
                 call(memoryview(values[0])[: len(values[0]) // 2])
             raise self._error(what)
@@ -92,7 +97,9 @@ class Touches:
     def _error(self, what: str) -> Exception:
         number = {"EIO": errno.EIO, "EMFILE": errno.EMFILE}.get(self.kind, errno.ENOSPC)
         if what in ("store", "look"):
-            return sqlite3.OperationalError("disk I/O error" if number == errno.EIO else "database or disk is full")
+            return sqlite3.OperationalError(
+                "disk I/O error" if number == errno.EIO else "database or disk is full"
+            )
         return OSError(number, os.strerror(number))
 
 
@@ -140,7 +147,9 @@ def _watch_opens(touches: Touches) -> None:
     def open_file(path: Any, mode: str = "r", buffering: int = -1, *more: Any, **named: Any) -> Any:
         if not touches.holds(path):
             return open_plainly(path, mode, buffering, *more, **named)
-        assert mode == "rb" or ("b" in mode and buffering == 0), "no batch opens a file in another way"
+        assert mode == "rb" or ("b" in mode and buffering == 0), (
+            "no batch opens a file in another way"
+        )
         raw = touches("open" if mode == "rb" else "create", file, path, mode.replace("b", ""))
         return raw if buffering == 0 else io.BufferedReader(raw, PIECE)
 
@@ -181,7 +190,8 @@ class Faults:
 
 
 def try_all(folder: Path, lines: int, every: int = 1) -> Faults:
-    """Each kind at each `every`-th touch; a batch of its own each time, which has to come to its end."""
+    """Each kind at each `every`-th touch; a batch of its own each time, which has to come to its
+    end."""
     faults = Faults()
     for number, make in enumerate((_make_fresh, _make_half_done, _make_cancelled)):
         source = folder / make.__name__
@@ -204,10 +214,14 @@ def _make_fresh(folder: Path, lines: int) -> str:
 def _make_half_done(folder: Path, lines: int) -> str:
     """Half of its rows are in the journals, and its server was killed."""
     batch_id = make_batch(folder / "state", lines)
-    status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, first=_die_half_way)
+    status = sitting(
+        folder / "state", batch_id, folder / "log", _RATE, limits=FAST, first=_die_half_way
+    )
     assert os.WIFSIGNALED(status), "it was not killed"
     for name in ("output.jsonl", "errors.jsonl"):
-        assert (folder / "state" / "batches" / batch_id / name).stat().st_size, f"nothing of {name} was journaled"
+        assert (folder / "state" / "batches" / batch_id / name).stat().st_size, (
+            f"nothing of {name} was journaled"
+        )
     return batch_id
 
 
@@ -220,27 +234,34 @@ def _die_half_way() -> None:
 
     def put(results: BatchOutput, outcomes: Sequence[LineOutcome]) -> None:
         plain(results, outcomes[::2])
-        if results.completed and results.failed:  # bad ones come first, on a slow machine in a put of their own
+        if (
+            results.completed and results.failed
+        ):  # bad ones come first, on a slow machine in a put of their own
             os.kill(os.getpid(), signal.SIGKILL)
         plain(results, outcomes[1::2])
 
     BatchOutput.put = put  # type: ignore[method-assign]
 
 
-def _try(source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: int, total: Report) -> bool:
+def _try(
+    source: Path, batch_id: str, folder: Path, lines: int, kind: str, at: int, total: Report
+) -> bool:
     """False where the batch ended before that many touches."""
     shutil.copytree(source, folder)
     count = os.open(folder / "count", os.O_RDWR | os.O_CREAT)
     os.pwrite(count, bytes(8), 0)
     touches = Touches(folder / "state", kind, at, count)
-    # A folder that fails while it is opened refuses the start, in one line; a kill may come there too.
+    # A folder that fails while it is opened refuses the start, in one line; a kill may come there
+    # too.
     moment = "first" if kind.startswith("kill") else "once_open"
     hook: Any = {moment: lambda: stand_in_the_way(touches)}
     status = sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST, **hook)
     touched = int.from_bytes(os.pread(count, 8, 0), "little")
     os.close(count)
     killed = os.WIFSIGNALED(status)
-    assert killed == (kind.startswith("kill") and touched >= at) and (killed or status == 0), f"{kind} {at}: {status}"
+    assert killed == (kind.startswith("kill") and touched >= at) and (killed or status == 0), (
+        f"{kind} {at}: {status}"
+    )
     if killed:
         assert sitting(folder / "state", batch_id, folder / "log", _RATE, limits=FAST) == 0
     report = Report(lines=lines)

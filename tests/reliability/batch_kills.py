@@ -1,8 +1,9 @@
 """kill -9 at random points of a batch, resumed each time: what came of its lines, good and bad.
 
-Each sitting is a process of its own that is forked with all modules loaded, runs the real manager, state folder and
-journals over an engine that computes nothing, and is killed at a moment that nobody chose. It knows the server's batch
-files; no HTTP. `python tests/reliability/batch_kills.py [KILLS] [LINES]` prints one line of figures.
+Each sitting is a process of its own that is forked with all modules loaded, runs the real manager,
+state folder and journals over an engine that computes nothing, and is killed at a moment that
+nobody chose. It knows the server's batch files; no HTTP. `python tests/reliability/batch_kills.py
+[KILLS] [LINES]` prints one line of figures.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from penstock.server.online.metrics import Metrics
 from penstock.server.openai.batch_line import COMPLETIONS
 
 ROWS = 64  # of the engine
-# One line in so many fails as it is run, by its fields, is no JSON, or has a custom_id that was there before.
+# One line in so many fails as it is run, by its fields, is no JSON, or has a custom_id that was
+# there before.
 KINDS = {7: "long", 9: "bad", 11: "torn", 13: "again"}
 DONE = range(1, 5)  # lines of a cancelled batch that were done before
 VOCABULARY, CONTEXT = 60_000, 40
@@ -71,7 +73,8 @@ class _Stream:
 
 
 class _Engine:
-    """AsyncClient's interface, `rate` lines a second. What is submitted is written down at once: it outlives a kill."""
+    """AsyncClient's interface, `rate` lines a second. What is submitted is written down at once: it
+    outlives a kill."""
 
     tokenizer = None
     alive = True
@@ -79,7 +82,11 @@ class _Engine:
     def __init__(self, log: int, rate: float) -> None:
         self._log, self._period, self._due = log, 1 / rate, 0.0
         self.facts = SimpleNamespace(
-            max_model_len=CONTEXT, max_num_seqs=ROWS, vocab_size=VOCABULARY, eos_token_ids=(), sampling_defaults={}
+            max_model_len=CONTEXT,
+            max_num_seqs=ROWS,
+            vocab_size=VOCABULARY,
+            eos_token_ids=(),
+            sampling_defaults={},
         )
 
     def submit(self, prompt: list[int], sampling: SamplingParams, **_: Any) -> _Stream:
@@ -92,7 +99,8 @@ class _Engine:
 
 
 def make_batch(folder: Path, lines: int, *, cancelled: bool = False) -> str:
-    """A batch of all kinds of lines that waits in a fresh state folder; `cancelled`, with those of DONE done."""
+    """A batch of all kinds of lines that waits in a fresh state folder; `cancelled`, with those of
+    DONE done."""
     with opened(folder) as state:
         assert state is not None
         content = b"\n".join(map(_line, range(lines)))
@@ -101,14 +109,23 @@ def make_batch(folder: Path, lines: int, *, cancelled: bool = False) -> str:
         draft.keep()
         now = int(time.time())
         made = FileRow(
-            id=file_id, owner="", created_at=now, filename="in", purpose="batch", bytes=len(content),
+            id=file_id,
+            owner="",
+            created_at=now,
+            filename="in",
+            purpose="batch",
+            bytes=len(content),
             sha256=draft.sha256,
-        )  # fmt: skip
+        )
         state.database.add_file(made)
-        row = BatchRow(id=new_batch_id(), owner="", created_at=now, endpoint=COMPLETIONS, input_file_id=file_id)
+        row = BatchRow(
+            id=new_batch_id(), owner="", created_at=now, endpoint=COMPLETIONS, input_file_id=file_id
+        )
         state.database.add_batch(row)
         if cancelled:
-            assert state.database.move(row.id, ("validating",), "in_progress", total=lines, model="fake")
+            assert state.database.move(
+                row.id, ("validating",), "in_progress", total=lines, model="fake"
+            )
             results = BatchOutput(state.file_store.batch_folder(row.id), row.id)
             results.put([answered(f"row {number}", 200, "req", _answer(number)) for number in DONE])
             results.close()
@@ -124,13 +141,25 @@ def _line(number: int) -> bytes:
     if kind(number) == "torn":
         return b"{"
     prompt = [number] * (CONTEXT if kind(number) == "long" else 3)
-    body = {"model": "fake", "prompt": prompt, "max_tokens": 0 if kind(number) == "bad" else 2, "n": 1 + number % 3}
+    body = {
+        "model": "fake",
+        "prompt": prompt,
+        "max_tokens": 0 if kind(number) == "bad" else 2,
+        "n": 1 + number % 3,
+    }
     name = "row 1" if kind(number) == "again" else f"row {number}"
-    return json.dumps({"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": body}).encode()
+    return json.dumps(
+        {"custom_id": name, "method": "POST", "url": COMPLETIONS, "body": body}
+    ).encode()
 
 
 async def _sit(
-    folder: Path, batch_id: str, log: int, rate: float, once_open: Callable[[], None], limits: BatchJobLimits | None
+    folder: Path,
+    batch_id: str,
+    log: int,
+    rate: float,
+    once_open: Callable[[], None],
+    limits: BatchJobLimits | None,
 ) -> None:
     """A server's life without HTTP: goes on with what is there until the batch is over."""
     with opened(folder) as state:
@@ -159,8 +188,8 @@ def sitting(
     once_open: Callable[[], None] = _nothing,
     limits: BatchJobLimits | None = None,
 ) -> int:
-    """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open` are called in it,
-    before and after it opens the state folder. Gives what waitpid says of it."""
+    """One process, killed after so many seconds; LAST: it ends by itself. `first` and `once_open`
+    are called in it, before and after it opens the state folder. Gives what waitpid says of it."""
     child = os.fork()
     if child == 0:
         code = 1
@@ -195,16 +224,24 @@ class Report:
     def line(self) -> str:
         states = ", ".join(f"{count} {status}" for status, count in sorted(self.statuses.items()))
         return (
-            f"batch of {self.lines} lines, kill -9 {self.kills} times ({states}): {self.lost} lost, {self.doubled} "
-            f"doubled, {self.torn} torn, {self.again} run again though on the disk; {self.twice} computed twice"
+            f"batch of {self.lines} lines, kill -9 {self.kills} times ({states}): {self.lost} lost,"
+            f" {self.doubled} doubled, {self.torn} torn, {self.again} run again though on the disk;"
+            f" {self.twice} computed twice"
         )
 
     def faults(self) -> list[str]:
-        counts = {"lost": self.lost, "doubled": self.doubled, "torn": self.torn, "run again": self.again}
+        counts = {
+            "lost": self.lost,
+            "doubled": self.doubled,
+            "torn": self.torn,
+            "run again": self.again,
+        }
         return [f"{count} {what}" for what, count in counts.items() if count]
 
 
-def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5) -> Report:
+def kill_and_resume(
+    folder: Path, *, kills: int, lines: int, seed: int = 0, longest: float = 0.5
+) -> Report:
     """Kills a batch again and again, then lets it end, and reads what it left."""
     draw, log = random.Random(seed), folder / "submitted"
     rate = 2.4 * lines / (kills * longest)  # so that it comes to its end at about the last kill
@@ -219,7 +256,9 @@ def kill_and_resume(folder: Path, *, kills: int, lines: int, seed: int = 0, long
         report.again += sum(int(one) in done for one in log.read_bytes().split()[before:])
         done = _on_disk(folder / "state", batch_id, report)
     before = len(log.read_bytes().split())
-    assert sitting(folder / "state", batch_id, log, 1e6) == 0, "the last sitting did not end by itself"
+    assert sitting(folder / "state", batch_id, log, 1e6) == 0, (
+        "the last sitting did not end by itself"
+    )
     ran = [int(one) for one in log.read_bytes().split()]
     report.again += sum(one in done for one in ran[before:])
     report.twice = len(ran) - len(set(ran))
@@ -246,7 +285,8 @@ def _on_disk(folder: Path, batch_id: str, report: Report) -> set[int]:
 
 
 def read_end(folder: Path, batch_id: str, report: Report, cancelled: bool = False) -> None:
-    """Counts what a batch that is over left: every line is in one of its files, once, with what its kind gets."""
+    """Counts what a batch that is over left: every line is in one of its files, once, with what its
+    kind gets."""
     state = StateFolder(folder)
     try:
         row = state.database.batch(batch_id)
@@ -293,9 +333,13 @@ def _is_due(row: dict[str, Any], number: int, good: bool, cancelled: bool) -> bo
         return row["error"] is None and texts == [text_of(number)] * (1 + number % 3)
     if what == "bad" or (what == "long" and not cancelled):
         return bool(response["status_code"] == 400 and "error" in response["body"])
-    code = {"torn": "invalid_json_line", "again": "duplicate_custom_id"}.get(what, "batch_cancelled")
+    code = {"torn": "invalid_json_line", "again": "duplicate_custom_id"}.get(
+        what, "batch_cancelled"
+    )
     return (
-        response is None and row["error"]["code"] == code and (row["custom_id"] is None) == (what in ("torn", "again"))
+        response is None
+        and row["error"]["code"] == code
+        and (row["custom_id"] is None) == (what in ("torn", "again"))
     )
 
 

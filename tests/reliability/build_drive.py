@@ -1,4 +1,5 @@
-"""Builds of the demo model by the command line, killed where a test wants it. It knows processes and lines."""
+"""Builds of the demo model by the command line, killed where a test wants it. It knows processes
+and lines."""
 
 from __future__ import annotations
 
@@ -9,7 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
-SMALL = ("--device", "cpu", "--shape", "24x12:4", "--quantization", "int8", "--tune-minutes", "0.01")
+SMALL = (
+    "--device",
+    "cpu",
+    "--shape",
+    "24x12:4",
+    "--quantization",
+    "int8",
+    "--tune-minutes",
+    "0.01",
+)
 SMALL += ("--max-model-len", "96")
 
 
@@ -32,7 +42,9 @@ class Killed:
 
 def kill_at(out: Path, stage: str, delay: float) -> Killed:
     """Starts a build and kills it so many seconds after the first line of this stage."""
-    process = subprocess.Popen(command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command(out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     assert process.stderr is not None
     lines: list[str] = []
     for line in process.stderr:

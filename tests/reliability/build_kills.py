@@ -1,7 +1,8 @@
-"""kill -9 of a build at random points of each of its stages, gone on with each time: whether all end in one artifact.
+"""kill -9 of a build at random points of each of its stages, gone on with each time: whether all
+end in one artifact.
 
-It knows builds by the command line (build_drive.py); `python tests/reliability/build_kills.py [KILLS]`
-prints one line of figures. KILLS are of each stage.
+It knows builds by the command line (build_drive.py); `python tests/reliability/build_kills.py
+[KILLS]` prints one line of figures. KILLS are of each stage.
 """
 
 from __future__ import annotations
@@ -18,7 +19,15 @@ from penstock.artifact.checksums import verify_files
 from penstock.artifact.manifest import STATE, Manifest, read_manifest
 from penstock.errors import PenstockError
 
-LONGEST = {"fetch": 0.3, "work": 0.3, "weights": 0.5, "tune": 6.0, "compile": 0.2, "check": 5.0, "pack": 0.2}  # seconds
+LONGEST = {
+    "fetch": 0.3,
+    "work": 0.3,
+    "weights": 0.5,
+    "tune": 6.0,
+    "compile": 0.2,
+    "check": 5.0,
+    "pack": 0.2,
+}  # seconds
 
 
 @dataclass
@@ -66,7 +75,11 @@ def _wrong(out: Path, expected: Manifest, which: str) -> list[str]:
     there = {path.name for path in out.iterdir()} - {"penstock.json"}
     wrong = [f"{which}: {name} is left behind" for name in there - manifest.files.keys()]
     wrong += [f"{which}: {STATE} is left behind"] if STATE in there else []
-    return wrong + ([] if manifest.files == expected.files else [f"{which}: other files than an unkilled build's"])
+    return wrong + (
+        []
+        if manifest.files == expected.files
+        else [f"{which}: other files than an unkilled build's"]
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Bodies of /v1/bulk by the dozen at once, most of them cut at a random state, read slowly, or with broken lines among
-good ones: each whole answer has every line once with the tokens that it gives alone, and nothing is left behind.
+"""Bodies of /v1/bulk by the dozen at once, most of them cut at a random state, read slowly, or with
+broken lines among good ones: each whole answer has every line once with the tokens that it gives
+alone, and nothing is left behind.
 
 It knows the server in this loop and the fake's arithmetic.
 """
@@ -23,7 +24,14 @@ from service import make_folder
 
 PATH = "/v1/bulk"
 STATES = ("none", "slow", "in its body", "soon", "in its answer")
-BROKEN = (b"{", b"[1]", b'{"prompt": []}', b'{"prompt": [9999]}', b'{"prompt": [1], "n": 0}', b'{"prompt": "\xff"}')
+BROKEN = (
+    b"{",
+    b"[1]",
+    b'{"prompt": []}',
+    b'{"prompt": [9999]}',
+    b'{"prompt": [1], "n": 0}',
+    b'{"prompt": "\xff"}',
+)
 
 
 @dataclass
@@ -39,21 +47,35 @@ class BulkTally:
 
     def faults(self) -> list[str]:
         held = [f"{what} left: {count:g}" for what, count in self.left.items() if count]
-        return self.strange[:3] + held + ([f"{self.foreign} foreign samples"] if self.foreign else [])
+        return (
+            self.strange[:3] + held + ([f"{self.foreign} foreign samples"] if self.foreign else [])
+        )
 
     def line(self) -> str:
         states = ", ".join(f"{count} {state}" for state, count in sorted(self.states.items()))
-        answered = f"{self.lines:,} lines answered, {self.errors:,} of them broken, {self.foreign} foreign samples"
-        return f"{states}; {answered}; {sum(self.left.values()):g} rows, blocks, tasks, descriptors left"
+        answered = (
+            f"{self.lines:,} lines answered, {self.errors:,} of them broken, {self.foreign} foreign"
+            " samples"
+        )
+        return (
+            f"{states}; {answered}; {sum(self.left.values()):g} rows, blocks, tasks, descriptors"
+            " left"
+        )
 
 
-def run(folder: Path, bodies: int, *, at_once: int = 24, lines: int = 200, seed: int = 0) -> BulkTally:
+def run(
+    folder: Path, bodies: int, *, at_once: int = 24, lines: int = 200, seed: int = 0
+) -> BulkTally:
     """So many bodies of up to `lines` lines, `at_once` of them at a time."""
-    words = make_folder(folder, Orders(step_seconds=0.001), rows=48, num_blocks=400, longest=256, batched_tokens=512)
+    words = make_folder(
+        folder, Orders(step_seconds=0.001), rows=48, num_blocks=400, longest=256, batched_tokens=512
+    )
     return asyncio.run(_run(folder, words, bodies, at_once, lines, seed))
 
 
-async def _run(folder: Path, words: list[int], bodies: int, at_once: int, lines: int, seed: int) -> BulkTally:
+async def _run(
+    folder: Path, words: list[int], bodies: int, at_once: int, lines: int, seed: int
+) -> BulkTally:
     tally, gate = BulkTally(), asyncio.Semaphore(at_once)
     async with serving_here(folder, steps_ahead=2, preempt_every=5) as here:
 
@@ -70,17 +92,28 @@ async def _run(folder: Path, words: list[int], bodies: int, at_once: int, lines:
 
 
 def _line(rng: random.Random, number: int) -> dict[str, Any]:
-    prompt = [3 + i % 90 for i in range(rng.choice([0, 16, 48]))] + [rng.randrange(250) for _ in range(5)]
+    prompt = [3 + i % 90 for i in range(rng.choice([0, 16, 48]))] + [
+        rng.randrange(250) for _ in range(5)
+    ]
     shown = rng.choice([{"packed": True}, {"return_token_ids": True}])
     return {
-        "custom_id": f"r{number}", "prompt": prompt, "max_tokens": rng.randrange(1, 24), "n": rng.choice([1, 1, 3]),
-        "seed": rng.randrange(10**6), "temperature": rng.choice([0, 1]), **shown,
-    }  # fmt: skip
+        "custom_id": f"r{number}",
+        "prompt": prompt,
+        "max_tokens": rng.randrange(1, 24),
+        "n": rng.choice([1, 1, 3]),
+        "seed": rng.randrange(10**6),
+        "temperature": rng.choice([0, 1]),
+        **shown,
+    }
 
 
-async def _one_body(port: int, rng: random.Random, state: str, words: list[int], tally: BulkTally, lines: int) -> None:
+async def _one_body(
+    port: int, rng: random.Random, state: str, words: list[int], tally: BulkTally, lines: int
+) -> None:
     asked = {n: _line(rng, n) if rng.random() < 0.95 else None for n in range(1, lines + 1)}
-    rows = [rng.choice(BROKEN) if row is None else json.dumps(row).encode() for row in asked.values()]
+    rows = [
+        rng.choice(BROKEN) if row is None else json.dumps(row).encode() for row in asked.values()
+    ]
     body = b"\n".join(rows) + b"\n"
     if state == "in its body":
         _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -91,7 +124,10 @@ async def _one_body(port: int, rng: random.Random, state: str, words: list[int],
         return
     found: list[bytes] = []
     url = f"http://127.0.0.1:{port}{PATH}"
-    async with httpx.AsyncClient(timeout=120) as client, client.stream("POST", url, content=body) as answer:
+    async with (
+        httpx.AsyncClient(timeout=120) as client,
+        client.stream("POST", url, content=body) as answer,
+    ):
         if state == "soon":
             return
         async for line in answer.aiter_lines():
@@ -103,10 +139,14 @@ async def _one_body(port: int, rng: random.Random, state: str, words: list[int],
     _compare(asked, [json.loads(line) for line in found], words, tally)
 
 
-def _compare(asked: dict[int, Any], told: list[dict[str, Any]], words: list[int], tally: BulkTally) -> None:
+def _compare(
+    asked: dict[int, Any], told: list[dict[str, Any]], words: list[int], tally: BulkTally
+) -> None:
     by_number = {line.get("line"): line for line in told}
     if by_number.keys() != asked.keys() or len(told) != len(asked):
-        tally.strange.append(f"{len(told)} lines answer {len(asked)}, {len(asked.keys() - by_number.keys())} missing")
+        tally.strange.append(
+            f"{len(told)} lines answer {len(asked)}, {len(asked.keys() - by_number.keys())} missing"
+        )
         return
     tally.lines += len(told)
     for number, row in asked.items():
@@ -118,10 +158,19 @@ def _compare(asked: dict[int, Any], told: list[dict[str, Any]], words: list[int]
             tally.errors += 1
             continue
         for choice in line["choices"]:
-            want = expected(row["prompt"], row["max_tokens"], words, row["seed"], choice["index"], row["temperature"])
+            want = expected(
+                row["prompt"],
+                row["max_tokens"],
+                words,
+                row["seed"],
+                choice["index"],
+                row["temperature"],
+            )
             tally.foreign += _ids(choice["token_ids"]) != want
         if line["custom_id"] != row["custom_id"] or len(line["choices"]) != row["n"]:
-            tally.strange.append(f"line {number} is {line['custom_id']}, of {len(line['choices'])} choices")
+            tally.strange.append(
+                f"line {number} is {line['custom_id']}, of {len(line['choices'])} choices"
+            )
 
 
 def _ids(told: Any) -> list[int]:

@@ -1,7 +1,8 @@
-"""Connections cut at random states, under preemption and a cache that is too small: everything comes back, exactly.
+"""Connections cut at random states, under preemption and a cache that is too small: everything
+comes back, exactly.
 
-What is not cut is compared with what each sample gives alone: no token of another request, none lost, none twice. It
-knows the server in this loop and the fake's arithmetic.
+What is not cut is compared with what each sample gives alone: no token of another request, none
+lost, none twice. It knows the server in this loop and the fake's arithmetic.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from fake_runner import Orders, expected
 from in_loop import Events, close, post, serving_here
 from service import make_folder
 
-HEADERS = [[3 + 5 * k + i % 90 for i in range(64)] for k in range(4)]  # what prompts begin with: shared blocks
+HEADERS = [
+    [3 + 5 * k + i % 90 for i in range(64)] for k in range(4)
+]  # what prompts begin with: shared blocks
 
 
 @dataclass
@@ -38,27 +41,47 @@ class Tally:
 
     def line(self) -> str:
         left, cut = sum(self.left.values()), sum(self.cut.values())
-        said = f"{cut:,} cut, {self.whole:,} whole, {self.preempted:,.0f} preemptions; {left:g} rows, blocks, tasks, "
+        said = (
+            f"{cut:,} cut, {self.whole:,} whole, {self.preempted:,.0f} preemptions; {left:g} rows,"
+            " blocks, tasks, "
+        )
         return f"{said}descriptors left; {self.tokens:,} tokens compared, {self.foreign} foreign"
 
 
 def run(
-    folder: Path, streams: int, *, at_once: int = 200, seed: int = 0, cuts: bool = True, longest: int = 60
+    folder: Path,
+    streams: int,
+    *,
+    at_once: int = 200,
+    seed: int = 0,
+    cuts: bool = True,
+    longest: int = 60,
 ) -> Tally:
-    """So many requests, `at_once` of them at a time; with `cuts` most are cut, else one in eight."""
-    words = make_folder(folder, Orders(step_seconds=0.002), rows=24, num_blocks=200, longest=256, batched_tokens=256)
+    """So many requests, `at_once` of them at a time; with `cuts` most are cut,
+    else one in eight."""
+    words = make_folder(
+        folder, Orders(step_seconds=0.002), rows=24, num_blocks=200, longest=256, batched_tokens=256
+    )
     return asyncio.run(_run(folder, words, streams, at_once, random.Random(seed), cuts, longest))
 
 
 async def _run(
-    folder: Path, words: list[int], streams: int, at_once: int, rng: random.Random, cuts: bool, longest: int
+    folder: Path,
+    words: list[int],
+    streams: int,
+    at_once: int,
+    rng: random.Random,
+    cuts: bool,
+    longest: int,
 ) -> Tally:
     tally, gate = Tally(), asyncio.Semaphore(at_once)
     async with serving_here(folder, steps_ahead=2, preempt_every=5) as here:
 
         async def one(number: int) -> None:
             async with gate:
-                await one_stream(here.port, random.Random(rng.random() + number), words, tally, cuts, longest)
+                await one_stream(
+                    here.port, random.Random(rng.random() + number), words, tally, cuts, longest
+                )
 
         await asyncio.gather(*(one(number) for number in range(streams)))
         tally.left = await here.rest(2.0)
@@ -71,15 +94,26 @@ def _body(rng: random.Random, longest: int) -> dict[str, Any]:
         rng.randrange(250) for _ in range(rng.randrange(1, 60))
     ]
     return {
-        "prompt": prompt, "max_tokens": rng.randrange(1, longest), "n": rng.choice([1, 1, 2, 5]), "stream": True,
-        "seed": rng.randrange(10**6), "temperature": rng.choice([0, 1]), "return_token_ids": True,
-    }  # fmt: skip
+        "prompt": prompt,
+        "max_tokens": rng.randrange(1, longest),
+        "n": rng.choice([1, 1, 2, 5]),
+        "stream": True,
+        "seed": rng.randrange(10**6),
+        "temperature": rng.choice([0, 1]),
+        "return_token_ids": True,
+    }
 
 
-async def one_stream(port: int, rng: random.Random, words: list[int], tally: Tally, cuts: bool, longest: int) -> None:
+async def one_stream(
+    port: int, rng: random.Random, words: list[int], tally: Tally, cuts: bool, longest: int
+) -> None:
     body = _body(rng, longest)
     body["stream"] = stream = rng.random() < 0.8
-    state = rng.choice(["in its body", "sent", "soon", "later", "in its stream"] if cuts else ["none"] * 7 + ["later"])
+    state = rng.choice(
+        ["in its body", "sent", "soon", "later", "in its stream"]
+        if cuts
+        else ["none"] * 7 + ["later"]
+    )
     if rng.random() < 0.1:
         state = "none"
     if state == "in its body":
@@ -105,7 +139,9 @@ async def one_stream(port: int, rng: random.Random, words: list[int], tally: Tal
         tally.cut[state] = tally.cut.get(state, 0) + 1
 
 
-async def _compare(reader: asyncio.StreamReader, body: dict[str, Any], words: list[int], tally: Tally) -> None:
+async def _compare(
+    reader: asyncio.StreamReader, body: dict[str, Any], words: list[int], tally: Tally
+) -> None:
     events = Events(reader)
     await events.read()
     if not events.whole:
@@ -113,7 +149,11 @@ async def _compare(reader: asyncio.StreamReader, body: dict[str, Any], words: li
         return
     tally.whole += 1
     for sample in range(body["n"]):
-        want = expected(body["prompt"], body["max_tokens"], words, body["seed"], sample, body["temperature"])
+        want = expected(
+            body["prompt"], body["max_tokens"], words, body["seed"], sample, body["temperature"]
+        )
         got = events.ids.get(sample, [])
         tally.tokens += len(want)
-        tally.foreign += sum(a != b for a, b in zip(want, got, strict=False)) + abs(len(want) - len(got))
+        tally.foreign += sum(a != b for a, b in zip(want, got, strict=False)) + abs(
+            len(want) - len(got)
+        )

@@ -1,6 +1,8 @@
-"""The engine's process with a fake runner in it: the command that launch() and serve() take as their `engine`.
+"""The engine's process with a fake runner in it: the command that launch() and serve() take as
+their `engine`.
 
-Its folder (the config's model) holds fake.json, orders.json and a tokenizer. It knows the engine's floor.
+Its folder (the config's model) holds fake.json, orders.json and a tokenizer. It knows the engine's
+floor.
 """
 
 from __future__ import annotations
@@ -22,9 +24,12 @@ from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 
 COMMAND = (sys.executable, __file__)
-# Made up, so that there is a gauge: reading these weights takes 0.2 ms, and steps 1 ms unless told otherwise.
+# Made up, so that there is a gauge: reading these weights takes 0.2 ms, and steps 1 ms unless told
+# otherwise.
 LAYER = Attending(layers=1, window=None, numbers=2, read=2)
-MODEL = ModelSizes(layers=1, hidden=64, vocab=256, layer_weights=100_000, attending=(LAYER,), stored=2)
+MODEL = ModelSizes(
+    layers=1, hidden=64, vocab=256, layer_weights=100_000, attending=(LAYER,), stored=2
+)
 MACHINE = GpuSpecs(item=2, copy=1e9, flops=1e15)
 
 

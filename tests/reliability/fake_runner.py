@@ -1,9 +1,11 @@
-"""A runner that computes no model, for the engine's real process: real scheduler, allocator, loop and channel over it.
+"""A runner that computes no model, for the engine's real process: real scheduler, allocator, loop
+and channel over it.
 
-A token is a hash of its prompt, what came after it, its seed and its sample index, taken through the blocks that the
-plan names: a block that was handed out twice, a row used again too early or another request's token changes what comes
-out, and `expected` says what should. It is as fast as it is told to be, and breaks when it is told to: `Orders` lie in
-a file beside the tokenizer, which tests rewrite while it runs. It knows plans and columns; no text, no HTTP.
+A token is a hash of its prompt, what came after it, its seed and its sample index, taken through
+the blocks that the plan names: a block that was handed out twice, a row used again too early or
+another request's token changes what comes out, and `expected` says what should. It is as fast as it
+is told to be, and breaks when it is told to: `Orders` lie in a file beside the tokenizer, which
+tests rewrite while it runs. It knows plans and columns; no text, no HTTP.
 
 Not served: min_tokens together with stop ids.
 """
@@ -24,7 +26,15 @@ from numpy.typing import NDArray
 
 from penstock.errors import CheckpointError
 from penstock.row_table import WANTS_LOGPROBS
-from penstock.schedule.step import BAD_LOGITS, KV_CACHE, NO_TOKEN, WEIGHTS, StepPlan, StepTokens, TokenLogprobs
+from penstock.schedule.step import (
+    BAD_LOGITS,
+    KV_CACHE,
+    NO_TOKEN,
+    WEIGHTS,
+    StepPlan,
+    StepTokens,
+    TokenLogprobs,
+)
 from penstock.shared_weights import WeightsSource
 
 UInt64 = NDArray[np.uint64]
@@ -32,12 +42,19 @@ ORDERS = "orders.json"
 SHAPE = "fake.json"
 _TOKEN, _PLACE, _SEED, _SAMPLE, _DRAW = (
     np.uint64(n)
-    for n in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x2545F4914F6CDD1D, 0x9FB21C651E98DF25, 0xA24BAED4963EE407)
+    for n in (
+        0x9E3779B97F4A7C15,
+        0xD1B54A32D192ED03,
+        0x2545F4914F6CDD1D,
+        0x9FB21C651E98DF25,
+        0xA24BAED4963EE407,
+    )
 )
 
 
 class Shape(msgspec.Struct, kw_only=True):
-    """What the fake is for its whole life. `words`: the ids that it draws. Lies as fake.json in its folder."""
+    """What the fake is for its whole life. `words`: the ids that it draws. Lies as fake.json in its
+    folder."""
 
     rows: int = 64
     num_blocks: int = 1024
@@ -51,9 +68,10 @@ class Shape(msgspec.Struct, kw_only=True):
 class Orders(msgspec.Struct, kw_only=True):
     """What it does from now on. `fault` happens once for each `serial` above 0, at the next step:
 
-    exit, kill, raise, raise_late, memory: the process or the step ends; hang, hang_with_lock: a step that never comes,
-    in Python or in a library that holds the interpreter's lock; nan: logits of every row of the step are not finite.
-    long: a step of LONG_SECONDS that is seen to go on. `held`: no step comes until it is taken back.
+    exit, kill, raise, raise_late, memory: the process or the step ends; hang, hang_with_lock: a
+    step that never comes, in Python or in a library that holds the interpreter's lock; nan: logits
+    of every row of the step are not finite. long: a step of LONG_SECONDS that is seen to go on.
+    `held`: no step comes until it is taken back.
     """
 
     step_seconds: float = 0.001
@@ -81,7 +99,10 @@ def _mix(x: UInt64) -> UInt64:
 
 def _terms(tokens: Any, places: Any) -> UInt64:
     """What tokens at their places add to a context's hash: sums, so that a chunk is one cumsum."""
-    return _mix((np.asarray(tokens, np.uint64) + np.uint64(1)) * _TOKEN + np.asarray(places, np.uint64) * _PLACE)
+    return _mix(
+        (np.asarray(tokens, np.uint64) + np.uint64(1)) * _TOKEN
+        + np.asarray(places, np.uint64) * _PLACE
+    )
 
 
 def _draws(context: UInt64, noise: UInt64) -> UInt64:
@@ -90,12 +111,19 @@ def _draws(context: UInt64, noise: UInt64) -> UInt64:
 
 def _noise(seed: Any, sample: Any, temperature: Any) -> UInt64:
     """0 for greedy rows: their tokens hang on the context alone."""
-    noise = _mix(np.asarray(seed).astype(np.uint64) * _SEED + np.asarray(sample).astype(np.uint64) * _SAMPLE)
+    noise = _mix(
+        np.asarray(seed).astype(np.uint64) * _SEED + np.asarray(sample).astype(np.uint64) * _SAMPLE
+    )
     return np.where(np.asarray(temperature) > 0, noise, np.uint64(0)).astype(np.uint64)
 
 
 def expected(
-    prompt: Sequence[int], count: int, words: Sequence[int], seed: int = 0, sample: int = 0, temperature: float = 1.0
+    prompt: Sequence[int],
+    count: int,
+    words: Sequence[int],
+    seed: int = 0,
+    sample: int = 0,
+    temperature: float = 1.0,
 ) -> list[int]:
     """The first `count` tokens of a sample that nothing disturbs."""
     with np.errstate(over="ignore"):
@@ -143,7 +171,9 @@ class FakeRunner:
         self.asleep: tuple[str, ...] = ()
         self._folder, self._words = folder, np.array(shape.words, np.int32)
         width = -(-shape.longest // 16)
-        self._slots = np.zeros(shape.num_blocks * 16, np.uint64)  # hash of all tokens up to each slot
+        self._slots = np.zeros(
+            shape.num_blocks * 16, np.uint64
+        )  # hash of all tokens up to each slot
         self._table = np.zeros((shape.rows, width), np.int64)
         self._last, self._length, self._limit = (np.zeros(shape.rows, np.int64) for _ in range(3))
         self._noise = np.zeros(shape.rows, np.uint64)
@@ -152,7 +182,9 @@ class FakeRunner:
         self._done = np.ones(shape.rows, bool)
         self._due = 0.0
         self._orders, self._seen = Orders(), (0, 0)
-        self._struck = self.orders().serial  # faults that were ordered before this engine began are not its own
+        self._struck = (
+            self.orders().serial
+        )  # faults that were ordered before this engine began are not its own
 
     def counts(self) -> dict[str, int]:
         return {"jit_compiles": 0, "jit_loads": 0}
@@ -183,7 +215,9 @@ class FakeRunner:
         self.asleep, self._gone = (WEIGHTS, KV_CACHE), level == 2
 
     def wake_up(self, tags: Collection[str]) -> None:
-        self.asleep = tuple(tag for tag in self.asleep if tag not in tags or (tag == WEIGHTS and self._gone))
+        self.asleep = tuple(
+            tag for tag in self.asleep if tag not in tags or (tag == WEIGHTS and self._gone)
+        )
 
     def close(self) -> None:
         """Nothing to give back."""
@@ -225,7 +259,9 @@ class FakeRunner:
         tokens = self._words[draws.astype(np.int64)]
         self._length[rows] += live
         self._last[rows] = np.where(live, tokens, self._last[rows])
-        ended = (length + 2 >= self._limit[rows]) | (self._stops[rows] == tokens[:, None]).any(axis=1)
+        ended = (length + 2 >= self._limit[rows]) | (self._stops[rows] == tokens[:, None]).any(
+            axis=1
+        )
         self._done[rows] |= ended
         drawn = np.where(live, tokens, NO_TOKEN).astype(np.int32)
         return StepTokens(drawn, self._scores(plan, tokens, length), self._prompt_scores(plan))
@@ -238,7 +274,11 @@ class FakeRunner:
         self._table[rows] = 0
         self._table[rows, : joins.blocks.shape[1]] = joins.blocks
         told = joins.records
-        self._length[rows], self._last[rows], self._limit[rows] = told["length"], told["last_token"], told["limit"]
+        self._length[rows], self._last[rows], self._limit[rows] = (
+            told["length"],
+            told["last_token"],
+            told["limit"],
+        )
         self._noise[rows] = _noise(told["seed"], told["sample"], told["temperature"])
         self._stops[rows], self._logprobs[rows] = told["stop_ids"], told["logprobs"]
         self._done[rows] = False
@@ -247,23 +287,34 @@ class FakeRunner:
         chunks = plan.chunks
         for c in range(0 if chunks is None else chunks.context.size):
             assert chunks is not None
-            tokens, first = chunks.tokens[chunks.start[c] : chunks.start[c + 1]], int(chunks.context[c])
+            tokens, first = (
+                chunks.tokens[chunks.start[c] : chunks.start[c + 1]],
+                int(chunks.context[c]),
+            )
             places = np.arange(first, first + tokens.size)
             table = chunks.blocks[c].astype(np.int64)
             sums = np.cumsum(_terms(tokens, places), dtype=np.uint64)
-            self._slots[table[places // 16] * 16 + places % 16] = sums + self._before(table[None], np.array([first]))
+            self._slots[table[places // 16] * 16 + places % 16] = sums + self._before(
+                table[None], np.array([first])
+            )
 
     def _before(self, tables: NDArray[np.int64], length: NDArray[np.int64]) -> UInt64:
         """The hash of all that is stored before position `length` of each table."""
         last = np.maximum(length - 1, 0)
-        found = self._slots[np.take_along_axis(tables, last[:, None] // 16, axis=1)[:, 0] * 16 + last % 16]
+        found = self._slots[
+            np.take_along_axis(tables, last[:, None] // 16, axis=1)[:, 0] * 16 + last % 16
+        ]
         return np.where(length > 0, found, np.uint64(0)).astype(np.uint64)
 
-    def _scores(self, plan: StepPlan, tokens: NDArray[np.int32], length: NDArray[np.int64]) -> TokenLogprobs | None:
+    def _scores(
+        self, plan: StepPlan, tokens: NDArray[np.int32], length: NDArray[np.int64]
+    ) -> TokenLogprobs | None:
         if not plan.wants & WANTS_LOGPROBS:
             return None
         where = np.flatnonzero(self._logprobs[plan.rows] >= 0).astype(np.int32)
-        return self._scored(where, tokens[where], int(self._logprobs[plan.rows[where]].max(initial=0)))
+        return self._scored(
+            where, tokens[where], int(self._logprobs[plan.rows[where]].max(initial=0))
+        )
 
     def _prompt_scores(self, plan: StepPlan) -> TokenLogprobs | None:
         chunks = plan.chunks
@@ -273,14 +324,18 @@ class FakeRunner:
         where = np.flatnonzero((wanted >= 0) & (chunks.next_token >= 0)).astype(np.int32)
         return self._scored(where, chunks.next_token[where], int(wanted[where].max(initial=0)))
 
-    def _scored(self, where: NDArray[np.int32], tokens: NDArray[np.int32], count: int) -> TokenLogprobs:
+    def _scored(
+        self, where: NDArray[np.int32], tokens: NDArray[np.int32], count: int
+    ) -> TokenLogprobs:
         """A token's own score, and those of the words behind it in the alphabet."""
         k = max(count, 1)
         chosen = -(1 + tokens / 1024).astype(np.float32)
         top_ids = (tokens[:, None] + np.arange(k)) % self._words.size
         top_ids[:, 0] = tokens
         top = chosen[:, None] - np.arange(k, dtype=np.float32)
-        return TokenLogprobs(where, chosen, np.ones(where.size, np.int32), top_ids.astype(np.int32), top)
+        return TokenLogprobs(
+            where, chosen, np.ones(where.size, np.int32), top_ids.astype(np.int32), top
+        )
 
 
 def _strike(fault: str) -> None:

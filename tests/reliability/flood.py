@@ -1,4 +1,5 @@
-"""More than the queue holds: all at once against an engine that is held, and ten times what it can do for minutes.
+"""More than the queue holds: all at once against an engine that is held, and ten times what it can
+do for minutes.
 
 The client is in this process, the service in others. It knows a service over HTTP and its metrics.
 """
@@ -35,7 +36,9 @@ class Flood:
 
     def faults(self, want: dict[int, int] | None = None) -> list[str]:
         found = [f"{self.wrong} wrong answers"] if self.wrong else []
-        found += [f"{self.no_retry_after} refusals without Retry-After"] if self.no_retry_after else []
+        found += (
+            [f"{self.no_retry_after} refusals without Retry-After"] if self.no_retry_after else []
+        )
         found += [] if self.at_rest else ["not at rest afterwards"]
         if want is None and set(self.statuses) - {200, 429}:
             found.append(f"statuses {self.statuses}")
@@ -44,7 +47,9 @@ class Flood:
         return found + ([f"memory grew by {self.grown >> 20} MB"] if self.grown > 200 << 20 else [])
 
 
-async def _ask(port: int, body: dict[str, Any], words: list[int], flood: Flood, answered: list[int]) -> int:
+async def _ask(
+    port: int, body: dict[str, Any], words: list[int], flood: Flood, answered: list[int]
+) -> int:
     """Sends one request and reads its answer to the end -> the status."""
     status = 0
     with contextlib.suppress(OSError):
@@ -65,7 +70,8 @@ async def _ask(port: int, body: dict[str, Any], words: list[int], flood: Flood, 
 
 
 def all_at_once(folder: Path, count: int, queue: int, *, held: bool) -> Flood:
-    """`count` requests at one moment. held: no step comes until all that can be refused have been."""
+    """`count` requests at one moment. held:
+    no step comes until all that can be refused have been."""
     words = make_folder(folder, Orders(step_seconds=0.002), rows=256, num_blocks=8192, longest=256)
     flood, answered = Flood(), [0, 0]
     with Serving(folder, limits={"max_num_queued_reqs": queue}) as serving:
@@ -75,7 +81,9 @@ def all_at_once(folder: Path, count: int, queue: int, *, held: bool) -> Flood:
 
         async def main() -> list[int]:
             bodies = [_body(number, 4) for number in range(count)]
-            tasks = [asyncio.create_task(_ask(port, body, words, flood, answered)) for body in bodies]
+            tasks = [
+                asyncio.create_task(_ask(port, body, words, flood, answered)) for body in bodies
+            ]
             while not all(task.done() for task in tasks):
                 await asyncio.sleep(0.05)
                 flood.grown = max(flood.grown, memory(serving.process.pid) - before)
@@ -96,7 +104,8 @@ class Overload(Flood):
     goodput: float = 0.0  # of 200, under the load
     asked: float = 0.0  # requests a second that were sent
     refusal_p99: float = 0.0  # seconds
-    late_p99: float = 0.0  # by how many seconds a sleeper in the client's loop wakes too late: the machine's crowd
+    # by how many seconds a sleeper in the client's loop wakes too late: the machine's crowd
+    late_p99: float = 0.0
 
     def line(self) -> str:
         share = self.goodput / self.peak if self.peak else 0.0
@@ -111,11 +120,15 @@ class Overload(Flood):
         return found + ([f"refusals p99 {self.refusals()}"] if own > 0.05 else [])
 
     def refusals(self) -> str:
-        return f"{self.refusal_p99 * 1000:.0f} ms (the client's own loop {self.late_p99 * 1000:.0f} late)"
+        return (
+            f"{self.refusal_p99 * 1000:.0f} ms (the client's own loop {self.late_p99 * 1000:.0f}"
+            " late)"
+        )
 
 
 def overload(folder: Path, seconds: float, times: float = 10.0) -> Overload:
-    """A load of `times` what the engine can do, open loop: requests are sent at their moments, whatever comes back."""
+    """A load of `times` what the engine can do, open loop: requests are sent at their moments,
+    whatever comes back."""
     words = make_folder(folder, Orders(step_seconds=0.02), rows=32, num_blocks=2048, longest=256)
     made = Overload()
     with Serving(folder, limits={"max_num_queued_reqs": 96}) as serving:
@@ -135,7 +148,8 @@ def _body(number: int, tokens: int) -> dict[str, Any]:
 
 
 async def _closed(port: int, words: list[int], flood: Flood, clients: int, seconds: float) -> float:
-    """`clients` that each send the next when they have an answer -> answers a second, the first second left out."""
+    """`clients` that each send the next when they have an answer -> answers a second, the first
+    second left out."""
     began, done = time.monotonic(), 0
 
     async def one(client: int) -> None:

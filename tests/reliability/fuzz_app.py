@@ -1,4 +1,5 @@
-"""The server's whole application as a target of fuzzing: bytes of a body go in, a 5xx, a hang or a leak is raised.
+"""The server's whole application as a target of fuzzing: bytes of a body go in, a 5xx, a hang or a
+leak is raised.
 
 It knows the routes and the fake engine; who draws the bytes is its callers'.
 """
@@ -21,7 +22,8 @@ COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/r
 class App:
     """The server's application over the fake engine, called without sockets.
 
-    A fault of ours comes out as the exception that it is: Starlette raises it again behind its answer of 500.
+    A fault of ours comes out as the exception that it is: Starlette raises it again behind its
+    answer of 500.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -42,7 +44,9 @@ class App:
             limits=HttpLimits(max_body_bytes=100_000),
             admin_without_key=True,
             parsers=AnswerParsers(
-                enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="deepseek_r1"
+                enable_auto_tool_choice=True,
+                tool_call_parser="hermes",
+                reasoning_parser="deepseek_r1",
             ),
         )
         self._app = build_app(self.service)
@@ -51,7 +55,8 @@ class App:
         self._runner.close()
 
     def ask(self, path: str, body: Sequence[bytes]) -> tuple[int, bytes]:
-        """(status, body) of a request whose body comes in these pieces. Whatever came of it, nothing is left open."""
+        """(status, body) of a request whose body comes in these pieces. Whatever came of it,
+        nothing is left open."""
         with bounded():
             status, answer = self._runner.run(self._ask(path, body))
             self._runner.run(self._at_rest())
@@ -73,11 +78,19 @@ class App:
             sent.append(message)
 
         scope = {
-            "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": "POST", "scheme": "http",
-            "path": path, "raw_path": path.encode("utf-8", "replace"), "query_string": b"", "root_path": "",
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode("utf-8", "replace"),
+            "query_string": b"",
+            "root_path": "",
             "headers": [(b"host", b"localhost"), (b"content-type", b"application/json")],
-            "client": None, "server": None,
-        }  # fmt: skip
+            "client": None,
+            "server": None,
+        }
         await self._app(scope, receive, send)
         assert sent[0]["type"] == "http.response.start" and not sent[-1].get("more_body")
         return sent[0]["status"], b"".join(part["body"] for part in sent[1:])
@@ -91,7 +104,9 @@ class App:
     def _check_refusal(self, answer: bytes) -> None:
         error = json.loads(answer)["error"]
         assert set(error) == {"message", "type", "param", "code"}
-        assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600, error
+        assert error["message"] and "\n" not in error["message"] and len(error["message"]) <= 600, (
+            error
+        )
 
     def sample(self, path: str, body: Sequence[bytes]) -> int:
         """One of the routes that make text."""
@@ -106,9 +121,15 @@ class App:
             assert strict(answer)["status"] in ("completed", "incomplete")
             return
         if answer.startswith(b"event: "):
-            events = [strict(event.partition(b"\ndata: ")[2]) for event in answer[:-2].split(b"\n\n")]
+            events = [
+                strict(event.partition(b"\ndata: ")[2]) for event in answer[:-2].split(b"\n\n")
+            ]
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
-            assert events[-1]["type"].removeprefix("response.") in ("completed", "incomplete", "error")
+            assert events[-1]["type"].removeprefix("response.") in (
+                "completed",
+                "incomplete",
+                "error",
+            )
             return
         if not answer.startswith(b"data: "):
             assert strict(answer)["choices"]

@@ -1,4 +1,5 @@
-"""What every target of fuzzing is held to: it doesn't hang, allocates little, and says what is wrong in one good line.
+"""What every target of fuzzing is held to: it doesn't hang, allocates little, and says what is
+wrong in one good line.
 
 It knows processes and the error tree; no target.
 """
@@ -20,13 +21,16 @@ import pytest
 from penstock.errors import PenstockError
 
 PATIENCE = 20  # seconds of processor time after which a target hangs: a busy machine is no hang
-ROOM = 2 << 30  # bytes of address space that a target may take beyond what there is; a thread takes 0.1 of it
+ROOM = (
+    2 << 30
+)  # bytes of address space that a target may take beyond what there is; a thread takes 0.1 of it
 LONGEST_ERROR = 1_500  # characters: a line that a person reads, paths and all
 
 
 @contextlib.contextmanager
 def bounded(patience: int = PATIENCE) -> Iterator[None]:
-    """Turns a hang into a TimeoutError and a giant allocation into a MemoryError. For the main thread."""
+    """Turns a hang into a TimeoutError and a giant allocation into a MemoryError. For the main
+    thread."""
 
     def hangs(*_: object) -> None:
         raise TimeoutError(f"it takes more than {patience} s")
@@ -46,7 +50,8 @@ def bounded(patience: int = PATIENCE) -> Iterator[None]:
 
 @contextlib.contextmanager
 def in_memory() -> Iterator[Path]:
-    """A folder on no disk, where there is such a place: thousands of openings cost a tenth there."""
+    """A folder on no disk, where there is such a place:
+    thousands of openings cost a tenth there."""
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
     with tempfile.TemporaryDirectory(dir=place) as folder:
         yield Path(folder)

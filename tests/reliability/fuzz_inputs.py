@@ -1,8 +1,9 @@
-"""Inputs for fuzzing, made by hypothesis: valid JSON bodies, lines and forms, bent a little or a lot.
+"""Inputs for fuzzing, made by hypothesis: valid JSON bodies, lines and forms, bent a little or a
+lot.
 
-What is drawn is bytes. A tree is written out by `render`, not by json.dumps, so that it may hold what no Python value
-is: a key twice, NaN, 1e400, half a surrogate pair, 5,000 digits, 3,000 brackets. It knows the shapes of good inputs;
-not what becomes of them (fuzz_targets.py).
+What is drawn is bytes. A tree is written out by `render`, not by json.dumps, so that it may hold
+what no Python value is: a key twice, NaN, 1e400, half a surrogate pair, 5,000 digits, 3,000
+brackets. It knows the shapes of good inputs; not what becomes of them (fuzz_targets.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 SCALE = float(os.environ.get("PENSTOCK_FUZZ", "1"))  # `make reliability` asks for more
-CANARY = "zq7canary"  # what a client may hold secret: values alone have it, and no error says it again
+CANARY = (
+    "zq7canary"  # what a client may hold secret: values alone have it, and no error says it again
+)
 
 
 def examples(usual: int) -> int:
@@ -43,23 +46,90 @@ def render(value: Any) -> bytes:
         return b"[" + b",".join(map(render, value)) + b"]"
     if isinstance(value, dict | Pairs):
         pairs = value.items() if isinstance(value, dict) else value.pairs
-        return b"{" + b",".join(json.dumps(name).encode() + b":" + render(each) for name, each in pairs) + b"}"
+        return (
+            b"{"
+            + b",".join(json.dumps(name).encode() + b":" + render(each) for name, each in pairs)
+            + b"}"
+        )
     return json.dumps(value).encode()
 
 
 ODD = (
-    b"NaN", b"Infinity", b"-Infinity", b"1e400", b"-1e400", b"1e-400", b"-0", b"-0.0", b"1E+2", b"01", b"+1", b".5",
-    b"9" * 5_000, b"0." + b"9" * 5_000, b"1" + b"0" * 310, b'"\\ud800"', b'"\\udc00x"', b'"\\ud83d\\ude00"',
-    b'"\\u0000"', b'"\x01"', b'"\xff"', b'"\xed\xa0\x80"', b'"\xe2\x80\xa8"', b"[" * 3_000, b"[" * 900 + b"]" * 900,
-    b'{"a":' * 500 + b"1" + b"}" * 500, b"[" * 40 + b"]" * 40, b"'x'", b"nul", b"", b"/*x*/1", b'"\\x"', b"1 2",
-)  # fmt: skip
+    b"NaN",
+    b"Infinity",
+    b"-Infinity",
+    b"1e400",
+    b"-1e400",
+    b"1e-400",
+    b"-0",
+    b"-0.0",
+    b"1E+2",
+    b"01",
+    b"+1",
+    b".5",
+    b"9" * 5_000,
+    b"0." + b"9" * 5_000,
+    b"1" + b"0" * 310,
+    b'"\\ud800"',
+    b'"\\udc00x"',
+    b'"\\ud83d\\ude00"',
+    b'"\\u0000"',
+    b'"\x01"',
+    b'"\xff"',
+    b'"\xed\xa0\x80"',
+    b'"\xe2\x80\xa8"',
+    b"[" * 3_000,
+    b"[" * 900 + b"]" * 900,
+    b'{"a":' * 500 + b"1" + b"}" * 500,
+    b"[" * 40 + b"]" * 40,
+    b"'x'",
+    b"nul",
+    b"",
+    b"/*x*/1",
+    b'"\\x"',
+    b"1 2",
+)
 TEXTS = st.text(max_size=20) | st.sampled_from(
-    ["", " ", "\x00", "\u2028", "\ufeff", CANARY, CANARY * 40, f"x' - at `$.{CANARY}`", "a" * 300, "<assistant>",
-     "{{ 7 * 7 }}", "user", "text", "fake", "\U0001f600" * 9, "a\nb", "%s", "../../etc"]
-)  # fmt: skip
+    [
+        "",
+        " ",
+        "\x00",
+        "\u2028",
+        "\ufeff",
+        CANARY,
+        CANARY * 40,
+        f"x' - at `$.{CANARY}`",
+        "a" * 300,
+        "<assistant>",
+        "{{ 7 * 7 }}",
+        "user",
+        "text",
+        "fake",
+        "\U0001f600" * 9,
+        "a\nb",
+        "%s",
+        "../../etc",
+    ]
+)
 NUMBERS = (
     st.integers(-3, 40)
-    | st.sampled_from([255, 256, 257, 300, 65_537, 2**31, 2**32, 2**53, 2**63 - 1, 2**63, 2**64, 10**30, -(2**63) - 1])
+    | st.sampled_from(
+        [
+            255,
+            256,
+            257,
+            300,
+            65_537,
+            2**31,
+            2**32,
+            2**53,
+            2**63 - 1,
+            2**63,
+            2**64,
+            10**30,
+            -(2**63) - 1,
+        ]
+    )
     | st.floats(allow_nan=False, allow_infinity=False)
 )
 LEAVES = st.none() | st.booleans() | NUMBERS | TEXTS | st.sampled_from(ODD).map(Raw)
@@ -77,8 +147,8 @@ VALUES = st.recursive(
 
 @st.composite
 def bent(draw: st.DrawFn, base: dict[str, Any], known: dict[str, st.SearchStrategy[Any]]) -> Pairs:
-    """`base` with some fields more, of `known` names: mostly what they may be, now and then anything. Or one is gone,
-    or stands there twice."""
+    """`base` with some fields more, of `known` names: mostly what they may be, now and then
+    anything. Or one is gone, or stands there twice."""
     pairs = list(base.items())
     for name in draw(st.lists(st.sampled_from(sorted(known)), max_size=5)):
         pairs.append((name, draw(VALUES if draw(st.integers(0, 4)) == 4 else known[name])))
@@ -156,7 +226,9 @@ _FORM: dict[str, st.SearchStrategy[Any]] = {
     "return_token_ids": st.booleans(),
     "return_tokens_as_token_ids": st.booleans(),
     "stream": st.booleans(),
-    "stream_options": st.fixed_dictionaries({}, optional={"include_usage": st.booleans(), "x": LEAVES}),
+    "stream_options": st.fixed_dictionaries(
+        {}, optional={"include_usage": st.booleans(), "x": LEAVES}
+    ),
     "timeout": st.sampled_from([-1, 0, 1e-9, 60, 1e300]),
     "cache_salt": TEXTS,
     "user": TEXTS,
@@ -178,20 +250,42 @@ _COMPLETION = {
     "best_of": st.integers(-1, 4),
     "suffix": TEXTS,
 }
-_PARTS = st.lists(st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": TEXTS}), max_size=3)
+_PARTS = st.lists(
+    st.fixed_dictionaries({"type": st.sampled_from(["text", "image_url"]), "text": TEXTS}),
+    max_size=3,
+)
 _SCHEMAS = st.sampled_from(
-    [{}, {"type": "object", "properties": {"a": {"type": "string"}}}, {"type": "array"}, {"properties": {"a": 7}},
-     {"properties": {"a": {"$ref": "#"}}}, {"oneOf": [{}, {}]}, {"x-guidance": {"lenient": 1}}, {"properties": []}]
-)  # fmt: skip
-_FUNCTION = {"name": st.sampled_from(["f", "g", "", "a b"]) | TEXTS, "parameters": _SCHEMAS, "strict": st.booleans()}
+    [
+        {},
+        {"type": "object", "properties": {"a": {"type": "string"}}},
+        {"type": "array"},
+        {"properties": {"a": 7}},
+        {"properties": {"a": {"$ref": "#"}}},
+        {"oneOf": [{}, {}]},
+        {"x-guidance": {"lenient": 1}},
+        {"properties": []},
+    ]
+)
+_FUNCTION = {
+    "name": st.sampled_from(["f", "g", "", "a b"]) | TEXTS,
+    "parameters": _SCHEMAS,
+    "strict": st.booleans(),
+}
 _TOOLS = st.lists(
-    st.fixed_dictionaries({"type": st.just("function"), "function": bent({"name": "f"}, _FUNCTION)}) | LEAVES,
+    st.fixed_dictionaries({"type": st.just("function"), "function": bent({"name": "f"}, _FUNCTION)})
+    | LEAVES,
     max_size=2,
 )
-_CHOICES = st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}]) | LEAVES
+_CHOICES = (
+    st.sampled_from(["none", "auto", "required", {"type": "function", "function": {"name": "f"}}])
+    | LEAVES
+)
 _EFFORTS = st.sampled_from(["none", "low", "x"])
 _CALLS = st.lists(
-    bent({"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}, {"function": LEAVES}),
+    bent(
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}},
+        {"function": LEAVES},
+    ),
     max_size=2,
 )
 _MESSAGE = bent(
@@ -215,7 +309,9 @@ _CHAT = {
     "add_generation_prompt": st.booleans(),
     "continue_final_message": st.booleans(),
     "chat_template_kwargs": st.dictionaries(
-        st.sampled_from(["shout", "messages", "range", "raise_exception", "self", "loop", "a b", "documents"]),
+        st.sampled_from(
+            ["shout", "messages", "range", "raise_exception", "self", "loop", "a b", "documents"]
+        ),
         LEAVES,
         max_size=3,
     ),
@@ -228,10 +324,17 @@ _CHAT = {
 _ITEM = bent(
     {"role": "user", "content": "hi"},
     {
-        "type": st.sampled_from(["message", "function_call", "function_call_output", "reasoning", "item_reference"]),
+        "type": st.sampled_from(
+            ["message", "function_call", "function_call_output", "reasoning", "item_reference"]
+        ),
         "role": st.sampled_from(["user", "assistant", "tool"]),
-        "content": TEXTS | st.lists(st.fixed_dictionaries({"type": st.just("input_text"), "text": TEXTS}), max_size=2),
-        **dict.fromkeys(("id", "status", "call_id", "name", "arguments", "output", "summary"), TEXTS | LEAVES),
+        "content": TEXTS
+        | st.lists(
+            st.fixed_dictionaries({"type": st.just("input_text"), "text": TEXTS}), max_size=2
+        ),
+        **dict.fromkeys(
+            ("id", "status", "call_id", "name", "arguments", "output", "summary"), TEXTS | LEAVES
+        ),
     },
 )
 _RESPONSE = {
@@ -241,14 +344,20 @@ _RESPONSE = {
     "temperature": NUMBERS,
     "stream": st.booleans(),
     "tools": st.lists(bent({"type": "function", "name": "f"}, _FUNCTION), max_size=2),
-    "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "name": "f"}]) | LEAVES,
-    "text": st.fixed_dictionaries({"format": st.fixed_dictionaries({"type": TEXTS | st.just("json_schema")}, optional={
-        "schema": _SCHEMAS})}),
+    "tool_choice": st.sampled_from(["none", "auto", "required", {"type": "function", "name": "f"}])
+    | LEAVES,
+    "text": st.fixed_dictionaries(
+        {
+            "format": st.fixed_dictionaries(
+                {"type": TEXTS | st.just("json_schema")}, optional={"schema": _SCHEMAS}
+            )
+        }
+    ),
     "reasoning": st.fixed_dictionaries({}, optional={"effort": _EFFORTS, "summary": LEAVES}),
     "store": st.booleans(),
     "metadata": st.dictionaries(st.sampled_from("ab"), LEAVES, max_size=2),
     "include": st.lists(TEXTS, max_size=1),
-}  # fmt: skip
+}
 _SHORT = {"model": "fake", "max_tokens": 3}
 
 
@@ -283,7 +392,11 @@ def lines(draw: st.DrawFn) -> bytes:
 
 def rows() -> st.SearchStrategy[bytes]:
     """A row that `penstock run` reads, of either form."""
-    own = {name: each for name, each in _FORM.items() if name not in ("stream", "stream_options", "timeout", "model")}
+    own = {
+        name: each
+        for name, each in _FORM.items()
+        if name not in ("stream", "stream_options", "timeout", "model")
+    }
     own |= {"id": TEXTS | NUMBERS, "prompt": _PROMPTS, "messages": st.lists(_MESSAGE, max_size=2)}
     return bent({"id": "a", "prompt": "x"}, own).map(render) | lines()
 
@@ -292,11 +405,23 @@ def rows() -> st.SearchStrategy[bytes]:
 
 BOUNDARY = "x-limit"
 _HEADER_VALUES = st.sampled_from(
-    ['form-data; name="file"; filename="in.jsonl"', 'form-data; name="purpose"', 'form-data; name="file"',
-     "form-data; name=purpose", 'form-data; name="expires_after[anchor]"', 'form-data; name="x"', "form-data", "",
-     "form-data; name*=a; name*0=b", 'attachment; name="file"', 'form-data; name="file"; filename="\xff\u0100"',
-     'form-data; name="file"; filename="..\\..\\a/b/../\x7f"', 'form-data; name="; filename=";', "form-data;;;=;name"]
-)  # fmt: skip
+    [
+        'form-data; name="file"; filename="in.jsonl"',
+        'form-data; name="purpose"',
+        'form-data; name="file"',
+        "form-data; name=purpose",
+        'form-data; name="expires_after[anchor]"',
+        'form-data; name="x"',
+        "form-data",
+        "",
+        "form-data; name*=a; name*0=b",
+        'attachment; name="file"',
+        'form-data; name="file"; filename="\xff\u0100"',
+        'form-data; name="file"; filename="..\\..\\a/b/../\x7f"',
+        'form-data; name="; filename=";',
+        "form-data;;;=;name",
+    ]
+)
 
 
 @st.composite
@@ -305,7 +430,10 @@ def uploads(draw: st.DrawFn) -> tuple[bytes, bytes]:
     content = b"\n".join(draw(st.lists(lines() | st.binary(max_size=30), max_size=3)))
     parts = [
         ('form-data; name="purpose"', b"batch"),
-        ('form-data; name="file"; filename="in.jsonl"', draw(st.sampled_from([content, b"", b"\r\n--x-limi", b"\r"]))),
+        (
+            'form-data; name="file"; filename="in.jsonl"',
+            draw(st.sampled_from([content, b"", b"\r\n--x-limi", b"\r"])),
+        ),
     ]
     if draw(st.booleans()):
         parts.append((draw(_HEADER_VALUES), draw(st.binary(max_size=40))))
@@ -314,13 +442,22 @@ def uploads(draw: st.DrawFn) -> tuple[bytes, bytes]:
     body = b""
     for value, data in draw(st.permutations(parts)):
         body += f"--{BOUNDARY}\r\nContent-Disposition: {value}\r\n\r\n".encode() + data + b"\r\n"
-    body += draw(st.sampled_from([f"--{BOUNDARY}--\r\n", f"--{BOUNDARY}--", "", f"--{BOUNDARY}\r\n"])).encode()
+    body += draw(
+        st.sampled_from([f"--{BOUNDARY}--\r\n", f"--{BOUNDARY}--", "", f"--{BOUNDARY}\r\n"])
+    ).encode()
     kind = draw(
         st.sampled_from(
             [f"multipart/form-data; boundary={BOUNDARY}"] * 6
-            + ["multipart/form-data", "application/json", "", 'multipart/form-data; boundary=""', 'a;b;c;=;"',
-               "multipart/form-data; boundary=\xff", f"multipart/form-data; boundary*=a; boundary*0={BOUNDARY}",
-               f"multipart/form-data; boundary*{'9' * 5_000}*=x; boundary={BOUNDARY}"]
+            + [
+                "multipart/form-data",
+                "application/json",
+                "",
+                'multipart/form-data; boundary=""',
+                'a;b;c;=;"',
+                "multipart/form-data; boundary=\xff",
+                f"multipart/form-data; boundary*=a; boundary*0={BOUNDARY}",
+                f"multipart/form-data; boundary*{'9' * 5_000}*=x; boundary={BOUNDARY}",
+            ]
         )
-    )  # fmt: skip
+    )
     return kind.encode("latin-1"), body

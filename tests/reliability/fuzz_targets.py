@@ -1,8 +1,9 @@
-"""Targets of fuzzing: bytes go in, and what comes out but by the house's own errors is a fault, and is raised.
+"""Targets of fuzzing: bytes go in, and what comes out but by the house's own errors is a fault, and
+is raised.
 
-Each takes any bytes at all and returns; it raises AssertionError, or whatever our code raised that it shouldn't have.
-It knows the parts under test, all but HTTP (fuzz_app.py); who draws the bytes, and how cleverly, is its callers'
-(tests of hypothesis).
+Each takes any bytes at all and returns; it raises AssertionError, or whatever our code raised that
+it shouldn't have. It knows the parts under test, all but HTTP (fuzz_app.py); who draws the bytes,
+and how cleverly, is its callers' (tests of hypothesis).
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ def split(path: Path, data: bytes, longest: int, read: int) -> None:
     with bounded():
         got = asyncio.run(found())
     whole = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-    assert got == [(number, line[: longest + 1]) for number, line in enumerate(whole, 1) if line.strip()]
+    assert got == [
+        (number, line[: longest + 1]) for number, line in enumerate(whole, 1) if line.strip()
+    ]
 
 
 class LineCheck:
@@ -54,7 +57,9 @@ class LineCheck:
 
         with bounded():
             try:
-                LineCheck(endpoint, "fake", self._facts, BatchJobLimits(max_line_bytes=50_000)).line(line)
+                LineCheck(
+                    endpoint, "fake", self._facts, BatchJobLimits(max_line_bytes=50_000)
+                ).line(line)
             except LineError as error:
                 said = str(error)
                 assert said and "\n" not in said and error.code
@@ -96,7 +101,8 @@ def form(kind: bytes, body: Sequence[bytes]) -> tuple[dict[str, str], str | None
 
 
 def config(folder: Path, data: bytes) -> bool:
-    """Whether a config.json of these bytes is one; it is a whole one then, or else one CheckpointError."""
+    """Whether a config.json of these bytes is one; it is a whole one then, or else one
+    CheckpointError."""
     from penstock.models.read_config import read_model_config
 
     (folder / "config.json").write_bytes(data)
@@ -149,7 +155,9 @@ def checkpoint(folder: Path) -> bool:
 
     with bounded():
         try:
-            entries = [entry for entry in read_entries(folder).values() if entry.dtype in ITEM_BYTES]
+            entries = [
+                entry for entry in read_entries(folder).values() if entry.dtype in ITEM_BYTES
+            ]
             for entry, tensor in read_tensors(entries):
                 assert tuple(tensor.shape) == entry.shape
         except CheckpointError as error:
@@ -175,7 +183,8 @@ class EngineLoop:
         self._folder = folder
 
     def turn(self, messages: Sequence[bytes]) -> str:
-        """How it ended: "rest", or the name of the error that the process would end with, and tell."""
+        """How it ended: "rest", or the name of the error that the process would end with,
+        and tell."""
         from fake_process import open_fake
         from fake_runner import Orders, write_orders
 
@@ -194,7 +203,11 @@ class EngineLoop:
                     return "EngineError"
                 if isinstance(word, Ask):
                     asked = word.request.sampling
-                    if asked.prompt_logprobs is None and not asked.min_tokens and asked.n <= self.MOST_SAMPLES:
+                    if (
+                        asked.prompt_logprobs is None
+                        and not asked.min_tokens
+                        and asked.n <= self.MOST_SAMPLES
+                    ):
                         engine.submit(word.request)  # the fake runner serves no others
                 elif isinstance(word, Cancel):
                     engine.cancel(word.request_id, word.sample)
@@ -228,8 +241,9 @@ class Ends:
 
 
 def heard(messages: Sequence[bytes], last: bytes) -> list[str]:
-    """What becomes of two streams, one with news as they come and one whole, of a client that hears these messages and
-    then `last`, which ends both: the name of each one's error, or "end". None waits for ever."""
+    """What becomes of two streams, one with news as they come and one whole, of a client that hears
+    these messages and then `last`, which ends both: the name of each one's error, or "end". None
+    waits for ever."""
     from penstock.engine.async_client import AsyncClient, SharedEngine
     from penstock.engine.build_engine import EngineFacts
     from penstock.engine.request_stream import Stream
@@ -237,7 +251,7 @@ def heard(messages: Sequence[bytes], last: bytes) -> list[str]:
 
     facts = EngineFacts(
         model="m", folder="f", max_model_len=64, max_num_seqs=8, vocab_size=256, eos_token_ids=()
-    )  # fmt: skip
+    )
 
     async def end(stream: Stream) -> str:
         try:

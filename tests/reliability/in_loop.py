@@ -1,6 +1,8 @@
-"""A server in this very event loop over a fake engine's process, so that its tasks can be counted; requests by hand.
+"""A server in this very event loop over a fake engine's process, so that its tasks can be counted;
+requests by hand.
 
-It knows serve's parts and raw HTTP/1.1; what is asked, and when connections are cut, is its callers'.
+It knows serve's parts and raw HTTP/1.1; what is asked, and when connections are cut, is its
+callers'.
 """
 
 from __future__ import annotations
@@ -36,14 +38,16 @@ class Here:
         self._files, self._tasks = self._now()
 
     def look_again(self) -> None:
-        """Takes the most tasks that were there: `wait_for` begins and ends one each time that a loop goes round."""
+        """Takes the most tasks that were there: `wait_for` begins and ends one each time that a
+        loop goes round."""
         self._tasks = max(self._tasks, self._now()[1])
 
     def _now(self) -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), len(asyncio.all_tasks())
 
     async def rest(self, seconds: float) -> dict[str, float]:
-        """What is left over once all is at rest, or after so many seconds: all of it should be 0."""
+        """What is left over once all is at rest, or after so many seconds:
+        all of it should be 0."""
         left: dict[str, float] = {}
         for _ in range(int(seconds * 50)):
             files, tasks = self._now()
@@ -69,12 +73,22 @@ async def serving_here(
     client = await launch(Config.of(model=str(folder), **knobs), COMMAND)
     stop, ready = StopSignals(), asyncio.Event()
     with contextlib.closing(bind("127.0.0.1", 0)) as listener:
-        site = Site("fake", AccessPolicy(), limits or HttpLimits(drain_seconds=1, max_num_queued_reqs=1_000_000))
-        serving = asyncio.create_task(serve_engine(client, listener, site, stop, ready.set, state=state))
+        site = Site(
+            "fake",
+            AccessPolicy(),
+            limits or HttpLimits(drain_seconds=1, max_num_queued_reqs=1_000_000),
+        )
+        serving = asyncio.create_task(
+            serve_engine(client, listener, site, stop, ready.set, state=state)
+        )
         try:
-            await asyncio.wait((serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED
+            )
             port = listener.getsockname()[1]
-            reader, writer = await post(port, {"prompt": "x", "max_tokens": 1})  # stats are there from here on
+            reader, writer = await post(
+                port, {"prompt": "x", "max_tokens": 1}
+            )  # stats are there from here on
             await reader.read()
             await close(writer)
             await asyncio.sleep(0.3)
@@ -90,7 +104,9 @@ async def serving_here(
             await client.close()
 
 
-async def post(port: int, body: dict[str, Any]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def post(
+    port: int, body: dict[str, Any]
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(body, CLOSE))
     return reader, writer

@@ -1,6 +1,8 @@
-"""A batch as large as one may be: 50,000 lines in just under 200 MB. The memory of what runs it stays as it is.
+"""A batch as large as one may be: 50,000 lines in just under 200 MB. The memory of what runs it
+stays as it is.
 
-`python tests/reliability/large_batch.py [LINES]`. The client and what looks are in this process, the service in others.
+`python tests/reliability/large_batch.py [LINES]`. The client and what looks are in this process,
+the service in others.
 """
 
 from __future__ import annotations
@@ -22,9 +24,10 @@ from service import Serving, make_folder, own_memory, wait_until
 LINES, IDS = 50_000, 764  # ids of a prompt, so that a line takes just under 4,000 bytes
 FILE_BYTES = 200 * 10**6  # that a file of so many lines may have
 BAD = 10
-# MB that a process may grow by. The server was seen to take 22 (lines in flight, rows on their way to the disk, a few
-# bytes for each custom_id), the engine 7. The file is 200, and 300 as lists of ids: whoever reads it whole or keeps
-# what a line asked for grows by more, and so does who keeps 1 KB of each line.
+# MB that a process may grow by. The server was seen to take 22 (lines in flight, rows on their way
+# to the disk, a few bytes for each custom_id), the engine 7. The file is 200, and 300 as lists of
+# ids: whoever reads it whole or keeps what a line asked for grows by more, and so does who keeps 1
+# KB of each line.
 MOST_GROWTH = 64
 LOOKS, FEWEST_LOOKS = 20, 5  # a second: tried for, and taken
 
@@ -41,9 +44,15 @@ class Large:
 
     def faults(self) -> list[str]:
         found = list(self.done.faults)
-        found += [f"{who} grew by {size:.0f} MB" for who, size in self.grown.items() if size > MOST_GROWTH]
+        found += [
+            f"{who} grew by {size:.0f} MB" for who, size in self.grown.items() if size > MOST_GROWTH
+        ]
         found += [f"files left: {len(self.left)}"] if self.left else []
-        found += [f"memory was looked at {self.looks:.1f} times a second"] if self.looks < FEWEST_LOOKS else []
+        found += (
+            [f"memory was looked at {self.looks:.1f} times a second"]
+            if self.looks < FEWEST_LOOKS
+            else []
+        )
         return found + ([] if self.at_rest else ["not at rest afterwards"])
 
     def line(self) -> str:
@@ -78,8 +87,14 @@ def _watched(made: Large, pids: dict[str, int]) -> Iterator[None]:
 
 def run(folder: Path, lines: int = LINES) -> Large:
     orders = Orders(step_seconds=0.001)
-    words = make_folder(folder, orders, rows=128, num_blocks=8192, longest=1024, batched_tokens=16384)
-    asked, path, state = Asked(lines=lines, bad=BAD, ids=IDS, compared=20), folder / "lines.jsonl", folder / "state"
+    words = make_folder(
+        folder, orders, rows=128, num_blocks=8192, longest=1024, batched_tokens=16384
+    )
+    asked, path, state = (
+        Asked(lines=lines, bad=BAD, ids=IDS, compared=20),
+        folder / "lines.jsonl",
+        folder / "state",
+    )
     made = Large(lines, asked.write(path))
     assert 0.98 * FILE_BYTES / LINES < made.bytes / lines <= FILE_BYTES / LINES
     with Serving(folder, state_dir=str(state)) as serving:

@@ -2,8 +2,9 @@
 
     python ray_job.py ADDRESS IN OUT      (`here` for an address: without Ray, what has to come out)
 
-A worker writes its process's number into the folder FAKE_ENGINES, which its cluster's environment has. While a file
-`slow` is in it, samples take a while: so a kill comes amid the work, however late it comes."""
+A worker writes its process's number into the folder FAKE_ENGINES, which its cluster's environment
+has. While a file `slow` is in it, samples take a while: so a kill comes amid the work, however late
+it comes."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def engines() -> Path:
 class Paced(FakeLLM):
     """One whose samples take SAMPLE_SECONDS, or no time, as the folder says."""
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
         def looked() -> None:
             self.delay = SAMPLE_SECONDS if (engines() / SLOW).exists() else 0.0
             after_step()
@@ -48,9 +51,12 @@ def open_paced(config: Config) -> Paced:
 
 
 class Faulty(FakeLLM):
-    """At a prompt that says `hang` or `raise`, the first engine of a cluster does; at `die`, each of them ends."""
+    """At a prompt that says `hang` or `raise`, the first engine of a cluster does; at `die`, each
+    of them ends."""
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
         return super().stream(map(self._look, prompts), after_step=after_step)
 
     def _look(self, prompt: Prompt) -> Prompt:
@@ -72,4 +78,9 @@ def open_faulty(config: Config) -> Faulty:
 if __name__ == "__main__":
     address, source, out = sys.argv[1:]
     on_ray: OpenLLM = partial(RayWorkers, address=address, workers=2, open_engine=open_paced)
-    run_file(Path(source), Path(out), Config(), (lambda config: FakeLLM()) if address == "here" else on_ray)
+    run_file(
+        Path(source),
+        Path(out),
+        Config(),
+        (lambda config: FakeLLM()) if address == "here" else on_ray,
+    )

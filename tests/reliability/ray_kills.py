@@ -1,7 +1,8 @@
-"""kill -9 of a job on Ray at random moments, of a worker or of its driver, gone on with each time: whether each id is
-in the output once, and says what it says without a kill.
+"""kill -9 of a job on Ray at random moments, of a worker or of its driver, gone on with each time:
+whether each id is in the output once, and says what it says without a kill.
 
-It knows a job by ray_job.py and its journal; `python tests/reliability/ray_kills.py [KILLS]` prints a line of figures.
+It knows a job by ray_job.py and its journal; `python tests/reliability/ray_kills.py [KILLS]` prints
+a line of figures.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ PAUSE = 1.5  # seconds of work between two kills, at most
 
 @dataclass
 class RayKills:
-    """kills: of each kind. sittings: how often the job was started. wrong: what was not as it should be."""
+    """kills: of each kind. sittings: how often the job was started. wrong: what was not as it
+    should be."""
 
     rows: int = ROWS
     kills: Counter[str] = field(default_factory=Counter)
@@ -50,7 +52,9 @@ def run(folder: Path, kills: int, seed: int = 7) -> RayKills:
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with job_cluster(4) as (address, place, given):
         environment = {**os.environ, **given}
-        subprocess.run([sys.executable, str(JOB), "here", str(source), str(right)], env=environment, check=True)
+        subprocess.run(
+            [sys.executable, str(JOB), "here", str(source), str(right)], env=environment, check=True
+        )
         words = [sys.executable, str(JOB), address, str(source), str(out)]
         _drive(words, environment, out, place / "engines", kills, draw, told)
     if _rows(out) != _rows(right):
@@ -59,9 +63,14 @@ def run(folder: Path, kills: int, seed: int = 7) -> RayKills:
 
 
 def _drive(
-    words: list[str], environment: dict[str, str], out: Path, engines: Path, kills: int, draw: random.Random,
+    words: list[str],
+    environment: dict[str, str],
+    out: Path,
+    engines: Path,
+    kills: int,
+    draw: random.Random,
     told: RayKills,
-) -> None:  # fmt: skip
+) -> None:
     driver: subprocess.Popen[str] | None = None
     (engines / SLOW).touch()
     while True:
@@ -93,7 +102,10 @@ def _drive(
 
 def _kill_newest(engines: Path) -> int:
     """Kills the worker that opened its engine last, if it is alive; how many that were."""
-    newest = max((path for path in engines.iterdir() if path.name.isdigit()), key=lambda path: path.stat().st_mtime_ns)
+    newest = max(
+        (path for path in engines.iterdir() if path.name.isdigit()),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
     try:
         os.kill(int(newest.name), signal.SIGKILL)
     except ProcessLookupError:

@@ -1,6 +1,7 @@
-"""A service of two replicas behind two servers, under load of whole answers and streams: replicas are killed and
-stopped at random moments, and restarted in turn. Whole answers are all right; a stream is right or told of a death; the
-server keeps no memory, no descriptor and no shared file of a dead one.
+"""A service of two replicas behind two servers, under load of whole answers and streams: replicas
+are killed and stopped at random moments, and restarted in turn. Whole answers are all right; a
+stream is right or told of a death; the server keeps no memory, no descriptor and no shared file of
+a dead one.
 
 It knows a service and its waiters; `run` is a part of `make reliability`.
 """
@@ -30,10 +31,12 @@ BACK_WITHIN = 30.0  # seconds from a death until all are ready
 
 
 class Load:
-    """Requests, some at a time, from a thread of its own until told to stop. streams: every second of those at once
-    reads events."""
+    """Requests, some at a time, from a thread of its own until told to stop. streams: every second
+    of those at once reads events."""
 
-    def __init__(self, url: str, words: list[int], at_once: int = 6, *, streams: bool = False) -> None:
+    def __init__(
+        self, url: str, words: list[int], at_once: int = 6, *, streams: bool = False
+    ) -> None:
         self.answered = self.told = 0
         self.wrong = list[str]()
         self._url, self._words, self._streams, self._going = url, words, streams, True
@@ -54,10 +57,22 @@ class Load:
         while self._going:
             number += 10
             samples, prompt = 1 + number % 3, [number % 250] * 20
-            body = {"prompt": prompt, "max_tokens": TOKENS, "n": samples, "seed": number, "return_token_ids": True}
+            body = {
+                "prompt": prompt,
+                "max_tokens": TOKENS,
+                "n": samples,
+                "seed": number,
+                "return_token_ids": True,
+            }
             answer = await client.post(self._url + COMPLETIONS, json={**body, "stream": stream})
-            right = [expected(prompt, TOKENS, self._words, number, sample) for sample in range(samples)]
-            found = _ids(answer.text, samples) if stream else [c["token_ids"] for c in answer.json().get("choices", ())]
+            right = [
+                expected(prompt, TOKENS, self._words, number, sample) for sample in range(samples)
+            ]
+            found = (
+                _ids(answer.text, samples)
+                if stream
+                else [c["token_ids"] for c in answer.json().get("choices", ())]
+            )
             if found == right:
                 self.answered += 1
             elif stream and '"replica_died"' in answer.text:
@@ -87,7 +102,9 @@ def health(serving: Serving) -> dict[str, Any]:
 
 def both_ready(serving: Serving) -> bool:
     """Whether each server says so: connections spread over them."""
-    return all(health(serving) == {"ready": True, "replicas": 2, "replicas_ready": 2} for _ in range(6))
+    return all(
+        health(serving) == {"ready": True, "replicas": 2, "replicas_ready": 2} for _ in range(6)
+    )
 
 
 @dataclass
@@ -103,8 +120,9 @@ class Kills:
 
     def line(self) -> str:
         return (
-            f"{self.deaths} deaths: {self.answered:,} answers right, {self.told} streams told of one, both ready again "
-            f"within {self.slowest:.1f} s; servers {self.grown:+.0f} MB at most"
+            f"{self.deaths} deaths: {self.answered:,} answers right, {self.told} streams told of"
+            f" one, both ready again within {self.slowest:.1f} s; servers {self.grown:+.0f} MB at"
+            " most"
         )
 
     def faults(self) -> list[str]:
@@ -115,9 +133,14 @@ def run(folder: Path, kills: int, restarts: int, seed: int = 7) -> Kills:
     """So many deaths by SIGKILL, as many by SIGSTOP between them, and rolling restarts."""
     words, draw = make_folder(folder, Orders(step_seconds=0.004), longest=512), random.Random(seed)
     made, before = Kills(2 * kills), set(SHM.iterdir())
-    with Serving(folder, servers=2, knobs=TWO, limits={"step_timeout": 1.0}, short_pauses=True) as serving:
+    with Serving(
+        folder, servers=2, knobs=TWO, limits={"step_timeout": 1.0}, short_pauses=True
+    ) as serving:
         assert both_ready(serving)
-        kept = {pid: (own_memory(pid), descriptors(pid)) for pid in (serving.process.pid, *serving.workers)}
+        kept = {
+            pid: (own_memory(pid), descriptors(pid))
+            for pid in (serving.process.pid, *serving.workers)
+        }
         load, children = Load(serving.url, words, 12, streams=True), set(serving.children)
         for number in range(2 * kills):
             time.sleep(draw.random() * 0.5)
@@ -132,17 +155,27 @@ def run(folder: Path, kills: int, restarts: int, seed: int = 7) -> Kills:
             children |= set(serving.children)
         for number in range(restarts):
             httpx.post(serving.url + "/admin/restart")
-            said = wait_until(lambda n=number: serving.stderr().count("all replicas were restarted") > n, 60)  # type: ignore[misc]
+            said = wait_until(
+                lambda n=number: serving.stderr().count("all replicas were restarted") > n, 60
+            )  # type: ignore[misc]
             made.wrong += [] if said is not None else [f"restart {number}: it did not end"]
         load.stop()
         made.answered, made.told = load.answered, load.told
         made.wrong += load.wrong
-        made.wrong += [] if wait_until(serving.at_rest, 10) is not None else ["rows or blocks were left"]
+        made.wrong += (
+            [] if wait_until(serving.at_rest, 10) is not None else ["rows or blocks were left"]
+        )
         made.grown = max(own_memory(pid) - memory for pid, (memory, _) in kept.items())
         made.wrong += [] if made.grown < KEPT else [f"a server grew by {made.grown:.0f} MB"]
-        if wait_until(lambda: all(descriptors(pid) <= known for pid, (_, known) in kept.items()), 10) is None:
+        if (
+            wait_until(
+                lambda: all(descriptors(pid) <= known for pid, (_, known) in kept.items()), 10
+            )
+            is None
+        ):
             made.wrong.append(
-                f"descriptors were left: {[descriptors(pid) - known for pid, (_, known) in kept.items()]}"
+                "descriptors were left:"
+                f" {[descriptors(pid) - known for pid, (_, known) in kept.items()]}"
             )
         children |= set(serving.children)
     left = [pid for pid in children if alive(pid)]

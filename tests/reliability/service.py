@@ -1,4 +1,5 @@
-"""A whole service over the fake engine, in processes of its own: started, watched, broken and ended by a test.
+"""A whole service over the fake engine, in processes of its own: started, watched, broken and ended
+by a test.
 
 It knows the command line of a server, /proc and HTTP; what is tried on the service is its callers'.
 """
@@ -50,7 +51,8 @@ except PenstockError as error:
 
 
 def make_folder(folder: Path, orders: Orders | None = None, **shape: Any) -> list[int]:
-    """A tokenizer of one token a byte, the fake's shape and its first orders -> the ids of the letters."""
+    """A tokenizer of one token a byte, the fake's shape and its first orders -> the ids of the
+    letters."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     fast = FastTokenizer(models.BPE({letter: at for at, letter in enumerate(alphabet)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -63,7 +65,8 @@ def make_folder(folder: Path, orders: Orders | None = None, **shape: Any) -> lis
 
 
 class Serving:
-    """A service that serves; its processes by their roles. Leaving the block ends it, and says what was left behind."""
+    """A service that serves; its processes by their roles. Leaving the block ends it, and says what
+    was left behind."""
 
     def __init__(
         self,
@@ -77,16 +80,24 @@ class Serving:
         model: str | None = None,
         **more: Any,
     ) -> None:
-        """short_pauses: before a replica that ended is started again.   model: a real one, with the real engine."""
+        """short_pauses: before a replica that ended is started again.   model: a real one, with the
+        real engine."""
         self.folder = folder
-        self._serial = msgspec.json.decode((folder / "orders.json").read_bytes(), type=Orders).serial
+        self._serial = msgspec.json.decode(
+            (folder / "orders.json").read_bytes(), type=Orders
+        ).serial
         more["api_server_count"] = servers
         if not more.keys() & {"api_key", "api_key_file"} and "PENSTOCK_API_KEY" not in os.environ:
             more.setdefault("allow_admin_without_key", True)
         said = {
-            "folder": str(folder), "limits": limits or {}, "knobs": knobs or {}, "port": port, "more": more,
-            "short_pauses": short_pauses, "model": model,
-        }  # fmt: skip
+            "folder": str(folder),
+            "limits": limits or {},
+            "knobs": knobs or {},
+            "port": port,
+            "more": more,
+            "short_pauses": short_pauses,
+            "model": model,
+        }
         command = [sys.executable, "-c", SERVE, str(HERE), msgspec.json.encode(said).decode()]
         self.err = (folder / "stderr").open("w+")
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self.err, text=True)
@@ -114,18 +125,26 @@ class Serving:
     def engines(self) -> list[int]:
         """Those that run now."""
         named = self._named().items()
-        return sorted(pid for pid, words in named if "fake_process" in words or "engine.process" in words)
+        return sorted(
+            pid for pid, words in named if "fake_process" in words or "engine.process" in words
+        )
 
     @property
     def ranks(self) -> list[int]:
         """Those that run now of ranks other than 0, which are the engines."""
         engines = self.engines
-        return sorted(p for p, words in commands().items() if "rank_process" in words and parent_of(p) in engines)
+        return sorted(
+            p
+            for p, words in commands().items()
+            if "rank_process" in words and parent_of(p) in engines
+        )
 
     def __enter__(self) -> Serving:
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             time.sleep(0.05)
@@ -164,7 +183,10 @@ class Serving:
     def at_rest(self) -> bool:
         """The engines' own numbers say that nothing runs or waits and that all blocks are free."""
         said = self.metrics()
-        names = tuple(f"penstock:{n}" for n in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"))
+        names = tuple(
+            f"penstock:{n}"
+            for n in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+        )
         found = [value for name, value in said.items() if name.startswith(names)]
         return len(found) == len(names) * len(self.engines) and not any(found)
 
@@ -174,7 +196,9 @@ def read_metrics(page: str) -> dict[str, float]:
     for line in page.splitlines():
         if line and not line.startswith("#"):
             name, value = line.rsplit(" ", 1)
-            found[name.replace('model_name="fake"', "").replace("{}", "").replace(",}", "}")] = float(value)
+            found[name.replace('model_name="fake"', "").replace("{}", "").replace(",}", "}")] = (
+                float(value)
+            )
     return found
 
 
@@ -216,7 +240,8 @@ def wait_until(condition: Callable[[], bool], seconds: float) -> float | None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Waits until it holds. The limit ends a test that would never end; no sound run comes near it."""
+    """Waits until it holds. The limit ends a test that would never end;
+    no sound run comes near it."""
     assert wait_until(condition, HANG) is not None, f"not so after {HANG:.0f} s"
 
 

@@ -1,4 +1,5 @@
-"""Slow readers beside normal ones: what 200 streams that hardly read cost 50 that do, and what the server keeps.
+"""Slow readers beside normal ones: what 200 streams that hardly read cost 50 that do, and what the
+server keeps.
 
 It knows a service over HTTP; times are a client's, between two events of a stream.
 """
@@ -35,11 +36,20 @@ class Beside:
 
     def line(self) -> str:
         ratio = self.beside / self.alone
-        return f"p99 between events {self.beside * 1000:.1f} ms beside them, {self.alone * 1000:.1f} alone: {ratio:.2f}"
+        return (
+            f"p99 between events {self.beside * 1000:.1f} ms beside them, {self.alone * 1000:.1f}"
+            f" alone: {ratio:.2f}"
+        )
 
 
 def run(folder: Path, *, slow: int = 200, normal: int = 50, tokens: int = 400) -> Beside:
-    make_folder(folder, Orders(step_seconds=STEP), rows=slow + normal, num_blocks=40 * (slow + normal), longest=2048)
+    make_folder(
+        folder,
+        Orders(step_seconds=STEP),
+        rows=slow + normal,
+        num_blocks=40 * (slow + normal),
+        longest=2048,
+    )
     made = Beside()
     with Serving(folder, limits={"max_num_queued_reqs": 100_000}) as serving:
         port = int(serving.url.rsplit(":", 1)[1])

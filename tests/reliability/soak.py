@@ -1,7 +1,8 @@
-"""A service under a mixed load for long: whole answers, streams, cuts, refusals, batches. Its memory stays flat.
+"""A service under a mixed load for long: whole answers, streams, cuts, refusals, batches. Its
+memory stays flat.
 
-`python tests/reliability/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is each process's own
-memory (resident, without pages of files, which come as they are first touched).
+`python tests/reliability/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is
+each process's own memory (resident, without pages of files, which come as they are first touched).
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ REFUSALS = {
 
 
 class Memory:
-    """Own memory of processes, looked at once a second, and what grew of it. requests: how many there were so far."""
+    """Own memory of processes, looked at once a second, and what grew of it. requests: how many
+    there were so far."""
 
-    def __init__(self, pids: dict[str, int], samples: IO[str] | None, requests: Callable[[], int]) -> None:
+    def __init__(
+        self, pids: dict[str, int], samples: IO[str] | None, requests: Callable[[], int]
+    ) -> None:
         self.series: dict[str, Series] = {who: [] for who in pids}
         self._pids, self._samples, self._requests = pids, samples, requests
 
@@ -70,7 +74,8 @@ class Memory:
 
 
 def growth(series: Series) -> float:
-    """MB between two tenths' medians, the last one and the second; of a long run the sixth, and MB an hour."""
+    """MB between two tenths' medians, the last one and the second; of a long run the sixth, and MB
+    an hour."""
     length = series[-1][0] - series[0][0]
     begin, scale = (0.5, 3600 / (0.4 * length)) if length >= LONG else (0.1, 1.0)
 
@@ -83,8 +88,9 @@ def growth(series: Series) -> float:
 
 @dataclass(frozen=True)
 class Load:
-    """A batch takes what others leave, and these clients leave nothing: they come in waves. From one wave to the next,
-    and from one batch's upload where it doesn't take longer, are `wave` seconds; in the last `rest` no client asks."""
+    """A batch takes what others leave, and these clients leave nothing: they come in waves. From
+    one wave to the next, and from one batch's upload where it doesn't take longer, are `wave`
+    seconds; in the last `rest` no client asks."""
 
     clients: int = 40
     wave: float = 10.0
@@ -122,19 +128,28 @@ class Soak:
         return self.tally.whole + sum(self.tally.cut.values()) + self.refused.total()
 
 
-def soak(folder: Path, minutes: float, load: Load | None = None, samples: IO[str] | None = None) -> Soak:
-    """samples: where a line a second goes: seconds, MB of the server, MB of the engine, requests so far."""
-    words = make_folder(folder, Orders(step_seconds=0.004), rows=32, num_blocks=256, longest=256, batched_tokens=512)
+def soak(
+    folder: Path, minutes: float, load: Load | None = None, samples: IO[str] | None = None
+) -> Soak:
+    """samples: where a line a second goes: seconds, MB of the server, MB of the engine, requests so
+    far."""
+    words = make_folder(
+        folder, Orders(step_seconds=0.004), rows=32, num_blocks=256, longest=256, batched_tokens=512
+    )
     made, state = Soak(minutes), folder / "state"
     knobs, limits = {"steps_ahead": 2, "preempt_every": 50}, {"max_num_queued_reqs": 1_000}
     with Serving(folder, knobs=knobs, limits=limits, state_dir=str(state)) as serving:
         before = descriptors(serving.process.pid)
-        made.memory = Memory({"server": serving.process.pid, "engine": serving.engine}, samples, made.requests)
+        made.memory = Memory(
+            {"server": serving.process.pid, "engine": serving.engine}, samples, made.requests
+        )
         asyncio.run(_load(made, serving, words, load or Load()))
         wait_until(lambda: descriptors(serving.process.pid) <= before and serving.at_rest(), 10.0)
         made.descriptors = before, descriptors(serving.process.pid)
         made.at_rest = serving.at_rest()
-        made.strange += [f"left in the state folder: {name}" for name in batch_client.left_behind(state)]
+        made.strange += [
+            f"left in the state folder: {name}" for name in batch_client.left_behind(state)
+        ]
     return made
 
 
@@ -158,7 +173,9 @@ async def _load(made: Soak, serving: Serving, words: list[int], load: Load) -> N
         number = 0
         while time.monotonic() < end:
             due, number = time.monotonic() + load.wave, number + 1
-            await _batch(made, serving, words, replace(load.batch, cancelled=number % CANCELLED == 0))
+            await _batch(
+                made, serving, words, replace(load.batch, cancelled=number % CANCELLED == 0)
+            )
             await asyncio.sleep(min(due, end) - time.monotonic())
 
     looking = asyncio.create_task(made.memory.look())

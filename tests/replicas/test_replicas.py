@@ -1,5 +1,6 @@
-"""Three replicas over a runner that computes nothing: the same tokens as one, groups shared out, and replicas that are
-killed, stopped or restarted while others serve. Processes, channels, scheduler and router are the real ones."""
+"""Three replicas over a runner that computes nothing: the same tokens as one, groups shared out,
+and replicas that are killed, stopped or restarted while others serve. Processes, channels,
+scheduler and router are the real ones."""
 
 from __future__ import annotations
 
@@ -33,8 +34,14 @@ class Trio:
 
     def __init__(self, folder: Path, runner: asyncio.Runner) -> None:
         self.folder, self.runner = folder, runner
-        self.words = make_folder(folder, Orders(step_seconds=0.002), rows=64, num_blocks=2048, longest=512)
-        made = self.run(launch_replicas(Config.of(model=str(folder), data_parallel_size=COUNT), COMMAND, STEP_TIMEOUT))
+        self.words = make_folder(
+            folder, Orders(step_seconds=0.002), rows=64, num_blocks=2048, longest=512
+        )
+        made = self.run(
+            launch_replicas(
+                Config.of(model=str(folder), data_parallel_size=COUNT), COMMAND, STEP_TIMEOUT
+            )
+        )
         assert isinstance(made, OwnReplicas)
         self.replicas = made
 
@@ -54,9 +61,15 @@ class Trio:
             await asyncio.sleep(0.01)
 
     async def all_ready(self) -> None:
-        await self.until(lambda: self.replicas.ready == COUNT and not any(r.samples for r in self.replicas._replicas))
+        await self.until(
+            lambda: (
+                self.replicas.ready == COUNT and not any(r.samples for r in self.replicas._replicas)
+            )
+        )
 
-    async def tokens(self, prompt: list[int], params: SamplingParams, **how: Any) -> dict[int, list[int]]:
+    async def tokens(
+        self, prompt: list[int], params: SamplingParams, **how: Any
+    ) -> dict[int, list[int]]:
         found: dict[int, list[int]] = {}
         async for deltas in self.replicas.submit(prompt, params, **{"stream": False} | how):
             for delta in deltas:
@@ -89,16 +102,25 @@ def trio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trio]:
         assert len(processes) == COUNT and all(process.returncode == 0 for process in processes)
 
 
-def ask(number: int, n: int = 1, tokens: int = 30, temperature: float = 1.0) -> tuple[list[int], SamplingParams]:
-    params = SamplingParams(n=n, max_tokens=tokens, seed=number, temperature=temperature, ignore_eos=True)
+def ask(
+    number: int, n: int = 1, tokens: int = 30, temperature: float = 1.0
+) -> tuple[list[int], SamplingParams]:
+    params = SamplingParams(
+        n=n, max_tokens=tokens, seed=number, temperature=temperature, ignore_eos=True
+    )
     return [(number + i) % 250 for i in range(40)], params
 
 
 def test_the_same_tokens_as_one_engine(trio: Trio) -> None:
-    asked = [ask(i, n, temperature=t) for i, (n, t) in enumerate([(1, 0.0), (1, 1.0), (5, 0.0), (7, 1.0), (100, 1.0)])]
+    asked = [
+        ask(i, n, temperature=t)
+        for i, (n, t) in enumerate([(1, 0.0), (1, 1.0), (5, 0.0), (7, 1.0), (100, 1.0)])
+    ]
 
     async def all_of_them() -> list[dict[int, list[int]]]:
-        return await asyncio.gather(*(trio.tokens(*each, stream=s) for s in (False, True) for each in asked))
+        return await asyncio.gather(
+            *(trio.tokens(*each, stream=s) for s in (False, True) for each in asked)
+        )
 
     assert trio.run(all_of_them()) == [trio.right(*each) for each in asked] * 2
     trio.run(trio.all_ready())
@@ -108,7 +130,9 @@ def test_requests_without_a_seed_are_each_drawn_anew(trio: Trio) -> None:
     prompt, _ = ask(1)
 
     async def several() -> list[dict[int, list[int]]]:
-        return await asyncio.gather(*(trio.tokens(prompt, SamplingParams(max_tokens=20)) for _ in range(9)))
+        return await asyncio.gather(
+            *(trio.tokens(prompt, SamplingParams(max_tokens=20)) for _ in range(9))
+        )
 
     assert len({tuple(found[0]) for found in trio.run(several())}) == 9
 
@@ -146,11 +170,16 @@ def test_what_had_this_prompt_gets_it_again(trio: Trio) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_replica_that_dies_or_hangs_costs_only_what_it_had_begun_to_tell(trio: Trio, number: int) -> None:
+def test_a_replica_that_dies_or_hangs_costs_only_what_it_had_begun_to_tell(
+    trio: Trio, number: int
+) -> None:
     """What was asked whole is answered in full, elsewhere; streams are told; then it is back."""
     trio.pace(0.02)
     victims: list[int] = []
-    whole, streamed = [ask(i, 1 + 3 * (i % 3), 60) for i in range(12)], [ask(50 + i, 1, 60) for i in range(9)]
+    whole, streamed = (
+        [ask(i, 1 + 3 * (i % 3), 60) for i in range(12)],
+        [ask(50 + i, 1, 60) for i in range(9)],
+    )
 
     async def lose_one() -> tuple[list[Any], list[Any]]:
         tasks = [asyncio.ensure_future(trio.tokens(*each)) for each in whole]
@@ -169,14 +198,24 @@ def test_a_replica_that_dies_or_hangs_costs_only_what_it_had_begun_to_tell(trio:
     right = [trio.right(*each) for each in streamed]
     lost = [end for end in told if isinstance(end, ReplicaError)]
     assert 1 <= len(lost) < len(told) and "\n" not in str(lost[0])
-    assert all(isinstance(end, ReplicaError) or end == good for end, good in zip(told, right, strict=True))
+    assert all(
+        isinstance(end, ReplicaError) or end == good for end, good in zip(told, right, strict=True)
+    )
     assert trio.replicas.each()[victims[0]].restarts >= 1
 
 
 def _telling(trio: Trio) -> list[int]:
     """Replicas that have begun to tell a stream."""
-    clients = [(replica.number, replica.client) for replica in trio.replicas._replicas if replica.client is not None]
-    return [n for n, client in clients if any(getattr(part, "begun", None) for part in client._streams.values())]
+    clients = [
+        (replica.number, replica.client)
+        for replica in trio.replicas._replicas
+        if replica.client is not None
+    ]
+    return [
+        n
+        for n, client in clients
+        if any(getattr(part, "begun", None) for part in client._streams.values())
+    ]
 
 
 def test_what_two_replicas_died_with_is_not_given_to_a_third(trio: Trio) -> None:
@@ -187,7 +226,9 @@ def test_what_two_replicas_died_with_is_not_given_to_a_third(trio: Trio) -> None
         stream = trio.replicas.submit(*ask(3, tokens=200), stream=False)
         reading = asyncio.ensure_future(anext(aiter(stream)))
         for _ in range(2):
-            await trio.until(lambda: bool(stream.parts) and all(p.replica.takes for p in stream.parts))
+            await trio.until(
+                lambda: bool(stream.parts) and all(p.replica.takes for p in stream.parts)
+            )
             (part,) = stream.parts
             left.remove(part.replica.number)
             os.kill(trio.pid(part.replica.number), signal.SIGKILL)
@@ -220,7 +261,10 @@ def test_none_is_ready_and_then_all_are_again(trio: Trio) -> None:
 
 
 def test_a_rolling_restart_loses_nothing(trio: Trio) -> None:
-    before, asked = [trio.pid(replica) for replica in range(COUNT)], list[tuple[list[int], SamplingParams]]()
+    before, asked = (
+        [trio.pid(replica) for replica in range(COUNT)],
+        list[tuple[list[int], SamplingParams]](),
+    )
 
     async def load(ended: asyncio.Event) -> list[Any]:
         tasks = []
@@ -252,8 +296,12 @@ def test_a_rolling_restart_loses_nothing(trio: Trio) -> None:
 
 def test_counters_of_engines_that_ended_count_on(trio: Trio) -> None:
     stats = trio.replicas.stats()
-    assert stats["requests"] > 100 and stats["running"] == stats["waiting"] == stats["kv_usage"] == 0
-    assert stats["generation_tokens"] > sum(one.stats.get("generation_tokens", 0) for one in trio.replicas.each())
+    assert (
+        stats["requests"] > 100 and stats["running"] == stats["waiting"] == stats["kv_usage"] == 0
+    )
+    assert stats["generation_tokens"] > sum(
+        one.stats.get("generation_tokens", 0) for one in trio.replicas.each()
+    )
 
 
 def test_where_none_can_start_the_first_error_is_raised(tmp_path: Path) -> None:

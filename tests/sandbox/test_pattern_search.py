@@ -1,4 +1,5 @@
-"""Patterns of stop_when: what is refused before it is compiled, where the rest is searched for, and what ends it."""
+"""Patterns of stop_when: what is refused before it is compiled, where the rest is searched for, and
+what ends it."""
 
 from __future__ import annotations
 
@@ -34,14 +35,25 @@ def drive(work: Callable[[PatternSearches], Awaitable[None]]) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(?x)a{4 0 0 0 0 0 0}b", "(?x)a{4#}\n", "(?x)a{4#x\n000000}b", "(?x: [ab]{ 99 }{9\t9}{9\n9})", "(?x)a{1,4 00 000}",
-     "(?x)a{4 0 0 0 0 0 0 0 0 0 0 0 0 0}", "(?x)a{0#9\n,9#1\n99 99}"],
-)  # fmt: skip
-def test_a_bound_is_counted_as_a_verbose_pattern_reads_it(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    [
+        "(?x)a{4 0 0 0 0 0 0}b",
+        "(?x)a{4#}\n",
+        "(?x)a{4#x\n000000}b",
+        "(?x: [ab]{ 99 }{9\t9}{9\n9})",
+        "(?x)a{1,4 00 000}",
+        "(?x)a{4 0 0 0 0 0 0 0 0 0 0 0 0 0}",
+        "(?x)a{0#9\n,9#1\n99 99}",
+    ],
+)
+def test_a_bound_is_counted_as_a_verbose_pattern_reads_it(
+    pattern: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Before it is compiled: that took 12 s and 1.3 GB."""
     compiled: list[str] = []
     if pattern != "(?x)a{4#}\n":  # a brace that never ends is no bound
-        monkeypatch.setattr("penstock.text.answer_pattern.regex.compile", lambda text, flags: compiled.append(text))
+        monkeypatch.setattr(
+            "penstock.text.answer_pattern.regex.compile", lambda text, flags: compiled.append(text)
+        )
         with pytest.raises(UsageError, match="repeats more than 10,000 times"):
             AnswerPattern(pattern)
     else:
@@ -57,7 +69,9 @@ def test_searches_are_a_process_of_their_own() -> None:
         assert found == ["bb", None, "b"]
         with pytest.raises(UsageError, match="is no regex that can be served") as refused:
             await searches.check("(")
-        assert refused.value.param == "stop_when" and "missing ) at position 1" in refused.value.rule
+        assert (
+            refused.value.param == "stop_when" and "missing ) at position 1" in refused.value.rule
+        )
         (sandbox,) = searches._pool._open
         assert sandbox._process.pid != os.getpid()
 
@@ -93,7 +107,9 @@ def test_all_searches_of_a_request_have_one_budget(monkeypatch: pytest.MonkeyPat
 
     async def work(searches: PatternSearches) -> None:
         search = searches.of(QUADRATIC)
-        done = await asyncio.gather(*(search.find("x" * 600) for _ in range(256)), return_exceptions=True)
+        done = await asyncio.gather(
+            *(search.find("x" * 600) for _ in range(256)), return_exceptions=True
+        )
         assert done[0] is None or isinstance(done[0], UsageError)
         assert isinstance(done[-1], UsageError) and done[-1].param == "stop_when"
 
@@ -105,7 +121,8 @@ def test_all_searches_of_a_request_have_one_budget(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_group_counts_what_is_found_elsewhere() -> None:
-    """One text at a time, in the order of their ends; once enough agree, or it fails, the rest isn't looked for."""
+    """One text at a time, in the order of their ends; once enough agree, or it fails, the rest
+    isn't looked for."""
 
     async def main() -> None:
         looked: list[tuple[str, asyncio.Future[str | None]]] = []

@@ -1,5 +1,5 @@
-"""The sandbox: the same ids as the tokenizer's, and whatever a template, a tokenizer or a text takes, it costs that job
-alone."""
+"""The sandbox: the same ids as the tokenizer's, and whatever a template, a tokenizer or a text
+takes, it costs that job alone."""
 
 from __future__ import annotations
 
@@ -18,7 +18,13 @@ import numpy as np
 import pytest
 
 import penstock.demo
-from penstock.errors import ContextLengthError, FaultError, PenstockError, TokenizerError, UsageError
+from penstock.errors import (
+    ContextLengthError,
+    FaultError,
+    PenstockError,
+    TokenizerError,
+    UsageError,
+)
 from penstock.sandbox.sandbox import RETRY, SHORT, Sandbox, SandboxPool
 from penstock.sandbox.sandbox_process import Bounds, ChatJob, TellJob, TextJob, TokensJob
 from penstock.text.tokenizer import Tokenizer
@@ -42,10 +48,15 @@ SAYS = {
     "long text": "{{ 'x' * 10000000000 }}",
     "long list": "{{ [1] * 99999999999 }}",
     "wide format": "{{ '%1000000000d' % 1 }}",
-    "doubling": "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "doubling": (
+        "{% set ns = namespace(x='ab') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{%"
+        " endfor %}"
+    ),
     "recursion": "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}",
-    "deep": "{% set ns = namespace(a=(1,)) %}{% for i in range(99999) %}{% set ns.a = (ns.a,) %}{% endfor %}"
-    "{{ ns.a | string | length }}",
+    "deep": (
+        "{% set ns = namespace(a=(1,)) %}{% for i in range(99999) %}{% set ns.a = (ns.a,) %}{%"
+        " endfor %}{{ ns.a | string | length }}"
+    ),
     "power": "{{ 10 ** (10 ** 9) }}",  # one of those in C, that hear no signal's handler
     "select": "{% set l = ['y'] * 100000 %}{{ l | select('in', ['x'] * 100000) | list | length }}",
     "digits": "{{ 10 ** 5000 }}",
@@ -76,9 +87,16 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
         done = sandbox.run(TextJob(texts, special))
         assert done.ids == tokenizer.encode_batch(texts, add_special_tokens=special)
         told = json.loads(sandbox.run(TellJob(PROSE, special, spelt=not special)).told)
-        ids = tokenizer.encode(PROSE, add_special_tokens=special)  # of more text than the context holds
+        ids = tokenizer.encode(
+            PROSE, add_special_tokens=special
+        )  # of more text than the context holds
         spelt = None if special else [tokenizer.token_text(token) for token in ids]
-        assert told == {"count": len(ids), "max_model_len": LIMIT, "tokens": ids, "token_strs": spelt}
+        assert told == {
+            "count": len(ids),
+            "max_model_len": LIMIT,
+            "tokens": ids,
+            "token_strs": spelt,
+        }
         assert sandbox.run(TokensJob(np.array(ids, np.int32).tobytes())).text == tokenizer.decode(
             ids, skip_special_tokens=False
         )
@@ -89,7 +107,9 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
 @pytest.mark.parametrize("value", [2**70, "\ud800"])
 def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value: object) -> None:
     held: list[dict[str, Any]] = [{"a": value}]
-    whole = "prompt" if isinstance(value, str) else "messages"  # the text of a chat is a prompt until its body is known
+    whole = (
+        "prompt" if isinstance(value, str) else "messages"
+    )  # the text of a chat is a prompt until its body is known
     for job, field in (
         (ChatJob(messages=held), whole),
         (ChatJob(messages=HI, tools=held), "tools"),
@@ -97,10 +117,14 @@ def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value:
     ):
         with pytest.raises(UsageError) as refused:
             sandbox.run(job)
-        assert refused.value.param == field and (isinstance(value, str) or field in refused.value.rule)
+        assert refused.value.param == field and (
+            isinstance(value, str) or field in refused.value.rule
+        )
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the system doesn't say what a process has")
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="the system doesn't say what a process has"
+)
 def test_what_a_long_text_took_is_given_back_and_the_process_stays(tokenizer: Tokenizer) -> None:
     sandbox = Sandbox.open(tokenizer, LIMIT, Bounds(grown=32 * 2**20))
     process = sandbox._process.pid
@@ -122,7 +146,9 @@ def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
 
     monkeypatch.setattr(tokenizer, "encode_batch", looked)
     for text in (PROSE, " " * 100_000, "a" * 100_000, "x" * 40_000_000):
-        with pytest.raises(ContextLengthError, match="context length is 100 tokens and the prompt is too long"):
+        with pytest.raises(
+            ContextLengthError, match="context length is 100 tokens and the prompt is too long"
+        ):
             tokenizer.encode_prompt(text, 100)
     assert sum(seen) < 10_000
     seen.clear()
@@ -133,20 +159,25 @@ def test_no_more_of_a_text_is_tokenised_than_the_context_needs(
     assert sum(seen) < 20_000
     seen.clear()
     one_word = "\U0001f600\u200d" * 20_000 + "<end>\n<start>"  # words end behind it alone
-    assert tokenizer.encode_prompt(one_word, 100, keep=50)[-50:] == plain([one_word[-200:]])[0][-50:]
+    assert (
+        tokenizer.encode_prompt(one_word, 100, keep=50)[-50:] == plain([one_word[-200:]])[0][-50:]
+    )
     assert sum(seen) < 2_000
     assert tokenizer.encode_prompt("a b c", 100, keep=50) == plain(["a b c"])[0]
     assert tokenizer.encode_prompt(PROSE[:200], 100) == plain([PROSE[:200]])[0]
 
 
 def test_a_bomb_ends_its_own_job(tokenizer: Tokenizer) -> None:
-    """By an answer of the template's, at the memory's end or at the time's; the next job has a process again."""
+    """By an answer of the template's, at the memory's end or at the time's; the next job has a
+    process again."""
 
     async def tried() -> None:
         pool = SandboxPool(tokenizer, LIMIT, 1, TIGHT)
         try:
             for bomb in SAYS:
-                with pytest.raises(UsageError, match=r"too long to render|more memory|fails on these messages"):
+                with pytest.raises(
+                    UsageError, match=r"too long to render|more memory|fails on these messages"
+                ):
                     await pool.run(says(bomb))
                 assert (await pool.run(says("hi")))[0].text == "<hi>", bomb
         finally:
@@ -195,13 +226,23 @@ def test_a_text_that_takes_too_much_ends_by_memory_or_time(tmp_path: Path) -> No
     folder = tmp_path / "model"
     shutil.copytree(DEMO, folder, ignore=shutil.ignore_patterns("*.safetensors"))
     spec = json.loads((folder / "tokenizer.json").read_text())
-    slow = {"type": "Split", "pattern": {"Regex": "(a|a)*(a|a)*(a|a)*b"}, "behavior": "Isolated", "invert": False}
+    slow = {
+        "type": "Split",
+        "pattern": {"Regex": "(a|a)*(a|a)*(a|a)*b"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     spec["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [slow, spec["pre_tokenizer"]]}
     (folder / "tokenizer.json").write_text(json.dumps(spec))
     tokenizer = Tokenizer.load(folder)
-    for text, bounds in (("a" * 2000 + "cb", TIGHT), ("".join(map(chr, range(32, 50_000))), Bounds(memory=2**20))):
+    for text, bounds in (
+        ("a" * 2000 + "cb", TIGHT),
+        ("".join(map(chr, range(32, 50_000))), Bounds(memory=2**20)),
+    ):
         sandbox = Sandbox.open(tokenizer, 10_000, bounds)
-        with pytest.raises((UsageError, TokenizerError), match=r"more memory|too long|library failed"):
+        with pytest.raises(
+            (UsageError, TokenizerError), match=r"more memory|too long|library failed"
+        ):
             sandbox.run(TextJob([text]))
         sandbox.close()
 
@@ -232,7 +273,9 @@ def test_many_jobs_share_few_processes_and_abandoned_ones_are_dropped(tokenizer:
             await asyncio.sleep(0)
             left.cancel()
             done = await pool.run(jobs)
-            assert [each.ids[0] for each in done] == [tokenizer.encode(f"job {number}") for number in range(300)]
+            assert [each.ids[0] for each in done] == [
+                tokenizer.encode(f"job {number}") for number in range(300)
+            ]
             assert 1 <= len(pool._open) <= 2
             with pytest.raises(ContextLengthError):
                 await pool.run([TextJob(["fine"]), TextJob([PROSE]), TextJob(["fine"])])
@@ -274,7 +317,9 @@ def test_a_short_job_is_answered_on_the_spot(tokenizer: Tokenizer, hold: float) 
     asyncio.run(tried())
 
 
-def test_a_late_answer_is_read_whoever_has_gone_and_the_next_jobs_are_not_held_for(tokenizer: Tokenizer) -> None:
+def test_a_late_answer_is_read_whoever_has_gone_and_the_next_jobs_are_not_held_for(
+    tokenizer: Tokenizer,
+) -> None:
     async def tried() -> None:
         pool = SandboxPool(tokenizer, LIMIT, 1, hold=0.001)
         try:

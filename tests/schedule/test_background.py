@@ -16,9 +16,13 @@ SHORT = SamplingParams(max_tokens=4, ignore_eos=True, seed=2)
 
 def drive(rows: int = 16, blocks: int = 1000, tokens: int = 256) -> Drive:
     limits = SchedulerConfig(
-        num_blocks=blocks, max_rows=rows, max_model_len=400, max_batched_tokens=tokens, vocab_size=VOCAB,
+        num_blocks=blocks,
+        max_rows=rows,
+        max_model_len=400,
+        max_batched_tokens=tokens,
+        vocab_size=VOCAB,
         eos_token_ids=tuple(EOS),
-    )  # fmt: skip
+    )
     return Drive(limits)
 
 
@@ -32,7 +36,9 @@ def turn(driven: Drive, steps: int) -> None:
 
 def running(driven: Drive, *, background: bool) -> int:
     rows = driven.scheduler.rows
-    return int(np.count_nonzero((rows.state == RUNNING) & ((rows.order >= BACKGROUND) == background)))
+    return int(
+        np.count_nonzero((rows.state == RUNNING) & ((rows.order >= BACKGROUND) == background))
+    )
 
 
 @pytest.mark.parametrize("samples", [1, 40])
@@ -65,7 +71,9 @@ def test_its_rows_are_given_up_where_others_find_none(samples: int) -> None:
 def test_its_blocks_are_given_up_where_others_find_none() -> None:
     driven = drive(rows=8, blocks=80)
     for number in range(8):
-        driven.submit([number] * 150, SamplingParams(max_tokens=200, ignore_eos=True, seed=1), background=True)
+        driven.submit(
+            [number] * 150, SamplingParams(max_tokens=200, ignore_eos=True, seed=1), background=True
+        )
     turn(driven, 20)
     assert running(driven, background=True) >= 3
     number = driven.submit([9] * 350, SHORT)

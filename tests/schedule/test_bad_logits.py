@@ -1,4 +1,5 @@
-"""After logits that were not finite nothing of the row's is found in the prefix tree, and its blocks come back."""
+"""After logits that were not finite nothing of the row's is found in the prefix tree, and its
+blocks come back."""
 
 from __future__ import annotations
 
@@ -15,13 +16,22 @@ PROMPT = list(range(10, 60))  # three full blocks
 
 def _scheduler(**knobs: object) -> Scheduler:
     return Scheduler(
-        SchedulerConfig(num_blocks=64, max_rows=8, max_model_len=256, max_batched_tokens=256, vocab_size=200, **knobs)
+        SchedulerConfig(
+            num_blocks=64,
+            max_rows=8,
+            max_model_len=256,
+            max_batched_tokens=256,
+            vocab_size=200,
+            **knobs,
+        )
     )  # type: ignore[arg-type]
 
 
 def _submit(scheduler: Scheduler, number: int, prompt: list[int], **params: object) -> None:
     sampling = SamplingParams(**{"max_tokens": 60, "seed": 1, **params})  # type: ignore[arg-type]
-    scheduler.submit(Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling))
+    scheduler.submit(
+        Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling)
+    )
 
 
 def _step(scheduler: Scheduler, bad: bool = False) -> StepPlan:
@@ -100,7 +110,8 @@ def test_what_follows_a_bad_prompt_is_dropped_and_others_stay() -> None:
 
 @pytest.mark.parametrize("caching", [True, False])
 def test_a_cancelled_row_that_turns_out_bad(caching: bool) -> None:
-    """The cancel comes while the flight is out: its tokens go nowhere, its blocks are not trusted all the same."""
+    """The cancel comes while the flight is out: its tokens go nowhere, its blocks are not trusted
+    all the same."""
     scheduler = _scheduler(prefix_caching=caching)
     _submit(scheduler, 0, PROMPT)
     plan = scheduler.plan()

@@ -27,7 +27,9 @@ class Scene:
         tokens = np.arange(16 * (len(blocks) or 2) + 1, dtype=np.int32)
         request = Request(request_id=1, prompt=tokens.tobytes(), sampling=SamplingParams(n=tails))
         samples = np.arange(tails, dtype=np.int32)
-        group = self.groups.add(RequestState.of(request, 0, 0, 100, -1), tokens, samples, tokens.size)
+        group = self.groups.add(
+            RequestState.of(request, 0, 0, 100, -1), tokens, samples, tokens.size
+        )
         group.blocks = np.array(blocks, np.int32) if blocks else self.pool.take(2)
         if blocks:
             self.pool.refs[group.blocks] += 1
@@ -48,12 +50,16 @@ class Scene:
             self.groups.drop(group)
 
     def grouped(self) -> list[tuple[list[int], list[int]]]:
-        """(rows, blocks) of each prefix group of the next step; every running row must stand in it once."""
+        """(rows, blocks) of each prefix group of the next step; every running row must stand in it
+        once."""
         order = self.batch_order.order(self.batch_order.running(), self.step)
         self.step += 1
         assert sorted(order.rows.tolist()) == np.flatnonzero(self.rows.state == RUNNING).tolist()
         bounds = zip(order.start[:-1], order.start[1:], order.blocks, order.length, strict=True)
-        return [(sorted(order.rows[a:b].tolist()), blocks[: n // 16].tolist()) for a, b, blocks, n in bounds]
+        return [
+            (sorted(order.rows[a:b].tolist()), blocks[: n // 16].tolist())
+            for a, b, blocks, n in bounds
+        ]
 
 
 def test_a_slot_used_again_does_not_inherit_its_group() -> None:
@@ -65,7 +71,9 @@ def test_a_slot_used_again_does_not_inherit_its_group() -> None:
     scene.remove(first, rows)
     second, others = scene.add(4)
     assert second.slot == first.slot
-    assert scene.grouped() == [], "rows were put behind the prefix of those that had their slot before"
+    assert scene.grouped() == [], (
+        "rows were put behind the prefix of those that had their slot before"
+    )
     for _ in range(9):
         found = scene.grouped()
     assert found == [(sorted(others.tolist()), second.blocks.tolist())]
@@ -86,9 +94,13 @@ def test_a_group_that_grows_is_grouped_anew_until_it_shares_all_its_blocks() -> 
     scene = Scene()
     first, one = scene.add(1, (40, 41, 42, 43, 44, 45))
     _, other = scene.add(1, (40, 41, 42, 43, 44, 46))
-    assert scene.grouped() == [(sorted([*one, *other]), [40, 41, 42, 43, 44])], "both over what they share"
+    assert scene.grouped() == [(sorted([*one, *other]), [40, 41, 42, 43, 44])], (
+        "both over what they share"
+    )
     eight = scene.join(first, 8)
-    assert scene.grouped() == [(sorted([*one, *eight]), first.blocks.tolist())], "the large one over all of its own"
+    assert scene.grouped() == [(sorted([*one, *eight]), first.blocks.tolist())], (
+        "the large one over all of its own"
+    )
     more = scene.join(first, 3)
     assert scene.grouped() == [(sorted([*one, *eight, *more]), first.blocks.tolist())]
     second, alone = scene.add(1)
@@ -97,7 +109,9 @@ def test_a_group_that_grows_is_grouped_anew_until_it_shares_all_its_blocks() -> 
     assert (sorted([*alone, *rest]), second.blocks.tolist()) in scene.grouped()
 
 
-def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_tails_of_a_group_that_shares_all_its_blocks_cost_no_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     scene = Scene()
     group, _ = scene.add(6)
     scene.grouped()

@@ -14,7 +14,8 @@ from penstock.schedule.step import SCRATCH_BLOCK
 
 
 class Model:
-    """Which blocks are held how often, which are kept, and in which order kept ones came to rest."""
+    """Which blocks are held how often, which are kept,
+    and in which order kept ones came to rest."""
 
     def __init__(self, pool: BlockPool) -> None:
         self.pool = pool
@@ -28,7 +29,9 @@ class Model:
         blocks = self.pool.take(count).tolist()
         assert len(set(blocks)) == count and SCRATCH_BLOCK not in blocks
         gone, self.evicted = self.evicted, []
-        assert sorted(gone) == sorted(self.rested[: len(gone)]), "it evicted another than the oldest"
+        assert sorted(gone) == sorted(self.rested[: len(gone)]), (
+            "it evicted another than the oldest"
+        )
         self.rested = self.rested[len(gone) :]
         self.kept -= set(gone)
         for block in blocks:

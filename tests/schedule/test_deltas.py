@@ -1,4 +1,5 @@
-"""News cut into parts is the same news: sample by sample, column by column, each part of the size that was asked."""
+"""News cut into parts is the same news: sample by sample, column by column, each part of the size
+that was asked."""
 
 from __future__ import annotations
 
@@ -13,9 +14,14 @@ def made(sizes: list[int], *, scores: bool) -> Deltas:
     count, total = len(sizes), sum(sizes)
     who, tokens = np.arange(count), np.arange(total, dtype=np.int32)
     news = Deltas(
-        10 + who, who.astype(np.int32), (who % 3).astype(np.int8), (-who).astype(np.int32),
-        np.cumsum([0, *sizes]).astype(np.int32), tokens, prompts=[PromptNews(10, 3)],
-    )  # fmt: skip
+        10 + who,
+        who.astype(np.int32),
+        (who % 3).astype(np.int8),
+        (-who).astype(np.int32),
+        np.cumsum([0, *sizes]).astype(np.int32),
+        tokens,
+        prompts=[PromptNews(10, 3)],
+    )
     if scores:
         news.chosen, news.rank = -tokens.astype(np.float32), tokens + 1
         news.top_ids = np.stack((tokens, tokens + 5), axis=1)
@@ -27,11 +33,17 @@ def samples(news: Deltas) -> list[tuple[object, ...]]:
     columns = (news.tokens, news.chosen, news.rank, news.top_ids, news.top)
     return [
         (
-            int(news.request[i]), int(news.sample[i]), int(news.finish[i]), int(news.stop_id[i]),
-            *(None if column is None else column[news.start[i] : news.start[i + 1]].tolist() for column in columns),
+            int(news.request[i]),
+            int(news.sample[i]),
+            int(news.finish[i]),
+            int(news.stop_id[i]),
+            *(
+                None if column is None else column[news.start[i] : news.start[i + 1]].tolist()
+                for column in columns
+            ),
         )
         for i in range(news.count)
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("scores", [True, False])

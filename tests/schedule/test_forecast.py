@@ -20,7 +20,8 @@ class Replayed:
     phase: int
 
     def blocks_after(self, steps: int) -> int:
-        """What it holds once so many steps have run; it takes a block whenever a token opens one."""
+        """What it holds once so many steps have run;
+        it takes a block whenever a token opens one."""
         if steps >= self.remaining:
             return 0
         return self.own + sum((self.phase + step) % 16 == 0 for step in range(1, steps + 1))
@@ -34,7 +35,11 @@ class Replayed:
 
 def drawn(rng: random.Random) -> tuple[list[Replayed], int]:
     rows = [
-        Replayed(rng.randrange(1, 9), rng.choice([1, 15, 16, 17, rng.randrange(1, 120)]), rng.randrange(16))
+        Replayed(
+            rng.randrange(1, 9),
+            rng.choice([1, 15, 16, 17, rng.randrange(1, 120)]),
+            rng.randrange(16),
+        )
         for _ in range(rng.randrange(12))
     ]
     return rows, rng.randrange(20)
@@ -46,15 +51,20 @@ def forecast_of(rows: list[Replayed], fixed: int) -> Forecast:
 
 
 def check(forecast: Forecast, rows: list[Replayed], fixed: int) -> None:
-    """At each bucket's start it is what the rows hold then, those that ended within the bucket before still counted."""
-    exact = [fixed + sum(row.counted_after(16 * b) for row in rows) for b in range(forecast.use.size)]
+    """At each bucket's start it is what the rows hold then, those that ended within the bucket
+    before still counted."""
+    exact = [
+        fixed + sum(row.counted_after(16 * b) for row in rows) for b in range(forecast.use.size)
+    ]
     assert forecast.use.tolist() == exact
     assert forecast.peak == max(exact)
     horizon = max((row.remaining for row in rows), default=0)
     assert forecast.use.size * 16 >= horizon
     truth = [fixed + sum(row.blocks_after(step) for row in rows) for step in range(horizon + 1)]
     assert all(forecast.use[b] >= truth[16 * b] for b in range(len(truth[::16])))
-    assert max(truth) <= forecast.peak + len(rows), "between two bucket starts a row takes one block at the most"
+    assert max(truth) <= forecast.peak + len(rows), (
+        "between two bucket starts a row takes one block at the most"
+    )
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -82,7 +92,9 @@ def test_room_is_the_most_that_fits(seed: int) -> None:
         """Whether at each bucket that the new rows live in, all hold no more than the capacity."""
         new = [Replayed(own, remaining, 0)] * count
         buckets = range(-(-remaining // 16) + 1)
-        return all(fixed + sum(r.counted_after(16 * b) for r in rows + new) <= capacity for b in buckets)
+        return all(
+            fixed + sum(r.counted_after(16 * b) for r in rows + new) <= capacity for b in buckets
+        )
 
     room = forecast_of(rows, fixed).room(capacity, own, remaining)
     assert room >= 0 and (room == 0 or fits(room)) and not fits(room + 1)

@@ -1,4 +1,5 @@
-"""A leap gives what stepping gives: every column, block and count, whatever runs and wherever it ends."""
+"""A leap gives what stepping gives: every column, block and count, whatever runs and wherever it
+ends."""
 
 from __future__ import annotations
 
@@ -14,13 +15,17 @@ from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import StepPlan, StepTokens
 
-LIMITS = SchedulerConfig(num_blocks=300, max_rows=12, max_model_len=400, max_batched_tokens=64, vocab_size=50)
+LIMITS = SchedulerConfig(
+    num_blocks=300, max_rows=12, max_model_len=400, max_batched_tokens=64, vocab_size=50
+)
 WORD = 7
 
 
 def request(number: int, prompt: int, n: int, most: int) -> Request:
     ids = np.full(prompt, number % 50, np.int32)
-    return Request(request_id=number, prompt=ids.tobytes(), sampling=SamplingParams(n=n, max_tokens=most))
+    return Request(
+        request_id=number, prompt=ids.tobytes(), sampling=SamplingParams(n=n, max_tokens=most)
+    )
 
 
 class Loop:
@@ -52,14 +57,32 @@ class Loop:
 
 def state_of(loop: Loop) -> dict[str, Any]:
     scheduler, rows = loop.scheduler, loop.scheduler.rows
-    names = ("state", "planned_length", "read_length", "blocks", "last_flight", "sent", "table", "limit", "order")
+    names = (
+        "state",
+        "planned_length",
+        "read_length",
+        "blocks",
+        "last_flight",
+        "sent",
+        "table",
+        "limit",
+        "order",
+    )
     found = {name: getattr(rows, name).tolist() for name in names}
     found["slots"] = scheduler.slot_token[1:].tolist()  # of the scratch block nothing is read
-    found["refs"], found["stack"] = scheduler.pool.refs.tolist(), scheduler.pool._stack[: scheduler.pool.free].tolist()
+    found["refs"], found["stack"] = (
+        scheduler.pool.refs.tolist(),
+        scheduler.pool._stack[: scheduler.pool.free].tolist(),
+    )
     found["counts"], found["flight"] = dict(scheduler.counts), None
     if loop.flight is not None:
         flight = loop.flight
-        found["flight"] = (flight.number, flight.rows.tolist(), flight.lengths.tolist(), flight.group_start.tolist())
+        found["flight"] = (
+            flight.number,
+            flight.rows.tolist(),
+            flight.lengths.tolist(),
+            flight.group_start.tolist(),
+        )
     return found
 
 

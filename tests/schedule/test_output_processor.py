@@ -13,7 +13,16 @@ from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.deltas import ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas
 from penstock.schedule.output_processor import OutputProcessor
 from penstock.schedule.request_state import Groups, RequestState
-from penstock.schedule.rows import DRAINED, EACH_TOKEN, ENDED, FREE, ON_WATCH, PREEMPTED, RUNNING, Rows
+from penstock.schedule.rows import (
+    DRAINED,
+    EACH_TOKEN,
+    ENDED,
+    FREE,
+    ON_WATCH,
+    PREEMPTED,
+    RUNNING,
+    Rows,
+)
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Moves, StepPlan, StepTokens, TokenLogprobs
 from penstock.schedule.stop_token_masks import StopTokenMasks
@@ -55,12 +64,16 @@ class Twin:
         if token in EOS and not self.ignore_eos:
             return STOP, NO_STOP_ID
         late = position >= self.live.min_length
-        if token in self.stop_ids[:MAX_STOP_IDS] or (late and token in self.stop_ids[MAX_STOP_IDS:]):
+        if token in self.stop_ids[:MAX_STOP_IDS] or (
+            late and token in self.stop_ids[MAX_STOP_IDS:]
+        ):
             return STOP, token
         return (LENGTH if position + 1 >= self.live.limit else GOES_ON), NO_STOP_ID
 
     def _goes_up(self, token: int) -> bool:
-        return bool(self.live.traits & EACH_TOKEN) or (self.live.traits & ON_WATCH > 0 and token in self.watched)
+        return bool(self.live.traits & EACH_TOKEN) or (
+            self.live.traits & ON_WATCH > 0 and token in self.watched
+        )
 
 
 class Scene:
@@ -79,7 +92,9 @@ class Scene:
             eos_token_ids=EOS,
         )
         self.outputs = OutputProcessor(limits, self.rows, self.groups, self.slot_token, self.watch)
-        self.rows.table[:] = 1 + np.random.default_rng(seed).permutation(rows * WIDTH).reshape(rows, WIDTH)
+        self.rows.table[:] = 1 + np.random.default_rng(seed).permutation(rows * WIDTH).reshape(
+            rows, WIDTH
+        )
         self.twins = [self._twin(row) for row in range(rows)]
         self.number = 0
         assert any(not t.live.traits & (EACH_TOKEN | ON_WATCH) for t in self.twins) or rows < 20
@@ -99,10 +114,18 @@ class Scene:
             logprobs=row % 3 if row % 5 == 0 else None,
         )
         params.min_tokens = rng.randrange(0, 4)
-        packed = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if rng.random() < 0.4 else None
+        packed = (
+            np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes()
+            if rng.random() < 0.4
+            else None
+        )
         tokens = np.zeros(prompt, np.int32)
         request = Request(
-            request_id=10**10 + row, prompt=tokens.tobytes(), sampling=params, stream=rng.random() < 0.3, watch=packed
+            request_id=10**10 + row,
+            prompt=tokens.tobytes(),
+            sampling=params,
+            stream=rng.random() < 0.3,
+            watch=packed,
         )
         slot = self.watch.hold(packed) if packed is not None else -1
         live = RequestState.of(request, row, 0, LONGEST, slot)
@@ -112,14 +135,28 @@ class Scene:
         columns = self.rows
         columns.sample[row] = row % 3
         ignore = params.ignore_eos
-        return Twin(row, live, row % 3, state, prompt - 1, prompt, stop_ids, ignore, watched if packed else set())
+        return Twin(
+            row,
+            live,
+            row % 3,
+            state,
+            prompt - 1,
+            prompt,
+            stop_ids,
+            ignore,
+            watched if packed else set(),
+        )
 
     def _columns(self, row: int, live: RequestState, slot: int, state: int) -> None:
         columns, record = self.rows, live.record
         columns.state[row], columns.group[row], columns.request[row] = state, slot, live.request_id
         columns.planned_length[row] = columns.read_length[row] = live.prompt_length - 1
         columns.prompt[row] = columns.sent[row] = live.prompt_length
-        columns.limit[row], columns.traits[row], columns.watch[row] = live.limit, live.traits, live.watch
+        columns.limit[row], columns.traits[row], columns.watch[row] = (
+            live.limit,
+            live.traits,
+            live.watch,
+        )
         columns.top[row] = record["logprobs"][0]
         self.outputs.scores.ask(int(columns.top[row]))
         columns.stop_ids[row] = record["stop_ids"][0]
@@ -146,7 +183,12 @@ class Scene:
         self.number += 1
 
     def _compare(
-        self, plan: StepPlan, result: StepTokens, some: list[Twin], want: dict[int, tuple[list[int], int, int]], n: int
+        self,
+        plan: StepPlan,
+        result: StepTokens,
+        some: list[Twin],
+        want: dict[int, tuple[list[int], int, int]],
+        n: int,
     ) -> None:
         read = self.outputs.read(plan, result)
         deltas = read.deltas
@@ -158,23 +200,36 @@ class Scene:
             assert deltas.sample[i] == row % 3
             self._compare_scores(deltas, i, row, tokens)
         assert got == want
-        assert sorted(read.ended.tolist()) == sorted(row for row, up in want.items() if up[1] != GOES_ON)
+        assert sorted(read.ended.tolist()) == sorted(
+            row for row, up in want.items() if up[1] != GOES_ON
+        )
         assert (read.taken, read.wasted) == (n, len(some) - n)
         for twin in self.twins:
-            assert self.rows.read_length[twin.row] == twin.position and self.rows.sent[twin.row] == twin.sent
+            assert (
+                self.rows.read_length[twin.row] == twin.position
+                and self.rows.sent[twin.row] == twin.sent
+            )
             if twin.row in want and want[twin.row][1] != GOES_ON:
                 twin.state = self.rows.state[twin.row] = ENDED
 
     def _compare_scores(self, deltas: Deltas, i: int, row: int, tokens: list[int]) -> None:
-        """All tokens of a row that asks have scores, those that waited too; those of others are told as none."""
+        """All tokens of a row that asks have scores, those that waited too; those of others are
+        told as none."""
         if row % 5:
-            assert deltas.chosen is None or np.isnan(deltas.chosen[deltas.start[i] : deltas.start[i + 1]]).all()
+            assert (
+                deltas.chosen is None
+                or np.isnan(deltas.chosen[deltas.start[i] : deltas.start[i + 1]]).all()
+            )
             return
         assert deltas.chosen is not None and deltas.top_ids is not None
         k = row % 3
-        for at, token in enumerate(tokens[:-1] if deltas.finish[i] == ERROR else tokens, int(deltas.start[i])):
+        for at, token in enumerate(
+            tokens[:-1] if deltas.finish[i] == ERROR else tokens, int(deltas.start[i])
+        ):
             assert deltas.chosen[at] == -token - 1
-            assert deltas.top_ids[at].tolist() == [token, token + 1][:k] + [-1] * (deltas.top_ids.shape[1] - k)
+            assert deltas.top_ids[at].tolist() == [token, token + 1][:k] + [-1] * (
+                deltas.top_ids.shape[1] - k
+            )
 
 
 def empty_plan(number: int, rows: np.ndarray, lengths: np.ndarray) -> StepPlan:

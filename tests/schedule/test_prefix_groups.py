@@ -21,12 +21,15 @@ COSTS = {
 
 
 def drawn(rng: random.Random, count: int) -> list[Unit]:
-    """Units whose beginnings are paths in one tree: a block's number stands for all blocks up to it."""
+    """Units whose beginnings are paths in one tree: a block's number stands for all blocks up to
+    it."""
     numbers: dict[tuple[int, ...], int] = {}
     units = []
     for slot in range(count):
         words = tuple(rng.randrange(2) for _ in range(rng.randrange(0, 7)))
-        path = [words[: n + 1] for n in range(len(words)) for _ in (0, 1)]  # branches come after even numbers of blocks
+        path = [
+            words[: n + 1] for n in range(len(words)) for _ in (0, 1)
+        ]  # branches come after even numbers of blocks
         steps = [(*part, n % 2) for n, part in enumerate(path)]
         blocks = [numbers.setdefault((n, *step), len(numbers) + 1) for n, step in enumerate(steps)]
         units.append(Unit(slot, np.array(blocks, np.int32), rng.choice([1, 1, 2, 3, 8])))
@@ -42,7 +45,9 @@ def refs_of(units: list[Unit]) -> np.ndarray:
 
 def common(units: list[Unit]) -> int:
     shared = 0
-    while all(u.blocks.size > shared and u.blocks[shared] == units[0].blocks[shared] for u in units):
+    while all(
+        u.blocks.size > shared and u.blocks[shared] == units[0].blocks[shared] for u in units
+    ):
         shared += 1
     return shared
 
@@ -68,7 +73,10 @@ def partitions(units: list[Unit]) -> Iterator[list[list[Unit]]]:
 
 
 def best(units: list[Unit], costs: SharingCosts) -> float:
-    most = max(sum(max(0.0, saved(part, common(part), costs)) for part in parts) for parts in partitions(units))
+    most = max(
+        sum(max(0.0, saved(part, common(part), costs)) for part in parts)
+        for parts in partitions(units)
+    )
     return max(0.0, most - costs.step)
 
 
@@ -80,26 +88,34 @@ def check(units: list[Unit], groups: list[PrefixGroup], costs: SharingCosts) -> 
     total = 0.0
     for group in groups:
         mine = [by_slot[slot] for slot in group.slots]
-        assert group.blocks.size == common(mine) and (group.blocks == mine[0].blocks[: group.blocks.size]).all()
+        assert (
+            group.blocks.size == common(mine)
+            and (group.blocks == mine[0].blocks[: group.blocks.size]).all()
+        )
         gain = saved(mine, group.blocks.size, costs)
         assert gain > 0, "a group that doesn't pay"
         assert group.saved == pytest.approx(gain)
         total += gain
     gains = [group.saved for group in groups]
-    assert gains == sorted(gains, reverse=True), "where there is no room for all, the first are taken"
+    assert gains == sorted(gains, reverse=True), (
+        "where there is no room for all, the first are taken"
+    )
     assert not groups or total > costs.step, "the launch costs more than all of them save"
     return total - costs.step if groups else 0.0
 
 
 @pytest.mark.parametrize("name", COSTS)
 def test_nearly_the_most_is_saved_and_almost_always_all_of_it(name: str) -> None:
-    """Branches are settled one at a time: in one drawing of about fifty, at worst, something is left unsaved."""
+    """Branches are settled one at a time: in one drawing of about fifty, at worst, something is
+    left unsaved."""
     costs = COSTS[name]
     drawings = []
     for seed in range(400):
         rng = random.Random(seed)
         units = drawn(rng, rng.randrange(1, 8))
-        drawings.append((check(units, find_groups(units, refs_of(units), costs), costs), best(units, costs)))
+        drawings.append(
+            (check(units, find_groups(units, refs_of(units), costs), costs), best(units, costs))
+        )
     assert all(got <= most + 1e-6 for got, most in drawings), "the brute force is not the best"
     assert sum(got >= most - 1e-6 for got, most in drawings) >= 390
     assert all(got * 2 >= most for got, most in drawings)
@@ -115,7 +131,9 @@ def test_the_example_of_the_page() -> None:
     a = Unit(0, np.array([1, 2, 3, 4], np.int32), 64)
     b, c = (Unit(n, np.array([1, 2, 7 + n], np.int32), 1) for n in (1, 2))
     assert found([a, b, c], READS) == {(0,): [1, 2, 3, 4], (1, 2): [1, 2]}
-    assert found([a, b, c], SharingCosts(member=20)) == {(0,): [1, 2, 3, 4]}, "two tails save 32 and cost 40"
+    assert found([a, b, c], SharingCosts(member=20)) == {(0,): [1, 2, 3, 4]}, (
+        "two tails save 32 and cost 40"
+    )
 
 
 def test_the_cost_of_tiles_decides_between_many_over_less_and_few_over_more() -> None:
@@ -123,7 +141,10 @@ def test_the_cost_of_tiles_decides_between_many_over_less_and_few_over_more() ->
     units = [Unit(n, np.array([1, 2, 3, 4 + n], np.int32), 3) for n in range(2)]
     assert found(units, SharingCosts(tile_token=1.0)) == {(0,): [1, 2, 3, 4], (1,): [1, 2, 3, 5]}
     assert found(units, SharingCosts(tile_token=1.5)) == {(0, 1): [1, 2, 3]}
-    assert found(units, SharingCosts(tile_token=1.5, tile_members=3)) == {(0,): [1, 2, 3, 4], (1,): [1, 2, 3, 5]}
+    assert found(units, SharingCosts(tile_token=1.5, tile_members=3)) == {
+        (0,): [1, 2, 3, 4],
+        (1,): [1, 2, 3, 5],
+    }
     assert found(units, SharingCosts(tile_token=6.5)) == {}
 
 

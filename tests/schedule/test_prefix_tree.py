@@ -30,22 +30,32 @@ class Twin:
     def match(self, chain: Chain) -> tuple[np.ndarray, int]:
         found, place = self.tree.match(words_of(tokens_of(chain)), 0)
         for depth, block in enumerate(found.tolist()):
-            assert self.holds[block] == chain[: depth + 1], "a block was found that holds something else"
+            assert self.holds[block] == chain[: depth + 1], (
+                "a block was found that holds something else"
+            )
         return found, place
 
     def known(self) -> set[Chain]:
         return {self.holds[block] for block in np.flatnonzero(self.pool.kept).tolist()}
 
     def admit(self, chain: Chain, use: bool = True) -> int:
-        """Shares what is known, makes the rest; gives the number of blocks found. use=False: makes all of it."""
+        """Shares what is known, makes the rest; gives the number of blocks found. use=False: makes
+        all of it."""
         found, place = self.match(chain if use else ())
-        if len(chain) - found.size > self.pool.available - np.count_nonzero(self.pool.refs[found] == 0):
+        if len(chain) - found.size > self.pool.available - np.count_nonzero(
+            self.pool.refs[found] == 0
+        ):
             return found.size
         self.pool.share(found)
         fresh = self.make(chain, found.size)
-        words, middle = words_of(tokens_of(chain)), (found.size + len(chain)) // 2  # as two chunks do
+        words, middle = (
+            words_of(tokens_of(chain)),
+            (found.size + len(chain)) // 2,
+        )  # as two chunks do
         for a, b in ((found.size, middle), (middle, len(chain))):
-            place = self.tree.insert(words[a:b], fresh[a - found.size : b - found.size].tolist(), place)
+            place = self.tree.insert(
+                words[a:b], fresh[a - found.size : b - found.size].tolist(), place
+            )
         self.held.append(np.concatenate((found, fresh)))
         return found.size
 
@@ -95,7 +105,8 @@ def test_evictions_and_drops_never_lead_to_a_wrong_block(seed: int) -> None:
 
 
 def test_a_block_used_again_is_not_its_orphan_s_parent() -> None:
-    """The parent is evicted, comes back in another block, and the child isn't found behind what took its block."""
+    """The parent is evicted, comes back in another block, and the child isn't found behind what
+    took its block."""
     twin = Twin(40)
     twin.admit((1, 7))
     parent, child = twin.held.pop().tolist()
@@ -110,7 +121,8 @@ def test_a_block_used_again_is_not_its_orphan_s_parent() -> None:
 
 
 def test_generated_chains_are_those_of_a_prompt() -> None:
-    """Blocks that came one by one from several sequences are found by prompts of the same tokens."""
+    """Blocks that came one by one from several sequences are found by prompts of the same
+    tokens."""
     twin = Twin(60)
     chains = [(1, 2, 3, 4), (1, 2, 5), (6,), (1, 2, 3, 4, 9)]
     made, places = [], []
@@ -122,7 +134,9 @@ def test_generated_chains_are_those_of_a_prompt() -> None:
     twin.tree.insert_chains(np.concatenate(made), np.array([own.size for own in made]), places)
     twin.check()
     assert [twin.match(chain)[0].size for chain in chains] == [len(chain) for chain in chains]
-    assert twin.match(chains[3])[0].tolist()[2:4] == made[0].tolist(), "equal contents stay with their first block"
+    assert twin.match(chains[3])[0].tolist()[2:4] == made[0].tolist(), (
+        "equal contents stay with their first block"
+    )
 
 
 def test_chains_of_one_salt_are_not_found_by_another() -> None:

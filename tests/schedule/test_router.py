@@ -1,4 +1,5 @@
-"""The router: fork groups against every way to share them out, bursts, prefixes, what it forgets."""
+"""The router: fork groups against every way to share them out, bursts, prefixes,
+what it forgets."""
 
 from __future__ import annotations
 
@@ -10,7 +11,12 @@ import pytest
 
 from penstock.schedule.router import Router, Share, fill, places_of
 
-PACE = {"token_seconds": 1e-5, "prompt_token_seconds": 1e-5, "step_seconds": 1e-4, "mean_output_tokens": 100.0}
+PACE = {
+    "token_seconds": 1e-5,
+    "prompt_token_seconds": 1e-5,
+    "step_seconds": 1e-4,
+    "mean_output_tokens": 100.0,
+}
 IDLE = {**PACE, "tokens_left": 0.0, "prompt_tokens_left": 0.0}
 
 
@@ -39,7 +45,11 @@ def test_a_group_is_shared_out_as_well_as_by_trying_every_way(seed: int) -> None
         prefill = draw.choice([0.0, 0.5, 2.0, 20.0])
         start = sorted(prefill + draw.choice([0.0, draw.random() * 10]) for _ in range(count))
         found = fill(start, [prefill] * count, each, samples)
-        ways = (way for way in itertools.product(range(samples + 1), repeat=count) if sum(way) == samples)
+        ways = (
+            way
+            for way in itertools.product(range(samples + 1), repeat=count)
+            if sum(way) == samples
+        )
         best = min(cost(way, start, [prefill] * count, each) for way in ways)
         assert sum(found) == samples
         assert cost(found, start, [prefill] * count, each) == pytest.approx(best)
@@ -53,8 +63,8 @@ def test_a_part_that_saves_less_than_its_prefill_stays() -> None:
 
 
 def test_a_burst_does_not_pile_up_whatever_was_heard() -> None:
-    """Nothing is heard of the engines while 400 requests come, from two processes of which neither sees the other's.
-    One replica has what twelve requests take to do, as both know."""
+    """Nothing is heard of the engines while 400 requests come, from two processes of which neither
+    sees the other's. One replica has what twelve requests take to do, as both know."""
     routers = [router_of(4, first=first) for first in (0, 1)]
     for replica, left in enumerate((0.0, 0.0, 5000.0, 0.0)):
         for router in routers:
@@ -83,8 +93,12 @@ def test_a_prompt_goes_where_its_beginning_lies_until_that_costs_more_than_readi
     router, prompt = router_of(2), prompt_of(3)
     (first,) = router.route(prompt, 0, 1, 100.0, range(2))
     other = 1 - first.replica
-    assert [router.route([*prompt, i], 0, 1, 100.0, range(2))[0].replica for i in range(3)] == [first.replica] * 3
-    assert router.route(prompt, 5, 1, 100.0, [first.replica])[0].prompt_tokens == 319  # another salt: nothing is found
+    assert [router.route([*prompt, i], 0, 1, 100.0, range(2))[0].replica for i in range(3)] == [
+        first.replica
+    ] * 3
+    assert (
+        router.route(prompt, 5, 1, 100.0, [first.replica])[0].prompt_tokens == 319
+    )  # another salt: nothing is found
     router.sent(Share(first.replica, 1, 200.0, 0), 0)
     assert router.route(prompt, 0, 1, 100.0, range(2))[0].replica == first.replica
     router.sent(Share(first.replica, 1, 200.0, 0), 1)
@@ -114,14 +128,16 @@ def test_its_memory_is_bounded_and_forgets_the_end_of_a_chain_first() -> None:
         router.route(prompt_of(number, 161), 0, 1, 1.0, [0])
     cache = router._loads[0].cache
     assert len(cache) == 30
-    assert [router._hit(0, places_of(prompt_of(number, 161), 0))[0] for number in (49, 48, 47, 46)] == [10, 10, 10, 0]
+    assert [
+        router._hit(0, places_of(prompt_of(number, 161), 0))[0] for number in (49, 48, 47, 46)
+    ] == [10, 10, 10, 0]
     router.route(prompt_of(70, 81), 0, 1, 1.0, [0])
     assert router._hit(0, places_of(prompt_of(47, 161), 0))[0] == 5
 
 
 class Modelled:
-    """Replicas of one row each token: a clock, a queue of work in seconds and an LRU of prefixes. It tells its stats
-    every 0.1 s, as an engine does."""
+    """Replicas of one row each token: a clock, a queue of work in seconds and an LRU of prefixes.
+    It tells its stats every 0.1 s, as an engine does."""
 
     def __init__(self, count: int, router: Router | None) -> None:
         self.router = router
@@ -162,8 +178,8 @@ class Modelled:
 
 
 def test_mixed_load_waits_little_and_finds_as_much_as_one_replica_would() -> None:
-    """Half of the requests have one of 20 beginnings of 2,000 tokens; bursts of 8; four replicas at nine tenths of what
-    they can do, beside one that has all to itself and time enough."""
+    """Half of the requests have one of 20 beginnings of 2,000 tokens; bursts of 8; four replicas at
+    nine tenths of what they can do, beside one that has all to itself and time enough."""
     draw = random.Random(3)
     headers = [[1000 * h + i for i in range(2000)] for h in range(20)]
     four, one = Modelled(4, router_of(4, blocks=6000)), Modelled(1, None)

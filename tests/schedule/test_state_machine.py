@@ -1,4 +1,5 @@
-"""The scheduler against what each sample gives alone, with results 0 to 3 steps late, in pools that are too small."""
+"""The scheduler against what each sample gives alone, with results 0 to 3 steps late, in pools that
+are too small."""
 
 from __future__ import annotations
 
@@ -49,7 +50,14 @@ class Machine(RuleBasedStateMachine):
         drafts=st.none() | st.integers(0, 99),
     )
     def start(
-        self, rng: random.Random, lag: int, bad_in: int, misled: bool, windows: bool, states: bool, drafts: int | None
+        self,
+        rng: random.Random,
+        lag: int,
+        bad_in: int,
+        misled: bool,
+        windows: bool,
+        states: bool,
+        drafts: int | None,
     ) -> None:
         limits = with_windows(limits_of(rng), rng) if windows else limits_of(rng)
         limits = with_states(limits, rng) if states else limits
@@ -115,7 +123,12 @@ def with_windows(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig
     """The same blocks, each with pages for layers that see a window."""
     tables = rng.choice([1, 2, 5])
     window = rng.choice([1, 5, 16, 17, 40, 64])
-    return replace(limits, window=window, window_tables=tables, num_blocks=(limits.num_blocks - 1) * (1 + tables) + 1)
+    return replace(
+        limits,
+        window=window,
+        window_tables=tables,
+        num_blocks=(limits.num_blocks - 1) * (1 + tables) + 1,
+    )
 
 
 def with_states(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
@@ -124,7 +137,9 @@ def with_states(limits: SchedulerConfig, rng: random.Random) -> SchedulerConfig:
     return replace(limits, snapshots=range(first, first + rng.choice([1, 2, 4, 16])))
 
 
-def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False, states: bool = False) -> Drive:
+def random_replay(
+    seed: int, lag: int, few: int = 64, windows: bool = False, states: bool = False
+) -> Drive:
     """A few hundred events of a fixed draw."""
     rng = random.Random(seed)
     drafts = seed if seed % 2 and not states else None
@@ -148,9 +163,15 @@ def random_replay(seed: int, lag: int, few: int = 64, windows: bool = False, sta
 
 
 def tight_replay(
-    seed: int, lag: int, few: int = 64, windows: bool = False, cut_each: int = 0, states: bool = False
+    seed: int,
+    lag: int,
+    few: int = 64,
+    windows: bool = False,
+    cut_each: int = 0,
+    states: bool = False,
 ) -> Drive:
-    """Long outputs where short ones are expected, in few blocks. cut_each: steps after which a request is cut."""
+    """Long outputs where short ones are expected, in few blocks. cut_each: steps after which a
+    request is cut."""
     rng = random.Random(seed)
     limits = SchedulerConfig(
         num_blocks=rng.randrange(13, 22),
@@ -170,9 +191,12 @@ def tight_replay(
         prompt = [number] * rng.choice([1, 15, 16, 17, 33, 90])
         scored = rng.choice([None, 1])
         params = SamplingParams(
-            n=rng.choice([1, 3, 10]), max_tokens=None, seed=number, prompt_logprobs=scored,
+            n=rng.choice([1, 3, 10]),
+            max_tokens=None,
+            seed=number,
+            prompt_logprobs=scored,
             logprobs=[None, 0, 2, 0, 3, 1][number],
-        )  # fmt: skip
+        )
         drive.submit(prompt, params, stream=rng.random() < 0.3)
     for number in range(6 if cut_each else 0):
         for _ in range(cut_each):
@@ -218,9 +242,20 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
     for seed in range(4):
         seen += happened(tight_replay(seed, lag))
     for what in (
-        "preempted", "forced", "requeued", "cached", "grouped", "drafted", "drafted_right", "right_by_device",
-        "kept_back", "carried", "constrained", "late", "forced_tokens",
-    ):  # fmt: skip
+        "preempted",
+        "forced",
+        "requeued",
+        "cached",
+        "grouped",
+        "drafted",
+        "drafted_right",
+        "right_by_device",
+        "kept_back",
+        "carried",
+        "constrained",
+        "late",
+        "forced_tokens",
+    ):
         assert seen[what] > 0, f"the replays are too tame: nothing was {what} in {seen}"
     if lag:  # with every result at hand, blocks come free at once and rows never run too far
         assert seen["stalled"] > 0 and seen["wasted"] > 0, f"the replays are too tame: {seen}"
@@ -228,7 +263,13 @@ def test_replays_and_what_happens_in_them(lag: int) -> None:
 
 @pytest.mark.parametrize("lag", [0, 1])
 def test_a_step_may_have_forced_tokens_and_drafts_of_the_device(lag: int) -> None:
-    limits = replace(limits_of(random.Random(2)), max_rows=12, max_batched_tokens=40, mask_slots=12, num_blocks=60)
+    limits = replace(
+        limits_of(random.Random(2)),
+        max_rows=12,
+        max_batched_tokens=40,
+        mask_slots=12,
+        num_blocks=60,
+    )
     drive = Drive(replace(limits, max_model_len=96, preempt_every=0), drafts=3)
     for number in range(4):
         params = SamplingParams(max_tokens=60, seed=number, ignore_eos=True)
@@ -252,11 +293,15 @@ def test_a_cut_request_tells_what_each_sample_made(lag: int) -> None:
 def test_replays_of_a_model_with_windows(lag: int) -> None:
     seen: Counter[str] = Counter()
     for seed in (1, 2):
-        seen += happened(random_replay(seed, lag, windows=True)) + happened(tight_replay(seed, lag, windows=True))
+        seen += happened(random_replay(seed, lag, windows=True)) + happened(
+            tight_replay(seed, lag, windows=True)
+        )
     assert min(seen[what] for what in ("preempted", "cached", "grouped", "drafted_right")) > 0, seen
 
 
-@pytest.mark.parametrize(("windows", "random_seeds", "tight_seeds"), [(False, (0, 1), (6, 9)), (True, (6,), (2,))])
+@pytest.mark.parametrize(
+    ("windows", "random_seeds", "tight_seeds"), [(False, (0, 1), (6, 9)), (True, (6,), (2,))]
+)
 @pytest.mark.parametrize("lag", range(4))
 def test_replays_of_a_model_with_recurrent_state(
     lag: int, windows: bool, random_seeds: tuple[int, ...], tight_seeds: tuple[int, ...]
@@ -266,13 +311,25 @@ def test_replays_of_a_model_with_recurrent_state(
         seen += happened(random_replay(seed, lag, windows=windows, states=True))
     for seed in tight_seeds:
         seen += happened(tight_replay(seed, lag, windows=windows, states=True))
-    happen = ("preempted", "requeued", "cached", "grouped", "constrained", "late", "snapshots", "evicted")
+    happen = (
+        "preempted",
+        "requeued",
+        "cached",
+        "grouped",
+        "constrained",
+        "late",
+        "snapshots",
+        "evicted",
+    )
     assert min(seen[what] for what in happen) > 0, f"the replays are too tame: {seen}"
 
 
 def test_prefix_groups_that_are_found_anew_only_now_and_then() -> None:
-    """As with very many units: rows come and go between two findings, and fork groups' slots are used again."""
+    """As with very many units: rows come and go between two findings, and fork groups' slots are
+    used again."""
     seen: Counter[str] = Counter()
     for seed in range(3):
-        seen += happened(tight_replay(seed, lag=1, few=0)) + happened(random_replay(seed, lag=1, few=0))
+        seen += happened(tight_replay(seed, lag=1, few=0)) + happened(
+            random_replay(seed, lag=1, few=0)
+        )
     assert seen["grouped"] > 0

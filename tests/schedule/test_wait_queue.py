@@ -1,4 +1,5 @@
-"""The line before the rows: first come, first served; fair between tenants, in tokens; who was here goes first."""
+"""The line before the rows: first come, first served; fair between tenants, in tokens; who was here
+goes first."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ class Asking:
 
     def group(self, tenant: int = 0, tokens: int = 17) -> ForkGroup:
         ids = np.arange(tokens, dtype=np.int32)
-        request = Request(request_id=self.count, prompt=ids.tobytes(), sampling=SamplingParams(), tenant=tenant)
+        request = Request(
+            request_id=self.count, prompt=ids.tobytes(), sampling=SamplingParams(), tenant=tenant
+        )
         live = RequestState.of(request, self.count, 0, 1024, -1)
         self.count += 1
         return ForkGroup(0, live, ids, np.zeros(1, np.int32), tokens)
@@ -85,7 +88,9 @@ def test_it_is_fair_in_tokens() -> None:
         asking.ask(tenant=2, tokens=30)
         asking.ask(tenant=3, tokens=60)
     counts = Counter(asking.go(300))
-    assert [abs(counts[tenant] * size - 2000) <= 60 for tenant, size in ((1, 10), (2, 30), (3, 60))] == [True] * 3
+    assert [
+        abs(counts[tenant] * size - 2000) <= 60 for tenant, size in ((1, 10), (2, 30), (3, 60))
+    ] == [True] * 3
 
 
 def test_nobody_saves_up_while_away() -> None:
@@ -123,7 +128,13 @@ def test_many_tenants_leave_little() -> None:
 
 
 def limits(**changed: int) -> SchedulerConfig:
-    usual = {"num_blocks": 400, "max_rows": 2, "max_model_len": 256, "max_batched_tokens": 64, "vocab_size": VOCAB}
+    usual = {
+        "num_blocks": 400,
+        "max_rows": 2,
+        "max_model_len": 256,
+        "max_batched_tokens": 64,
+        "vocab_size": VOCAB,
+    }
     return SchedulerConfig(**{**usual, **changed}, eos_token_ids=tuple(EOS))  # type: ignore[arg-type]
 
 
@@ -139,7 +150,9 @@ def test_the_scheduler_serves_tenants_in_turn() -> None:
     drive.finish()
 
 
-@pytest.mark.parametrize(("first", "second", "shared"), [(0, 0, True), (5, 5, True), (0, 5, False), (5, 6, False)])
+@pytest.mark.parametrize(
+    ("first", "second", "shared"), [(0, 0, True), (5, 5, True), (0, 5, False), (5, 6, False)]
+)
 def test_cached_blocks_are_of_one_salt(first: int, second: int, shared: bool) -> None:
     drive = Drive(limits())
     prompt = list(range(1, 80))
@@ -148,7 +161,9 @@ def test_cached_blocks_are_of_one_salt(first: int, second: int, shared: bool) ->
         drive.finish()
     assert drive.scheduler.stats()["prefix_hit_tokens"] == (64 if shared else 0)
     # A chat's next turn finds what was generated, where it is of the same salt.
-    one = drive.submit(prompt[:40], SamplingParams(max_tokens=60, ignore_eos=True, seed=2), salt=first)
+    one = drive.submit(
+        prompt[:40], SamplingParams(max_tokens=60, ignore_eos=True, seed=2), salt=first
+    )
     drive.finish()
     before = drive.scheduler.stats()["prefix_hit_tokens"]
     made = drive.asked[one].alone[0].tokens

@@ -1,4 +1,5 @@
-"""How many tokens a pool holds where most layers have a window: 26 layers of which each sixth sees everything."""
+"""How many tokens a pool holds where most layers have a window: 26 layers of which each sixth sees
+everything."""
 
 from __future__ import annotations
 
@@ -20,13 +21,20 @@ BLOCKS = 180  # that a pool without windows has
 def most_held(blocks: int, window: int, tables: int, length: int) -> int:
     """Runs many requests of one length -> the most tokens that rows held at once."""
     limits = SchedulerConfig(
-        num_blocks=blocks, max_rows=24, max_model_len=length, max_batched_tokens=64, vocab_size=9, window=window,
+        num_blocks=blocks,
+        max_rows=24,
+        max_model_len=length,
+        max_batched_tokens=64,
+        vocab_size=9,
+        window=window,
         window_tables=tables,
-    )  # fmt: skip
+    )
     scheduler, most = Scheduler(limits), 0
     for number in range(24):
         params = SamplingParams(max_tokens=length - 1, ignore_eos=True)
-        scheduler.submit(Request(request_id=number, prompt=np.array([1], np.int32).tobytes(), sampling=params))
+        scheduler.submit(
+            Request(request_id=number, prompt=np.array([1], np.int32).tobytes(), sampling=params)
+        )
     while scheduler.has_work:
         plan = scheduler.plan()
         if plan is not None:
@@ -48,7 +56,8 @@ def test_four_times_the_tokens_in_the_same_memory() -> None:
 
 
 def test_what_one_row_takes_whose_window_has_passed() -> None:
-    """A block of every layer, and the window's of the others: 8,192 tokens in 1 / 4.6 of the layers' memory."""
+    """A block of every layer, and the window's of the others: 8,192 tokens in 1 / 4.6 of the
+    layers' memory."""
     near = -(-(512 - 1) // 16) + 1
     assert 4.5 < LAYERS * 512 / (FULL * (512 + TABLES * near)) < 5
 

@@ -1,4 +1,5 @@
-"""What the server's tests share: the tokenizer of one token a byte, and one TLS context for all HTTP clients."""
+"""What the server's tests share: the tokenizer of one token a byte, and one TLS context for all
+HTTP clients."""
 
 from __future__ import annotations
 

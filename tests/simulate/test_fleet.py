@@ -1,4 +1,5 @@
-"""Fleets: what arrives is shared out and ends, a job is pulled, replicas come and go with the work."""
+"""Fleets: what arrives is shared out and ends, a job is pulled,
+replicas come and go with the work."""
 
 from __future__ import annotations
 
@@ -16,16 +17,23 @@ from penstock.simulate.step_costs import StepCosts
 
 COSTS = StepCosts(made_table(), "made", "measure more")
 LIMITS = SchedulerConfig(
-    num_blocks=4096, max_rows=64, max_model_len=2048, max_batched_tokens=512, mask_slots=1, vocab_size=VOCABULARY,
+    num_blocks=4096,
+    max_rows=64,
+    max_model_len=2048,
+    max_batched_tokens=512,
+    mask_slots=1,
+    vocab_size=VOCABULARY,
     eos_token_ids=(END,),
-)  # fmt: skip
+)
 
 
 def fleet_of(load: AskedLoad, count: int, scaling: Scaling | None = None) -> Fleet:
     return Fleet(load, LIMITS, COSTS, count, scaling=scaling)
 
 
-@pytest.mark.parametrize("load", [made_load(300, samples=2), made_load(400, rate=300.0)], ids=["job", "arriving"])
+@pytest.mark.parametrize(
+    "load", [made_load(300, samples=2), made_load(400, rate=300.0)], ids=["job", "arriving"]
+)
 def test_several_replicas_have_equal_shares(load: AskedLoad) -> None:
     fleet = fleet_of(load, 3)
     outcome = fleet.run()
@@ -74,7 +82,8 @@ SCALING = Scaling(least=0, most=3, drain=0.5, cold_start=5.0, idle=20.0)
 
 
 def test_from_no_replica_and_back() -> None:
-    """The first request waits for a cold start; replicas go when nobody has asked for as long as `idle`."""
+    """The first request waits for a cold start; replicas go when nobody has asked for as long as
+    `idle`."""
     load = made_load(4, rate=0.01, drawn=False)
     fleet = fleet_of(load, 3, SCALING)
     outcome = fleet.run()
@@ -84,7 +93,8 @@ def test_from_no_replica_and_back() -> None:
     apart = np.diff(load.arrival)
     cold = 1 + int((apart > 30).sum())
     assert int((waited > 4.9).sum()) == cold >= 2
-    # Each time for a cold start, what was asked and the idle time behind it; at the end nobody is waited for.
+    # Each time for a cold start, what was asked and the idle time behind it; at the end nobody is
+    # waited for.
     assert 25.0 * (cold - 1) + 5.0 <= outcome.up < 30.0 * (cold - 1) + 8.0
 
 

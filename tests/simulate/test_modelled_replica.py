@@ -1,4 +1,5 @@
-"""A modelled replica turns as the engine does, and its shortcuts change nothing that comes of it."""
+"""A modelled replica turns as the engine does,
+and its shortcuts change nothing that comes of it."""
 
 from __future__ import annotations
 
@@ -23,9 +24,14 @@ from penstock.simulate.step_costs import StepCosts
 
 COSTS = StepCosts(made_table(), "made", "measure more")
 LIMITS = SchedulerConfig(
-    num_blocks=4096, max_rows=64, max_model_len=2048, max_batched_tokens=512, mask_slots=1, vocab_size=VOCABULARY,
+    num_blocks=4096,
+    max_rows=64,
+    max_model_len=2048,
+    max_batched_tokens=512,
+    mask_slots=1,
+    vocab_size=VOCABULARY,
     eos_token_ids=(END,),
-)  # fmt: skip
+)
 LOADS: dict[str, tuple[AskedLoad, SchedulerConfig]] = {
     "a job": (made_load(150), LIMITS),
     "samples of few prompts": (made_load(6, samples=40, limit=300), LIMITS),
@@ -49,7 +55,9 @@ def test_shortcuts_change_nothing(name: str) -> None:
     assert short.end.tolist() == pytest.approx(long.end.tolist(), rel=1e-12)
     assert (short.steps, short.output_tokens) == (long.steps, long.output_tokens)
     assert long.output_tokens == int(np.minimum(load.output, load.limit.max() or 10**6).sum())
-    assert short.preemptions == long.preemptions and (short.preemptions > 0) == (name == "too little KV")
+    assert short.preemptions == long.preemptions and (short.preemptions > 0) == (
+        name == "too little KV"
+    )
     assert short.busy == pytest.approx(long.busy)
 
 
@@ -80,7 +88,9 @@ def test_it_launches_the_steps_that_an_engine_does(ahead: int) -> None:
     load = made_load(100, samples=2, limit=200)
     runner = ModelledRunner(load)
     engine = Engine(Scheduler(replace(LIMITS, prefix_caching=False)), runner, steps_ahead=ahead)  # type: ignore[arg-type]
-    replica = ModelledReplica(load, replace(LIMITS, prefix_caching=False), COSTS, ahead, shortcuts=False)
+    replica = ModelledReplica(
+        load, replace(LIMITS, prefix_caching=False), COSTS, ahead, shortcuts=False
+    )
     for number in range(len(load)):
         engine.submit(load.request(number, number))
         replica.submit(load, number, 0.0)
@@ -100,7 +110,8 @@ def test_it_launches_the_steps_that_an_engine_does(ahead: int) -> None:
 
 
 def test_a_request_by_itself_takes_its_steps() -> None:
-    """One step of prompt beside its first token, then a step a token; the first is read when the second is launched."""
+    """One step of prompt beside its first token, then a step a token; the first is read when the
+    second is launched."""
     load = made_load(1, prompt=101, output=40, drawn=False, rate=1.0)
     outcome = run(load, LIMITS)
     first = step_seconds(1, 100, 100, 100 * 101 / 2)

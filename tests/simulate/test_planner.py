@@ -1,4 +1,5 @@
-"""Answers: the fewest replicas that keep goals, jobs whose middle is not simulated, goals that nothing keeps."""
+"""Answers: the fewest replicas that keep goals, jobs whose middle is not simulated, goals that
+nothing keeps."""
 
 from __future__ import annotations
 
@@ -34,11 +35,18 @@ def test_the_fewest_replicas_are_the_fewest(engine: SimulatedEngine) -> None:
 
 
 def test_a_goal_that_a_request_alone_misses_is_hopeless(engine: SimulatedEngine) -> None:
-    with pytest.raises(UsageError, match=r"ttft_p50=0.0005 can't be kept by any number .* takes 0.00\d+ s by itself"):
+    with pytest.raises(
+        UsageError,
+        match=r"ttft_p50=0.0005 can't be kept by any number .* takes 0.00\d+ s by itself",
+    ):
         planner(engine, "ttft_p50=0.0005", rate=5.0, seconds=5.0).fewest(64)
-    with pytest.raises(UsageError, match=r"ttft_p95, 0.1 s, is missed with 1 replicas .* too: they fall ever"):
+    with pytest.raises(
+        UsageError, match=r"ttft_p95, 0.1 s, is missed with 1 replicas .* too: they fall ever"
+    ):
         planner(engine, "ttft_p95=0.1", rate=300.0, seconds=2.0).fewest(1)
-    with pytest.raises(UsageError, match=r"hours=1e-06 can't be kept by any number .* a request of the job takes"):
+    with pytest.raises(
+        UsageError, match=r"hours=1e-06 can't be kept by any number .* a request of the job takes"
+    ):
         planner(engine, "hours=1e-6", requests=50).fewest(4)
 
 
@@ -56,7 +64,9 @@ def test_a_job_over_many_replicas_counts_each(engine: SimulatedEngine) -> None:
     assert (many.simulated, many.gpus, many.figures.requests) == (2, 4000, 10**9)
     assert many.figures.seconds == pytest.approx(one.figures.seconds / 4000, rel=0.05)
     assert many.figures.gpu_seconds == pytest.approx(one.figures.gpu_seconds, rel=0.05)
-    assert planner(engine, requests=97).answer(10).figures.requests == 97, "some replicas have a request less"
+    assert planner(engine, requests=97).answer(10).figures.requests == 97, (
+        "some replicas have a request less"
+    )
     rows, steps = 4, step_seconds(4, 80)
     assert many.figures.output_rate < 4000 * rows / steps
 
@@ -76,7 +86,9 @@ def test_what_never_ends_is_told_as_missed(engine: SimulatedEngine) -> None:
     assert goal.name == "e2e_p95" and reached == float("inf") and answer.figures.seconds < 3.0
 
 
-@pytest.mark.parametrize("text", ["ttft=1", "ttft_p95", "ttft_p95=fast", "ttft_p95=-1", "cost_p50=3", "ttft_p950=1"])
+@pytest.mark.parametrize(
+    "text", ["ttft=1", "ttft_p95", "ttft_p95=fast", "ttft_p95=-1", "cost_p50=3", "ttft_p950=1"]
+)
 def test_what_is_no_goal(text: str) -> None:
     with pytest.raises(UsageError, match=r"is no goal: write ttft_p95=1.0"):
         parse_goals([text], job=False)
@@ -106,20 +118,24 @@ def test_knobs_are_bounded_by_the_table(tmp_path: Path) -> None:
 
 
 def test_windows_take_pages_of_the_same_memory(tmp_path: Path) -> None:
-    """A block takes two pages more until its window has passed: by pages, as the engine that was timed counts them."""
+    """A block takes two pages more until its window has passed: by pages, as the engine that was
+    timed counts them."""
     path = made_file(tmp_path, table=made_table(window=256, window_tables=2))
     limits = open_engine(path, {}).limits
     assert (limits.num_blocks, limits.window, limits.window_tables) == (3 * 4096, 256, 2)
     assert open_engine(path, {"kv_cache_tokens": 1600}).limits.num_blocks == 3 * 101
     asked = {"kv_cache_tokens": 4800}
     engines = [open_engine(made_file(tmp_path, "plain.json"), asked), open_engine(path, asked)]
-    plain, windowed = (planner(each, shape="16x1400", requests=40).answer(1).figures.seconds for each in engines)
+    plain, windowed = (
+        planner(each, shape="16x1400", requests=40).answer(1).figures.seconds for each in engines
+    )
     assert windowed < 0.8 * plain, "more of them run at once"
 
 
 def test_a_load_that_no_engine_takes(engine: SimulatedEngine) -> None:
     with pytest.raises(
-        UsageError, match=r"the longest request, prompt and answer, has 3,064 tokens, and .* takes 2,048"
+        UsageError,
+        match=r"the longest request, prompt and answer, has 3,064 tokens, and .* takes 2,048",
     ):
         planner(engine, shape="64x3000", rate=1.0).answer(1)
 
@@ -128,9 +144,12 @@ def test_files_without_a_table(tmp_path: Path) -> None:
     (tmp_path / "no.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"no.json is no table of step seconds"):
         open_engine(tmp_path / "no.json", {})
-    with pytest.raises(CheckpointError, match=r"cannot be read .*: name an artifact's folder, or a file"):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be read .*: name an artifact's folder, or a file"
+    ):
         open_engine(tmp_path / "none.json", {})
     with pytest.raises(
-        CheckpointError, match=r"is no artifact: penstock build makes one; a file with a table of steps is"
+        CheckpointError,
+        match=r"is no artifact: penstock build makes one; a file with a table of steps is",
     ):
         open_engine(tmp_path, {})

@@ -1,5 +1,6 @@
-"""What must come of logits that are not finite, on any device: the sample ends, its blocks are cleared before anybody
-has them again, and nobody finds them in the prefix tree. Canaries tell right answers from wrong ones.
+"""What must come of logits that are not finite, on any device: the sample ends, its blocks are
+cleared before anybody has them again, and nobody finds them in the prefix tree. Canaries tell right
+answers from wrong ones.
 """
 
 from __future__ import annotations
@@ -17,12 +18,18 @@ BAD = "numerical_error"
 
 
 def open_llm(folder: Path, **knobs: Any) -> LLM:
-    plain = {"dtype": "float32", "skip_tokenizer_init": True, "max_num_seqs": 16, "max_model_len": 512}
+    plain = {
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "max_num_seqs": 16,
+        "max_model_len": 512,
+    }
     return LLM(str(folder), **(plain | {"kv_cache_tokens": 1024} | knobs))
 
 
 def check_prompt(folder: Path, **knobs: Any) -> None:
-    """A token's embedding is NaN for a while: prompts with it fail, others don't, and later all are right."""
+    """A token's embedding is NaN for a while: prompts with it fail, others don't, and later all are
+    right."""
     rng = random.Random(5)
     shared = header(rng, 100)
     bad, beside, alone = canary(rng, shared, 30), canary(rng, shared, 30), canary(rng, [], 30)
@@ -30,14 +37,17 @@ def check_prompt(folder: Path, **knobs: Any) -> None:
     with open_llm(folder, **knobs) as llm:
         state = _state(llm)
         table = state.model.embedding.table.value
-        # The header is computed by a sound prompt: a bad one's later tokens may spoil what it computes before them.
+        # The header is computed by a sound prompt: a bad one's later tokens may spoil what it
+        # computes before them.
         assert _right([beside], _answers(llm, [beside]))
         with torch.inference_mode():
             held = table[poison].clone()
             table[poison] = torch.nan
             found = _answers(llm, [bad, alone, beside, bad, alone])
             assert [reason for _, reason, _ in found] == [BAD, "length", "length", BAD, "length"]
-            assert found[0][0] == [] and _right([alone, beside, alone], [found[1], found[2], found[4]])
+            assert found[0][0] == [] and _right(
+                [alone, beside, alone], [found[1], found[2], found[4]]
+            )
             assert llm.engine.scheduler._clears  # type: ignore[attr-defined]
             table[poison] = held
         first, then = _answers(llm, [bad]), _answers(llm, [bad])
@@ -47,7 +57,8 @@ def check_prompt(folder: Path, **knobs: Any) -> None:
 
 
 def check_own_blocks(folder: Path, **knobs: Any) -> None:
-    """Blocks that a row has filled itself turn bad under it: what it said before stands, and they are not kept."""
+    """Blocks that a row has filled itself turn bad under it: what it said before stands, and they
+    are not kept."""
     rng = random.Random(6)
     bad, beside = canary(rng, [], 40), canary(rng, [], 40)
     with open_llm(folder, **knobs) as llm:
@@ -67,8 +78,14 @@ def check_own_blocks(folder: Path, **knobs: Any) -> None:
                 harmed = True
         first, second = (said[one.request_id] for one in asked)
         assert second == beside.answer(200) and ends[asked[1].request_id] == "length"
-        assert ends[asked[0].request_id] == BAD and 100 < len(first) < 150 and first == bad.answer(len(first))
-        found = llm.generate([bad.prompt + first], SamplingParams(temperature=0, max_tokens=50), use_tqdm=False)[0]
+        assert (
+            ends[asked[0].request_id] == BAD
+            and 100 < len(first) < 150
+            and first == bad.answer(len(first))
+        )
+        found = llm.generate(
+            [bad.prompt + first], SamplingParams(temperature=0, max_tokens=50), use_tqdm=False
+        )[0]
         assert found.outputs[0].token_ids == bad.answer(50, len(first))
         assert found.num_cached_tokens == 0
         _all_blocks_are_clear(llm)
@@ -85,7 +102,8 @@ def _spoil(llm: LLM, request: int, block: int) -> None:
 
 
 def _all_blocks_are_clear(llm: LLM) -> None:
-    """Once all blocks have been handed out again there is no number in the cache that is not finite, dump aside."""
+    """Once all blocks have been handed out again there is no number in the cache that is not
+    finite, dump aside."""
     rng = random.Random(7)
     flood = [canary(rng, header(rng, 60)) for _ in range(60)]
     assert _right(flood, _answers(llm, flood))
@@ -100,12 +118,16 @@ def _answers(llm: LLM, ones: list[Canary]) -> list[tuple[list[int], str | None, 
     """Tokens, finish reason and cached tokens of each."""
     params = SamplingParams(temperature=0, max_tokens=40, detokenize=False)
     outs = llm.generate([one.prompt for one in ones], params, use_tqdm=False)
-    return [(list(out.outputs[0].token_ids), out.outputs[0].finish_reason, out.num_cached_tokens) for out in outs]
+    return [
+        (list(out.outputs[0].token_ids), out.outputs[0].finish_reason, out.num_cached_tokens)
+        for out in outs
+    ]
 
 
 def _right(ones: list[Canary], found: list[tuple[list[int], str | None, int | None]]) -> bool:
     return all(
-        tokens == one.answer(40) and reason == "length" for one, (tokens, reason, _) in zip(ones, found, strict=True)
+        tokens == one.answer(40) and reason == "length"
+        for one, (tokens, reason, _) in zip(ones, found, strict=True)
     )
 
 

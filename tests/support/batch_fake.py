@@ -39,7 +39,12 @@ class Batching:
     """A running server, and the official client of it."""
 
     def __init__(self, running: Running, manager: BatchManager) -> None:
-        self.running, self.engine, self.url, self.manager = running, running.engine, running.url, manager
+        self.running, self.engine, self.url, self.manager = (
+            running,
+            running.engine,
+            running.url,
+            manager,
+        )
         self.openai = OpenAI(base_url=f"{running.url}/v1", api_key="unused", max_retries=0)
         self.http = httpx.Client(base_url=running.url, timeout=600)
 
@@ -48,7 +53,9 @@ class Batching:
 
     def submit(self, content: bytes, endpoint: str = COMPLETIONS) -> str:
         file_id = self.upload(content)
-        made = self.openai.batches.create(input_file_id=file_id, endpoint=endpoint, completion_window="24h")
+        made = self.openai.batches.create(
+            input_file_id=file_id, endpoint=endpoint, completion_window="24h"
+        )
         return made.id
 
     def until_over(self, batch_id: str) -> Any:
@@ -74,8 +81,8 @@ def batching(
     held: bool = False,
     **facts: Any,
 ) -> Iterator[Batching]:
-    """Goes on with what is in the folder; ends as a server does that was told to. model: the served name. held: the
-    engine gives nothing until it is told to."""
+    """Goes on with what is in the folder; ends as a server does that was told to. model: the served
+    name. held: the engine gives nothing until it is told to."""
     made: list[BatchManager] = []
 
     def manage(service: AppState) -> BatchManager:
@@ -84,7 +91,10 @@ def batching(
         made.append(BatchManager(service, state, limits))
         return made[0]
 
-    with opened(folder) as state, running_server(tokenizer, limits=server_limits, batches=manage, **facts) as running:
+    with (
+        opened(folder) as state,
+        running_server(tokenizer, limits=server_limits, batches=manage, **facts) as running,
+    ):
         running.hold(held)
         running.on_loop(made[0].go_on())
         try:
@@ -94,7 +104,8 @@ def batching(
 
 
 class StuckDisk:
-    """A disk that doesn't answer where a batch's rows are written, until `going` is set. writers: threads that wait."""
+    """A disk that doesn't answer where a batch's rows are written, until `going` is set. writers:
+    threads that wait."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.writing, self.going = threading.Event(), threading.Event()
@@ -132,16 +143,25 @@ class StuckRead(io.RawIOBase):
 
 
 def points(folder: Path, batch_id: str) -> dict[int, int]:
-    """What a batch remembers of engines that died: what that says against its lines, by their numbers."""
+    """What a batch remembers of engines that died: what that says against its lines, by their
+    numbers."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database:
-        (kept,) = database.execute("SELECT suspects FROM batches WHERE id = ?", (batch_id,)).fetchone()
-        return {} if kept is None else {int(number): count for number, count in json.loads(kept).items()}
+        (kept,) = database.execute(
+            "SELECT suspects FROM batches WHERE id = ?", (batch_id,)
+        ).fetchone()
+        return (
+            {}
+            if kept is None
+            else {int(number): count for number, count in json.loads(kept).items()}
+        )
 
 
 def note_points(folder: Path, batch_id: str, points: dict[int, int]) -> None:
     """Between two servers: as if the engine had died while those lines were there."""
     with contextlib.closing(sqlite3.connect(folder / "state.sqlite")) as database, database:
-        database.execute("UPDATE batches SET suspects = ? WHERE id = ?", (json.dumps(points), batch_id))
+        database.execute(
+            "UPDATE batches SET suspects = ? WHERE id = ?", (json.dumps(points), batch_id)
+        )
 
 
 def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:

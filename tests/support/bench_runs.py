@@ -13,26 +13,56 @@ from penstock.bench.run_spec import RunSpec, ServerSpec, fingerprint
 from penstock.bench.workload import workload
 
 QUICK = Settings(
-    goals=(0.05, 8.0), starts=1, warm_up=0.1, window=0.3, longest=6.0, drain=0.1, enough=10, at_once=24, alone=3,
-    bisections=1, ladder=False, stall=1.0,
-)  # fmt: skip
-MACHINE = MachineInfo(gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0")
+    goals=(0.05, 8.0),
+    starts=1,
+    warm_up=0.1,
+    window=0.3,
+    longest=6.0,
+    drain=0.1,
+    enough=10,
+    at_once=24,
+    alone=3,
+    bisections=1,
+    ladder=False,
+    stall=1.0,
+)
+MACHINE = MachineInfo(
+    gpu=None, cpu="a CPU", cores=2, memory_mib=1000, system="Linux", python="3.11.0"
+)
 ENGINE = Path(__file__).with_name("fake_engine.py")
 
 
 def fake_peer(**more: object) -> Peer:
-    return Peer(**{
-        "name": "fake", "says": "for tests", "install": "nothing", "version": ["{python}", "--version"],
-        "command": ["{python}", str(ENGINE), "{port}"], "ready": "/health", "stop": "SIGTERM",
-        "path": "/v1/completions", "ids": True, **more,
-    })  # fmt: skip
+    return Peer(
+        **{
+            "name": "fake",
+            "says": "for tests",
+            "install": "nothing",
+            "version": ["{python}", "--version"],
+            "command": ["{python}", str(ENGINE), "{port}"],
+            "ready": "/health",
+            "stop": "SIGTERM",
+            "path": "/v1/completions",
+            "ids": True,
+            **more,
+        }
+    )
 
 
-def run_of(out: Path, *options: str, settings: Settings = QUICK, peer: Peer | None = None, **more: object) -> RunSpec:
-    subject = ServerSpec(**{
-        "name": "Tiny-1B", "model": "tiny", "version": "1.2", "peer": peer or fake_peer(), "vocabulary": 500,
-        "options": options, **more,
-    })  # fmt: skip
+def run_of(
+    out: Path, *options: str, settings: Settings = QUICK, peer: Peer | None = None, **more: object
+) -> RunSpec:
+    subject = ServerSpec(
+        **{
+            "name": "Tiny-1B",
+            "model": "tiny",
+            "version": "1.2",
+            "peer": peer or fake_peer(),
+            "vocabulary": 500,
+            "options": options,
+            **more,
+        }
+    )
     return RunSpec(subject, [workload("8x4")], settings, out, 0, 1, MACHINE)
 
 

@@ -1,4 +1,5 @@
-"""What models are held against transformers by: a small config, our decoder of a folder, what theirs says."""
+"""What models are held against transformers by: a small config, our decoder of a folder, what
+theirs says."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Runs many canaries at once on an LLM's engine, cancels some of them on the way, and holds every token against its
-prompt. It knows the client's side of the engine; not what happens on the device.
+"""Runs many canaries at once on an LLM's engine, cancels some of them on the way, and holds every
+token against its prompt. It knows the client's side of the engine; not what happens on the device.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ HEADERS = (0, 0, 3, 16, 40, 64, 65, 150)  # lengths; each is shared by an eighth
 
 @dataclass(slots=True)
 class Bird:
-    """A request: what it must say, and what it has said. `leaves`: the step in which the client cancels it."""
+    """A request: what it must say, and what it has said. `leaves`: the step in which the client
+    cancels it."""
 
     canary: Canary
     params: SamplingParams
@@ -46,7 +47,8 @@ class Flock:
         return cls([_bird(rng, headers, leaving) for _ in range(count)])
 
     def fly(self, llm: LLM, meddle: Callable[[int], None] | None = None) -> None:
-        """All of them, to their ends. meddle: called with the step's number after each, to do harm."""
+        """All of them, to their ends. meddle: called with the step's number after each,
+        to do harm."""
         client, engine = llm._client, llm.engine
         self._watch(engine.runner)
         asked = [client.submit(b.canary.prompt, b.params, stream=b.stream) for b in self.birds]
@@ -59,7 +61,11 @@ class Flock:
             self.steps += 1
             if meddle is not None:
                 meddle(self.steps)
-        self.wrong += [f"{b.canary} of {b.params.n} ended {b.ended}" for b in self.birds if not self._is_over(b)]
+        self.wrong += [
+            f"{b.canary} of {b.params.n} ended {b.ended}"
+            for b in self.birds
+            if not self._is_over(b)
+        ]
 
     def _let_go(self, client: Any, asked: list[PendingRequest]) -> None:
         for one, bird in zip(asked, self.birds, strict=True):
@@ -74,12 +80,16 @@ class Flock:
             self.wrong.append(f"news of a sample that is over: {delta}")
         wanted = bird.canary.answer(len(delta.token_ids), len(said))
         if delta.token_ids != wanted:
-            self.wrong.append(f"{delta.index} of {bird.canary} after {said[-3:]}: {delta.token_ids} for {wanted}")
+            self.wrong.append(
+                f"{delta.index} of {bird.canary} after {said[-3:]}: {delta.token_ids} for {wanted}"
+            )
         said += delta.token_ids
         if delta.finish_reason is not None:
             bird.ended[delta.index] = delta.finish_reason
             if (len(said), delta.finish_reason) != _end(bird):
-                self.wrong.append(f"{delta.index} of {bird.canary}: {len(said)} tokens, {delta.finish_reason}")
+                self.wrong.append(
+                    f"{delta.index} of {bird.canary}: {len(said)} tokens, {delta.finish_reason}"
+                )
 
     def _is_over(self, bird: Bird) -> bool:
         return bird.leaves == -1 or len(bird.ended) == bird.params.n
@@ -119,6 +129,11 @@ def _bird(rng: random.Random, headers: list[list[int]], leaving: float) -> Bird:
         ]
     )
     params = SamplingParams(
-        **asks, n=rng.choice([1, 1, 1, 2, 4]), max_tokens=rng.choice([1, 2, 15, 16, 17, 40, 90, 150]), detokenize=False
+        **asks,
+        n=rng.choice([1, 1, 1, 2, 4]),
+        max_tokens=rng.choice([1, 2, 15, 16, 17, 40, 90, 150]),
+        detokenize=False,
     )
-    return Bird(one, params, rng.random() < 0.5, rng.randrange(200) if rng.random() < leaving else None)
+    return Bird(
+        one, params, rng.random() < 0.5, rng.randrange(200) if rng.random() < leaving else None
+    )

@@ -1,12 +1,16 @@
-"""A model that can only say what its prompt says, built from weights by hand, and prompts whose answers are known.
+"""A model that can only say what its prompt says, built from weights by hand, and prompts whose
+answers are known.
 
-A prompt is [BOS, header ..., cycle c0 c1 ... cm, c0]; the answer goes round the cycle: c1, c2, ..., c0, c1, ... Every
-token of it is found by content in the sequence's own KV, so a foreign block, a stale one or a lost one gives a token
-that is wrong: another request's cycle goes through the same tokens in another order.
+A prompt is [BOS, header ..., cycle c0 c1 ... cm, c0]; the answer goes round the cycle: c1, c2, ...,
+c0, c1, ... Every token of it is found by content in the sequence's own KV, so a foreign block, a
+stale one or a lost one gives a token that is wrong: another request's cycle goes through the same
+tokens in another order.
 
     layer 0   head 0 looks one token back, whatever stands there, and notes it beside each token
-    layer 1   head 0 looks for the token whose note is the present token, and copies it out: what follows it in the text
-    experts   where it has some: only those that a copied token is routed to write it down for the head; of half of the
+    layer 1   head 0 looks for the token whose note is the present token, and copies it out: what
+    follows it in the text
+    experts   where it has some: only those that a copied token is routed to write it down for the
+    head; of half of the
               tokens any other writes nothing
     head      the copied token leads by e^20 at least, at temperature 1 too, in float32 and bfloat16
 
@@ -28,21 +32,37 @@ VOCABULARY, BOS, END = 1024, 0, 1
 HEADER_IDS, CYCLE_IDS = range(2, 200), range(200, VOCABULARY)
 CONTEXT = 512
 _CODE = 64  # numbers of a token's code, each +1 or -1
-# the token's code | the note of the one before | what is copied out | a constant, then nothing | what experts write
+# the token's code | the note of the one before | what is copied out | a constant, then nothing |
+# what experts write
 _HIDDEN = 5 * _CODE
 _WIDTH = 128
 _THETA = 1e12  # half of the frequencies turn within a few tokens, the other half never
 _ONE = 8.0  # the constant
 CONFIG = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": VOCABULARY, "hidden_size": _HIDDEN,
-    "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "head_dim": _WIDTH, "max_position_embeddings": CONTEXT, "rms_norm_eps": 1e-6, "rope_theta": _THETA,
-    "tie_word_embeddings": False, "bos_token_id": None, "eos_token_id": END,
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": VOCABULARY,
+    "hidden_size": _HIDDEN,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": _WIDTH,
+    "max_position_embeddings": CONTEXT,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": _THETA,
+    "tie_word_embeddings": False,
+    "bos_token_id": None,
+    "eos_token_id": END,
+}
 EXPERTS = {
-    "model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "intermediate_size": _CODE,
-    "num_local_experts": 16, "num_experts_per_tok": 2, "sliding_window": None,
-}  # fmt: skip
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "intermediate_size": _CODE,
+    "num_local_experts": 16,
+    "num_experts_per_tok": 2,
+    "sliding_window": None,
+}
 
 
 def make_folder(folder: Path, *, experts: bool = False) -> Path:
@@ -56,9 +76,12 @@ def make_folder(folder: Path, *, experts: bool = False) -> Path:
     named["lm_head.weight"][:, said * _CODE : (said + 1) * _CODE] = codes
     for layer, attention in enumerate((_looks_back(), _looks_up())):
         at = f"model.layers.{layer}"
-        named |= {f"{at}.self_attn.{part}_proj.weight": weight for part, weight in attention.items()}
         named |= {
-            f"{at}.{norm}.weight": torch.ones(_HIDDEN) for norm in ("input_layernorm", "post_attention_layernorm")
+            f"{at}.self_attn.{part}_proj.weight": weight for part, weight in attention.items()
+        }
+        named |= {
+            f"{at}.{norm}.weight": torch.ones(_HIDDEN)
+            for norm in ("input_layernorm", "post_attention_layernorm")
         }
         made = _experts(codes, write=layer == 1) if experts else _no_mlp()
         named |= {f"{at}.{part}.weight": weight for part, weight in made.items()}
@@ -74,12 +97,20 @@ def _no_mlp() -> dict[str, Tensor]:
 
 
 def _experts(codes: Tensor, *, write: bool) -> dict[str, Tensor]:
-    """Each has a code of its own, or another's turned round: tokens go to those whose code is like the copied token's,
-    whose gate is open for it."""
-    count, copied, code = EXPERTS["num_local_experts"], slice(2 * _CODE, 3 * _CODE), torch.arange(_CODE)
+    """Each has a code of its own, or another's turned round: tokens go to those whose code is like
+    the copied token's, whose gate is open for it."""
+    count, copied, code = (
+        EXPERTS["num_local_experts"],
+        slice(2 * _CODE, 3 * _CODE),
+        torch.arange(_CODE),
+    )
     own, seed = torch.zeros(0, _CODE), 0
     while not len(own) or float((own @ codes.T).amax(0).min()) < 4:  # no token that opens no gate
-        half = torch.randint(2, (count // 2, _CODE), generator=torch.Generator().manual_seed(seed)) * 2.0 - 1
+        half = (
+            torch.randint(2, (count // 2, _CODE), generator=torch.Generator().manual_seed(seed))
+            * 2.0
+            - 1
+        )
         own, seed = torch.cat((half, -half)), seed + 1
     router = torch.zeros(count, _HIDDEN)
     router[:, copied] = own / 8
@@ -107,11 +138,13 @@ def _codes() -> Tensor:
 
 
 def _looks_back() -> dict[str, Tensor]:
-    """Queries and keys are the same for all tokens; only rotation tells them apart, and one token back it fits best."""
+    """Queries and keys are the same for all tokens; only rotation tells them apart, and one token
+    back it fits best."""
     half = _WIDTH // 2
     turn = 1.0 / _THETA ** (torch.arange(half) / half)
     weights = _empty()
-    # What the constant is after the norm; score = amplitude^2 * sum of cos(turn * (distance - 1)) / sqrt(width).
+    # What the constant is after the norm; score = amplitude^2 * sum of cos(turn * (distance - 1)) /
+    # sqrt(width).
     seen, amplitude = _ONE / _rms(_CODE), 30.0
     weights["q"][:half, 3 * _CODE] = amplitude * turn.cos() / seen
     weights["q"][half:_WIDTH, 3 * _CODE] = -amplitude * turn.sin() / seen
@@ -122,9 +155,12 @@ def _looks_back() -> dict[str, Tensor]:
 
 
 def _looks_up() -> dict[str, Tensor]:
-    """A token's code against the notes, in the places that hardly turn: 64 for the right one, 32 at most for others."""
+    """A token's code against the notes, in the places that hardly turn: 64 for the right one, 32 at
+    most for others."""
     weights, rms = _empty(), _rms(2 * _CODE)
-    still = torch.cat((torch.arange(32, 64), torch.arange(96, 128)))  # both parts of the slow frequencies
+    still = torch.cat(
+        (torch.arange(32, 64), torch.arange(96, 128))
+    )  # both parts of the slow frequencies
     code = torch.arange(_CODE)
     weights["q"][still, code] = 5.0 * rms
     weights["k"][still, code + _CODE] = 5.0 * rms
@@ -135,9 +171,11 @@ def _looks_up() -> dict[str, Tensor]:
 
 def _empty() -> dict[str, Tensor]:
     return {
-        "q": torch.zeros(4 * _WIDTH, _HIDDEN), "k": torch.zeros(2 * _WIDTH, _HIDDEN),
-        "v": torch.zeros(2 * _WIDTH, _HIDDEN), "o": torch.zeros(_HIDDEN, 4 * _WIDTH),
-    }  # fmt: skip
+        "q": torch.zeros(4 * _WIDTH, _HIDDEN),
+        "k": torch.zeros(2 * _WIDTH, _HIDDEN),
+        "v": torch.zeros(2 * _WIDTH, _HIDDEN),
+        "o": torch.zeros(_HIDDEN, 4 * _WIDTH),
+    }
 
 
 def _rms(coded: int) -> float:

@@ -1,5 +1,5 @@
-"""Chat templates that take messages as published ones do, each in a few lines of its own: what they loop over, test,
-concatenate and refuse is like theirs, their words are not."""
+"""Chat templates that take messages as published ones do, each in a few lines of its own: what they
+loop over, test, concatenate and refuse is like theirs, their words are not."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ PLAIN = """{% for m in messages %}{{ '[' + m['role'] + ']' + m['content'] + '\n'
 TRIMMED = """{% for m in messages %}[{{ m['role'] }}]{{ m['content'] | trim }}
 {% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 
-# Arguments as objects or as text; reasoning behind the last question alone; results are gathered in one turn.
+# Arguments as objects or as text; reasoning behind the last question alone; results are gathered in
+# one turn.
 HYBRID = """{% set ns = namespace(last=0) %}
 {%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor %}
 {%- for m in messages %}
@@ -84,7 +85,8 @@ ONE_CALL = """{% for m in messages %}
 {% endif %}
 {%- endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"""
 
-# The first call of a turn is taken, the others left out; reasoning is `thinking`, and never beside content and a call.
+# The first call of a turn is taken, the others left out; reasoning is `thinking`, and never beside
+# content and a call.
 CHANNELS = """{% for m in messages %}
 {%- if m.role == 'assistant' %}
 {%- if 'content' in m and '<|' in m.content %}{{ raise_exception('marks in the content') }}{% endif %}

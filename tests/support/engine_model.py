@@ -1,7 +1,9 @@
-"""A small random-weight model folder whose logits are far from flat, and a slow twin of the whole engine.
+"""A small random-weight model folder whose logits are far from flat, and a slow twin of the whole
+engine.
 
-The twin samples one token at a time: transformers' logits over all tokens so far, penalties as plain loops, and the
-contract of the draw (`kernels.reference.sample`). It knows no rows, blocks, steps or groups.
+The twin samples one token at a time: transformers' logits over all tokens so far, penalties as
+plain loops, and the contract of the draw (`kernels.reference.sample`). It knows no rows, blocks,
+steps or groups.
 """
 
 from __future__ import annotations
@@ -24,11 +26,15 @@ VOCABULARY = 300
 CONTEXT = 160
 END = 0  # <|end|>
 NEAR = 1e-4  # two noisy scores closer than that may change places when a last bit moves
-_TEXT = "the pump lifts water to the tower and the river turns the wheel; 12 + 30 = 42 \u00e9\u00e8 \u2014 na\u00efve "
+_TEXT = (
+    "the pump lifts water to the tower and the river turns the wheel; 12 + 30 = 42 \u00e9\u00e8"
+    " \u2014 na\u00efve "
+)
 
 
 def make_folder(folder: Path, *, layers: int = 2) -> Path:
-    """hidden 64, GQA, untied head, weights wide enough that the likeliest token leads by far less than a lot."""
+    """hidden 64, GQA, untied head, weights wide enough that the likeliest token leads by far less
+    than a lot."""
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=64,
@@ -71,7 +77,9 @@ def make_tokenizer() -> Tokenizer:
 
 
 def logits_of(folder: Path) -> Twin:
-    return Twin(transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval())
+    return Twin(
+        transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    )
 
 
 @dataclass(slots=True)
@@ -113,7 +121,9 @@ class Twin:
         """vLLM's: a word as it is, and behind a space where that is another token."""
         out = []
         for word in params.bad_words or ():
-            ids, spaced = (self.tokenizer.encode(text).ids for text in (word.lstrip(), " " + word.lstrip()))
+            ids, spaced = (
+                self.tokenizer.encode(text).ids for text in (word.lstrip(), " " + word.lstrip())
+            )
             out += [ids, spaced] if spaced[0] != ids[0] and len(spaced) == len(ids) else [ids]
         return out
 
@@ -138,7 +148,11 @@ class Twin:
         return sample(rows, inputs).tolist()
 
     def run(
-        self, prompt: list[int], params: SamplingParams, index: int = 0, constraint: Constraint | None = None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        index: int = 0,
+        constraint: Constraint | None = None,
     ) -> list[int]:
         """The tokens of one sample, end or stop token included."""
         output: list[int] = []
@@ -148,7 +162,9 @@ class Twin:
             row = self.adjusted(prompt, output, params)
             words = constraint.mask() if constraint is not None else None
             if words is not None:
-                row[[t for t in range(VOCABULARY) if not words[t // 32] >> (t % 32) & 1]] = -torch.inf
+                row[
+                    [t for t in range(VOCABULARY) if not words[t // 32] >> (t % 32) & 1]
+                ] = -torch.inf
             output += self.draw(row[None], params, index, len(prompt) + len(output))
             if output[-1] in stops:
                 break
@@ -157,9 +173,15 @@ class Twin:
         return output
 
     def is_near_tie(
-        self, prompt: list[int], before: list[int], params: SamplingParams, index: int, two: set[int]
+        self,
+        prompt: list[int],
+        before: list[int],
+        params: SamplingParams,
+        index: int,
+        two: set[int],
     ) -> bool:
-        """Whether logits that are off by NEAR / 2 draw either of `two` after `before`: then neither is a fault."""
+        """Whether logits that are off by NEAR / 2 draw either of `two` after `before`: then neither
+        is a fault."""
         row = self.adjusted(prompt, before, params)
         generator = torch.Generator().manual_seed(0)
         moved = row + (torch.rand(512, row.shape[0], generator=generator) - 0.5) * NEAR
@@ -168,7 +190,8 @@ class Twin:
 
 @dataclass(slots=True)
 class Comparison:
-    """Compares samples token by token, up to the first near-tie; counts those, and accepts no other difference."""
+    """Compares samples token by token, up to the first near-tie; counts those, and accepts no other
+    difference."""
 
     twin: Twin
     tokens: int = 0
@@ -176,22 +199,36 @@ class Comparison:
     faults: list[str] = field(default_factory=list)
 
     def sample(
-        self, name: str, prompt: list[int], params: SamplingParams, index: int, want: list[int], got: list[int]
+        self,
+        name: str,
+        prompt: list[int],
+        params: SamplingParams,
+        index: int,
+        want: list[int],
+        got: list[int],
     ) -> None:
         self.tokens += len(want)
         if want == got:
             return
-        at = next((i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b), min(len(want), len(got)))
+        at = next(
+            (i for i, (a, b) in enumerate(zip(want, got, strict=False)) if a != b),
+            min(len(want), len(got)),
+        )
         if at < min(len(want), len(got)) and self.twin.is_near_tie(
             prompt, want[:at], params, index, {want[at], got[at]}
         ):
             self.near_ties += 1
             return
-        self.faults.append(f"{name}: sample {index} differs at {at}: {want[at : at + 4]} and {got[at : at + 4]}")
+        self.faults.append(
+            f"{name}: sample {index} differs at {at}: {want[at : at + 4]} and {got[at : at + 4]}"
+        )
 
     def close(self, name: str) -> None:
-        """Prints the count, and fails where there was a fault, or a near-tie: in fp32 none is expected."""
+        """Prints the count, and fails where there was a fault, or a near-tie: in fp32 none is
+        expected."""
         print(f"{name}: {self.tokens} tokens equal up to {self.near_ties} near-ties")
         assert not self.faults, self.faults[:5]
         assert self.tokens, "nothing was compared"
-        assert not self.near_ties, f"{self.near_ties} near-ties in {self.tokens} tokens of fp32: none were expected"
+        assert not self.near_ties, (
+            f"{self.near_ties} near-ties in {self.tokens} tokens of fp32: none were expected"
+        )

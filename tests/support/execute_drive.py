@@ -1,4 +1,5 @@
-"""Drives a TorchRunner by hand: a tiny model whose tokens depend on all that a row sees, and a host of a few lines."""
+"""Drives a TorchRunner by hand: a tiny model whose tokens depend on all that a row sees, and a host
+of a few lines."""
 
 from __future__ import annotations
 
@@ -51,19 +52,30 @@ from penstock.schedule.step import (
 VOCABULARY = 160
 END = 7
 CONFIG = {
-    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128,
-    "rms_norm_eps": 1e-5, "tie_word_embeddings": False,
-}  # fmt: skip
+    "model_type": "llama",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+}
 NONE = np.zeros(0, np.int32)
 
 
 def tiny_model(
-    poison: int | None = None, device: str = "cpu", layout: Layout = ALONE, numbers: Quantization = "auto",
-    build: Callable[..., Decoder] = build_model, **config: Any,
-) -> Decoder:  # fmt: skip
-    """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN. config: what differs
-    from CONFIG. numbers: made of those that are drawn."""
+    poison: int | None = None,
+    device: str = "cpu",
+    layout: Layout = ALONE,
+    numbers: Quantization = "auto",
+    build: Callable[..., Decoder] = build_model,
+    **config: Any,
+) -> Decoder:
+    """Drawn wide enough that logits differ by several. `poison`: a token whose embedding is NaN.
+    config: what differs from CONFIG. numbers: made of those that are drawn."""
     where = torch.device(device)
     model = build(
         model_config_of(CONFIG | config, "tiny"),
@@ -79,7 +91,9 @@ def tiny_model(
             drawn = torch.randn((sum(rows), *weight.parts[0].shape[1:]), generator=generator)
             if poison is not None and weight is model.embedding.table:
                 drawn[poison] = torch.nan
-            if weight.dtype == torch.uint8:  # of four bits: any byte is two numbers; of scales one near 1
+            if (
+                weight.dtype == torch.uint8
+            ):  # of four bits: any byte is two numbers; of scales one near 1
                 low, high = (0, 256) if weight.numbers else (123, 126)
                 drawn = (drawn.abs() * 1e6).long().remainder_(high - low).add_(low).to(torch.uint8)
                 for (part, place), whole in zip(weight.places(), drawn.split(rows), strict=True):
@@ -92,10 +106,18 @@ def tiny_model(
 
 
 def tiny_runner(
-    max_rows: int = 8, blocks: int = 200, poison: int | None = None, device: str = "cpu", layout: Layout = ALONE,
-    kv_dtype: KvCacheDtype = "auto", max_batched_tokens: int = 512, snapshots: int = 4, tagged: bool = False,
-    moved: torch.Tensor | None = None, **config: Any,
-) -> TorchRunner:  # fmt: skip
+    max_rows: int = 8,
+    blocks: int = 200,
+    poison: int | None = None,
+    device: str = "cpu",
+    layout: Layout = ALONE,
+    kv_dtype: KvCacheDtype = "auto",
+    max_batched_tokens: int = 512,
+    snapshots: int = 4,
+    tagged: bool = False,
+    moved: torch.Tensor | None = None,
+    **config: Any,
+) -> TorchRunner:
     """tagged: its first layer reads tags. moved [hidden]: added to every embedding."""
     model = tiny_model(poison, device, layout, **config)
     if moved is not None:
@@ -106,9 +128,14 @@ def tiny_runner(
     sizes = tuple(graph_sizes(max_rows)) if device == "cuda" else ()
     slots = first_snapshot(max_rows) + snapshots if model.slot_bytes else 0
     limits = Limits(
-        max_rows, max_batched_tokens, 128, kv_tokens=blocks * BLOCK_SIZE, num_blocks=blocks, graph_sizes=sizes,
+        max_rows,
+        max_batched_tokens,
+        128,
+        kv_tokens=blocks * BLOCK_SIZE,
+        num_blocks=blocks,
+        graph_sizes=sizes,
         state_slots=slots,
-    )  # fmt: skip
+    )
     return TorchRunner(model, model.ops, limits, (END,), {}, open_executor(model.device))
 
 
@@ -130,7 +157,9 @@ class Ask:
     bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
     labels: list[int] = field(default_factory=list)  # as many as logprobs says
-    allowed: list[int] = field(default_factory=list)  # its mask lies in the slot with the row's number
+    allowed: list[int] = field(
+        default_factory=list
+    )  # its mask lies in the slot with the row's number
     tag: int = 0
 
     def wants(self) -> int:
@@ -200,9 +229,13 @@ class Host:
             lengths=np.array([row.planned for row in rows], np.int32),
             wants=wants,
             group_start=np.array([0, len(rows)] if prefix else [0], np.int32),
-            group_blocks=np.array([rows[0].blocks[:prefix]] if prefix else [[]], np.int32)[: 1 if prefix else 0],
+            group_blocks=np.array([rows[0].blocks[:prefix]] if prefix else [[]], np.int32)[
+                : 1 if prefix else 0
+            ],
             group_length=np.array([prefix * BLOCK_SIZE] if prefix else [], np.int32),
-            moves=Moves(np.array(copies or [], np.int32).reshape(-1, 2), np.zeros((0, 2), np.int32)),
+            moves=Moves(
+                np.array(copies or [], np.int32).reshape(-1, 2), np.zeros((0, 2), np.int32)
+            ),
             new_blocks=np.array(new, np.int32).reshape(-1, 3),
             joins=_joins(joins) if joins else None,
             chunks=chunks,
@@ -213,9 +246,14 @@ class Host:
         return plan
 
     def prefill(
-        self, prompt: list[int], blocks: list[int], pieces: int = 1, prompt_logprobs: int = -1, tag: int = 0,
+        self,
+        prompt: list[int],
+        blocks: list[int],
+        pieces: int = 1,
+        prompt_logprobs: int = -1,
+        tag: int = 0,
         handed: dict[int, np.ndarray] | None = None,
-    ) -> list[Flight]:  # fmt: skip
+    ) -> list[Flight]:
         """Stores all of the prompt but its last token. handed: embeddings [hidden] by position."""
         borders = np.linspace(0, len(prompt) - 1, pieces + 1).astype(int).tolist()
         flights = []
@@ -226,16 +264,32 @@ class Host:
         return flights
 
     def row(
-        self, number: int, prompt: list[int], max_tokens: int, ask: Ask, sample: int = 0, pieces: int = 1,
+        self,
+        number: int,
+        prompt: list[int],
+        max_tokens: int,
+        ask: Ask,
+        sample: int = 0,
+        pieces: int = 1,
         handed: dict[int, np.ndarray] | None = None,
-    ) -> Row:  # fmt: skip
+    ) -> Row:
         """A prompt in blocks of its own, prefilled; it still has to join."""
         blocks = self.take(-(-len(prompt) // BLOCK_SIZE))
         self.prefill(prompt, blocks, pieces, tag=ask.tag, handed=handed)
-        return Row(number, prompt, len(prompt), len(prompt) + max_tokens, blocks, ask, sample, len(prompt) - 1)
+        return Row(
+            number,
+            prompt,
+            len(prompt),
+            len(prompt) + max_tokens,
+            blocks,
+            ask,
+            sample,
+            len(prompt) - 1,
+        )
 
     def run(self, rows: list[Row], steps: int, ahead: int = 0, **first: Any) -> np.ndarray:
-        """Joins the rows, runs them `steps` steps reading `ahead` steps late -> tokens [rows, steps]."""
+        """Joins the rows, runs them `steps` steps reading `ahead` steps late -> tokens [rows,
+        steps]."""
         flights: list[Flight] = []
         read = []
         for step in range(steps):
@@ -249,8 +303,8 @@ class Host:
 
 
 def late_steps(runner: Runner) -> list[list[int]]:
-    """Two steps that draw late, of a free row, one whose mask comes late, and one that sits the first draw out: tokens
-    of each step."""
+    """Two steps that draw late, of a free row, one whose mask comes late, and one that sits the
+    first draw out: tokens of each step."""
     host = Host(runner)
     asks = [
         Ask(temperature=1.0, seed=1),
@@ -275,9 +329,14 @@ def late_steps(runner: Runner) -> list[list[int]]:
 
 
 def chunk_of(
-    prompt: list[int], first: int, last: int, blocks: list[int], prompt_logprobs: int = -1, tag: int = 0,
+    prompt: list[int],
+    first: int,
+    last: int,
+    blocks: list[int],
+    prompt_logprobs: int = -1,
+    tag: int = 0,
     handed: dict[int, np.ndarray] | None = None,
-) -> Chunks:  # fmt: skip
+) -> Chunks:
     """Tokens first : last of a prompt. handed: embeddings [hidden] by position."""
     at = [position for position in handed or {} if first <= position < last]
     rows = [handed[position] for position in at] if handed else []
@@ -311,23 +370,42 @@ def _joins(rows: list[Row]) -> Joins:
     width = max(len(row.blocks) for row in rows)
     asks = [row.ask for row in rows]
     records = np.zeros(len(rows), JOIN_RECORD)
-    for name in ("temperature", "top_p", "top_k", "min_p", "repetition", "presence", "frequency", "seed", "logprobs"):
+    for name in (
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition",
+        "presence",
+        "frequency",
+        "seed",
+        "logprobs",
+    ):
         records[name] = [getattr(ask, name) for ask in asks]
-    records["ignore_eos"], records["wants"] = [ask.ignore_eos for ask in asks], [ask.wants() for ask in asks]
+    records["ignore_eos"], records["wants"] = (
+        [ask.ignore_eos for ask in asks],
+        [ask.wants() for ask in asks],
+    )
     records["tag"] = [ask.tag for ask in asks]
     records["stop_ids"] = [(ask.stop_ids + [-1] * 8)[:8] for ask in asks]
     records["mask_slot"] = [row.number if row.ask.allowed else -1 for row in rows]
     records["bias_count"] = [len(ask.bias) for ask in asks]
     records["row"], records["sample"] = [r.number for r in rows], [r.sample for r in rows]
-    records["length"], records["last_token"] = [r.planned for r in rows], [r.tokens[-1] for r in rows]
+    records["length"], records["last_token"] = (
+        [r.planned for r in rows],
+        [r.tokens[-1] for r in rows],
+    )
     records["prompt_length"], records["limit"] = [r.prompt for r in rows], [r.limit for r in rows]
     records["min_length"] = [r.prompt + r.ask.min_tokens for r in rows]
     return Joins(
         records=records,
         blocks=np.array([r.blocks + [0] * (width - len(r.blocks)) for r in rows], np.int32),
-        bias_start=np.cumsum([0, *(len(ask.bias) + len(ask.labels) for ask in asks)]).astype(np.int32),
+        bias_start=np.cumsum([0, *(len(ask.bias) + len(ask.labels) for ask in asks)]).astype(
+            np.int32
+        ),
         bias_ids=np.array([token for ask in asks for token in [*ask.bias, *ask.labels]], np.int32),
         bias_values=np.array(
-            [value for ask in asks for value in [*ask.bias.values(), *[0.0] * len(ask.labels)]], np.float32
+            [value for ask in asks for value in [*ask.bias.values(), *[0.0] * len(ask.labels)]],
+            np.float32,
         ),
     )

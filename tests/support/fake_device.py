@@ -1,11 +1,11 @@
 """A device for the scheduler's tests: no model, but real rows, tables and blocks.
 
-A slot holds a hash of all tokens up to it, made from the slot before it, as KV of a position depends on all positions
-before. A row's next token is a hash of all slots that its block table shows. So a wrong block, a missed copy, a row
-used again too early, KV made behind another beginning, or a token sent to the wrong sample changes what comes out.
-With `snapshots` it has recurrent state too: a slot is folded with each token, and never goes back; what it holds is
-held against the blocks before each draw.
-It knows plans; no scheduler.
+A slot holds a hash of all tokens up to it, made from the slot before it, as KV of a position
+depends on all positions before. A row's next token is a hash of all slots that its block table
+shows. So a wrong block, a missed copy, a row used again too early, KV made behind another
+beginning, or a token sent to the wrong sample changes what comes out. With `snapshots` it has
+recurrent state too: a slot is folded with each token, and never goes back; what it holds is held
+against the blocks before each draw. It knows plans; no scheduler.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from penstock.request import SamplingParams
-from penstock.row_table import MAX_DRAFTS, MAX_STOP_IDS, WANTS_LOGPROBS, WANTS_MASK, WANTS_MIN_TOKENS
+from penstock.row_table import (
+    MAX_DRAFTS,
+    MAX_STOP_IDS,
+    WANTS_LOGPROBS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+)
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.deltas import ERROR, LENGTH, NO_STOP_ID, STOP
 from penstock.schedule.step import (
@@ -47,7 +53,9 @@ def slots_of(tokens: list[int]) -> Slots:
     return slots[1:]
 
 
-def next_token(slots: Slots, seed: int, sample: int, vocab: int, barred: frozenset[int], bad_in: int) -> int:
+def next_token(
+    slots: Slots, seed: int, sample: int, vocab: int, barred: frozenset[int], bad_in: int
+) -> int:
     """The token that follows. bad_in: one draw in so many has bad logits, 0: none."""
     draw = hash((*slots, seed, sample))
     if bad_in and draw % bad_in == 0:
@@ -59,7 +67,9 @@ def next_token(slots: Slots, seed: int, sample: int, vocab: int, barred: frozens
 
 def left_out(words: Int32 | None, vocab: int) -> frozenset[int]:
     """Tokens that a mask's words bar; None: none."""
-    return frozenset(t for t in range(vocab) if words is not None and not words[t // 32] >> (t % 32) & 1)
+    return frozenset(
+        t for t in range(vocab) if words is not None and not words[t // 32] >> (t % 32) & 1
+    )
 
 
 def logprob_of(position: int, token: int) -> float:
@@ -115,19 +125,32 @@ def sample_alone(
 
 
 class FakeDevice:
-    """Runs plans in order; results are handed out when asked for, so any lag is the caller's choice."""
+    """Runs plans in order; results are handed out when asked for, so any lag is the caller's
+    choice."""
 
     def __init__(
-        self, num_blocks: int, rows: int, width: int, vocab: int, eos: set[int], bad_in: int = 0, window: int = 0,
-        window_tables: int = 0, snapshots: range = range(0),
-    ) -> None:  # fmt: skip
+        self,
+        num_blocks: int,
+        rows: int,
+        width: int,
+        vocab: int,
+        eos: set[int],
+        bad_in: int = 0,
+        window: int = 0,
+        window_tables: int = 0,
+        snapshots: range = range(0),
+    ) -> None:
         self.slots = np.full((num_blocks, 16), -7, np.int64)
         self.window, self.snapshots = window, snapshots
-        self.states = np.full(snapshots.stop, -7, np.int64)  # as a slot of a block: of all tokens that were folded in
+        self.states = np.full(
+            snapshots.stop, -7, np.int64
+        )  # as a slot of a block: of all tokens that were folded in
         self.folded = np.full(snapshots.stop, -7, np.int64)  # how many those were
         self._empty_state()
         self.states_moved = 0
-        self.pages = np.zeros((num_blocks, window_tables), np.int64)  # of a block, for layers with windows
+        self.pages = np.zeros(
+            (num_blocks, window_tables), np.int64
+        )  # of a block, for layers with windows
         self.table = np.zeros((rows, width), np.int64)
         self.length = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)
@@ -182,7 +205,9 @@ class FakeDevice:
         if plan.masks is not None:
             slots = plan.masks.slots.tolist()
             assert len(set(slots)) == len(slots), "a mask slot is written twice"
-            self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, plan.masks.words, strict=True)}
+            self.masks |= {
+                s: left_out(w, self.vocab) for s, w in zip(slots, plan.masks.words, strict=True)
+            }
         self._store(plan)
         self._check_groups(plan)
         self.open = plan if plan.draws_late else None
@@ -194,8 +219,12 @@ class FakeDevice:
         plan, out = self.open, set(late.sit_out.tolist())
         assert plan is not None and out <= set(plan.rows.tolist())
         slots, self.open = late.slots.tolist(), None
-        assert len(set(slots)) == len(slots) and set(slots) <= set(self.mask_slot[plan.rows].tolist())
-        self.masks |= {s: left_out(w, self.vocab) for s, w in zip(slots, late.words[late.places], strict=True)}
+        assert len(set(slots)) == len(slots) and set(slots) <= set(
+            self.mask_slot[plan.rows].tolist()
+        )
+        self.masks |= {
+            s: left_out(w, self.vocab) for s, w in zip(slots, late.words[late.places], strict=True)
+        }
         self.sat_out[plan.number] = late.sit_out
         self.forced = dict(zip(late.forced.tolist(), late.tokens.tolist(), strict=True))
         self._draw_all(plan, out)
@@ -209,15 +238,23 @@ class FakeDevice:
         self.positions = []
         told = [] if plan.drafts is None else plan.drafts.told.tolist()
         self.both_kinds += FROM_DEVICE in told and max(told) >= 0
-        tokens = [token for i in range(plan.rows.size) for token in self._decode(plan, i, int(plan.rows[i]) in out)]
-        result = StepTokens(np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan))
+        tokens = [
+            token
+            for i in range(plan.rows.size)
+            for token in self._decode(plan, i, int(plan.rows[i]) in out)
+        ]
+        result = StepTokens(
+            np.array(tokens, np.int32), self._score(plan, tokens), self._score_prompts(plan)
+        )
         self.results.append((plan, result))
 
     def _take_pages(self, plan: StepPlan) -> None:
         assert (plan.window_pages is not None) == bool(self.window)
         if plan.window_pages is not None:
             taken = plan.window_pages.reshape(-1)
-            assert len(set(taken.tolist())) == taken.size and SCRATCH_BLOCK not in taken, "a page is given twice"
+            assert len(set(taken.tolist())) == taken.size and SCRATCH_BLOCK not in taken, (
+                "a page is given twice"
+            )
             self.slots[taken] = -7
             self.pages[plan.window_pages[:, 0]] = plan.window_pages[:, 1:]
 
@@ -226,7 +263,9 @@ class FakeDevice:
         positions = np.arange(max(0, at - self.window + 1), at + 1)
         blocks, offset = table[positions // 16], positions % 16
         for pages in self.pages[blocks].T:
-            assert (self.slots[pages, offset] == self.slots[blocks, offset]).all(), "a window's tokens are gone"
+            assert (self.slots[pages, offset] == self.slots[blocks, offset]).all(), (
+                "a window's tokens are gone"
+            )
 
     def _copy(self, plan: StepPlan) -> None:
         targets = plan.moves.blocks[:, 1]
@@ -234,7 +273,9 @@ class FakeDevice:
         for source, target in plan.moves.blocks:
             self.slots[target] = self.slots[source]
         sources, targets = plan.moves.slots.T
-        assert len(set(targets.tolist())) == targets.size and not set(sources.tolist()) & set(targets.tolist())
+        assert len(set(targets.tolist())) == targets.size and not set(sources.tolist()) & set(
+            targets.tolist()
+        )
         assert self.snapshots.start - 1 not in targets, "the empty slot is written"
         self.states[targets], self.folded[targets] = self.states[sources], self.folded[sources]
         self.states_moved += targets.size
@@ -246,7 +287,9 @@ class FakeDevice:
     def _fold(self, slot: int, at: int, token: int) -> None:
         """Folds the token at a position into a slot; one that it holds already stays as it is."""
         if self.snapshots and self.folded[slot] != at + 1:
-            assert self.folded[slot] == at, f"a state of {self.folded[slot]} tokens is asked to take one at {at}"
+            assert self.folded[slot] == at, (
+                f"a state of {self.folded[slot]} tokens is asked to take one at {at}"
+            )
             self.states[slot] = stored(int(self.states[slot]), token)
             self.folded[slot] += 1
 
@@ -261,13 +304,18 @@ class FakeDevice:
             self.length[row], self.last[row] = told["length"], told["last_token"]
             self.limit[row], self.first_end[row] = told["limit"], told["min_length"]
             self.seed[row], self.sample[row] = told["seed"], told["sample"]
-            self.ignore[row], self.logprobs[row], self.wants[row] = told["ignore_eos"], told["logprobs"], told["wants"]
+            self.ignore[row], self.logprobs[row], self.wants[row] = (
+                told["ignore_eos"],
+                told["logprobs"],
+                told["wants"],
+            )
             self.stops[int(row)] = set(told["stop_ids"].tolist()) - {-1}
             self.mask_slot[row] = told["mask_slot"]
             self.done[row] = self.drafting[row] = False
 
     def _store(self, plan: StepPlan) -> None:
-        """All stores of a step come before any draw, as in a layer; chunks first, since joining rows build on them."""
+        """All stores of a step come before any draw, as in a layer; chunks first, since joining
+        rows build on them."""
         chunks = plan.chunks
         for c in range(0 if chunks is None else chunks.context.size):
             assert chunks is not None
@@ -277,13 +325,19 @@ class FakeDevice:
                 assert chunks.blocks[c, at // 16] != SCRATCH_BLOCK
                 self._put(chunks.blocks[c], at, token)
                 if self.snapshots:
-                    assert chunks.slots is not None and self.folded[chunks.slots[c]] == at, "a chunk's state is off"
+                    assert chunks.slots is not None and self.folded[chunks.slots[c]] == at, (
+                        "a chunk's state is off"
+                    )
                     self._fold(int(chunks.slots[c]), at, token)
                 self._see_window(chunks.blocks[c], at)
         for i, row in enumerate(plan.rows):
             if not self.done[row]:
-                for at, token in enumerate([int(self.last[row]), *self._drafts_of(plan, i)], int(self.length[row])):
-                    assert self.table[row, at // 16] != SCRATCH_BLOCK, "a draft beyond the row's blocks"
+                for at, token in enumerate(
+                    [int(self.last[row]), *self._drafts_of(plan, i)], int(self.length[row])
+                ):
+                    assert self.table[row, at // 16] != SCRATCH_BLOCK, (
+                        "a draft beyond the row's blocks"
+                    )
                     self._put(self.table[row], at, token)
                     self._fold(int(row), at, token)
 
@@ -299,22 +353,29 @@ class FakeDevice:
             assert length % 16 == 0 and length > 0
             for row in plan.rows[plan.group_start[g] : plan.group_start[g + 1]]:
                 n = length // 16
-                assert (self.table[row, :n] == plan.group_blocks[g, :n]).all(), "a member doesn't share the prefix"
+                assert (self.table[row, :n] == plan.group_blocks[g, :n]).all(), (
+                    "a member doesn't share the prefix"
+                )
                 assert self.done[row] or self.length[row] >= length
 
     def _decode(self, plan: StepPlan, i: int, sits_out: bool) -> list[int]:
-        """What each query of the plan's i-th row brings: draws as long as the drafts are what was drawn."""
+        """What each query of the plan's i-th row brings: draws as long as the drafts are what was
+        drawn."""
         row, drafts, told = int(plan.rows[i]), self._drafts_of(plan, i), list[int]()
         self.drafting[row] |= bool(drafts)
         exact = self.done[row] or self.length[row] == plan.lengths[i]
-        assert exact or (self.drafting[row] and self.length[row] < plan.lengths[i]), "planned isn't its length"
+        assert exact or (self.drafting[row] and self.length[row] < plan.lengths[i]), (
+            "planned isn't its length"
+        )
         for draft in [None, *drafts]:
             self.positions.append(int(self.length[row]) + 1)
             right = draft is None or (told[-1] == draft and told[-1] != NO_TOKEN)
             forced = self.forced.get(len(self.positions) - 1)
             told.append(self._draw(row, forced) if right and not sits_out else NO_TOKEN)
             self.right += right and draft is not None
-            self.right_by_device += right and draft is not None and offered_to(plan, i)[0] == FROM_DEVICE
+            self.right_by_device += (
+                right and draft is not None and offered_to(plan, i)[0] == FROM_DEVICE
+            )
         if self.proposes and not self.done[row]:
             self._propose(row)
         return told
@@ -322,15 +383,21 @@ class FakeDevice:
     def _drafts_of(self, plan: StepPlan, i: int) -> list[int]:
         """What the plan's i-th row feeds behind its last token."""
         mine = self.drafts[plan.rows[i]].tolist()
-        return [mine[at] if token == FROM_DEVICE else token for at, token in enumerate(offered_to(plan, i))]
+        return [
+            mine[at] if token == FROM_DEVICE else token
+            for at, token in enumerate(offered_to(plan, i))
+        ]
 
     def _propose(self, row: int) -> None:
-        """Guesses what the row draws next: the truth, where nothing bars it, every fourth spoilt."""
+        """Guesses what the row draws next: the truth, where nothing bars it,
+        every fourth spoilt."""
         length, token = int(self.length[row]), int(self.last[row])
         slots = self.slots[self.table[row, : length // 16 + 1]].reshape(-1)[:length].tolist()
         for at in range(MAX_DRAFTS):
             slots.append(stored(slots[-1] if slots else _START, token))
-            token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, frozenset(), 0)
+            token = next_token(
+                slots, int(self.seed[row]), int(self.sample[row]), self.vocab, frozenset(), 0
+            )
             self.drafts[row, at] = token if (length + at) % 4 else 1
 
     def _draw(self, row: int, forced: int | None) -> int:
@@ -340,14 +407,18 @@ class FakeDevice:
         self._see_window(self.table[row], length)
         blocks = self.table[row, : length // 16 + 1]
         slots = self.slots[blocks].reshape(-1)[: length + 1].tolist()
-        assert not self.snapshots or self.states[row] == slots[-1], "a row's state is not of its tokens"
+        assert not self.snapshots or self.states[row] == slots[-1], (
+            "a row's state is not of its tokens"
+        )
         ends = (set() if self.ignore[row] else self.eos) | self.stops[int(row)]
         early = length + 1 < self.first_end[row]
         assert not early or self.wants[row] & WANTS_MIN_TOKENS
         barred = frozenset(ends if early else ())
         if self.wants[row] & WANTS_MASK and self.mask_slot[row] >= 0:
             barred |= self.masks[int(self.mask_slot[row])]
-        token = next_token(slots, int(self.seed[row]), int(self.sample[row]), self.vocab, barred, self.bad_in)
+        token = next_token(
+            slots, int(self.seed[row]), int(self.sample[row]), self.vocab, barred, self.bad_in
+        )
         if token != BAD_LOGITS and forced is not None:
             token = forced
         if token == BAD_LOGITS:
@@ -361,7 +432,9 @@ class FakeDevice:
     def _score(self, plan: StepPlan, tokens: list[int]) -> TokenLogprobs | None:
         if not plan.wants & WANTS_LOGPROBS:
             return None
-        where = [i for i, row in enumerate(plan.query_rows) if self.logprobs[row] >= 0 and tokens[i] >= 0]
+        where = [
+            i for i, row in enumerate(plan.query_rows) if self.logprobs[row] >= 0 and tokens[i] >= 0
+        ]
         return _scores(where, [self.positions[i] for i in where], [tokens[i] for i in where])
 
     def _score_prompts(self, plan: StepPlan) -> TokenLogprobs | None:
@@ -372,7 +445,9 @@ class FakeDevice:
         for c in np.flatnonzero(chunks.prompt_logprobs >= 0):
             first, stop = int(chunks.start[c]), int(chunks.start[c + 1])
             where += range(first, stop)
-            positions += range(int(chunks.context[c]) + 1, int(chunks.context[c]) + 1 + stop - first)
+            positions += range(
+                int(chunks.context[c]) + 1, int(chunks.context[c]) + 1 + stop - first
+            )
         return _scores(where, positions, chunks.next_token[where].tolist())
 
 
@@ -384,7 +459,9 @@ def offered_to(plan: StepPlan, i: int) -> list[int]:
 
 def _scores(where: list[int], positions: list[int], tokens: list[int]) -> TokenLogprobs:
     """Three of the most likely tokens each, whatever was asked for, the drawn one among them."""
-    chosen = np.array([logprob_of(p, t) for p, t in zip(positions, tokens, strict=True)], np.float32)
+    chosen = np.array(
+        [logprob_of(p, t) for p, t in zip(positions, tokens, strict=True)], np.float32
+    )
     ids = np.array(tokens, np.int32).reshape(-1, 1) + np.arange(3, dtype=np.int32)
     return TokenLogprobs(
         where=np.array(where, np.int32),

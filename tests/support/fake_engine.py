@@ -1,9 +1,10 @@
-"""An engine that can be started, killed and led astray: `python fake_engine.py PORT NAME=VALUE ...`. No model.
+"""An engine that can be started, killed and led astray: `python fake_engine.py PORT NAME=VALUE
+...`. No model.
 
-first=0.01, gap=0.001    seconds
-dies_above=N   it ends when more than N requests are there at once; says=TEXT is its last word
-less=N         it sends N tokens fewer than asked          ending=WORD      the finish_reason that it tells
-begins=no      it ends before it serves                    count=FILE       its process id is added at each start
+first=0.01, gap=0.001    seconds dies_above=N   it ends when more than N requests are there at once;
+says=TEXT is its last word less=N         it sends N tokens fewer than asked          ending=WORD
+the finish_reason that it tells begins=no      it ends before it serves
+count=FILE       its process id is added at each start
 """
 
 from __future__ import annotations
@@ -21,7 +22,11 @@ def chunk(data: bytes) -> bytes:
 
 
 def with_length(status: bytes, body: bytes) -> bytes:
-    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+    return b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        len(body),
+        body,
+    )
 
 
 class Engine:
@@ -52,7 +57,9 @@ class Engine:
         count = len(prompt.split()) if isinstance(prompt, str) else len(prompt)  # type: ignore[arg-type]
         self.there += 1
         if self.there > self.number("dies_above"):
-            print("\x1b[31m" + self.told.get("says", "going down") + "\x1b[0m\u200b\x07", flush=True)
+            print(
+                "\x1b[31m" + self.told.get("says", "going down") + "\x1b[0m\u200b\x07", flush=True
+            )
             os._exit(7)
         try:
             async with self.slots:
@@ -68,7 +75,11 @@ class Engine:
             event = {"choices": [{"index": 0, "text": "a", "finish_reason": finish}]}
             writer.write(chunk(b"data: " + json.dumps(event).encode() + b"\n\n"))
             await asyncio.sleep(self.number("gap", 0.001))
-        usage = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": tokens,
+            "total_tokens": prompt + tokens,
+        }
         last = b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
         writer.write(chunk(last) + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
         await writer.drain()

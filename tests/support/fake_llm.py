@@ -1,7 +1,8 @@
 """An LLM that computes nothing: the jobs' tests kill it, stop it and count what it was asked.
 
-A sample is a function of (prompt, seed, sample index) alone, as a real one is. Samples end in a shuffled order. A
-prompt longer than CONTEXT characters is refused as the engine refuses one that is longer than the context.
+A sample is a function of (prompt, seed, sample index) alone, as a real one is. Samples end in a
+shuffled order. A prompt longer than CONTEXT characters is refused as the engine refuses one that is
+longer than the context.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ IN_FLIGHT = 8
 
 
 class FakeLLM:
-    """delay: seconds a sample takes; a step ends one. dies_after: samples until Ctrl-C, None: never."""
+    """delay: seconds a sample takes; a step ends one. dies_after: samples until Ctrl-C, None:
+    never."""
 
     def __init__(self, delay: float = 0.0, dies_after: int | None = None) -> None:
         self.delay, self.dies_after = delay, dies_after
@@ -39,14 +41,19 @@ class FakeLLM:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.closed = True
 
     def stats(self) -> dict[str, Any]:
         return {"generation_tokens": self.generation_tokens, "prompt_tokens": 0, "steps": 0}
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
         order, waiting, source = random.Random(0), list[Finished](), iter(prompts)
         given = 0
         while True:
@@ -70,7 +77,9 @@ class FakeLLM:
     def watch(self, goes_on: Callable[[], None]) -> None:
         """Its steps have no layers."""
 
-    def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]:
+    def steps(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[list[Finished]]:
         for finished in self.stream(prompts, after_step=after_step):
             yield [finished]
 
@@ -81,18 +90,22 @@ class FakeLLM:
             return [Finished(key=prompt.key, output=None, error=error, prompt_tokens=0)]
         wanted = range(prompt.params.n) if prompt.samples is None else prompt.samples
         drawn = [sample(text, prompt.params.seed, i) for i in wanted]
-        return [Finished(key=prompt.key, output=o, error=None, prompt_tokens=len(text)) for o in drawn]
+        return [
+            Finished(key=prompt.key, output=o, error=None, prompt_tokens=len(text)) for o in drawn
+        ]
 
 
 class Waves(FakeLLM):
-    """All samples of `size` prompts end in one step; `idle` steps follow in which none does. look: called after each
-    of those, as a kill would come."""
+    """All samples of `size` prompts end in one step; `idle` steps follow in which none does. look:
+    called after each of those, as a kill would come."""
 
     def __init__(self, size: int, idle: int, look: Callable[[], object]) -> None:
         super().__init__()
         self.size, self.idle, self.look = size, idle, look
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
         source = iter(prompts)
         while wave := list(islice(source, self.size)):
             self.asked += wave
@@ -108,7 +121,9 @@ def _hear(asked: list[Prompt], finished: Finished, waiting: list[Finished]) -> N
     (prompt,) = (prompt for prompt in asked if prompt.key == finished.key)
     output = finished.output
     if prompt.group_stop is not None and output is not None:
-        prompt.group_stop.hear(Delta(0, output.index, output.text, output.token_ids, output.finish_reason))
+        prompt.group_stop.hear(
+            Delta(0, output.index, output.text, output.token_ids, output.finish_reason)
+        )
         _cut_if_over(prompt, waiting)
 
 
@@ -120,11 +135,14 @@ def _cut_if_over(prompt: Prompt, waiting: list[Finished]) -> None:
 
 
 def sample(text: str, seed: int | None, index: int) -> CompletionOutput:
-    """Half of the samples answer with the number of characters of the question, which the tests make the right one."""
+    """Half of the samples answer with the number of characters of the question, which the tests
+    make the right one."""
     drawn = blake2b(f"{text}/{seed}/{index}".encode(), digest_size=8).digest()
     question = text.rpartition("Question: ")[2].removesuffix("\nAnswer:")
     number = len(question) if drawn[0] % 2 else drawn[1]
-    return CompletionOutput(index, f" It is {number}.\n#### {number}", list(range(5 + drawn[2] % 20)), "stop")
+    return CompletionOutput(
+        index, f" It is {number}.\n#### {number}", list(range(5 + drawn[2] % 20)), "stop"
+    )
 
 
 def shown_by(room: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Progress]:

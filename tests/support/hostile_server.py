@@ -1,4 +1,5 @@
-"""A server that misbehaves on demand: a body's `behave` says how. It runs in a thread of the test's process."""
+"""A server that misbehaves on demand: a body's `behave` says how. It runs in a thread of the test's
+process."""
 
 from __future__ import annotations
 
@@ -9,8 +10,15 @@ import threading
 from types import TracebackType
 from typing import Any
 
-USAGE = {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7, "prompt_tokens_details": {"cached_tokens": 2}}
-CHUNKED = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+USAGE = {
+    "prompt_tokens": 4,
+    "completion_tokens": 3,
+    "total_tokens": 7,
+    "prompt_tokens_details": {"cached_tokens": 2},
+}
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+)
 DONE = b"data: [DONE]\n\n"
 Writer = asyncio.StreamWriter
 
@@ -35,8 +43,15 @@ def chunked(events: list[bytes], *, whole: bool = True) -> bytes:
     return CHUNKED + b"".join(map(chunk, events)) + (b"0\r\n\r\n" if whole else b"")
 
 
-def with_length(body: bytes, kind: bytes = b"text/event-stream", status: bytes = b"200 OK") -> bytes:
-    return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (status, kind, len(body), body)
+def with_length(
+    body: bytes, kind: bytes = b"text/event-stream", status: bytes = b"200 OK"
+) -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n\r\n%b" % (
+        status,
+        kind,
+        len(body),
+        body,
+    )
 
 
 # What is sent, then kept open unless the name is in CLOSES.
@@ -51,10 +66,14 @@ SENDS: dict[str, bytes] = {
     "good, continue first": b"HTTP/1.1 100 Continue\r\n\r\n" + chunked(EVENTS),
     "good, no DONE": chunked(EVENTS[:-1]),
     "good, close": chunked(EVENTS).replace(b"\r\n\r\n", b"\r\nconnection: close\r\n\r\n", 1),
-    "good, role first": chunked([b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n', *EVENTS]),
+    "good, role first": chunked(
+        [b'data: {"choices":[{"delta":{"role":"assistant","content":""}}]}\n\n', *EVENTS]
+    ),
     "503": with_length(b'{"error":"busy"}', b"application/json", b"503 Service Unavailable"),
     "500 without a length": b"HTTP/1.1 500 Oh\r\n\r\nno",
-    "an error in the stream": chunked([event(), b'data: {"error":{"message":"out of memory","code":500}}\n\n', DONE]),
+    "an error in the stream": chunked(
+        [event(), b'data: {"error":{"message":"out of memory","code":500}}\n\n', DONE]
+    ),
     "nothing": b"",
     "nothing after two events": chunked(EVENTS[:2], whole=False),
     "closed at once": b"",
@@ -68,7 +87,9 @@ SENDS: dict[str, bytes] = {
     "a list": chunked([event(), b"data: [1, 2]\n\n", *EVENTS]),
     "text that is a number": chunked([event(), b'data: {"choices": [{"text": 5}]}\n\n', *EVENTS]),
     "no UTF-8": chunked([event(), b'data: {"choices": [{"text": "\xff"}]}\n\n', *EVENTS]),
-    "a deep one": chunked([event(), b'data: {"error": ' + b"[" * 9999 + b"]" * 9999 + b"}\n\n", *EVENTS]),
+    "a deep one": chunked(
+        [event(), b'data: {"error": ' + b"[" * 9999 + b"]" * 9999 + b"}\n\n", *EVENTS]
+    ),
     "an event after DONE": chunked([*EVENTS, event(), DONE]),
     "a bad chunk": CHUNKED + b"zz\r\nhello\r\n",
     "an endless line": CHUNKED + b"%x\r\ndata: {" % (1 << 30) + b"x" * (1 << 20),
@@ -78,19 +99,33 @@ SENDS: dict[str, bytes] = {
     "continue without end": b"HTTP/1.1 100 Continue\r\n\r\n" * 50_000,
     "events without end": chunked([event()] * 20_000, whole=False),
     "no usage": chunked([*EVENTS[:4], DONE]),
-    "fewer tokens than events": chunked([*EVENTS[:4], usage_event(completion_tokens=2, total_tokens=6), DONE]),
+    "fewer tokens than events": chunked(
+        [*EVENTS[:4], usage_event(completion_tokens=2, total_tokens=6), DONE]
+    ),
     "a wrong sum": chunked([*EVENTS[:4], usage_event(total_tokens=70), DONE]),
-    "more cached than sent": chunked([*EVENTS[:4], usage_event(prompt_tokens_details={"cached_tokens": 5}), DONE]),
+    "more cached than sent": chunked(
+        [*EVENTS[:4], usage_event(prompt_tokens_details={"cached_tokens": 5}), DONE]
+    ),
     "a negative usage": chunked([*EVENTS[:4], usage_event(completion_tokens=-1), DONE]),
     "a usage of words": chunked([*EVENTS[:4], usage_event(completion_tokens="three"), DONE]),
     "a usage past all ends": chunked([*EVENTS[:4], usage_event(completion_tokens=10**30), DONE]),
     "tokens without events": chunked([event(""), *EVENTS[3:]]),
-    "more out than asked": chunked([*EVENTS[:4], usage_event(completion_tokens=5, total_tokens=9), DONE]),
-    "fewer out than asked": chunked([*EVENTS[:2], usage_event(completion_tokens=2, total_tokens=6), DONE]),
+    "more out than asked": chunked(
+        [*EVENTS[:4], usage_event(completion_tokens=5, total_tokens=9), DONE]
+    ),
+    "fewer out than asked": chunked(
+        [*EVENTS[:2], usage_event(completion_tokens=2, total_tokens=6), DONE]
+    ),
     "another prompt": chunked([*EVENTS[:4], usage_event(prompt_tokens=5, total_tokens=8), DONE]),
 }
-CLOSES = {"good, until the end", "500 without a length", "closed at once", "closed after two events", "garbage",
-          "good, close"}  # fmt: skip
+CLOSES = {
+    "good, until the end",
+    "500 without a length",
+    "closed at once",
+    "closed after two events",
+    "garbage",
+    "good, close",
+}
 
 
 class HostileServer:
@@ -105,13 +140,18 @@ class HostileServer:
         self._end: asyncio.Event
 
     def __enter__(self) -> HostileServer:
-        self._thread = threading.Thread(target=self._loop.run_until_complete, args=(self._run(),), daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_until_complete, args=(self._run(),), daemon=True
+        )
         self._thread.start()
         assert self._ready.wait(600)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._loop.call_soon_threadsafe(self._end.set)
         self._thread.join(600)

@@ -1,4 +1,5 @@
-"""The kernels' contracts in float64, one row and one head at a time, and cases to hold the kernels against.
+"""The kernels' contracts in float64, one row and one head at a time, and cases to hold the kernels
+against.
 
 Nothing here is shared with the kernels but the shapes: a mistake in one does not hide in the other.
 """
@@ -13,17 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.kernels.inputs import AttentionKind, ChunkSight, DecodeInputs, GroupInputs, PrefillInputs, StepInputs
+from penstock.kernels.inputs import (
+    AttentionKind,
+    ChunkSight,
+    DecodeInputs,
+    GroupInputs,
+    PrefillInputs,
+    StepInputs,
+)
 from penstock.kernels.layer_kv import KvForm, LayerKv
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest error beside the fp64 answer, as a share of the answer's scale: a few roundings of the dtype."""
+    """Largest error beside the fp64 answer, as a share of the answer's scale: a few roundings of
+    the dtype."""
     return {torch.float32: 4e-6, torch.bfloat16: 2**-6, torch.float16: 2**-9}[dtype]
 
 
 def assert_close(got: Tensor, want: Tensor, factor: float = 1.0) -> None:
-    """Every element of `got` is within the dtype's tolerance of the fp64 `want`, by want's own scale."""
+    """Every element of `got` is within the dtype's tolerance of the fp64 `want`, by want's own
+    scale."""
     assert got.shape == want.shape
     assert torch.isfinite(got).all()
     error = (got.double() - want).abs().max().item() if got.numel() else 0.0
@@ -48,10 +58,17 @@ def stored(kv: Tensor, table: Tensor, positions: Tensor, kv_head: int, part: int
 
 
 def naive_attention_one(
-    q: Tensor, kv: Tensor, table: Tensor, position: int, scale: float, window: int | None, sinks: Tensor | None = None,
+    q: Tensor,
+    kv: Tensor,
+    table: Tensor,
+    position: int,
+    scale: float,
+    window: int | None,
+    sinks: Tensor | None = None,
     softcap: float | None = None,
-) -> Tensor:  # fmt: skip
-    """q [H, D] of the query at `position` over the tokens that it sees, and sinks [H] -> [H, D], fp64."""
+) -> Tensor:
+    """q [H, D] of the query at `position` over the tokens that it sees, and sinks [H] -> [H, D],
+    fp64."""
     heads, kv_heads = q.shape[0], kv.shape[1]
     seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
     out = []
@@ -66,16 +83,22 @@ def naive_attention_one(
 
 
 def in_form(kv: Tensor, eight: int, dtype: torch.dtype, device: str | None = None) -> LayerKv:
-    """Empty KV of kv's shape [blocks, Hkv, 2, 16, D] with 0 nothing, 1 V, 2 K and V in eight bits, the rest of `dtype`.
-    No two scales are alike, and none is a power of two."""
+    """Empty KV of kv's shape [blocks, Hkv, 2, 16, D] with 0 nothing, 1 V, 2 K and V in eight bits,
+    the rest of `dtype`. No two scales are alike, and none is a power of two."""
     blocks, kv_heads, _, _, width = kv.shape
     at = device or kv.device
-    scales = 0.013 * (1 + torch.arange(2 * kv_heads, dtype=torch.float32, device=at).view(2, -1) / 3)
+    scales = 0.013 * (
+        1 + torch.arange(2 * kv_heads, dtype=torch.float32, device=at).view(2, -1) / 3
+    )
     scales[0] = scales[0] if eight == 2 else 1.0
     e4m3 = torch.float8_e4m3fn
     form = KvForm(
-        kv_heads, width, e4m3 if eight == 2 else dtype, e4m3 if eight else dtype, scales if eight else None
-    )  # fmt: skip
+        kv_heads,
+        width,
+        e4m3 if eight == 2 else dtype,
+        e4m3 if eight else dtype,
+        scales if eight else None,
+    )
     return form.over(torch.zeros(blocks, kv_heads, form.head_bytes, dtype=torch.uint8, device=at))
 
 
@@ -101,7 +124,10 @@ def worth(kv: LayerKv) -> Tensor:
     parts = [part.double() for part in (kv.keys, kv.values)]
     parts[1] = parts[1].mT.flatten(2, 3) if kv.values.dim() == 5 else parts[1]
     if kv.scales is not None:
-        parts = [part * scale.double()[:, None, None] for part, scale in zip(parts, kv.scales, strict=True)]
+        parts = [
+            part * scale.double()[:, None, None]
+            for part, scale in zip(parts, kv.scales, strict=True)
+        ]
     return torch.stack(parts, 2)
 
 
@@ -116,10 +142,15 @@ class Case:
     positions: list[int]  # of each token
     scale: float
 
-    def naive(self, window: int | None = None, only: list[int] | None = None, **more: Any) -> Tensor:
+    def naive(
+        self, window: int | None = None, only: list[int] | None = None, **more: Any
+    ) -> Tensor:
         """more: sinks, softcap."""
         tokens = range(len(self.positions)) if only is None else only
-        told = ((self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window) for t in tokens)
+        told = (
+            (self.q[t], self.kv, self.tables[t], self.positions[t], self.scale, window)
+            for t in tokens
+        )
         return torch.stack([naive_attention_one(*each, **more) for each in told])
 
 
@@ -135,8 +166,9 @@ def make_case(
     extra_width: int = 0,
     loud: float = 1.0,
 ) -> Case:
-    """Rows that attend to `lengths` tokens each; groups of (members, prefix length) take rows from the front; chunks
-    of (context, tokens). Tables point at blocks scattered over the pool; scratch and free blocks hold huge numbers.
+    """Rows that attend to `lengths` tokens each; groups of (members, prefix length) take rows from
+    the front; chunks of (context, tokens). Tables point at blocks scattered over the pool; scratch
+    and free blocks hold huge numbers.
     """
     rng = torch.Generator().manual_seed(seed)
     tables, skip, group_start, group_tables = _tables(lengths, groups, chunks, rng)
@@ -147,7 +179,9 @@ def make_case(
     rows = len(lengths)
     tokens = rows + sum(n for _, n in chunks)
     q = (torch.randn(tokens, heads, width, generator=rng) * loud).to(dtype)
-    decode = _decode_inputs(lengths, skip, tables[:rows], groups, group_start, group_tables, extra_width)
+    decode = _decode_inputs(
+        lengths, skip, tables[:rows], groups, group_start, group_tables, extra_width
+    )
     prefill = _prefill_inputs(chunks, tables[rows:], extra_width)
     token_tables = list(tables[:rows])
     positions = [n - 1 for n in lengths]
@@ -166,9 +200,13 @@ def make_case(
 
 
 def _tables(
-    lengths: list[int], groups: list[tuple[int, int]], chunks: list[tuple[int, int]], rng: torch.Generator
+    lengths: list[int],
+    groups: list[tuple[int, int]],
+    chunks: list[tuple[int, int]],
+    rng: torch.Generator,
 ) -> tuple[list[Tensor], list[int], list[int], list[Tensor]]:
-    """Block tables of rows then chunks, what rows skip, group starts, groups' tables. Block 0 is the scratch block."""
+    """Block tables of rows then chunks, what rows skip, group starts, groups' tables. Block 0 is
+    the scratch block."""
     totals = [*lengths, *(c + n for c, n in chunks)]
     shared: list[tuple[int, int]] = []  # group, prefix blocks: of each row
     start = [0]
@@ -176,9 +214,13 @@ def _tables(
         shared += [(group, prefix // 16)] * members
         start.append(start[-1] + members)
     shared += [(-1, 0)] * (len(totals) - len(shared))
-    need = sum(p // 16 for _, p in groups) + sum(-(-t // 16) - s for t, (_, s) in zip(totals, shared, strict=True))
+    need = sum(p // 16 for _, p in groups) + sum(
+        -(-t // 16) - s for t, (_, s) in zip(totals, shared, strict=True)
+    )
     free = (torch.randperm(need + need // 4 + 4, generator=rng) + 1).tolist()
-    group_tables = [torch.tensor([free.pop() for _ in range(p // 16)], dtype=torch.int32) for _, p in groups]
+    group_tables = [
+        torch.tensor([free.pop() for _ in range(p // 16)], dtype=torch.int32) for _, p in groups
+    ]
     tables = []
     for total, (group, blocks) in zip(totals, shared, strict=True):
         own = torch.tensor([free.pop() for _ in range(-(-total // 16) - blocks)], dtype=torch.int32)
@@ -221,7 +263,9 @@ def _decode_inputs(
     )
 
 
-def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: int) -> PrefillInputs | None:
+def _prefill_inputs(
+    chunks: list[tuple[int, int]], tables: list[Tensor], extra: int
+) -> PrefillInputs | None:
     if not chunks:
         return None
     start = [0]
@@ -235,30 +279,50 @@ def _prefill_inputs(chunks: list[tuple[int, int]], tables: list[Tensor], extra: 
     )
 
 
-def kind_of(heads: int, kv_heads: int, width: int, scale: float, window: int | None = None) -> AttentionKind:
+def kind_of(
+    heads: int, kv_heads: int, width: int, scale: float, window: int | None = None
+) -> AttentionKind:
     return AttentionKind(heads, kv_heads, width, 0, window, scale)
 
 
 def attend(
-    column: Any, q: Tensor, kv: Tensor | LayerKv, inputs: StepInputs, scale: float, window: int | None = None,
-    sinks: Tensor | None = None, softcap: float | None = None,
-) -> Tensor:  # fmt: skip
-    """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned for it alone.
+    column: Any,
+    q: Tensor,
+    kv: Tensor | LayerKv,
+    inputs: StepInputs,
+    scale: float,
+    window: int | None = None,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """One layer's attention by a column (an Ops, or a module with `plan` and `attention`), planned
+    for it alone.
 
     kv: [blocks, Hkv, 2, 16, D], or in any form."""
     kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
     kind = replace(kind_of(q.shape[1], kv.kv_heads, q.shape[2], scale, window), softcap=softcap)
-    reads = inputs.positions.numel() and not q.is_cuda  # the GPU's plan turns nothing, and may be captured
+    reads = (
+        inputs.positions.numel() and not q.is_cuda
+    )  # the GPU's plan turns nothing, and may be captured
     most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
     return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype), sinks)
 
 
 def rotate(
-    column: Any, qkv: Tensor, cos_sin: Tensor, inputs: StepInputs, kv: Tensor | LayerKv | None, heads: int,
-    kv_heads: int, width: int, *norms: Any, **switches: bool,
-) -> Tensor:  # fmt: skip
-    """`rotary_and_store` by a column; norms: q's, k's, eps. kv: as `attend` takes it. switches: the kind's."""
+    column: Any,
+    qkv: Tensor,
+    cos_sin: Tensor,
+    inputs: StepInputs,
+    kv: Tensor | LayerKv | None,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    *norms: Any,
+    **switches: bool,
+) -> Tensor:
+    """`rotary_and_store` by a column; norms: q's, k's, eps. kv: as `attend` takes it. switches: the
+    kind's."""
     kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
     kind = replace(kind_of(heads, kv_heads, width, 1.0), **switches)
     plan = column.plan(inputs, kind, cos_sin, qkv.dtype) if hasattr(column, "plan") else None

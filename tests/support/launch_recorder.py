@@ -1,9 +1,11 @@
-"""What an engine of a GPU would launch, found without one: Triton's launches are taken down in place of being run, by
-the key that Triton would compile them for (types, alignment by 16, ones, constants, options).
+"""What an engine of a GPU would launch, found without one: Triton's launches are taken down in
+place of being run, by the key that Triton would compile them for (types, alignment by 16, ones,
+constants, options).
 
-So "after ready nothing compiles" is a statement about two sets of keys, and kernels can be compiled for any chip from
-the same keys. Products in torch run on the CPU; what kernels would have written stays as it was, zeros for the most
-part, and the host's side of an engine doesn't mind. A process that imports this interprets no kernels.
+So "after ready nothing compiles" is a statement about two sets of keys, and kernels can be compiled
+for any chip from the same keys. Products in torch run on the CPU; what kernels would have written
+stays as it was, zeros for the most part, and the host's side of an engine doesn't mind. A process
+that imports this interprets no kernels.
 """
 
 from __future__ import annotations
@@ -72,10 +74,14 @@ class Launches(dict[tuple[str, str, str], Launch]):
     def note(self, kernel: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
         options |= {"debug": False, "instrumentation_mode": ""}
         if kernel not in self._binders:
-            self._binders[kernel] = jit.create_function_from_signature(kernel.signature, kernel.params, self._backend)
+            self._binders[kernel] = jit.create_function_from_signature(
+                kernel.signature, kernel.params, self._backend
+            )
         bound, specialization, rest = self._binders[kernel](*args, **options)
         name = f"{Path(kernel.fn.__code__.co_filename).stem}.{kernel.__name__}"
-        self.setdefault((name, str(specialization), str(rest)), Launch(kernel, bound, specialization, rest))
+        self.setdefault(
+            (name, str(specialization), str(rest)), Launch(kernel, bound, specialization, rest)
+        )
 
 
 @contextmanager
@@ -95,7 +101,9 @@ def recorded(capability: int = 90) -> Iterator[Launches]:
             "shared_of": lambda device: SHARED.get(capability, LEAST_SHARED),
         }
         for name, module in list(sys.modules.items()):
-            for of_chip, told in told_of_chip.items() if name.startswith("penstock.kernels.triton") else ():
+            for of_chip, told in (
+                told_of_chip.items() if name.startswith("penstock.kernels.triton") else ()
+            ):
                 if hasattr(module, of_chip):
                     plain.append((module, of_chip, getattr(module, of_chip)))
                     setattr(module, of_chip, told)
@@ -108,7 +116,8 @@ def recorded(capability: int = 90) -> Iterator[Launches]:
 
 
 def open_recorded(config: Config, folder: Path) -> TorchRunner:
-    """A runner that is ready: its worst steps have run, and what is captured whatever time and memory there are."""
+    """A runner that is ready: its worst steps have run, and what is captured whatever time and
+    memory there are."""
     runner = open_runner(config, folder)
     assert runner._state is not None and runner._state.ops.compiled
     launch_sizes(runner, graph_sizes(min(runner.max_rows, GRAPH_ROWS))[:1])
@@ -121,7 +130,8 @@ def open_recorded(config: Config, folder: Path) -> TorchRunner:
 
 @torch.inference_mode()
 def launch_sizes(runner: TorchRunner, sizes: list[int]) -> None:
-    """Decode steps of these sizes, with prefix groups and without, drawn plainly and by all that rows may ask."""
+    """Decode steps of these sizes, with prefix groups and without, drawn plainly and by all that
+    rows may ask."""
     step = runner._state
     assert step is not None
     hidden = torch.zeros(max(sizes), step.model.config.hidden_size, dtype=step.model.dtype)
@@ -146,9 +156,13 @@ def wander(runner: TorchRunner, config: Config, seed: int, steps: int, many: int
     """So many steps of odd requests, one to `many` of which come at once."""
     rng, number, engine = random.Random(seed), 0, engine_over(runner, config)
     while engine.completed < steps:
-        for prompt, params in odd_requests(rng, rng.choice([1, 1, 3, many]), runner.vocab_size, runner.max_model_len):
+        for prompt, params in odd_requests(
+            rng, rng.choice([1, 1, 3, many]), runner.vocab_size, runner.max_model_len
+        ):
             number += 1
-            request = Request(request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=params)
+            request = Request(
+                request_id=number, prompt=np.array(prompt, np.int32).tobytes(), sampling=params
+            )
             assert (refused := engine.submit(request)) is None, refused
         while engine.has_work and engine.completed < steps:
             engine.step()
@@ -158,11 +172,17 @@ def wander(runner: TorchRunner, config: Config, seed: int, steps: int, many: int
 
 
 def compiled_late(case: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Opens a model of random numbers as a case says, sweeps every size, or one in `every`, and wanders."""
+    """Opens a model of random numbers as a case says, sweeps every size, or one in `every`, and
+    wanders."""
     (folder / "config.json").write_text(json.dumps(case["shape"]))
     knobs = {"max_num_batched_tokens": 4096, "kv_cache_tokens": 60_000} | case["knobs"]
     config = Config.of(
-        model=str(folder), device="cpu", dtype="bfloat16", load_format="dummy", skip_tokenizer_init=True, **knobs
+        model=str(folder),
+        device="cpu",
+        dtype="bfloat16",
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        **knobs,
     )
     with recorded() as launches:
         runner = open_recorded(config, folder)

@@ -1,4 +1,5 @@
-"""An artifact as `penstock build` would leave it: the demo model's folder, kernels of no kernel, a manifest."""
+"""An artifact as `penstock build` would leave it: the demo model's folder, kernels of no kernel, a
+manifest."""
 
 from __future__ import annotations
 
@@ -27,19 +28,35 @@ def make_artifact(folder: Path, *, built: dict[str, Any] | None = None, **engine
 
 
 def seal_folder(
-    folder: Path, device: torch.device, built: dict[str, Any] | None = None, engine: dict[str, Any] | None = None
+    folder: Path,
+    device: torch.device,
+    built: dict[str, Any] | None = None,
+    engine: dict[str, Any] | None = None,
 ) -> Path:
     """Writes the manifest of what lies in a folder."""
-    files = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    files = [
+        path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()
+    ]
     here = built_on(device)
     decided = Decision(
-        name="max_num_seqs", chosen=64, default=1024, unit="tok/s", measured={"64": [9.0, 9.1], "1024": [8.0, 8.1]},
-        won_percent=12.4, noise_percent=1.1,
-    )  # fmt: skip
+        name="max_num_seqs",
+        chosen=64,
+        default=1024,
+        unit="tok/s",
+        measured={"64": [9.0, 9.1], "1024": [8.0, 8.1]},
+        won_percent=12.4,
+        noise_percent=1.1,
+    )
     manifest = Manifest(
-        penstock=__version__, model="demo", source={}, built_on=msgspec.structs.replace(here, **built or {}),
-        built_for=[], engine=engine or {}, decisions=[decided], files=sum_files(folder, files),
-    )  # fmt: skip
+        penstock=__version__,
+        model="demo",
+        source={},
+        built_on=msgspec.structs.replace(here, **built or {}),
+        built_for=[],
+        engine=engine or {},
+        decisions=[decided],
+        files=sum_files(folder, files),
+    )
     write_manifest(folder, manifest)
     return folder
 

@@ -1,5 +1,5 @@
-"""A table of steps as a machine would measure it whose steps take exactly what `step_seconds` says. It knows tables; no
-simulator."""
+"""A table of steps as a machine would measure it whose steps take exactly what `step_seconds` says.
+It knows tables; no simulator."""
 
 from __future__ import annotations
 
@@ -17,14 +17,23 @@ ROWS, CONTEXTS, LENGTH = (1, 4, 16, 64), (64, 512, 1900), USUAL_PROMPT
 
 
 def step_seconds(rows: int, context: float = 0.0, prompts: int = 0, pairs: float = 0.0) -> float:
-    """Seconds of a step: `context` is the mean of its rows; pairs of prompt tokens, beyond those of LENGTH."""
+    """Seconds of a step: `context` is the mean of its rows; pairs of prompt tokens, beyond those of
+    LENGTH."""
     whole = BASE + rows * (ROW + TOKEN * context)
-    return whole + prompts * PROMPT + PAIR * (pairs - prompts * (min(LENGTH, prompts or 1) + 1) / 2 if prompts else 0)
+    return (
+        whole
+        + prompts * PROMPT
+        + PAIR * (pairs - prompts * (min(LENGTH, prompts or 1) + 1) / 2 if prompts else 0)
+    )
 
 
 def made_table(*, groups: bool = True, **engine: Any) -> StepSeconds:
     """engine: of TimedEngine, other than usual."""
-    entries = [((rows, context, 0, 0, 0, 0), step_seconds(rows, context)) for rows in ROWS for context in CONTEXTS]
+    entries = [
+        ((rows, context, 0, 0, 0, 0), step_seconds(rows, context))
+        for rows in ROWS
+        for context in CONTEXTS
+    ]
     for rows in (0, *ROWS):
         for prompts in (1, 128, 512 - rows):
             took = step_seconds(rows, 64.0, prompts, prompts * (min(LENGTH, prompts) + 1) / 2)
@@ -37,13 +46,24 @@ def made_table(*, groups: bool = True, **engine: Any) -> StepSeconds:
     columns = [list(column) for column in zip(*(entry for entry, _ in entries), strict=True)]
     rows, context, prompts, length, shared_tokens, members_ = columns
     held = {
-        "num_blocks": 4096, "max_rows": 64, "max_model_len": 2048, "max_batched_tokens": 512, "grouping": groups,
-        "sharing": asdict(SharingCosts()), **engine,
-    }  # fmt: skip
+        "num_blocks": 4096,
+        "max_rows": 64,
+        "max_model_len": 2048,
+        "max_batched_tokens": 512,
+        "grouping": groups,
+        "sharing": asdict(SharingCosts()),
+        **engine,
+    }
     return StepSeconds(
-        rows=rows, context=context, prompt_tokens=prompts, prompt_length=length, shared=shared_tokens,
-        members=members_, seconds=[took for _, took in entries], engine=TimedEngine(**held),
-    )  # fmt: skip
+        rows=rows,
+        context=context,
+        prompt_tokens=prompts,
+        prompt_length=length,
+        shared=shared_tokens,
+        members=members_,
+        seconds=[took for _, took in entries],
+        engine=TimedEngine(**held),
+    )
 
 
 def made_steps(table: StepSeconds | None = None, **told: Any) -> MeasuredSteps:

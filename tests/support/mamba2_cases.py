@@ -10,7 +10,12 @@ from penstock.kernels.state_forms import RecurrentForm, StatePart
 
 
 def made(
-    heads: Mamba2Heads, taps: int = 4, *, bias: bool = True, device: str = "cpu", dtype: torch.dtype = torch.float32
+    heads: Mamba2Heads,
+    taps: int = 4,
+    *,
+    bias: bool = True,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> Mamba2Weights:
     draw = torch.Generator().manual_seed(7)
 
@@ -31,7 +36,11 @@ def drawn(tokens: int, heads: Mamba2Heads, seed: int = 0) -> tuple[Tensor]:
 
 
 def empty(
-    heads: Mamba2Heads, slots: int, taps: int = 4, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    heads: Mamba2Heads,
+    slots: int,
+    taps: int = 4,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
 ) -> tuple[Tensor, Tensor]:
     """A window and a matrix of each slot, as an engine has them: parts of one slot."""
     window = StatePart("window", (taps, heads.channels), dtype)
@@ -42,10 +51,15 @@ def empty(
 
 
 def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> tuple[Tensor, Tensor]:
-    """A sequence from its beginning, token by token, by the recurrence's own lines -> its answers, and the state behind
-    them [heads, values, keys]."""
+    """A sequence from its beginning, token by token, by the recurrence's own lines -> its answers,
+    and the state behind them [heads, values, keys]."""
     given, taps = given.double(), w.taps.shape[1]
-    seen = torch.cat((torch.zeros(taps - 1, h.channels, dtype=torch.float64), given[:, h.size : h.size + h.channels]))
+    seen = torch.cat(
+        (
+            torch.zeros(taps - 1, h.channels, dtype=torch.float64),
+            given[:, h.size : h.size + h.channels],
+        )
+    )
     mixed = sum(seen[tap : tap + len(given)] * w.taps[:, tap].double() for tap in range(taps))
     if w.taps_bias is not None:
         mixed = mixed + w.taps_bias.double()
@@ -54,7 +68,9 @@ def in_fp64(given: Tensor, h: Mamba2Heads, w: Mamba2Weights) -> tuple[Tensor, Te
     answers = []
     for each, size in zip(mixed, given[:, -h.heads :], strict=True):
         x, b, c = each.split((h.size, h.group_size, h.group_size))
-        b, c = (part.view(h.groups, -1).repeat_interleave(h.heads // h.groups, 0) for part in (b, c))
+        b, c = (
+            part.view(h.groups, -1).repeat_interleave(h.heads // h.groups, 0) for part in (b, c)
+        )
         x, dt = x.view(h.heads, -1), torch.log1p((size + w.step_bias).exp())
         state = state * (dt * w.a).exp()[:, None, None] + (dt[:, None] * x)[:, :, None] * b[:, None]
         answers.append(((state @ c[:, :, None])[:, :, 0] + w.skip[:, None] * x).flatten())

@@ -18,8 +18,14 @@ class Oracle:
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
         start, tokens, columns = [0], list[int](), self.scheduler.rows
-        for row, length, longest in zip(rows.tolist(), lengths.tolist(), most.tolist(), strict=True):
-            prompt = self.scheduler.groups[int(columns.group[row])].tokens[: columns.prompt[row]].tolist()
+        for row, length, longest in zip(
+            rows.tolist(), lengths.tolist(), most.tolist(), strict=True
+        ):
+            prompt = (
+                self.scheduler.groups[int(columns.group[row])]
+                .tokens[: columns.prompt[row]]
+                .tolist()
+            )
             ahead = self.told[tuple(prompt)][length + 1 - len(prompt) :][: min(longest, length % 5)]
             tokens += [token if (length + i) % 3 else 1 for i, token in enumerate(ahead)]
             start.append(len(tokens))

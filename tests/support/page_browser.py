@@ -1,4 +1,5 @@
-"""Chromium for tests of the almanac's page. A page that reports an error or asks for anything outside its folder fails.
+"""Chromium for tests of the almanac's page. A page that reports an error or asks for anything
+outside its folder fails.
 
 It knows the page's controls by their ids; not what they should say."""
 
@@ -56,10 +57,19 @@ class Reader:
         self.page, self.folder = page, folder
         self.faults: list[str] = []
         inside = folder.as_uri() + "/"
-        page.on("console", lambda told: self._fault(told.type in ("error", "warning"), f"console: {told.text}"))
+        page.on(
+            "console",
+            lambda told: self._fault(told.type in ("error", "warning"), f"console: {told.text}"),
+        )
         page.on("pageerror", lambda error: self._fault(True, f"error: {error}"))
-        page.on("request", lambda asked: self._fault(_leaves(asked.url, inside), f"request: {asked.url}"))
-        page.on("dialog", lambda dialog: (self._fault(True, f"dialog: {dialog.message}"), dialog.dismiss()))
+        page.on(
+            "request",
+            lambda asked: self._fault(_leaves(asked.url, inside), f"request: {asked.url}"),
+        )
+        page.on(
+            "dialog",
+            lambda dialog: (self._fault(True, f"dialog: {dialog.message}"), dialog.dismiss()),
+        )
 
     def _fault(self, happened: bool, what: str) -> None:
         if happened:
@@ -76,7 +86,10 @@ class Reader:
         return " ".join(self.page.inner_text(selector).replace("\xa0", " ").split())
 
     def texts(self, selector: str) -> list[str]:
-        return [" ".join(each.replace("\xa0", " ").split()) for each in self.page.locator(selector).all_inner_texts()]
+        return [
+            " ".join(each.replace("\xa0", " ").split())
+            for each in self.page.locator(selector).all_inner_texts()
+        ]
 
     def choose(self, control: str, value: str) -> None:
         self.page.select_option(f"#{control}", value)
@@ -90,8 +103,9 @@ class Reader:
     def wait(self, selector: str, text: str) -> None:
         self.page.wait_for_function(
             "([where, text]) => [...document.querySelectorAll(where)]"
-            ".some((each) => each.innerText.replaceAll('\\u00a0', ' ').includes(text))", arg=[selector, text],
-        )  # fmt: skip
+            ".some((each) => each.innerText.replaceAll('\\u00a0', ' ').includes(text))",
+            arg=[selector, text],
+        )
 
 
 def _leaves(url: str, inside: str) -> bool:

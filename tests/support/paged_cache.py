@@ -1,4 +1,5 @@
-"""A paged cache driven by hand: runs a Decoder over scattered blocks without scheduler or runner. For model tests."""
+"""A paged cache driven by hand: runs a Decoder over scattered blocks without scheduler or runner.
+For model tests."""
 
 from __future__ import annotations
 
@@ -27,26 +28,36 @@ class PagedCache:
         order = torch.randperm(sequences * blocks, generator=generator) + 1
         self.tables = order.reshape(sequences, blocks).to(torch.int32)
         views = {id(owner): self._views(owner, sequences, blocks) for owner in model.owners}
-        self.kv = [tuple(views[id(keeper.source or keeper)] for keeper in each) for each in model.keepers]
+        self.kv = [
+            tuple(views[id(keeper.source or keeper)] for keeper in each) for each in model.keepers
+        ]
         self.lengths = [0] * sequences
 
     def _views(self, keeper: Keeper, sequences: int, blocks: int) -> Any:
-        """What a keeper stores. Pages are never zeros: unwritten must show. A sequence begins with a slot of zeros."""
+        """What a keeper stores. Pages are never zeros: unwritten must show. A sequence begins with
+        a slot of zeros."""
         form = keeper.form
         if isinstance(form, RecurrentForm):
             return form.over(torch.zeros(sequences, form.slot_bytes, dtype=torch.uint8))
         if isinstance(form, LatentForm):
-            return form.over(torch.full((sequences * blocks + 1, *form.block_shape), 64, dtype=torch.uint8))
+            return form.over(
+                torch.full((sequences * blocks + 1, *form.block_shape), 64, dtype=torch.uint8)
+            )
         assert isinstance(form, KvForm)
         shape = sequences * blocks + 1, form.kv_heads, 2, BLOCK, form.width
         return LayerKv.plain(torch.full(shape, 7.0, dtype=self.model.dtype))
 
     @torch.inference_mode()
-    def step(self, rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, Sequence[int]]] = ()) -> Tensor:
-        """rows: (sequence, token) decode; chunks: (sequence, tokens) to prefill. Logits of every token, rows first."""
+    def step(
+        self, rows: Sequence[tuple[int, int]], chunks: Sequence[tuple[int, Sequence[int]]] = ()
+    ) -> Tensor:
+        """rows: (sequence, token) decode; chunks: (sequence, tokens) to prefill. Logits of every
+        token, rows first."""
         pieces = [(s, [t]) for s, t in rows] + [(s, list(t)) for s, t in chunks]
         ids = torch.tensor([t for _, tokens in pieces for t in tokens])
-        positions = torch.cat([torch.arange(self.lengths[s], self.lengths[s] + len(tokens)) for s, tokens in pieces])
+        positions = torch.cat(
+            [torch.arange(self.lengths[s], self.lengths[s] + len(tokens)) for s, tokens in pieces]
+        )
         owner = torch.tensor([s for s, tokens in pieces for _ in tokens])
         slots = self.tables[owner, positions // BLOCK].long() * BLOCK + positions % BLOCK
         inputs = StepInputs(

@@ -46,5 +46,7 @@ class AllFlights:
 
     def fetch(self) -> StepTokens:
         first, *others = [flight.fetch() for flight in self.flights]
-        assert all((first.tokens == other.tokens).all() for other in others), "ranks drew different tokens"
+        assert all((first.tokens == other.tokens).all() for other in others), (
+            "ranks drew different tokens"
+        )
         return first

@@ -1,4 +1,5 @@
-"""Requests of every kind through an engine over a tiny runner: what each sample says, alone and among others."""
+"""Requests of every kind through an engine over a tiny runner: what each sample says, alone and
+among others."""
 
 from __future__ import annotations
 
@@ -18,15 +19,29 @@ HEAD = [8 + i * 37 % 140 for i in range(53)]  # three blocks and a bit, that pro
 
 
 def requests() -> list[Request]:
-    """Groups and lone samples; prompts of one token, of whole blocks, that begin alike, that are the same."""
-    prompts = [HEAD, [9], HEAD[:49], [11, 12, 13] * 9, HEAD[:48], HEAD, [*HEAD, 30, 31], [*range(20, 37)], HEAD[:33]]
+    """Groups and lone samples; prompts of one token, of whole blocks, that begin alike, that are
+    the same."""
+    prompts = [
+        HEAD,
+        [9],
+        HEAD[:49],
+        [11, 12, 13] * 9,
+        HEAD[:48],
+        HEAD,
+        [*HEAD, 30, 31],
+        [*range(20, 37)],
+        HEAD[:33],
+    ]
     return [
         Request(
-            request_id=number, prompt=np.array(prompt, np.int32).tobytes(),
-            sampling=SamplingParams(n=1 + 3 * (number % 3), max_tokens=20 + 3 * number, seed=number, ignore_eos=True),
+            request_id=number,
+            prompt=np.array(prompt, np.int32).tobytes(),
+            sampling=SamplingParams(
+                n=1 + 3 * (number % 3), max_tokens=20 + 3 * number, seed=number, ignore_eos=True
+            ),
         )
         for number, prompt in enumerate(prompts)
-    ]  # fmt: skip
+    ]
 
 
 def alternating(request: Request, sample: int) -> Alternating | None:
@@ -42,7 +57,9 @@ def drive(engine: Engine, asked: list[Request], threads: ByTurns, together: int 
         while waiting and len(engine.scheduler.live) < together:
             request = waiting.pop(0)
             held = request.request_id > 5
-            engine.scheduler.submit(request, (lambda s, r=request: alternating(r, s)) if held else None)
+            engine.scheduler.submit(
+                request, (lambda s, r=request: alternating(r, s)) if held else None
+            )
         threads.run()
         deltas = engine.step()
         engine.scheduler.check()

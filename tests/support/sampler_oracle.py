@@ -1,4 +1,5 @@
-"""What the sampler's tests measure against: filtered probabilities in float64 numpy, sorted whole, and a chi-square."""
+"""What the sampler's tests measure against: filtered probabilities in float64 numpy, sorted whole,
+and a chi-square."""
 
 from __future__ import annotations
 
@@ -43,9 +44,15 @@ def some_rows(inputs: SamplerInputs, rows: Tensor) -> SamplerInputs:
 
 
 def probabilities(
-    logits: np.ndarray, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0
+    logits: np.ndarray,
+    *,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
 ) -> np.ndarray:
-    """[vocabulary] float64: softmax, then min_p, top_k, top_p, each over what the one before left."""
+    """[vocabulary] float64: softmax, then min_p, top_k, top_p,
+    each over what the one before left."""
     logits = logits.astype(np.float64)
     scaled = np.exp((logits - logits.max()) / temperature)
     order = np.lexsort((np.arange(logits.size), -logits))
@@ -62,7 +69,8 @@ def probabilities(
 
 
 def chi_square_p(tokens: np.ndarray, expected: np.ndarray) -> float:
-    """p-value of the draws under probabilities [vocabulary]. Tokens that are expected less than 5 times are one cell.
+    """p-value of the draws under probabilities [vocabulary]. Tokens that are expected less than 5
+    times are one cell.
 
     A token of probability 0 that was drawn gives 0.
     """

@@ -1,6 +1,7 @@
 """Drives a scheduler with a fake device, and holds every delta against what its sample gives alone.
 
-The state machine and the fixed replays share it: they choose what happens, this says what must come of it.
+The state machine and the fixed replays share it: they choose what happens, this says what must come
+of it.
 """
 
 from __future__ import annotations
@@ -46,17 +47,22 @@ class Asked:
 
 
 class Guesser:
-    """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is right. counts_alone:
-    it offers how many, the device makes them."""
+    """A drafter that knows the truth and offers it, spoilt now and then: some of what it offers is
+    right. counts_alone: it offers how many, the device makes them."""
 
     def __init__(self, drive: Drive, seed: int, counts_alone: bool) -> None:
         self.drive, self.random, self.counts_alone = drive, random.Random(seed), counts_alone
 
     def offer(self, rows: np.ndarray, lengths: np.ndarray, most: np.ndarray) -> Drafts:
         counts, tokens = [], []
-        for row, length, longest in zip(rows.tolist(), lengths.tolist(), most.tolist(), strict=True):
+        for row, length, longest in zip(
+            rows.tolist(), lengths.tolist(), most.tolist(), strict=True
+        ):
             truth = self._truth(row)[length + 1 :]
-            some = [self._spoilt(token) for token in [*truth, 1, 2, 3, 4][: self.random.randrange(longest + 1)]]
+            some = [
+                self._spoilt(token)
+                for token in [*truth, 1, 2, 3, 4][: self.random.randrange(longest + 1)]
+            ]
             counts.append(len(some))
             tokens += some
         start = np.cumsum([0, *counts], dtype=np.int32)
@@ -72,7 +78,8 @@ class Guesser:
 
 
 class ByTurns(Executor):
-    """Threads that make all masks that are due, or every other time some of them: the others are late."""
+    """Threads that make all masks that are due, or every other time some of them: the others are
+    late."""
 
     def __init__(self) -> None:
         self.due: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
@@ -91,11 +98,15 @@ class ByTurns(Executor):
 
 
 class Drive:
-    """A scheduler, its device, and the truth. drafts: seed of what rows are offered, of every other odd one by the
-    device; None: nothing."""
+    """A scheduler, its device, and the truth. drafts: seed of what rows are offered, of every other
+    odd one by the device; None: nothing."""
 
     def __init__(
-        self, limits: SchedulerConfig, bad_in: int = 0, misled: bool = False, drafts: int | None = None
+        self,
+        limits: SchedulerConfig,
+        bad_in: int = 0,
+        misled: bool = False,
+        drafts: int | None = None,
     ) -> None:
         self.limits, self.bad_in = limits, bad_in
         self.threads = ByTurns()
@@ -105,21 +116,34 @@ class Drive:
         self.scheduler = Scheduler(limits, guesser, makers=makers)
         width = -(-limits.max_model_len // 16)
         self.device = FakeDevice(
-            limits.num_blocks, limits.max_rows, width, limits.vocab_size, EOS, bad_in, limits.window,
-            limits.window_tables, limits.snapshots,
-        )  # fmt: skip
+            limits.num_blocks,
+            limits.max_rows,
+            width,
+            limits.vocab_size,
+            EOS,
+            bad_in,
+            limits.window,
+            limits.window_tables,
+            limits.snapshots,
+        )
         self.device.proposes = by_device
         self.asked: dict[int, Asked] = {}
         self.requeued = self.stalled = self.taken = 0
-        self.scored = self.kept_back = 0  # tokens with scores; those that did not go up when they were read
+        self.scored = self.kept_back = (
+            0  # tokens with scores; those that did not go up when they were read
+        )
         self.constrained = 0  # tokens of constrained samples that came to their end
         self.cut = 0  # tokens of cut samples that went up with their end
         self.cut_waiting = 0  # of those, scored ones of samples that were preempted and had no row
         self.carried = 0  # scores that were brought to a resumed row's blocks
         self._count_carried()
-        self._named: deque[tuple[set[int], ...]] = deque()  # rows, blocks, mask slots of each flight that is not read
+        self._named: deque[tuple[set[int], ...]] = (
+            deque()
+        )  # rows, blocks, mask slots of each flight that is not read
         self._count_requeues()
-        if misled:  # the forecast expects short outputs, so that too much is admitted and blocks run out
+        if (
+            misled
+        ):  # the forecast expects short outputs, so that too much is admitted and blocks run out
             self.scheduler.lengths.observe(np.ones(200, np.int32))
 
     def submit(
@@ -136,12 +160,23 @@ class Drive:
         constrained: bool = False,
     ) -> int:
         number = len(self.asked)
-        watch = np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes() if watched is not None else None
+        watch = (
+            np.packbits(np.isin(np.arange(VOCAB), sorted(watched))).tobytes()
+            if watched is not None
+            else None
+        )
         packed = np.array(prompt, np.int32).tobytes()
         request = Request(
-            request_id=number, prompt=packed, sampling=params, stream=stream, watch=watch, samples=samples,
-            background=background, tenant=tenant, salt=salt,
-        )  # fmt: skip
+            request_id=number,
+            prompt=packed,
+            sampling=params,
+            stream=stream,
+            watch=watch,
+            samples=samples,
+            background=background,
+            tenant=tenant,
+            salt=salt,
+        )
         made: dict[int, Alternating] = {}
         forces = not params.allowed_token_ids and number % 4 > 0
 
@@ -154,7 +189,9 @@ class Drive:
 
         self.scheduler.submit(request, constrain if constrained else None)
         longest = self.limits.max_model_len
-        told = dataclasses.replace(params, min_tokens=0) if constrained else params  # a constraint sees to it by itself
+        told = (
+            dataclasses.replace(params, min_tokens=0) if constrained else params
+        )  # a constraint sees to it by itself
         alone = {
             k: sample_alone(
                 prompt,
@@ -177,7 +214,9 @@ class Drive:
         asked = self.asked[number]
         if sample == REST:
             self._take_cut(asked, made)
-        asked.ended |= {sample} & set(asked.alone) if sample not in (None, REST) else set(asked.alone)
+        asked.ended |= (
+            {sample} & set(asked.alone) if sample not in (None, REST) else set(asked.alone)
+        )
         self.check()
 
     def _made(self, number: int) -> dict[int, int]:
@@ -185,10 +224,15 @@ class Drive:
         rows, live = self.scheduler.rows, self.scheduler.live.get(number)
         if live is None:
             return {}
-        made = {int(rows.sample[row]): int(rows.read_length[row]) + 1 - live.prompt_length for row in live.living(rows)}
+        made = {
+            int(rows.sample[row]): int(rows.read_length[row]) + 1 - live.prompt_length
+            for row in live.living(rows)
+        }
         for group in live.groups:
             count = group.tokens.size - live.prompt_length
-            self.cut_waiting += 0 if group.scored is None else group.pending * group.scored.chosen.size
+            self.cut_waiting += (
+                0 if group.scored is None else group.pending * group.scored.chosen.size
+            )
             made |= dict.fromkeys(group.samples[group.next :].tolist(), count)
         return made
 
@@ -203,7 +247,9 @@ class Drive:
                 left.remove(sample)
                 got = asked.got.setdefault(sample, [])
                 got += tokens
-                assert got == asked.alone[sample].tokens[: made[sample]], "a cut sample tells other tokens than it made"
+                assert got == asked.alone[sample].tokens[: made[sample]], (
+                    "a cut sample tells other tokens than it made"
+                )
                 self.cut += len(tokens)
                 if asked.request.sampling.logprobs is not None:
                     assert told.chosen is not None
@@ -245,7 +291,8 @@ class Drive:
         self.check()
 
     def finish(self, lag: int = 0) -> None:
-        """Runs until nothing is left; then nothing may be held, and every sample must have ended."""
+        """Runs until nothing is left; then nothing may be held,
+        and every sample must have ended."""
         idle = 0
         while self.scheduler.has_work or self.device.results:
             plan = self.step()
@@ -267,12 +314,15 @@ class Drive:
         for block in np.flatnonzero(self.scheduler.pool.kept).tolist():
             tokens = self.scheduler.slot_token[block].tolist()
             slots = self.device.slots[block].tolist()
-            made = [stored(before, token) for before, token in zip(slots[:-1], tokens[1:], strict=True)]
+            made = [
+                stored(before, token) for before, token in zip(slots[:-1], tokens[1:], strict=True)
+            ]
             assert made == slots[1:], "the tree holds a block that isn't what it says"
         self._check_salts()
 
     def _check_lengths(self) -> None:
-        """A row's planned length is what was read of it and its tokens in flight; after its end nothing is read."""
+        """A row's planned length is what was read of it and its tokens in flight; after its end
+        nothing is read."""
         rows, flying = self.scheduler.rows, np.zeros(self.limits.max_rows, np.int64)
         for plan, _ in self.device.results:
             np.add.at(flying, plan.query_rows, 1)
@@ -285,13 +335,17 @@ class Drive:
             "planned isn't read + in flight"
         )
         ended = rows.state == ENDED
-        assert (rows.planned_length[ended] >= (rows.read_length + flying)[ended]).all(), "an ended row is read on"
+        assert (rows.planned_length[ended] >= (rows.read_length + flying)[ended]).all(), (
+            "an ended row is read on"
+        )
 
     def _check_salts(self) -> None:
         """No block is in the tables of two salts."""
         rows, salt_of = self.scheduler.rows, dict[int, int]()
-        held = [(self.asked[rows.request[row]].request.salt, rows.table[row, : rows.blocks[row]])
-                for row in np.flatnonzero(rows.state == RUNNING).tolist()]  # fmt: skip
+        held = [
+            (self.asked[rows.request[row]].request.salt, rows.table[row, : rows.blocks[row]])
+            for row in np.flatnonzero(rows.state == RUNNING).tolist()
+        ]
         held += [(group.live.salt, group.blocks) for group in self.scheduler.groups]
         for salt, blocks in held:
             for block in blocks.tolist():
@@ -306,12 +360,15 @@ class Drive:
         return set(plan.rows.tolist()), blocks - {0}, set(self.device.mask_slot[plan.rows].tolist())
 
     def _check_reuse(self, plan: StepPlan) -> None:
-        """The rule of flights: rows, blocks, mask slots are used anew once every flight that names them was read."""
+        """The rule of flights: rows, blocks, mask slots are used anew once every flight that names
+        them was read."""
         joined = set() if plan.joins is None else set(plan.joins.rows.tolist())
         fresh = {*plan.new_blocks[:, 2].tolist(), *plan.moves.blocks[:, 1].tolist()}
         written = set() if plan.masks is None else set(plan.masks.slots.tolist())
         for rows, blocks, slots in self._named:
-            assert not written & slots, "a mask was written before the flights that name its slot were read"
+            assert not written & slots, (
+                "a mask was written before the flights that name its slot were read"
+            )
             assert not joined & rows, "a row was used again before its flights were read"
             assert not fresh & blocks, "a block was used again before its flights were read"
 
@@ -344,14 +401,18 @@ class Drive:
             assert (number, sample) not in seen, "a sample stands in a step's deltas twice"
             seen.add((number, sample))
             tokens = deltas.tokens[deltas.start[i] : deltas.start[i + 1]].tolist()
-            self._take_sample(self.asked[number], sample, tokens, int(deltas.finish[i]), int(deltas.stop_id[i]))
+            self._take_sample(
+                self.asked[number], sample, tokens, int(deltas.finish[i]), int(deltas.stop_id[i])
+            )
             if self.asked[number].request.sampling.logprobs is not None:
                 at, finish = int(deltas.start[i]), int(deltas.finish[i])
                 self._take_scores(self.asked[number], sample, tokens, finish, deltas, at)
             elif deltas.chosen is not None:
                 assert np.isnan(deltas.chosen[deltas.start[i] : deltas.start[i + 1]]).all()
 
-    def _take_sample(self, asked: Asked, sample: int, tokens: list[int], finish: int, stop_id: int) -> None:
+    def _take_sample(
+        self, asked: Asked, sample: int, tokens: list[int], finish: int, stop_id: int
+    ) -> None:
         assert asked.told, "tokens came before the news of their prompt"
         assert sample not in asked.ended, "tokens of a sample that had ended"
         assert tokens, "a delta without tokens"
@@ -378,20 +439,30 @@ class Drive:
         else:
             last = 1 + MAX_DRAFTS * drafts  # of one step
             assert not asked.watched & set(tokens[:-last]), "a watched token was kept back"
-            assert finish != GOES_ON or asked.watched & set(tokens[-last:]), "tokens went up that nobody waits for"
+            assert finish != GOES_ON or asked.watched & set(tokens[-last:]), (
+                "tokens went up that nobody waits for"
+            )
 
-    def _take_scores(self, asked: Asked, sample: int, tokens: list[int], finish: int, deltas: Deltas, at: int) -> None:
-        """Every token that could be drawn has the score of its own position, however late it goes up."""
+    def _take_scores(
+        self, asked: Asked, sample: int, tokens: list[int], finish: int, deltas: Deltas, at: int
+    ) -> None:
+        """Every token that could be drawn has the score of its own position, however late it goes
+        up."""
         assert deltas.chosen is not None and deltas.rank is not None
         assert deltas.top_ids is not None and deltas.top is not None
         k = asked.request.sampling.logprobs
-        assert k is not None and deltas.top_ids.shape == deltas.top.shape and deltas.top.shape[1] >= k
+        assert (
+            k is not None and deltas.top_ids.shape == deltas.top.shape and deltas.top.shape[1] >= k
+        )
         first = len(asked.prompt) + len(asked.got[sample]) - len(tokens)
         for i, token in enumerate(tokens[:-1] if finish == ERROR else tokens):
             score = np.float32(logprob_of(first + i, token))
             assert deltas.chosen[at + i] == score, "a score that isn't its token's"
             assert deltas.rank[at + i] == (first + i) % 7 + 1
-            assert deltas.top_ids[at + i].tolist()[: k + 1] == [*range(token, token + k), -1][: deltas.top.shape[1]]
+            assert (
+                deltas.top_ids[at + i].tolist()[: k + 1]
+                == [*range(token, token + k), -1][: deltas.top.shape[1]]
+            )
             assert deltas.top[at + i, :k].tolist() == [score - np.float32(j) for j in range(k)]
         self.scored += len(tokens)
         self.kept_back += len(tokens) - 1
@@ -405,7 +476,12 @@ class Drive:
         if width is None:
             assert news.chosen is None
             return
-        assert news.chosen is not None and news.top_ids is not None and news.rank is not None and news.top is not None
+        assert (
+            news.chosen is not None
+            and news.top_ids is not None
+            and news.rank is not None
+            and news.top is not None
+        )
         want = [logprob_of(p, asked.prompt[p]) for p in range(1, len(asked.prompt))]
         assert news.chosen.tolist() == np.array(want, np.float32).tolist()
         assert news.top_ids.shape == news.top.shape == (len(want), width)
@@ -448,7 +524,9 @@ def random_params(rng: random.Random, rows: int, longest: int) -> SamplingParams
         top_p=rng.choice([1.0, 1.0, 0.5]),
         presence_penalty=rng.choice([0.0, 0.0, 1.0]),
         logit_bias=rng.choice([None, None, {1: 2.0, 4: -1.0}]),
-        allowed_token_ids=rng.choice([None, None, list(range(50)), list(range(120, 40, -1)), [*range(60), 5]]),
+        allowed_token_ids=rng.choice(
+            [None, None, list(range(50)), list(range(120, 40, -1)), [*range(60), 5]]
+        ),
         max_tokens=most,
         min_tokens=rng.choice([0, 0, rng.randrange(0, 1 + min(most or longest, 20))]),
         stop_token_ids=stops,
@@ -462,12 +540,25 @@ def random_params(rng: random.Random, rows: int, longest: int) -> SamplingParams
 def submit_random(drive: Drive, rng: random.Random) -> int:
     longest, rows = drive.limits.max_model_len, drive.limits.max_rows
     params = random_params(rng, rows, longest)
-    samples = rng.sample(range(params.n), rng.randrange(1, params.n + 1)) if rng.random() < 0.2 else None
+    samples = (
+        rng.sample(range(params.n), rng.randrange(1, params.n + 1)) if rng.random() < 0.2 else None
+    )
     watched = set(rng.sample(range(VOCAB), 6)) if rng.random() < 0.3 else None
     prompt = random_prompt(rng, longest)
     stream, background = rng.random() < 0.3, rng.random() < 0.3
-    tenant, salt, constrained = rng.choice([0, 0, 1, 2]), rng.choice([0, 0, 0, 7]), rng.random() < 0.3
+    tenant, salt, constrained = (
+        rng.choice([0, 0, 1, 2]),
+        rng.choice([0, 0, 0, 7]),
+        rng.random() < 0.3,
+    )
     return drive.submit(
-        prompt, params, stream=stream, watched=watched, samples=samples, background=background, tenant=tenant,
-        salt=salt, constrained=constrained,
-    )  # fmt: skip
+        prompt,
+        params,
+        stream=stream,
+        watched=watched,
+        samples=samples,
+        background=background,
+        tenant=tenant,
+        salt=salt,
+        constrained=constrained,
+    )

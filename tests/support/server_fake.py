@@ -1,8 +1,9 @@
-"""A fake engine with the client's interface, a tokenizer of a few hundred tokens, and a server thread over both.
+"""A fake engine with the client's interface, a tokenizer of a few hundred tokens, and a server
+thread over both.
 
-It computes nothing: token k of sample i is letter (i + k) of the alphabet, so that tests know every answer; or a text
-that a test gives it. A test can
-hold it, let it die, and see which streams were cancelled.
+It computes nothing: token k of sample i is letter (i + k) of the alphabet, so that tests know every
+answer; or a text that a test gives it. A test can hold it, let it die, and see which streams were
+cancelled.
 """
 
 from __future__ import annotations
@@ -26,10 +27,25 @@ from penstock.engine.async_client import ReplicaState
 from penstock.engine.control import SLEEP, WAKE_UP, Control
 from penstock.engine.engine import TAGS
 from penstock.engine.group_stop import GroupStop
-from penstock.errors import CheckpointError, ContextLengthError, EngineError, PenstockError, UsageError
+from penstock.errors import (
+    CheckpointError,
+    ContextLengthError,
+    EngineError,
+    PenstockError,
+    UsageError,
+)
 from penstock.request import Delta, Logprob, SamplingParams
 from penstock.sandbox.sandbox import SandboxPool
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob, tokens_json
+from penstock.sandbox.sandbox_process import (
+    ChatJob,
+    GrammarJob,
+    Job,
+    Reply,
+    TellJob,
+    TextJob,
+    TokensJob,
+    tokens_json,
+)
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -44,8 +60,9 @@ from penstock.text.grammar import check_grammar
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}{% if shout is defined %}{{ shout }}{% endif %}"
+    "{% for message in messages %}<{{ message['role'] }}>{{ message['content'] }}\n{% endfor %}{%"
+    " if add_generation_prompt %}<assistant>{% endif %}{% if shout is defined %}{{ shout }}{%"
+    " endif %}"
 )
 CONTEXT = 256
 
@@ -77,7 +94,9 @@ class Facts:
 
 
 class FakeStream:
-    def __init__(self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool) -> None:
+    def __init__(
+        self, engine: FakeEngine, ids: list[int], sampling: SamplingParams, stream: bool
+    ) -> None:
         self.engine, self.ids, self.sampling, self.stream = engine, ids, sampling, stream
         self.asked = self  # what is known of its request, as PendingRequest has it
         self.cancelled = self.background = False
@@ -141,11 +160,18 @@ class FakeStream:
             if not self.engine.alive:
                 raise EngineError("the engine died: told to")
             last = not self.stream or at == length - 1
-            yield [self._delta(i, ids[at : at + 1] if self.stream else ids, last) for i, ids in whole.items()]
+            yield [
+                self._delta(i, ids[at : at + 1] if self.stream else ids, last)
+                for i, ids in whole.items()
+            ]
         self.engine.open.discard(self)
 
     def _delta(self, index: int, ids: list[int], last: bool) -> Delta:
-        text = self.engine.tokenizer.decode(ids) if self.engine.tokenizer and self.sampling.detokenize else ""
+        text = (
+            self.engine.tokenizer.decode(ids)
+            if self.engine.tokenizer and self.sampling.detokenize
+            else ""
+        )
         delta = Delta(0, index, text, ids)
         if self.sampling.logprobs is not None:
             delta.logprobs = [self._position(token) for token in ids]
@@ -159,7 +185,10 @@ class FakeStream:
 
     def _position(self, token: int) -> dict[int, Logprob]:
         others = [other for other in (7, 8, 9) if other != token]
-        return {token: Logprob(-0.25, 1), **{o: Logprob(-2.0 - i, i + 2) for i, o in enumerate(others)}}
+        return {
+            token: Logprob(-0.25, 1),
+            **{o: Logprob(-2.0 - i, i + 2) for i, o in enumerate(others)},
+        }
 
 
 class FakeEngine:
@@ -168,7 +197,9 @@ class FakeEngine:
     def __init__(self, tokenizer: Tokenizer | None, **facts: Any) -> None:
         self.tokenizer = tokenizer
         self.facts = Facts(**facts)
-        self.spelling = tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
+        self.spelling = (
+            tokenizer.encode("abcdefghijklmnopqrstuvwxyz") if tokenizer else list(range(100, 126))
+        )
         self._alive = True
         self.open_at_death: frozenset[FakeStream] = frozenset()
         self.cut_before_death = False
@@ -178,7 +209,9 @@ class FakeEngine:
         self.step_age = 0.0
         self.fail_with: str | None = None
         self.says: str | None = None  # what each answer is, if not letters
-        self.refuses: UsageError | None = None  # what each request hears, as one whose form is refused
+        self.refuses: UsageError | None = (
+            None  # what each request hears, as one whose form is refused
+        )
         self.aborts = False  # each request at once, as a control of that mode does
         self.step_seconds = 0.0
         self.restarts = 0
@@ -216,7 +249,10 @@ class FakeEngine:
         answers: bool = False,
         group_stop: GroupStop | None = None,
     ) -> FakeStream:
-        assert all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids) and prompt_ids
+        assert (
+            all(type(token) is int and 0 <= token < self.facts.vocab_size for token in prompt_ids)
+            and prompt_ids
+        )
         if not self.alive:
             raise EngineError("the engine is closed")
         if len(prompt_ids) >= self.facts.max_model_len:
@@ -229,9 +265,17 @@ class FakeEngine:
         return made
 
     def stats(self) -> dict[str, float]:
-        names = "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions steps wasted_tokens"
+        names = (
+            "prompt_tokens generation_tokens prefix_hit_tokens prefix_query_tokens preemptions"
+            " steps wasted_tokens"
+        )
         names += " completed_steps tokens_per_second expected_seconds_left jit_compiles jit_loads"
-        return {"running": len(self.open), "waiting": 0, "kv_usage": 0.25, **dict.fromkeys(names.split(), 7)}
+        return {
+            "running": len(self.open),
+            "waiting": 0,
+            "kv_usage": 0.25,
+            **dict.fromkeys(names.split(), 7),
+        }
 
     def restart(self) -> None:
         self.restarts += 1
@@ -268,7 +312,9 @@ class SandboxesHere:
             return Reply(told=tokens_json(found, self.limit, self.tokenizer if job.spelt else None))
         texts = job.texts if isinstance(job, TextJob) else [self._render(job)]
         encode, special = self.tokenizer.encode_prompt, job.add_special_tokens
-        ids = [encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        ids = [
+            encode(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts
+        ]
         return Reply(ids, "" if isinstance(job, TextJob) else texts[0])
 
     def _render(self, job: ChatJob) -> str:
@@ -308,11 +354,15 @@ class _Uvicorn(uvicorn.Server):
 class Running:
     """A server in a thread: its URL, its fake engine, and a way to run something on its loop."""
 
-    def __init__(self, url: str, engine: FakeEngine, service: AppState, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, url: str, engine: FakeEngine, service: AppState, loop: asyncio.AbstractEventLoop
+    ) -> None:
         self.url, self.engine, self.service, self.loop = url, engine, service, loop
 
     def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)  # ends a test that would never end
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(
+            600
+        )  # ends a test that would never end
 
     def hold(self, held: bool) -> None:
         async def turn() -> None:
@@ -321,7 +371,8 @@ class Running:
         self.on_loop(turn())
 
     def wait_for(self, condition: Any) -> None:
-        """Returns when the condition is true on the loop; a test's own timeout ends a wait that never does."""
+        """Returns when the condition is true on the loop; a test's own timeout ends a wait that
+        never does."""
 
         async def wait() -> None:
             while not condition():
@@ -357,11 +408,14 @@ def running_server(
             keys=access_.keys,
             admin_without_key=access_.admin_without_key,
             parsers=parsers,
-            sandbox_pool=tokenizer and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
+            sandbox_pool=tokenizer
+            and (sandboxes or SandboxesHere(tokenizer, engine.facts.max_model_len)),
         )
         app = build_app(service, access_, manager=batches and batches(service))
         protocol = http_protocol(service.limits, access=access_)
-        config = uvicorn.Config(app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False)
+        config = uvicorn.Config(
+            app, loop="none", http=protocol, lifespan="off", log_config=None, access_log=False
+        )
         server = _Uvicorn(config)
         listener = socket.create_server(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"

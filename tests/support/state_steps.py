@@ -11,7 +11,9 @@ from torch import Tensor
 from penstock.kernels.inputs import PrefillInputs, StateInputs, StepInputs
 
 
-def step(rows: list[tuple[int, int, bool]], chunks: list[tuple[int, int, int]], device: str = "cpu") -> StepInputs:
+def step(
+    rows: list[tuple[int, int, bool]], chunks: list[tuple[int, int, int]], device: str = "cpu"
+) -> StepInputs:
     """rows: slot, position, and whether it folds; chunks: slot, tokens before it, tokens."""
     nothing: Any = None
     positions = [position for _, position, _ in rows]
@@ -24,16 +26,22 @@ def step(rows: list[tuple[int, int, bool]], chunks: list[tuple[int, int, int]], 
         folds=torch.tensor([folds for *_, folds in rows], dtype=torch.bool, device=device),
         chunk_slots=torch.tensor([slot for slot, *_ in chunks], dtype=torch.int64, device=device),
     )
-    return StepInputs(torch.tensor(positions, device=device), nothing, len(rows), None, prefill, states=states)
+    return StepInputs(
+        torch.tensor(positions, device=device), nothing, len(rows), None, prefill, states=states
+    )
 
 
 Given = tuple[Tensor, ...]  # what a layer is given of each token of a sequence
 
 
 def in_pieces(
-    layer: Callable[..., Tensor], sequences: list[Given], cuts: list[tuple[int, ...]], device: str = "cpu"
+    layer: Callable[..., Tensor],
+    sequences: list[Given],
+    cuts: list[tuple[int, ...]],
+    device: str = "cpu",
 ) -> list[Tensor]:
-    """Sequences in slots 1, 2, ...: first as chunks, at each step one of so many tokens of each, then as rows.
+    """Sequences in slots 1, 2, ...: first as chunks, at each step one of so many tokens of each,
+    then as rows.
 
     layer: given of the step's tokens, step -> answers."""
     tokens, at = len(sequences[0][0]), [0] * len(sequences)
@@ -42,7 +50,9 @@ def in_pieces(
     def fed(counts: dict[int, int], asked: StepInputs) -> None:
         parts = [[part[at[s] : at[s] + n] for part in sequences[s]] for s, n in counts.items()]
         answers = layer(*(torch.cat(each) for each in zip(*parts, strict=True)), asked)
-        for (sequence, count), piece in zip(counts.items(), answers.split(list(counts.values())), strict=True):
+        for (sequence, count), piece in zip(
+            counts.items(), answers.split(list(counts.values())), strict=True
+        ):
             found[sequence].append(piece)
             at[sequence] += count
 

@@ -1,5 +1,5 @@
-"""A toy grammar for constrained samples: any token first, then one of the other parity than the last. It counts what it
-is told, so that a token that is accepted twice, late or never shows."""
+"""A toy grammar for constrained samples: any token first, then one of the other parity than the
+last. It counts what it is told, so that a token that is accepted twice, late or never shows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,12 @@ from penstock.schedule.step import Int32
 
 
 class Alternating:
-    """Serves as schedule.constraint.Constraint. ends: ids that may come at any place, but where tokens are forced."""
+    """Serves as schedule.constraint.Constraint. ends: ids that may come at any place, but where
+    tokens are forced."""
 
-    def __init__(self, vocabulary: int, ends: tuple[int, ...] = (), *, forces: bool = False) -> None:
+    def __init__(
+        self, vocabulary: int, ends: tuple[int, ...] = (), *, forces: bool = False
+    ) -> None:
         self.vocabulary, self.ends, self.forces = vocabulary, ends, forces
         self.tokens: list[int] = []
 
@@ -33,10 +36,16 @@ class Alternating:
         left = 0
         for token in self.tokens:
             left = left - 1 if left else token % 7 if token % 5 == 0 else 0
-        return [(self.tokens[-1] + 1 + i) % self.vocabulary for i in range(left)] if self.tokens and self.forces else []
+        return (
+            [(self.tokens[-1] + 1 + i) % self.vocabulary for i in range(left)]
+            if self.tokens and self.forces
+            else []
+        )
 
     def accept(self, token: int) -> None:
-        assert not self.tokens or token in self.ends or (token + self.tokens[-1]) % 2, "a token that may not come"
+        assert not self.tokens or token in self.ends or (token + self.tokens[-1]) % 2, (
+            "a token that may not come"
+        )
         self.tokens.append(token)
 
     def rollback(self, tokens: int) -> None:

@@ -1,4 +1,5 @@
-"""Drafts that the device makes by a copy rule, and a drafter that offers their number. They know rows, no model."""
+"""Drafts that the device makes by a copy rule, and a drafter that offers their number. They know
+rows, no model."""
 
 from __future__ import annotations
 
@@ -27,8 +28,13 @@ class Repeats:
         length = rows.length[row]
         for at in range(MAX_DRAFTS):
             back = (length + 1 + at - self.period * (1 + at // self.period)).clamp(min=0)
-            slot = rows.block_table[row, back // BLOCK_SIZE].to(torch.int64) * BLOCK_SIZE + back % BLOCK_SIZE
-            rows.drafts[row, at] = torch.where(back == length, rows.last_token[row], self.slot_token[slot])
+            slot = (
+                rows.block_table[row, back // BLOCK_SIZE].to(torch.int64) * BLOCK_SIZE
+                + back % BLOCK_SIZE
+            )
+            rows.drafts[row, at] = torch.where(
+                back == length, rows.last_token[row], self.slot_token[slot]
+            )
 
 
 class Counts:

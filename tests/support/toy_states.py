@@ -1,4 +1,5 @@
-"""A model whose layers keep state in every form that there is, each layer as simple as its form allows.
+"""A model whose layers keep state in every form that there is, each layer as simple as its form
+allows.
 
     layer 0   attention, as models have it: keys and values by head
     layer 1   Fold: a sum that every token is folded into (recurrent, fixed per row), cut over ranks
@@ -7,7 +8,8 @@
     layer 4   Reader: queries over the keys and values of layer 3
     layer 5   Fold again: the last layer too has to take a prompt's tokens in
 
-In plain torch, token by token. A state that is stale, another's, or folded twice changes what comes after it.
+In plain torch, token by token. A state that is stale, another's, or folded twice changes what comes
+after it.
 """
 
 from __future__ import annotations
@@ -94,7 +96,9 @@ class Fold(_Toy):
     def mix(self, ops: Ops, given: Tensor, step: StepInputs, own: dict[str, Tensor]) -> Tensor:
         states, sums, out = step.states, own["sum"], torch.empty_like(given)
         assert states is not None
-        for row, (slot, folds) in enumerate(zip(states.slots.tolist(), states.folds.tolist(), strict=True)):
+        for row, (slot, folds) in enumerate(
+            zip(states.slots.tolist(), states.folds.tolist(), strict=True)
+        ):
             if folds:
                 sums[slot] = sums[slot] * KEEPS + given[row]
             out[row] = sums[slot]
@@ -132,7 +136,9 @@ class Reader(_Toy):
 def _tables(step: StepInputs) -> Iterator[tuple[Tensor, int]]:
     """Yields the block table and the position of each token."""
     if step.decode is not None:
-        for row, position in zip(step.decode.rows.tolist(), step.positions[: step.rows].tolist(), strict=True):
+        for row, position in zip(
+            step.decode.rows.tolist(), step.positions[: step.rows].tolist(), strict=True
+        ):
             yield step.decode.table[row], position
     if step.prefill is not None:
         start, context = step.prefill.start.tolist(), step.prefill.context.tolist()
@@ -149,9 +155,13 @@ def build_toy(
     layout: Layout = ALONE,
     scheme_of: SchemeOf = all_plain,
 ) -> Decoder:
-    """Makes the model, as `build_model` makes others; of the config's layers it takes the first two."""
+    """Makes the model, as `build_model` makes others; of the config's layers it takes the first
+    two."""
     assert isinstance(config, DenseConfig)
-    make, hidden = Maker(dtype, device, positions or config.context, layout, scheme_of), config.hidden_size
+    make, hidden = (
+        Maker(dtype, device, positions or config.context, layout, scheme_of),
+        config.hidden_size,
+    )
     dense = build_dense(config, make)
     first, second = dense.blocks[:2]
     (source,) = second.keeps()

@@ -16,7 +16,8 @@ TAGS = 4
 
 
 class TaggedBlock:
-    """A block before which each token's embedding is moved by its tag's vector; tag 0 moves nothing."""
+    """A block before which each token's embedding is moved by its tag's vector; tag 0 moves
+    nothing."""
 
     def __init__(self, block: Any, moves: Tensor) -> None:
         self._block, self._moves = block, moves
@@ -28,13 +29,17 @@ class TaggedBlock:
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, kv: LayerKv
     ) -> tuple[Tensor, Tensor]:
         assert residual is None and step.tags is not None and step.tags.shape[0] == x.shape[0]
-        told: tuple[Tensor, Tensor] = self._block(ops, x + self._moves[step.tags.long()], residual, step, kv)
+        told: tuple[Tensor, Tensor] = self._block(
+            ops, x + self._moves[step.tags.long()], residual, step, kv
+        )
         return told
 
 
 def moves_of(model: Decoder) -> Tensor:
     """Returns what each tag adds to an embedding: [TAGS, hidden]."""
-    moves = torch.randn((TAGS, model.config.hidden_size), generator=torch.Generator().manual_seed(5))
+    moves = torch.randn(
+        (TAGS, model.config.hidden_size), generator=torch.Generator().manual_seed(5)
+    )
     moves[0] = 0
     return moves.to(model.dtype)
 

@@ -1,11 +1,13 @@
-"""Triton's kernels on a machine without a GPU: import this before anything of penstock.kernels.triton.
+"""Triton's kernels on a machine without a GPU: import this before anything of
+penstock.kernels.triton.
 
-The interpreter of Triton 3.6 looks through all of its language at each call of a function, to patch what is patched
-since the launch, lists all dtypes to find one, and makes each tensor's shape anew: without that it takes half of the
-time. It turns a loop's bound into an int by a way that numpy 2.4 refuses (an array of one element
-is no scalar any more); this asks for the item. It rounds float32 to e4m3 without carrying into the exponent (125
-becomes 64); torch does it here. A process interprets kernels or compiles them: where there is a GPU, what imports this
-is skipped, for the GPU's own tests.
+The interpreter of Triton 3.6 looks through all of its language at each call of a function, to patch
+what is patched since the launch, lists all dtypes to find one, and makes each tensor's shape anew:
+without that it takes half of the time. It turns a loop's bound into an int by a way that numpy 2.4
+refuses (an array of one element is no scalar any more); this asks for the item. It rounds float32
+to e4m3 without carrying into the exponent (125 becomes 64); torch does it here. A process
+interprets kernels or compiles them: where there is a GPU, what imports this is skipped, for the
+GPU's own tests.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ if torch.cuda.is_available():
     pytest.skip("kernels are compiled where there is a GPU", allow_module_level=True)
 os.environ["TRITON_INTERPRET"] = "1"
 
-interpreter = pytest.importorskip("triton.runtime.interpreter")  # Triton comes with CUDA builds of PyTorch
+interpreter = pytest.importorskip(
+    "triton.runtime.interpreter"
+)  # Triton comes with CUDA builds of PyTorch
 
 _plain = interpreter._patch_lang_tensor
 
@@ -51,8 +55,11 @@ _patched: set[int] = set()  # modules of the language that the launch under way 
 
 
 def _patch_lang(fn: Any) -> Any:
-    """A launch's restores what it patched; that of a function that it calls patches what is still to be, for good."""
-    uses = {id(each) for each in fn.__globals__.values() if each is _language or each is _language.core}
+    """A launch's restores what it patched; that of a function that it calls patches what is still
+    to be, for good."""
+    uses = {
+        id(each) for each in fn.__globals__.values() if each is _language or each is _language.core
+    }
     if uses <= _patched:
         return interpreter._LangPatchScope()
     first, scope = not _patched, _patch_all(fn)
@@ -86,7 +93,9 @@ interpreter._get_np_dtype = _get_np_dtype
 
 
 _init_plainly = _language.core.tensor.__init__
-_shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}  # a tensor's -> its numel and shape, as the language has them
+_shapes: dict[
+    tuple[int, ...], tuple[Any, Any]
+] = {}  # a tensor's -> its numel and shape, as the language has them
 
 
 def _init(tensor: Any, handle: Any, kind: Any) -> None:

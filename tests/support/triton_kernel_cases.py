@@ -1,5 +1,6 @@
-"""What the Triton column's kernels (attention aside) are held to, on any device: in Triton's interpreter on a CPU, in
-small cases, and natively on a GPU, in wide ones. Import the kernels' environment first; functions assert.
+"""What the Triton column's kernels (attention aside) are held to, on any device: in Triton's
+interpreter on a CPU, in small cases, and natively on a GPU, in wide ones. Import the kernels'
+environment first; functions assert.
 """
 
 from __future__ import annotations
@@ -49,28 +50,42 @@ from penstock.schedule.step import JOIN_RECORD, Joins
 COLUMNS = ("temperature", "top_p", "top_k", "min_p", "seed", "sample", "position")
 
 
-def drawn(*shape: int, seed: int = 0, by: float = 1.0, dtype: torch.dtype = torch.float32) -> Tensor:
+def drawn(
+    *shape: int, seed: int = 0, by: float = 1.0, dtype: torch.dtype = torch.float32
+) -> Tensor:
     return (torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * by).to(dtype)
 
 
 def check_norms(device: str, dtype: torch.dtype, rows: int, width: int) -> None:
     x, residual, weight = (
-        drawn(*s, seed=i, by=2.0, dtype=dtype) for i, s in enumerate([(rows, width)] * 2 + [(width,)])
+        drawn(*s, seed=i, by=2.0, dtype=dtype)
+        for i, s in enumerate([(rows, width)] * 2 + [(width,)])
     )
     wide = drawn(rows, width + 24, seed=5, dtype=dtype).to(device)[:, :width]  # rows that lie apart
-    assert_close(norm.rms_norm(x.to(device), weight.to(device), 1e-5).cpu(), naive_rms_norm(x, weight, 1e-5))
-    assert_close(norm.rms_norm(wide, weight.to(device), 1e-6).cpu(), naive_rms_norm(wide.cpu(), weight, 1e-6))
+    assert_close(
+        norm.rms_norm(x.to(device), weight.to(device), 1e-5).cpu(), naive_rms_norm(x, weight, 1e-5)
+    )
+    assert_close(
+        norm.rms_norm(wide, weight.to(device), 1e-6).cpu(), naive_rms_norm(wide.cpu(), weight, 1e-6)
+    )
     total = residual + x
-    normed, following = norm.add_rms_norm(x.to(device), residual.to(device), weight.to(device), 1e-6)
+    normed, following = norm.add_rms_norm(
+        x.to(device), residual.to(device), weight.to(device), 1e-6
+    )
     assert torch.equal(following.cpu(), total)
     assert_close(normed.cpu(), naive_rms_norm(total, weight, 1e-6))
     for by in (weight, weight.float()):
         by = by.to(device)
         joined = norm.add_rms_norm(x.to(device), total.to(device).clone(), by, 1e-6, "wide", by)
-        apart = norm.add_rms_norm(norm.rms_norm(x.to(device), by, 1e-6), total.to(device).clone(), by, 1e-6)
+        apart = norm.add_rms_norm(
+            norm.rms_norm(x.to(device), by, 1e-6), total.to(device).clone(), by, 1e-6
+        )
         for one, other in zip(joined, apart, strict=True):
-            # Sums in another order: some numbers of float16 are rounded the other way, before a residual is added.
-            torch.testing.assert_close(one, other, **({"rtol": 2**-9, "atol": 2**-7} if dtype == torch.float16 else {}))
+            # Sums in another order: some numbers of float16 are rounded the other way, before a
+            # residual is added.
+            torch.testing.assert_close(
+                one, other, **({"rtol": 2**-9, "atol": 2**-7} if dtype == torch.float16 else {})
+            )
 
 
 def check_linear_gated(device: str, dtype: torch.dtype, rows: int, width: int, k: int) -> None:
@@ -87,17 +102,27 @@ def check_gate_and_table(device: str, dtype: torch.dtype, rows: int, width: int)
     gate_up = drawn(rows, 2 * width, by=4.0, dtype=dtype)
     gate, up = gate_up.double().chunk(2, dim=-1)
     assert_close(activation.silu_mul(gate_up.to(device)).cpu(), gate / (1 + torch.exp(-gate)) * up)
-    assert_close(activation.gelu_mul(gate_up.to(device)).cpu(), F.gelu(gate, approximate="tanh") * up)
+    assert_close(
+        activation.gelu_mul(gate_up.to(device)).cpu(), F.gelu(gate, approximate="tanh") * up
+    )
     table = drawn(37, width, dtype=dtype)
     for kind in (torch.int32, torch.int64):
         ids = torch.randint(37, (rows,), generator=torch.Generator().manual_seed(1)).to(kind)
-        assert torch.equal(embedding.embed(ids.to(device), table.to(device)).cpu(), table[ids.long()])
+        assert torch.equal(
+            embedding.embed(ids.to(device), table.to(device)).cpu(), table[ids.long()]
+        )
 
 
 def check_rotary(
-    device: str, dtype: torch.dtype, tokens: int, heads: int, kv_heads: int, width: int, norms: bool,
+    device: str,
+    dtype: torch.dtype,
+    tokens: int,
+    heads: int,
+    kv_heads: int,
+    width: int,
+    norms: bool,
     turned_first: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     parts, pool = heads + 2 * kv_heads, tokens // 16 + 3
     qkv = drawn(tokens, parts * width, dtype=dtype)
     positions = torch.randint(90, (tokens,), generator=torch.Generator().manual_seed(1))
@@ -107,11 +132,18 @@ def check_rotary(
     weights = [drawn(width, seed=4 + i, dtype=dtype) if norms else None for i in range(2)]
     kv = torch.zeros(pool, kv_heads, 2, 16, width, dtype=dtype, device=device)
     q = rotate(
-        rotary, qkv.clone().to(device), cos_sin.to(device),
+        rotary,
+        qkv.clone().to(device),
+        cos_sin.to(device),
         SimpleNamespace(positions=positions.to(device), slots=slots.to(device)),
-        kv, heads, kv_heads, width, *(None if w is None else w.to(device) for w in weights), 1e-6,
+        kv,
+        heads,
+        kv_heads,
+        width,
+        *(None if w is None else w.to(device) for w in weights),
+        1e-6,
         turned_first=turned_first,
-    ).cpu()  # fmt: skip
+    ).cpu()
     split, kv, table = qkv.view(tokens, parts, width), kv.cpu(), cos_sin.double()
     for t in (0, tokens - 1, tokens // 2):
         turned, (cos, sin) = split[t, : heads + kv_heads].double(), table[int(positions[t])]
@@ -120,7 +152,9 @@ def check_rotary(
                 turned = torch.stack([naive_rotate(head, cos, sin) for head in turned])
             elif norms:
                 of_q, of_k = turned[:heads], turned[heads:]
-                turned = torch.cat([naive_rms_norm(x, w, 1e-6) for x, w in zip((of_q, of_k), weights, strict=True)])
+                turned = torch.cat(
+                    [naive_rms_norm(x, w, 1e-6) for x, w in zip((of_q, of_k), weights, strict=True)]
+                )
         block, offset = divmod(int(slots[t]), 16)
         assert_close(q[t], turned[:heads])
         assert_close(kv[block, :, 0, offset], turned[heads:])
@@ -135,17 +169,23 @@ def plain_matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[Any, 
 
 
 def check_one_row_gate(
-    device: str, dtype: torch.dtype, d: int, inner: int,
-    matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix, factor: float = 1.0,
-) -> None:  # fmt: skip
-    """The fused norm and gate against the operations one after the other, in fp64 from the rounded norm on. factor:
-    of the bound, where a row loses more than its dtype."""
+    device: str,
+    dtype: torch.dtype,
+    d: int,
+    inner: int,
+    matrix: Callable[[str, torch.dtype, int, int], tuple[Any, Tensor]] = plain_matrix,
+    factor: float = 1.0,
+) -> None:
+    """The fused norm and gate against the operations one after the other, in fp64 from the rounded
+    norm on. factor: of the bound, where a row loses more than its dtype."""
     x, residual, weight = (drawn(1, d, seed=i, dtype=dtype).to(device) for i in range(3))
     gates, worth = matrix(device, dtype, 2 * inner, d)
     for before in (None, residual):
         total = x if before is None else x + before
         normed = norm.rms_norm(total, weight[0], 1e-5).double()
-        gated, kept = one_row.norm_gate(x.clone(), None if before is None else before.clone(), weight[0], 1e-5, gates)
+        gated, kept = one_row.norm_gate(
+            x.clone(), None if before is None else before.clone(), weight[0], 1e-5, gates
+        )
         gate, up = (normed @ worth.T).to(dtype).double().chunk(2, dim=-1)
         assert torch.equal(kept, total)
         assert_close(gated, gate / (1 + torch.exp(-gate)) * up, factor)
@@ -159,16 +199,28 @@ def check_one_row_qkv(device: str, dtype: torch.dtype, shape: tuple[int, int, in
     small, worth = plain_matrix(device, dtype, outputs, d)
     bias, angles = drawn(outputs, seed=7, dtype=dtype).to(device), drawn(90, width // 2, seed=3)
     cos_sin = torch.stack((angles.cos(), angles.sin()), dim=1).to(device)
-    where = SimpleNamespace(positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device))
+    where = SimpleNamespace(
+        positions=torch.tensor([77], device=device), slots=torch.tensor([37], device=device)
+    )
     for before, more in product((None, residual), (None, bias)):
         total = x if before is None else x + before
         normed = norm.rms_norm(total, weight[0], 1e-5).double()
         kv = torch.zeros(4, kv_heads, 2, 16, width, dtype=dtype, device=device)
         wanted_kv = kv.clone()
         q, kept = one_row.norm_qkv(
-            x.clone(), None if before is None else before.clone(), weight[0], 1e-5, small, more, cos_sin, where,
-            LayerKv.plain(kv), heads, kv_heads, width,
-        )  # fmt: skip
+            x.clone(),
+            None if before is None else before.clone(),
+            weight[0],
+            1e-5,
+            small,
+            more,
+            cos_sin,
+            where,
+            LayerKv.plain(kv),
+            heads,
+            kv_heads,
+            width,
+        )
         qkv = (normed @ worth.T + (0 if more is None else more.double())).to(dtype)
         wanted = rotate(rotary, qkv, cos_sin, where, wanted_kv, heads, kv_heads, width)
         assert torch.equal(kept, total)
@@ -178,32 +230,53 @@ def check_one_row_qkv(device: str, dtype: torch.dtype, shape: tuple[int, int, in
 
 
 def check_one_row_attention(
-    device: str, dtype: torch.dtype, shape: tuple[int, int, int], lengths: tuple[int, ...], window: int | None
+    device: str,
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    lengths: tuple[int, ...],
+    window: int | None,
 ) -> None:
     """A row among others, and what lies past its length is NaN."""
     heads, kv_heads, width = shape
     count = max(lengths) // 16 + 2
     kv = drawn(3 * count + 1, kv_heads, 2, 16, width, dtype=dtype)
-    table = torch.randperm(3 * count, generator=torch.Generator().manual_seed(5)).to(torch.int32).view(3, count) + 1
+    table = (
+        torch.randperm(3 * count, generator=torch.Generator().manual_seed(5))
+        .to(torch.int32)
+        .view(3, count)
+        + 1
+    )
     q = drawn(1, heads, width, seed=1, dtype=dtype)
     for length in lengths:
         end = length + 1
         here = kv[table[1].long()].transpose(1, 2).clone()  # [blocks, 2, kv_heads, 16, width]
         keys, values = (
-            here[:, i].transpose(0, 1).reshape(kv_heads, -1, width)[:, max(0, end - (window or end)) : end].double()
+            here[:, i]
+            .transpose(0, 1)
+            .reshape(kv_heads, -1, width)[:, max(0, end - (window or end)) : end]
+            .double()
             for i in range(2)
         )
-        scores = torch.einsum("grd,gtd->grt", q[0].double().view(kv_heads, -1, width), keys) * width**-0.5
+        scores = (
+            torch.einsum("grd,gtd->grt", q[0].double().view(kv_heads, -1, width), keys)
+            * width**-0.5
+        )
         seen = torch.einsum("grt,gtd->grd", scores.softmax(-1), values).reshape(1, heads, width)
         spoiled = kv.clone()
         spoiled[table[1, length // 16].long(), :, :, length % 16 + 1 :] = float("nan")
         spoiled[table[1, length // 16 + 1 :].long()] = float("nan")
         decode = SimpleNamespace(
-            rows=torch.tensor([1], dtype=torch.int32, device=device), table=table.to(device), groups=None,
+            rows=torch.tensor([1], dtype=torch.int32, device=device),
+            table=table.to(device),
+            groups=None,
             length=torch.tensor([9, length, 3], dtype=torch.int32, device=device),
-        )  # fmt: skip
+        )
         got = one_row_attention.attend_one(
-            q.to(device), LayerKv.plain(spoiled.to(device)), SimpleNamespace(decode=decode), width**-0.5, window
+            q.to(device),
+            LayerKv.plain(spoiled.to(device)),
+            SimpleNamespace(decode=decode),
+            width**-0.5,
+            window,
         )
         assert_close(got.cpu(), seen)
 
@@ -234,27 +307,48 @@ def columns(rows: int, vocabulary: int, width: int, device: str, seed: int = 0) 
 
     length = ints(width * 16 - 1)
     made = SimpleNamespace(
-        last_token=ints(vocabulary), length=length, done=(ints(5) == 0).int(), limit=length + ints(9, 1),
-        prompt_length=torch.minimum(ints(width * 16), length), min_length=length + ints(4), sample=ints(1000),
-        seed=torch.randint(-(2**62), 2**62, (rows + 1,), generator=rng), temperature=pick(0.0, 0.5, 1.0, 1.7),
-        top_p=pick(1.0, 1.0, 0.9, 0.4), top_k=pick(0, 0, 1, 7, 40).int(), min_p=pick(0.0, 0.0, 0.05),
-        repetition=pick(1.0, 1.3), presence=pick(0.0, 0.7), frequency=pick(0.0, 0.21), ignore_eos=(ints(2) == 0).int(),
+        last_token=ints(vocabulary),
+        length=length,
+        done=(ints(5) == 0).int(),
+        limit=length + ints(9, 1),
+        prompt_length=torch.minimum(ints(width * 16), length),
+        min_length=length + ints(4),
+        sample=ints(1000),
+        seed=torch.randint(-(2**62), 2**62, (rows + 1,), generator=rng),
+        temperature=pick(0.0, 0.5, 1.0, 1.7),
+        top_p=pick(1.0, 1.0, 0.9, 0.4),
+        top_k=pick(0, 0, 1, 7, 40).int(),
+        min_p=pick(0.0, 0.0, 0.05),
+        repetition=pick(1.0, 1.3),
+        presence=pick(0.0, 0.7),
+        frequency=pick(0.0, 0.21),
+        ignore_eos=(ints(2) == 0).int(),
         stop_ids=torch.randint(-1, vocabulary, (rows + 1, 8), generator=rng, dtype=torch.int32),
-        block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1).view(rows + 1, width).int(),
-        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0, wants=ints(128), logprobs=ints(4, -1),
-        bias_start=ints(1), bias_count=ints(1), word_count=ints(1), mask_slot=ints(4, -1),
-    )  # fmt: skip
+        block_table=(torch.randperm((rows + 1) * width, generator=rng) + 1)
+        .view(rows + 1, width)
+        .int(),
+        is_end=torch.randint(4, (vocabulary,), generator=rng) == 0,
+        wants=ints(128),
+        logprobs=ints(4, -1),
+        bias_start=ints(1),
+        bias_count=ints(1),
+        word_count=ints(1),
+        mask_slot=ints(4, -1),
+    )
     made.done[-1] = 1
     return SimpleNamespace(**{name: value.to(device) for name, value in vars(made).items()})
 
 
 def check_prepare_and_advance(device: str, rows: int) -> None:
-    """Rows of one to five queries, against a loop over them; drafts are often what is drawn before them."""
+    """Rows of one to five queries, against a loop over them; drafts are often what is drawn before
+    them."""
     cols = columns(rows, 50, 3, device, seed=rows)
     rng = torch.Generator().manual_seed(1)
     order = torch.randperm(rows, generator=rng).tolist()
     room = [min(4, 46 - int(cols.length[row])) for row in order]
-    counts = [1 + max(0, min(int(torch.randint(-3, 5, (), generator=rng)), most)) for most in room] + [1] * 5
+    counts = [
+        1 + max(0, min(int(torch.randint(-3, 5, (), generator=rng)), most)) for most in room
+    ] + [1] * 5
     ids = torch.tensor([*order, *[rows] * 5]).repeat_interleave(torch.tensor(counts)).int()
     offset = torch.cat([torch.arange(count) for count in counts]).int()
     drew = torch.randint(-2, 50, ids.shape, generator=rng, dtype=torch.int32)
@@ -270,7 +364,9 @@ def check_prepare_and_advance(device: str, rows: int) -> None:
     was = SimpleNamespace(**{name: value.cpu().clone() for name, value in vars(cols).items()})
     told = step_rows.advance(ids.to(device), queries, drew.to(device), cols).tolist()
     seen, taken = (
-        SimpleNamespace(length=was.length.clone(), last_token=was.last_token.clone(), done=was.done.clone()),
+        SimpleNamespace(
+            length=was.length.clone(), last_token=was.last_token.clone(), done=was.done.clone()
+        ),
         0,
     )
     for i, row in enumerate(ids.tolist()):
@@ -299,17 +395,25 @@ def check_prepare_and_advance(device: str, rows: int) -> None:
 
 
 def check_take_drafts(device: str, rows: int) -> None:
-    """Queries of one to five a row, some of whose drafts the device made: in both columns what a loop gives."""
-    state, rng = RowState(rows, 96, (3,), 50, torch.device(device)), torch.Generator().manual_seed(rows)
+    """Queries of one to five a row, some of whose drafts the device made: in both columns what a
+    loop gives."""
+    state, rng = (
+        RowState(rows, 96, (3,), 50, torch.device(device)),
+        torch.Generator().manual_seed(rows),
+    )
     state.drafts.copy_(torch.randint(50, state.drafts.shape, generator=rng, dtype=torch.int32))
     counts = torch.randint(1, 6, (rows,), generator=rng)
     ids = torch.randperm(rows, generator=rng).repeat_interleave(counts).int()
     offset = torch.cat([torch.arange(count) for count in counts.tolist()]).int()
     draft = torch.randint(-1, 2, ids.shape, generator=rng).int()  # a host's are 0 and 1
-    takes = [ahead > 0 and told < 0 for ahead, told in zip(offset.tolist(), draft.tolist(), strict=True)]
+    takes = [
+        ahead > 0 and told < 0 for ahead, told in zip(offset.tolist(), draft.tolist(), strict=True)
+    ]
     made = state.drafts.cpu()
-    want = [int(made[row, ahead - 1]) if take else told
-            for row, ahead, told, take in zip(ids, offset, draft.tolist(), takes, strict=True)]  # fmt: skip
+    want = [
+        int(made[row, ahead - 1]) if take else told
+        for row, ahead, told, take in zip(ids, offset, draft.tolist(), takes, strict=True)
+    ]
     for column in (step_rows, reference_rows):
         queries = Queries(offset.to(device), draft.to(device).clone())
         column.take_drafts(ids.to(device), queries, state)
@@ -317,14 +421,17 @@ def check_take_drafts(device: str, rows: int) -> None:
 
 
 def check_join_and_grow(device: str) -> None:
-    """Every field of the row table, whatever they are: a joining row's numbers are found in its columns."""
+    """Every field of the row table, whatever they are: a joining row's numbers are found in its
+    columns."""
     state, rng, k = RowState(12, 96, (3,), 50, torch.device(device)), np.random.default_rng(0), 3
     records = np.zeros(k, JOIN_RECORD)
     records["row"] = rows = [4, 0, 9]
     for field in FIELDS:
         shape, kind = records[field.name].shape, field.kind
         records[field.name] = (
-            rng.random(shape) if kind == "f4" else rng.integers(-50, 2**31 if kind == "i4" else 2**62, shape)
+            rng.random(shape)
+            if kind == "f4"
+            else rng.integers(-50, 2**31 if kind == "i4" else 2**62, shape)
         )
     biases = np.array([0, 0, 2, 5], np.int32)
     blocks = rng.integers(1, 99, (k, 3)).astype(np.int32)
@@ -338,24 +445,38 @@ def check_join_and_grow(device: str) -> None:
     for field in FIELDS:
         now = getattr(state, field.name).cpu().numpy()
         assert (now[others] == was[field.name][others]).all(), field.name
-        assert (now[rows] == (starts if field.name == "bias_start" else records[field.name])).all(), field.name
+        assert (
+            now[rows] == (starts if field.name == "bias_start" else records[field.name])
+        ).all(), field.name
     table = state.block_table.cpu().numpy()
-    assert (table[rows, :3] == blocks).all() and (table[rows, 3:] == 0).all() and (table[others] == 7).all()
-    step_rows.grow(torch.tensor([[2, 5, 88], [-1, 0, 0], [9, 3, 55]], dtype=torch.int32, device=device), state)
+    assert (
+        (table[rows, :3] == blocks).all()
+        and (table[rows, 3:] == 0).all()
+        and (table[others] == 7).all()
+    )
+    step_rows.grow(
+        torch.tensor([[2, 5, 88], [-1, 0, 0], [9, 3, 55]], dtype=torch.int32, device=device), state
+    )
     table = state.block_table.cpu().numpy()
     assert table[2, 5] == 88 and table[9, 3] == 55 and table[9, 4] == 0
 
 
 def check_noise(device: str, lanes: int) -> None:
-    """Through a draw of one tile: the largest of noise alone is the reference's, for each of many counters."""
+    """Through a draw of one tile: the largest of noise alone is the reference's, for each of many
+    counters."""
     n = lanes // 128
     inputs = asked(n, seed=-5, first_sample=3, position=70)
     inputs.position += torch.arange(n, dtype=torch.int32) * 1000
     flat = torch.zeros(n, 128)
     noise = plain_noise.gumbel(
-        plain_noise.keys(plain_noise.row_keys(inputs.seed, inputs.sample), inputs.position, 0, plain_noise.LANES), 128
+        plain_noise.keys(
+            plain_noise.row_keys(inputs.seed, inputs.sample), inputs.position, 0, plain_noise.LANES
+        ),
+        128,
     )
-    assert torch.equal(fast_sample.sample(flat.to(device), on_device(inputs, device)).cpu(), noise.argmax(-1).int())
+    assert torch.equal(
+        fast_sample.sample(flat.to(device), on_device(inputs, device)).cpu(), noise.argmax(-1).int()
+    )
 
 
 def on_device(inputs: SamplerInputs, device: str) -> SamplerInputs:
@@ -368,17 +489,29 @@ def on_device(inputs: SamplerInputs, device: str) -> SamplerInputs:
 def mixed(n: int, seed: int = 1) -> SamplerInputs:
     """Rows that ask for all kinds of things."""
     cols = columns(n - 1, 50, 4, "cpu", seed)
-    return SamplerInputs(**{name: getattr(cols, name) for name in COLUMNS[:-1]}, position=cols.length, any_filter=True,
-                         any_random=True)  # fmt: skip
+    return SamplerInputs(
+        **{name: getattr(cols, name) for name in COLUMNS[:-1]},
+        position=cols.length,
+        any_filter=True,
+        any_random=True,
+    )
 
 
 def extremes(step: int = 1) -> SamplerInputs:
-    """Rows at the ends of what may be asked, as float32 has them, and a subnormal: each with each, or every so many."""
+    """Rows at the ends of what may be asked, as float32 has them, and a subnormal: each with each,
+    or every so many."""
     tiny = 1e-45
-    asks = [*product((0.0, tiny, 1e-6, 100.0), (tiny, 1e-30, 1.0), (0.0, tiny, 1.0), (0, 2**31 - 1))][::step]
+    asks = [
+        *product((0.0, tiny, 1e-6, 100.0), (tiny, 1e-30, 1.0), (0.0, tiny, 1.0), (0, 2**31 - 1))
+    ][::step]
     temperature, top_p, min_p, top_k = (torch.tensor(column) for column in zip(*asks, strict=True))
     inputs = asked(len(asks), seed=3)
-    inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k = temperature, top_p, min_p, top_k.int()
+    inputs.temperature, inputs.top_p, inputs.min_p, inputs.top_k = (
+        temperature,
+        top_p,
+        min_p,
+        top_k.int(),
+    )
     inputs.any_filter = inputs.any_random = True
     return inputs
 
@@ -386,7 +519,8 @@ def extremes(step: int = 1) -> SamplerInputs:
 def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float = 0.0) -> int:
     """The reference's tokens, but for a share `near` of near-ties -> how many rows differ.
 
-    The reference of many logits runs on the device too: on one core of a CPU all of them take minutes.
+    The reference of many logits runs on the device too: on one core of a CPU all of them take
+    minutes.
     """
     there = on_device(inputs, device)
     at = (logits.to(device), there) if logits.numel() > 1 << 20 else (logits, inputs)
@@ -401,9 +535,16 @@ def check_sample(device: str, logits: Tensor, inputs: SamplerInputs, near: float
     cols.done[:], cols.wants[:] = False, 0
     cols.done[order[0]] = True
     cols = SimpleNamespace(**{name: value.to(device) for name, value in vars(cols).items()})
-    scratch = fast_sample.SampleScratch.allocate(rows + 3, logits.shape[1], torch.device(device), adjusts=True)
+    scratch = fast_sample.SampleScratch.allocate(
+        rows + 3, logits.shape[1], torch.device(device), adjusts=True
+    )
     by_row = fast_sample.sample_rows(
-        logits.to(device).contiguous(), order.to(device), position.to(device), cols, scratch, adjusts=True
+        logits.to(device).contiguous(),
+        order.to(device),
+        position.to(device),
+        cols,
+        scratch,
+        adjusts=True,
     ).cpu()
     assert by_row[0] == -1 and torch.equal(by_row[1:], got[1:])
     differ = int((got != wanted).sum())
@@ -421,8 +562,12 @@ def check_logprobs(device: str, dtype: torch.dtype, n: int, vocabulary: int, k: 
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
     cols = columns(n, vocabulary, 2, device, seed=7)
     ids = torch.arange(n, dtype=torch.int32).flip(0).to(device)
-    out = (torch.full((n,), 9.0), torch.full((n,), 9, dtype=torch.int32), torch.full((n, 2), 9, dtype=torch.int32),
-           torch.full((n, 2), 9.0))  # fmt: skip
+    out = (
+        torch.full((n,), 9.0),
+        torch.full((n,), 9, dtype=torch.int32),
+        torch.full((n, 2), 9, dtype=torch.int32),
+        torch.full((n, 2), 9.0),
+    )
     out = tuple(x.to(device) for x in out)
     scratch = SimpleNamespace(inners=torch.empty(n, -(-vocabulary // 128), device=device))
     logprobs.logprobs_rows(logits.to(device), ids, cols, tokens.to(device), 2, scratch, out)
@@ -445,9 +590,11 @@ def _tokens(cols: SimpleNamespace, row: int, slot_token: Tensor) -> list[int]:
     return slot_token[cols.block_table[row].long()].view(-1)[: int(cols.length[row]) + 1].tolist()
 
 
-def _bad_words(cols: SimpleNamespace, row: int, slot_token: Tensor, vocabulary: int) -> list[list[int]]:
-    """Of 1 to 16 ids, 40 of some rows: most begin with the row's latest tokens, some with others before them, and some
-    reach into the prompt."""
+def _bad_words(
+    cols: SimpleNamespace, row: int, slot_token: Tensor, vocabulary: int
+) -> list[list[int]]:
+    """Of 1 to 16 ids, 40 of some rows: most begin with the row's latest tokens, some with others
+    before them, and some reach into the prompt."""
     tokens, words = _tokens(cols, row, slot_token), list[list[int]]()
     for size in range(1, 1 + (40, 0, 3)[row % 3]):
         before = tokens[max(0, len(tokens) - size % BAD_WORD_IDS) :] if size % BAD_WORD_IDS else []
@@ -458,18 +605,27 @@ def _bad_words(cols: SimpleNamespace, row: int, slot_token: Tensor, vocabulary: 
 
 
 def check_adjust(
-    device: str, dtype: torch.dtype, rows: int, vocabulary: int, width: int, ends: bool = False, ranks: int = 1,
+    device: str,
+    dtype: torch.dtype,
+    rows: int,
+    vocabulary: int,
+    width: int,
+    ends: bool = False,
+    ranks: int = 1,
     adjust: Any = penalties.adjust,
-) -> None:  # fmt: skip
-    """ends: penalties at the ends of what may be asked, over logits as large as no model's: none leaves float32.
-    ranks: that share the vocabulary, each of which is tried."""
+) -> None:
+    """ends: penalties at the ends of what may be asked, over logits as large as no model's: none
+    leaves float32. ranks: that share the vocabulary, each of which is tried."""
     cols = columns(rows, vocabulary, width, "cpu", seed=3)
     if ends:
         for place, name in enumerate(("repetition", "presence", "frequency")):
             low, high, _ = RANGES[f"{name}_penalty"]
-            getattr(cols, name)[:] = torch.where(torch.arange(rows + 1) >> place & 1 == 1, high, low)
+            getattr(cols, name)[:] = torch.where(
+                torch.arange(rows + 1) >> place & 1 == 1, high, low
+            )
     pool = [
-        torch.randperm(vocabulary, generator=torch.Generator().manual_seed(i))[: i % 4].int() for i in range(rows + 1)
+        torch.randperm(vocabulary, generator=torch.Generator().manual_seed(i))[: i % 4].int()
+        for i in range(rows + 1)
     ]
     cols.bias_count = torch.tensor([len(ids) for ids in pool], dtype=torch.int32)
     slot_token = torch.randint(
@@ -490,25 +646,38 @@ def check_adjust(
     for i in place:
         mine = pool[int(ids[i])].long()
         first = int(cols.bias_start[ids[i]])
-        plain_penalties.apply_bias(wanted, torch.full_like(mine, i), mine, bias_values[first : first + len(mine)])
+        plain_penalties.apply_bias(
+            wanted, torch.full_like(mine, i), mine, bias_values[first : first + len(mine)]
+        )
     place = torch.nonzero(asks & 2)[:, 0]
     row = ids[place]
     plain_penalties.apply_penalties(
-        wanted, place, slot_token, cols.block_table[row], cols.length[row] + 1, cols.prompt_length[row],
-        cols.repetition[row], cols.presence[row], cols.frequency[row],
-    )  # fmt: skip
+        wanted,
+        place,
+        slot_token,
+        cols.block_table[row],
+        cols.length[row] + 1,
+        cols.prompt_length[row],
+        cols.repetition[row],
+        cols.presence[row],
+        cols.frequency[row],
+    )
     place = torch.nonzero(asks & 8)[:, 0]
     row = ids[place]
     ends = torch.nonzero(cols.is_end)[:, 0].expand(place.shape[0], -1)
     early = cols.length[row] + 1 < cols.min_length[row]
-    plain_penalties.bar_ids(wanted, place, torch.cat((ends, cols.stop_ids[row].long()), dim=1), early)
+    plain_penalties.bar_ids(
+        wanted, place, torch.cat((ends, cols.stop_ids[row].long()), dim=1), early
+    )
     for i in torch.nonzero(asks & 64)[:, 0].tolist():
         output = _tokens(cols, int(ids[i]), slot_token)[int(cols.prompt_length[ids[i]]) :]
         for word in words[int(ids[i])]:
             if len(word) <= len(output) + 1 and output[len(output) - len(word) + 1 :] == word[:-1]:
                 wanted[i, word[-1]] = -torch.inf
     allowed = torch.rand((4, vocabulary), generator=torch.Generator().manual_seed(6)) < 0.5
-    bits = np.packbits(np.pad(allowed.numpy(), ((0, 0), (0, -vocabulary % 32))), axis=1, bitorder="little")
+    bits = np.packbits(
+        np.pad(allowed.numpy(), ((0, 0), (0, -vocabulary % 32))), axis=1, bitorder="little"
+    )
     masks = torch.from_numpy(bits.view(np.int32))
     for i in torch.nonzero((asks & 32 != 0) & (cols.mask_slot[ids] >= 0))[:, 0].tolist():
         wanted[i, ~allowed[int(cols.mask_slot[ids[i]])]] = -torch.inf
@@ -519,13 +688,23 @@ def check_adjust(
     there.end_ids = torch.nonzero(there.is_end)[:, 0]
     for rank in range(ranks):
         first, length = stretch(vocabulary, TILE, ranks, rank)
-        mine, part = slice(first, first + length), VocabularyPart(first, vocabulary, rank, ranks, lambda x: x[None])
+        mine, part = (
+            slice(first, first + length),
+            VocabularyPart(first, vocabulary, rank, ranks, lambda x: x[None]),
+        )
         scratch = SimpleNamespace(adjusted=torch.full((rows + 2, length), 5.0, device=device))
         adjust(
-            logits[:, mine].to(device).contiguous(), ids.int().to(device), there.length[ids.to(device)], there,
-            slot_token.to(device), bias_ids.to(device), bias_values.to(device), masks.to(device), scratch,
+            logits[:, mine].to(device).contiguous(),
+            ids.int().to(device),
+            there.length[ids.to(device)],
+            there,
+            slot_token.to(device),
+            bias_ids.to(device),
+            bias_values.to(device),
+            masks.to(device),
+            scratch,
             part if ranks > 1 else None,
-        )  # fmt: skip
+        )
         got = scratch.adjusted.cpu()
         assert (got[rows:] == 5).all() and not (got.isnan() | (got == torch.inf)).any()
         for i in range(rows):
@@ -535,14 +714,20 @@ def check_adjust(
                 assert (got[i] == 5).all(), "a row was touched that asks for nothing"
 
 
-def check_linear(device: str, dtype: torch.dtype, m: int, n: int, k: int, cut: Any, bias: bool = False) -> None:
+def check_linear(
+    device: str, dtype: torch.dtype, m: int, n: int, k: int, cut: Any, bias: bool = False
+) -> None:
     x, weight = drawn(m, k, dtype=dtype), drawn(n, k, seed=1, dtype=dtype)
     more = drawn(n, seed=2, dtype=dtype) if bias else None
     small = linear_small.prepare_small(weight.to(device), cut)
     wanted = x.double() @ weight.double().T + (0 if more is None else more.double())
     for _ in range(2):  # the counters are left as they were found
-        got = linear_small.linear_small(x.to(device), small, None if more is None else more.to(device))
+        got = linear_small.linear_small(
+            x.to(device), small, None if more is None else more.to(device)
+        )
         assert_close(got.cpu(), wanted)
     if m == 1:
-        got = linear_one.linear_one(x.to(device), weight.to(device), None if more is None else more.to(device))
+        got = linear_one.linear_one(
+            x.to(device), weight.to(device), None if more is None else more.to(device)
+        )
         assert_close(got.cpu(), wanted)

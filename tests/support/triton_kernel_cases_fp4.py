@@ -1,5 +1,5 @@
-"""What the Triton column's products with four-bit floats are held to, on any device: against fp64 of what the numbers
-are worth. Import the kernels' environment first; functions assert.
+"""What the Triton column's products with four-bit floats are held to, on any device: against fp64
+of what the numbers are worth. Import the kernels' environment first; functions assert.
 """
 
 from __future__ import annotations
@@ -20,9 +20,12 @@ from penstock.kernels.triton.stream_fp4 import Fp4Weight, Slices
 SIGNED = torch.tensor([*E2M1, *(-each for each in E2M1)], dtype=torch.float64)
 
 
-def stored(n: int, k: int, kind: str, seed: int = 0) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """Numbers, scales, whole and worth in fp64 of a matrix with every number and, where it is large enough, every
-    scale that there is: of NVFP4 subnormal ones, 0 and negative ones too; of MXFP4 such as a row apart by 2 ** 12."""
+def stored(
+    n: int, k: int, kind: str, seed: int = 0
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Numbers, scales, whole and worth in fp64 of a matrix with every number and, where it is large
+    enough, every scale that there is: of NVFP4 subnormal ones, 0 and negative ones too; of MXFP4
+    such as a row apart by 2 ** 12."""
     rng = torch.Generator().manual_seed(n + k + seed)
     numbers = torch.randint(0, 16, (n, k), generator=rng).to(torch.uint8)
     if kind == "mxfp4":
@@ -40,7 +43,9 @@ def stored(n: int, k: int, kind: str, seed: int = 0) -> tuple[Tensor, Tensor, Te
     return pack_four(numbers), scale, whole, worth
 
 
-def matrix_of(device: str, dtype: torch.dtype, n: int, k: int, kind: str, seed: int = 0) -> tuple[Fp4Weight, Tensor]:
+def matrix_of(
+    device: str, dtype: torch.dtype, n: int, k: int, kind: str, seed: int = 0
+) -> tuple[Fp4Weight, Tensor]:
     """A prepared matrix, and what it is worth in fp64."""
     numbers, scale, whole, worth = stored(n, k, kind, seed)
     there = None if whole is None else whole.to(device)
@@ -59,7 +64,9 @@ def check_products(
     fixed = cut is None and matrix.form(rows) == "fixed"
     given_rows = fp8.quantize_rows(there, "fixed") if fixed else there
     size = x.double().abs() @ worth.abs().T  # of the sums before anything cancels
-    rounded = cut is None and rows > linear_fp4.MOST_STREAMED  # the weight, on its way to the library
+    rounded = (
+        cut is None and rows > linear_fp4.MOST_STREAMED
+    )  # the weight, on its way to the library
     kept = torch.finfo(dtype).eps if rounded else 2.0 ** (-15 if fixed else -18)
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
@@ -75,20 +82,27 @@ def check_products(
 
 
 def check_many_rows(device: str, dtype: torch.dtype, rows: int, n: int, k: int, kind: str) -> None:
-    """What is widened for the library's product is right to the dtype's rounding, also some outputs at a time."""
+    """What is widened for the library's product is right to the dtype's rounding, also some outputs
+    at a time."""
     matrix, worth = matrix_of(device, dtype, n, k, kind)
     for first, count in ((0, n), (n // 3, n - n // 2)):
         got = linear_fp4.widened_fp4(matrix, first, count).double().cpu()
         right = worth[first : first + count]
-        assert ((got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24).all()  # float16's least
+        assert (
+            (got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24
+        ).all()  # float16's least
     x = drawn(rows, k, seed=1, dtype=dtype)
     got = linear_fp4.linear_fp4(x.to(device), matrix, streamed_rows=1)
     wanted, size = x.double() @ worth.T, x.double().abs() @ worth.abs().T
-    assert ((got.double().cpu() - wanted).abs() <= (wanted.abs() * 2 + size) * torch.finfo(dtype).eps + 1e-6).all()
+    assert (
+        (got.double().cpu() - wanted).abs()
+        <= (wanted.abs() * 2 + size) * torch.finfo(dtype).eps + 1e-6
+    ).all()
 
 
 def check_lone(device: str, dtype: torch.dtype, n: int, k: int, kind: str) -> None:
-    """What isn't finite in a row stays so; a gated product leaves in fixed point what it leaves wide."""
+    """What isn't finite in a row stays so; a gated product leaves in fixed point what it leaves
+    wide."""
     matrix, _ = matrix_of(device, dtype, 2 * n, k, kind)
     assert matrix.form(1) == "fixed" and matrix.form(2) == "wide"
     x = drawn(1, k, seed=1, dtype=dtype)
@@ -98,7 +112,9 @@ def check_lone(device: str, dtype: torch.dtype, n: int, k: int, kind: str) -> No
     assert isinstance(plain, Tensor) and isinstance(fixed, FixedRow)
     assert_same_row(fixed, to_fixed(plain.cpu()))
     x[0, 9] = float("nan")
-    assert not linear_fp4.linear_fp4(fp8.quantize_rows(x.to(device), "fixed"), matrix).isfinite().any()
+    assert (
+        not linear_fp4.linear_fp4(fp8.quantize_rows(x.to(device), "fixed"), matrix).isfinite().any()
+    )
 
 
 def check_gate(device: str, dtype: torch.dtype, d: int, inner: int, kind: str) -> None:

@@ -1,5 +1,6 @@
-"""What the Triton column's float8 kernels are held to, on any device: rows in eight bits against plain torch, products
-against fp64 of the very numbers that they are given. Import the kernels' environment first; functions assert.
+"""What the Triton column's float8 kernels are held to, on any device: rows in eight bits against
+plain torch, products against fp64 of the very numbers that they are given. Import the kernels'
+environment first; functions assert.
 """
 
 from __future__ import annotations
@@ -19,9 +20,11 @@ from penstock.quant.fp8 import to_fp8
 
 
 def check_rows(device: str, dtype: torch.dtype, rows: int, width: int, form: Form) -> None:
-    """Norms, gates and what attention leaves, in eight bits; a row of zeros and one of large numbers among them."""
+    """Norms, gates and what attention leaves, in eight bits; a row of zeros and one of large
+    numbers among them."""
     x, residual, weight = (
-        drawn(*s, seed=i, by=2.0, dtype=dtype) for i, s in enumerate([(rows, width)] * 2 + [(width,)])
+        drawn(*s, seed=i, by=2.0, dtype=dtype)
+        for i, s in enumerate([(rows, width)] * 2 + [(width,)])
     )
     x[-1], residual[-1] = 0.0, 0.0
     x[0] *= 1e3
@@ -40,21 +43,29 @@ def check_rows(device: str, dtype: torch.dtype, rows: int, width: int, form: For
 
 
 def same_rows(got: object, wanted: object) -> None:
-    """What eight bits (or pairs of them) are worth, beside the plain operation's numbers: half a step of e4m3 away, of
-    pairs half a step of bfloat16, and the dtype's own rounding."""
+    """What eight bits (or pairs of them) are worth, beside the plain operation's numbers: half a
+    step of e4m3 away, of pairs half a step of bfloat16, and the dtype's own rounding."""
     assert isinstance(got, Fp8Rows) and isinstance(wanted, Tensor)
     scale, steps = got.scale.cpu().double(), 2.0**-4 if got.low is None else 2.0**-8
     worth = got.numbers.cpu().double() * scale
     if got.low is not None:
         worth += got.low.cpu().double() * scale / LOW_BY
-    bound = wanted.double().abs() * (steps + 2 * torch.finfo(wanted.dtype).eps) + scale * steps * 2.0**-5
+    bound = (
+        wanted.double().abs() * (steps + 2 * torch.finfo(wanted.dtype).eps)
+        + scale * steps * 2.0**-5
+    )
     assert ((worth - wanted.double()).abs() <= bound).all()
     most = wanted.double().abs().amax(1, keepdim=True) / 448
-    torch.testing.assert_close(scale, most.clamp(min=1e-12), rtol=4 * torch.finfo(wanted.dtype).eps, atol=0)
+    torch.testing.assert_close(
+        scale, most.clamp(min=1e-12), rtol=4 * torch.finfo(wanted.dtype).eps, atol=0
+    )
 
 
-def matrix_of(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[linear_fp8.Fp8Matrix, Tensor]:
-    """A prepared matrix, a row of it all zeros and one of large numbers, and what it is worth [n, k] in fp64."""
+def matrix_of(
+    device: str, dtype: torch.dtype, n: int, k: int
+) -> tuple[linear_fp8.Fp8Matrix, Tensor]:
+    """A prepared matrix, a row of it all zeros and one of large numbers, and what it is worth [n,
+    k] in fp64."""
     weight = drawn(n, k, seed=3, by=k**-0.5)
     weight[0] *= 300.0
     weight[-1] = 0.0
@@ -64,7 +75,8 @@ def matrix_of(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[linear_f
 
 
 def check_products(device: str, dtype: torch.dtype, rows: int, n: int, k: int) -> None:
-    """The product of so many rows, in the form that it wants, against fp64; with and without a bias."""
+    """The product of so many rows, in the form that it wants, against fp64; with and without a
+    bias."""
     matrix, worth = matrix_of(device, dtype, n, k)
     x, bias = drawn(rows, k, seed=1, dtype=dtype), drawn(n, seed=2, dtype=dtype)
     form = matrix.form(rows)
@@ -74,7 +86,9 @@ def check_products(device: str, dtype: torch.dtype, rows: int, n: int, k: int) -
     for more in (None, bias):
         wanted = seen @ worth.T + (0 if more is None else more.double())
         got = linear_fp8.linear_fp8(there, matrix, None if more is None else more.to(device))
-        kept = 2.0**-10 if device != "cpu" and form != "wide" else 2.0**-20  # bits that Hopper's float8 products keep
+        kept = (
+            2.0**-10 if device != "cpu" and form != "wide" else 2.0**-20
+        )  # bits that Hopper's float8 products keep
         written = torch.bfloat16 if rows > linear_fp8.MOST_STREAMED and matrix.by_library else dtype
         bound = wanted.abs() * 2 * torch.finfo(written).eps + size * kept + 1e-6
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound).all()
@@ -91,7 +105,8 @@ def there_and_worth(x: Tensor, form: Form, device: str) -> tuple[Rows, Tensor]:
 
 
 def check_one_row(device: str, dtype: torch.dtype, d: int, inner: int) -> None:
-    """The fused gate of a layer's one row is that of the same matrix, widened, within the dtype's rounding."""
+    """The fused gate of a layer's one row is that of the same matrix, widened, within the dtype's
+    rounding."""
     matrix, worth = matrix_of(device, dtype, 2 * inner, d)
     x, residual, weight = (drawn(1, d, seed=i, dtype=dtype).to(device) for i in range(3))
     got, kept = one_row.norm_gate(x, residual.clone(), weight, 1e-5, matrix.streamed)
@@ -99,12 +114,16 @@ def check_one_row(device: str, dtype: torch.dtype, d: int, inner: int) -> None:
     assert torch.equal(kept, total) and isinstance(normed, Tensor)
     gate, up = (normed.double().cpu() @ worth.T).to(dtype).double().chunk(2, dim=-1)
     torch.testing.assert_close(
-        got.cpu().double(), gate / (1 + torch.exp(-gate)) * up, rtol=8 * torch.finfo(dtype).eps, atol=2e-2
+        got.cpu().double(),
+        gate / (1 + torch.exp(-gate)) * up,
+        rtol=8 * torch.finfo(dtype).eps,
+        atol=2e-2,
     )
 
 
 def check_same_bits(device: str, dtype: torch.dtype, n: int, k: int) -> None:
-    """A row's product doesn't move with the rows beside it, nor from one call to the next, where K is split too."""
+    """A row's product doesn't move with the rows beside it, nor from one call to the next, where K
+    is split too."""
     matrix, _ = matrix_of(device, dtype, n, k)
     x = plain_fp8.quantize_rows(drawn(40, k, dtype=dtype))
     x = Fp8Rows(x.numbers.to(device), x.scale.to(device))

@@ -1,5 +1,5 @@
-"""What the Triton column's products in groups are held to, on any device: against fp64 of what the numbers are worth.
-Import the kernels' environment first; functions assert.
+"""What the Triton column's products in groups are held to, on any device: against fp64 of what the
+numbers are worth. Import the kernels' environment first; functions assert.
 """
 
 from __future__ import annotations
@@ -20,9 +20,16 @@ FLOAT8 = 1  # bits of what is neither four nor eight
 
 
 def matrix_of(
-    device: str, dtype: torch.dtype, bits: int, n: int, k: int, group: int | None = None, zeros: bool = False
+    device: str,
+    dtype: torch.dtype,
+    bits: int,
+    n: int,
+    k: int,
+    group: int | None = None,
+    zeros: bool = False,
 ) -> tuple[GroupMatrix, Tensor]:
-    """A prepared matrix with every number that there is, groups of different scales, and what it is worth in fp64."""
+    """A prepared matrix with every number that there is, groups of different scales, and what it is
+    worth in fp64."""
     rng = torch.Generator().manual_seed(n + k + bits)
     group = 128 if bits == FLOAT8 else group or k
     groups = -(-k // group)
@@ -35,23 +42,35 @@ def matrix_of(
         octets[octets & 0x7F == 0x7F] = 0  # no NaN
         numbers = octets.view(torch.float8_e4m3fn)
         worth = numbers.double() * scale.double().repeat_interleave(group, 1)[:, :k]
-        return linear_groups.prepare_linear_fp8_groups(numbers.to(device), scale.to(device), dtype), worth
+        return linear_groups.prepare_linear_fp8_groups(
+            numbers.to(device), scale.to(device), dtype
+        ), worth
     middle = 2 ** (bits - 1)
     unsigned = torch.randint(0, 2**bits, (n, k), generator=rng, dtype=torch.int16)
     zero = torch.full((n, groups), middle)
     if zeros:
         zero = torch.randint(0, 2**bits + 1, (n, groups), generator=rng)
-    worth = (unsigned - zero.repeat_interleave(group, 1)).double() * scale.double().repeat_interleave(group, 1)
+    worth = (
+        unsigned - zero.repeat_interleave(group, 1)
+    ).double() * scale.double().repeat_interleave(group, 1)
     packed = pack_four(unsigned.to(torch.uint8)) if bits == 4 else (unsigned - 128).to(torch.int8)
     kept = (zero - (128 if bits == 8 else 0)).to(dtype).to(device) if zeros else None
     return linear_groups.prepare_linear_int(packed.to(device), scale.to(device), kept, dtype), worth
 
 
 def check_products(
-    device: str, dtype: torch.dtype, rows: int, bits: int, n: int, k: int, group: int | None, zeros: bool,
+    device: str,
+    dtype: torch.dtype,
+    rows: int,
+    bits: int,
+    n: int,
+    k: int,
+    group: int | None,
+    zeros: bool,
     cut: Pieces | None = None,
-) -> None:  # fmt: skip
-    """The product of so many rows against fp64, with and without a bias; of a cut, the same bits each time."""
+) -> None:
+    """The product of so many rows against fp64, with and without a bias; of a cut, the same bits
+    each time."""
     matrix, worth = matrix_of(device, dtype, bits, n, k, group, zeros)
     apart = drawn(rows, k + 8, seed=1, dtype=dtype)
     x, bias = apart[:, :k], drawn(n, seed=2, dtype=dtype)
@@ -59,7 +78,9 @@ def check_products(
     there, fixed = apart.to(device)[:, :k], cut is None and matrix.form(rows) == "fixed"
     given_rows = fp8.quantize_rows(there, "fixed") if fixed else there
     size = x.double().abs() @ worth.abs().T  # of the sums before anything cancels
-    rounded = cut is None and rows > linear_groups.MOST_STREAMED  # the weight, on its way to the library
+    rounded = (
+        cut is None and rows > linear_groups.MOST_STREAMED
+    )  # the weight, on its way to the library
     kept = torch.finfo(dtype).eps if rounded else 2.0 ** (-15 if fixed else -18)
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
@@ -74,27 +95,39 @@ def check_products(
 
 
 def check_many_rows(
-    device: str, dtype: torch.dtype, rows: int, bits: int, n: int, k: int, group: int | None, zeros: bool
+    device: str,
+    dtype: torch.dtype,
+    rows: int,
+    bits: int,
+    n: int,
+    k: int,
+    group: int | None,
+    zeros: bool,
 ) -> None:
-    """What is widened for the library's product is right to the dtype's rounding, also some outputs at a time."""
+    """What is widened for the library's product is right to the dtype's rounding, also some outputs
+    at a time."""
     matrix, worth = matrix_of(device, dtype, bits, n, k, group, zeros)
     for first, count in ((0, n), (n // 3, n - n // 2)):
         got = linear_groups.widened(matrix, first, count).double().cpu()
         right = worth[first : first + count]
-        assert ((got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24).all()  # float16's least
+        assert (
+            (got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24
+        ).all()  # float16's least
     x, bias = drawn(rows, k, seed=1, dtype=dtype), drawn(n, seed=2, dtype=dtype)
     size = x.double().abs() @ worth.abs().T
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
         given = None if more is None else more.to(device)
-        got = linear_groups.by_library(x.to(device), (n, k), partial(linear_groups.widened, matrix), given)
+        got = linear_groups.by_library(
+            x.to(device), (n, k), partial(linear_groups.widened, matrix), given
+        )
         bound = wanted.abs() * 2 * torch.finfo(dtype).eps + size * torch.finfo(dtype).eps
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound + 1e-6).all()
 
 
 def check_one_row(
     device: str, dtype: torch.dtype, bits: int, d: int, inner: int, zeros: bool
-) -> None:  # fmt: skip
+) -> None:
     """The fused gate of a layer's one row, on weights of four bits, eight, or float8 in blocks."""
 
     def matrix(device: str, dtype: torch.dtype, n: int, k: int) -> tuple[GroupMatrix, Tensor]:
@@ -105,12 +138,15 @@ def check_one_row(
 
 
 def assert_same_row(got: FixedRow, wanted: FixedRow) -> None:
-    assert torch.equal(got.numbers.cpu(), wanted.numbers) and torch.equal(got.sums.cpu(), wanted.sums)
+    assert torch.equal(got.numbers.cpu(), wanted.numbers) and torch.equal(
+        got.sums.cpu(), wanted.sums
+    )
     assert torch.equal(got.scale.cpu(), wanted.scale)
 
 
 def check_fixed_row(device: str, dtype: torch.dtype, k: int) -> None:
-    """A row in fixed point as a kernel writes it: the reference's bits, and as near to the row as it must be."""
+    """A row in fixed point as a kernel writes it: the reference's bits, and as near to the row as
+    it must be."""
     x = drawn(1, k, seed=1, dtype=dtype)
     x[0, 5] *= 200
     x[0, 16:32] = 0
@@ -129,8 +165,11 @@ def check_fixed_row(device: str, dtype: torch.dtype, k: int) -> None:
 
 
 def check_writers(device: str, dtype: torch.dtype, k: int) -> None:
-    """What norms and gates write so is worth what they write wide, to the dtype's rounding and this form's."""
-    x, weight, both = (drawn(*s, seed=2, by=2.0, dtype=dtype).to(device) for s in ((1, k), (k,), (1, 2 * k)))
+    """What norms and gates write so is worth what they write wide, to the dtype's rounding and this
+    form's."""
+    x, weight, both = (
+        drawn(*s, seed=2, by=2.0, dtype=dtype).to(device) for s in ((1, k), (k,), (1, 2 * k))
+    )
 
     def added(form: Form) -> Rows:
         return norm.add_rms_norm(x, x.clone(), weight, 1e-5, form)[0]
@@ -145,11 +184,14 @@ def check_writers(device: str, dtype: torch.dtype, k: int) -> None:
         assert isinstance(got, FixedRow)
         most = plain.abs().view(-1, 16).amax(1).repeat_interleave(16)
         worth = worth_of(FixedRow(got.numbers.cpu(), got.scale.cpu(), got.sums.cpu()))
-        assert ((worth - plain).abs() <= plain.abs() * torch.finfo(dtype).eps + most * 2.0**-15).all()
+        assert (
+            (worth - plain).abs() <= plain.abs() * torch.finfo(dtype).eps + most * 2.0**-15
+        ).all()
 
 
 def check_lone_products(device: str, dtype: torch.dtype, n: int, k: int, group: int) -> None:
-    """The product of a row in fixed point against fp64, with a bias and without; what isn't finite stays so."""
+    """The product of a row in fixed point against fp64, with a bias and without; what isn't finite
+    stays so."""
     matrix, worth = matrix_of(device, dtype, 4, n, k, group)
     assert matrix.form(1) == "fixed" and matrix.form(2) == "wide"
     x, bias = drawn(1, k, seed=1, dtype=dtype), drawn(n, seed=2, dtype=dtype)
@@ -162,11 +204,16 @@ def check_lone_products(device: str, dtype: torch.dtype, n: int, k: int, group: 
         bound = wanted.abs() * 2 * torch.finfo(dtype).eps + size * 2.0**-15 + 1e-6
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound).all()
     x[0, 9] = float("nan")
-    assert not linear_groups.linear_int(fp8.quantize_rows(x.to(device), "fixed"), matrix).isfinite().any()
+    assert (
+        not linear_groups.linear_int(fp8.quantize_rows(x.to(device), "fixed"), matrix)
+        .isfinite()
+        .any()
+    )
 
 
 def check_lone_gate(device: str, dtype: torch.dtype, inner: int, k: int, group: int) -> None:
-    """Gate and up of such a row, written in fixed point for the next: the same as what is written wide."""
+    """Gate and up of such a row, written in fixed point for the next: the same as what is written
+    wide."""
     matrix, _ = matrix_of(device, dtype, 4, 2 * inner, k, group)
     row = fp8.quantize_rows(drawn(1, k, seed=1, dtype=dtype).to(device), "fixed")
     plain = linear_four.lone_product(row, matrix, gated=True)

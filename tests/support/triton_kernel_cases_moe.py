@@ -1,5 +1,6 @@
-"""What the kernels of experts are held to, on any device: routes against a sort, answers against fp64 of the very
-numbers that they are given. Import the kernels' environment first; functions assert.
+"""What the kernels of experts are held to, on any device: routes against a sort, answers against
+fp64 of the very numbers that they are given. Import the kernels' environment first; functions
+assert.
 """
 
 from __future__ import annotations
@@ -19,12 +20,27 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.triton import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
-KINDS = ("plain", "channel", "blocks", "four", "nvfp4", "int4", "int4 zeros", "int8", "int8 row zeros")
+KINDS = (
+    "plain",
+    "channel",
+    "blocks",
+    "four",
+    "nvfp4",
+    "int4",
+    "int4 zeros",
+    "int8",
+    "int8 row zeros",
+)
 
 
-def check_routes(device: str, tokens: int, count: int, by: Routing, rows: int, corrected: bool = False) -> None:
-    """Weights and choices are the reference's; a pair has a slot, slots of an expert lie together, tiles hold all."""
-    scores = drawn(tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16)  # so short that many are equal
+def check_routes(
+    device: str, tokens: int, count: int, by: Routing, rows: int, corrected: bool = False
+) -> None:
+    """Weights and choices are the reference's; a pair has a slot, slots of an expert lie together,
+    tiles hold all."""
+    scores = drawn(
+        tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16
+    )  # so short that many are equal
     top_k = by.top_k
     correction = drawn(1, count, seed=5)[0] if corrected else None
     weights, chosen = plain.route(scores, by, correction)
@@ -68,7 +84,11 @@ def made_experts(
     routing = Routing(top_k=top_k, renormalise=renormalise)
     if correction is not None:
         routing = replace(routing, sigmoid=True, scale=2.5)
-    return Experts(gate_up, down, routing, dtype, clamp, correction, gate, answer_scale), first, second
+    return (
+        Experts(gate_up, down, routing, dtype, clamp, correction, gate, answer_scale),
+        first,
+        second,
+    )
 
 
 def _matrix(
@@ -81,13 +101,17 @@ def _matrix(
     if kind == "channel":
         eight, scale = to_fp8(wide)
         worth = eight.double() * scale.double()
-        return ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n).to(device)), worth.view(
-            count, n, k
-        )
+        return ExpertMatrix(
+            eight.view(count, n, k).to(device), scale.view(count, n).to(device)
+        ), worth.view(count, n, k)
     if kind == "four":
         rng = torch.Generator().manual_seed(seed)
-        octets = torch.randint(0, 256, (count, n, k // 2), generator=rng, dtype=torch.int16).to(torch.uint8)
-        scale = torch.randint(119, 124, (count, n, k // 32), generator=rng, dtype=torch.int16).to(torch.uint8)
+        octets = torch.randint(0, 256, (count, n, k // 2), generator=rng, dtype=torch.int16).to(
+            torch.uint8
+        )
+        scale = torch.randint(119, 124, (count, n, k // 32), generator=rng, dtype=torch.int16).to(
+            torch.uint8
+        )
         bias = drawn(count, n, seed=seed + 3, dtype=dtype)
         worth = torch.stack([_from_four(octets[e], scale[e]) for e in range(count)])
         return ExpertMatrix(octets.to(device), scale.to(device), bias.to(device)), worth
@@ -98,9 +122,10 @@ def _matrix(
         by[0] = 0.002  # no row so much larger than the others that the gate's own rounding is seen
         whole *= by
         of = ExpertMatrix(
-            numbers.view(count, n, -1).to(device), scale.view(count, n, -1).to(device),
+            numbers.view(count, n, -1).to(device),
+            scale.view(count, n, -1).to(device),
             whole=whole.view(count, n).to(device),
-        )  # fmt: skip
+        )
         return of, (worth * by[:, None]).view(count, n, k)
     if kind.startswith("int"):
         return _integers(device, dtype, kind, count, n, k, seed)
@@ -108,7 +133,9 @@ def _matrix(
     scale = drawn(count * n, groups, seed=seed + 9).abs() / 300 + 1e-4
     spread = scale.repeat_interleave(128, 1)[:, :k]
     eight = (wide / spread).clamp(-448, 448).to(E4M3)
-    matrix = ExpertMatrix(eight.view(count, n, k).to(device), scale.view(count, n, groups).to(device))
+    matrix = ExpertMatrix(
+        eight.view(count, n, k).to(device), scale.view(count, n, groups).to(device)
+    )
     return matrix, (eight.double() * spread.double()).view(count, n, k)
 
 
@@ -120,10 +147,16 @@ def _integers(
     rng, least = torch.Generator().manual_seed(seed), 0 if kind[3] == "4" else -128
     numbers = torch.randint(least, least + 2**bits, (count, n, k), generator=rng)
     zero = torch.randint(least, least + 2**bits, (count, n, groups), generator=rng).to(dtype)
-    scale = (drawn(count * n, groups, seed=seed + 9).abs() / 2**bits + 2.0**-bits).mul(k**-0.5).to(dtype)
+    scale = (
+        (drawn(count * n, groups, seed=seed + 9).abs() / 2**bits + 2.0**-bits)
+        .mul(k**-0.5)
+        .to(dtype)
+    )
     scale, nothing = scale.view(count, n, groups), 8 if bits == 4 else 0
     less = zero if "zeros" in kind else torch.full_like(zero, nothing)
-    worth = (numbers.unflatten(2, (groups, -1)) - less.double()[..., None]) * scale.double()[..., None]
+    worth = (numbers.unflatten(2, (groups, -1)) - less.double()[..., None]) * scale.double()[
+        ..., None
+    ]
     stored = numbers.to(torch.int8)
     if bits == 4:
         halves = numbers.to(torch.uint8).view(count, n, k // 32, 2, 16)
@@ -133,20 +166,27 @@ def _integers(
 
 
 def _from_four(octets: Tensor, scale: Tensor) -> Tensor:
-    """A number at a time, in fp64: of 32 neighbours the first 16 are the lower halves of 16 bytes."""
+    """A number at a time, in fp64: of 32 neighbours the first 16 are the lower halves of
+    16 bytes."""
     worth = torch.zeros(octets.shape[0], octets.shape[1] * 2, dtype=torch.float64)
     for at in range(worth.shape[1]):
         group, inside = divmod(at, 32)
         code = octets[:, group * 16 + inside % 16].long() >> (4 if inside >= 16 else 0) & 15
         sign, exponent, fraction = code >> 3, code >> 1 & 3, code & 1
-        size = torch.where(exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1).double())
+        size = torch.where(
+            exponent == 0, fraction * 0.5, (1 + fraction * 0.5) * 2.0 ** (exponent - 1).double()
+        )
         worth[:, at] = size * (1 - 2 * sign) * 2.0 ** (scale[:, group].double() - 127)
     return worth
 
 
-def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor) -> tuple[Tensor, Tensor]:
+def naive(
+    x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor
+) -> tuple[Tensor, Tensor]:
     """The answer in fp64, and the size of what was added up to it."""
-    weights, chosen = plain.route(scores, of.routing, None if of.correction is None else of.correction.cpu())
+    weights, chosen = plain.route(
+        scores, of.routing, None if of.correction is None else of.correction.cpu()
+    )
     if of.answer_scale is not None:
         weights = weights * of.answer_scale.cpu()[chosen]
     out, size = (torch.zeros(x.shape, dtype=torch.float64) for _ in range(2))
@@ -158,7 +198,9 @@ def naive(x: Tensor, scores: Tensor, of: Experts, gate_up: Tensor, down: Tensor)
         if of.gate == "none":
             middle = made.clamp(min=0).square()
         elif of.gate == "gelu_tanh":
-            middle = gate * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2 * up
+            middle = (
+                gate * (1 + torch.tanh((2 / math.pi) ** 0.5 * (gate + 0.044715 * gate**3))) / 2 * up
+            )
         elif of.clamp is None:
             middle = gate / (1 + torch.exp(-gate)) * up
         else:
@@ -175,15 +217,34 @@ def _bias(matrix: ExpertMatrix, expert: int) -> Tensor | float:
 
 
 def check_experts(
-    device: str, dtype: torch.dtype, kind: str, tokens: int, count: int, d: int, inner: int, top_k: int,
-    plan: moe.Plan | None = None, scores: Tensor | None = None, corrected: bool = False, gate: Gate = "silu",
+    device: str,
+    dtype: torch.dtype,
+    kind: str,
+    tokens: int,
+    count: int,
+    d: int,
+    inner: int,
+    top_k: int,
+    plan: moe.Plan | None = None,
+    scores: Tensor | None = None,
+    corrected: bool = False,
+    gate: Gate = "silu",
     scaled: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """The kernels' answer, and plain torch's, against fp64."""
     correction = drawn(1, count, seed=5)[0].to(device) if corrected else None
     scale = drawn(1, count, seed=6)[0].abs().to(device) if scaled else None
     of, gate_up, down = made_experts(
-        device, dtype, kind, count, d, inner, top_k, correction=correction, gate=gate, answer_scale=scale
+        device,
+        dtype,
+        kind,
+        count,
+        d,
+        inner,
+        top_k,
+        correction=correction,
+        gate=gate,
+        answer_scale=scale,
     )
     x = drawn(tokens, d, seed=7, dtype=dtype)
     scores = drawn(tokens, count, seed=8, by=2.0, dtype=dtype) if scores is None else scores
@@ -197,18 +258,27 @@ def check_experts(
         assert got.dtype == dtype and not prepared.counts.any()
         assert ((got.double().cpu() - wanted).abs() <= size * lost + 1e-5).all()
     there = plain.experts(x.to(device), scores.to(device), plain.prepare_experts(of))
-    assert ((there.double().cpu() - wanted).abs() <= size * 16 * torch.finfo(dtype).eps + 1e-5).all()
+    assert (
+        (there.double().cpu() - wanted).abs() <= size * 16 * torch.finfo(dtype).eps + 1e-5
+    ).all()
 
 
 def check_alone(device: str, dtype: torch.dtype, kind: str, tokens: int) -> None:
     """What a token gives doesn't depend on the others, where both have one plan."""
     of, _, _ = made_experts(device, dtype, kind, 6, 128, 64, 2)
-    prepared, x, scores = moe.prepare_experts(of), drawn(tokens, 128, seed=1, dtype=dtype), drawn(tokens, 6, seed=2)
+    prepared, x, scores = (
+        moe.prepare_experts(of),
+        drawn(tokens, 128, seed=1, dtype=dtype),
+        drawn(tokens, 6, seed=2),
+    )
     plan = moe.plan_of(tokens, of)
     x, scores = x.to(device), scores.to(device)
     whole = moe.experts(x, scores, prepared, plan)
     for some in (slice(0, 1), slice(tokens // 3, tokens - 1)):
-        assert torch.equal(moe.experts(x[some].contiguous(), scores[some].contiguous(), prepared, plan), whole[some])
+        assert torch.equal(
+            moe.experts(x[some].contiguous(), scores[some].contiguous(), prepared, plan),
+            whole[some],
+        )
 
 
 def crowded(tokens: int, count: int, top_k: int) -> Tensor:
@@ -220,4 +290,6 @@ def crowded(tokens: int, count: int, top_k: int) -> Tensor:
 
 def small_plan(plan: moe.Plan, rows: int) -> moe.Plan:
     """The same with tiles of so many rows, so that an expert has several."""
-    return replace(plan, gate_up=replace(plan.gate_up, rows=rows), down=replace(plan.down, rows=rows))
+    return replace(
+        plan, gate_up=replace(plan.gate_up, rows=rows), down=replace(plan.down, rows=rows)
+    )

@@ -1,4 +1,5 @@
-"""The ids and texts of our tokenizer are those of transformers' AutoTokenizer; so are rendered chats."""
+"""The ids and texts of our tokenizer are those of transformers' AutoTokenizer; so are rendered
+chats."""
 
 from __future__ import annotations
 
@@ -65,7 +66,9 @@ LLAMA = """{{- bos_token }}
 
 
 @pytest.fixture(scope="module", params=sorted(samples.MAKERS))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tokenizer, Any]:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Tokenizer, Any]:
     folder = samples.MAKERS[request.param](tmp_path_factory.mktemp("tokenizer") / request.param)
     return Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
 
@@ -77,23 +80,33 @@ def test_ids_and_texts_are_those_of_autotokenizer(pair: tuple[Tokenizer, Any], b
         ids = ours.encode(text, add_special_tokens=bos)
         assert ids == theirs.encode(text, add_special_tokens=bos), text
         for skip in (True, False):
-            expected = theirs.decode(ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            expected = theirs.decode(
+                ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False
+            )
             assert ours.decode(ids, skip_special_tokens=skip) == expected
-    assert ours.encode_batch(SAMPLES, add_special_tokens=bos) == theirs(SAMPLES, add_special_tokens=bos)["input_ids"]
+    assert (
+        ours.encode_batch(SAMPLES, add_special_tokens=bos)
+        == theirs(SAMPLES, add_special_tokens=bos)["input_ids"]
+    )
 
 
 def test_named_ids_are_those_of_autotokenizer(pair: tuple[Tokenizer, Any]) -> None:
     ours, theirs = pair
     assert (ours.bos_token_id, ours.eos_token_id) == (theirs.bos_token_id, theirs.eos_token_id)
     assert ours.vocab_size == len(theirs)
-    assert ours.special_ids == {index for index, token in theirs.added_tokens_decoder.items() if token.special}
+    assert ours.special_ids == {
+        index for index, token in theirs.added_tokens_decoder.items() if token.special
+    }
 
 
 def test_a_llama_tokenizers_ids_are_its_files(tmp_path: Path) -> None:
-    """AutoTokenizer takes this class for a reason to make a pre-tokenizer of its own, which drops spaces."""
+    """AutoTokenizer takes this class for a reason to make a pre-tokenizer of its own, which drops
+    spaces."""
     folder = samples.llama2(tmp_path)
     path = folder / "tokenizer_config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizer"}))
+    path.write_text(
+        json.dumps(json.loads(path.read_text()) | {"tokenizer_class": "LlamaTokenizer"})
+    )
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     file = FastTokenizer.from_file(str(folder / "tokenizer.json"))
     for text in (*SAMPLES, " Hello", "  Hello", "a</s> b", "<s> a"):
@@ -112,7 +125,9 @@ def test_any_text_encodes_alike(pair: tuple[Tokenizer, Any], data: st.DataObject
 
 @pytest.mark.parametrize("template", [CHATML, LLAMA])
 @pytest.mark.parametrize("generation", [True, False])
-def test_chats_render_as_transformers_renders_them(tmp_path: Path, template: str, generation: bool) -> None:
+def test_chats_render_as_transformers_renders_them(
+    tmp_path: Path, template: str, generation: bool
+) -> None:
     folder = samples.llama3(tmp_path)
     (folder / "chat_template.jinja").write_text(template)
     messages = [
@@ -122,12 +137,15 @@ def test_chats_render_as_transformers_renders_them(tmp_path: Path, template: str
         {"role": "user", "content": "{{ 7 * 7 }} 日本"},
     ]
     theirs = AutoTokenizer.from_pretrained(folder)
-    expected = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation)
+    expected = theirs.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=generation
+    )
     assert render(Tokenizer.load(folder), messages, add_generation_prompt=generation) == expected
 
 
 AS_IT_STANDS = (
-    "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}:{{ m.content }}]{% endfor %}{% if add_generation_prompt"
+    " %}>{% endif %}"
 )
 
 
@@ -142,7 +160,9 @@ def test_a_final_message_goes_on_where_transformers_lets_it(
     messages = [{"role": "user", "content": "q"}, {"role": role, "content": last}]
     ours, theirs = Tokenizer.load(folder), AutoTokenizer.from_pretrained(folder)
     expected = theirs.apply_chat_template(messages, tokenize=False, continue_final_message=True)
-    assert render(ours, messages, add_generation_prompt=False, continue_final_message=True) == expected
+    assert (
+        render(ours, messages, add_generation_prompt=False, continue_final_message=True) == expected
+    )
     for render_both in (partial(theirs.apply_chat_template, tokenize=False), partial(render, ours)):
         with pytest.raises(ValueError, match="add_generation_prompt"):
             render_both(messages, add_generation_prompt=True, continue_final_message=True)
@@ -159,21 +179,35 @@ def _both(tmp_path: Path, template: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("kind", sorted(kinds.KINDS))
-def test_what_a_template_takes_is_handed_to_it_as_transformers_hands_it(tmp_path: Path, kind: str) -> None:
+def test_what_a_template_takes_is_handed_to_it_as_transformers_hands_it(
+    tmp_path: Path, kind: str
+) -> None:
     ours, theirs = _both(tmp_path, kinds.KINDS[kind])
     ask = {"role": "user", "content": " Weather? "}
     parts = [{"type": "text", "text": text} for text in ("Is it ", "warm?")]
     texts = kinds.KINDS[kind] not in (kinds.PARTS, kinds.FIRST_PART)
     if texts:
-        said = [ask, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "{{ x }} é"}]
+        said = [
+            ask,
+            {"role": "assistant", "content": "Yes."},
+            {"role": "user", "content": "{{ x }} é"},
+        ]
         assert ours(said) == theirs(said)
     if kinds.KINDS[kind] in (kinds.ALTERNATING, kinds.PARTS, kinds.SHORT_IDS, kinds.THINKING_PARTS):
-        said = [{"role": "user", "content": parts}, {"role": "assistant", "content": parts}, {**ask, "content": parts}]
+        said = [
+            {"role": "user", "content": parts},
+            {"role": "assistant", "content": parts},
+            {**ask, "content": parts},
+        ]
         assert ours(said) == theirs(said)
 
 
-@pytest.mark.parametrize("template", [kinds.HYBRID, kinds.ONE_CALL, kinds.CHANNELS, kinds.ITEMS, kinds.THINKING_PARTS])
-def test_a_call_as_openai_says_it_is_the_call_as_transformers_says_it(tmp_path: Path, template: str) -> None:
+@pytest.mark.parametrize(
+    "template", [kinds.HYBRID, kinds.ONE_CALL, kinds.CHANNELS, kinds.ITEMS, kinds.THINKING_PARTS]
+)
+def test_a_call_as_openai_says_it_is_the_call_as_transformers_says_it(
+    tmp_path: Path, template: str
+) -> None:
     ours, theirs = _both(tmp_path, template)
 
     def called(arguments: Any, content: str | None) -> list[dict[str, Any]]:
@@ -184,4 +218,6 @@ def test_a_call_as_openai_says_it_is_the_call_as_transformers_says_it(tmp_path: 
             {"role": "tool", "tool_call_id": "a", "content": "sun"},
         ]
 
-    assert ours(called('{"city":"Genoa","days":[1,2]}', None)) == theirs(called({"city": "Genoa", "days": [1, 2]}, ""))
+    assert ours(called('{"city":"Genoa","days":[1,2]}', None)) == theirs(
+        called({"city": "Genoa", "days": [1, 2]}, "")
+    )

@@ -1,5 +1,5 @@
-"""Answers' texts: calls and reasoning found the same however the text is cut, and grammars whose every text the parser
-of the same format reads back as a call that fits its schema."""
+"""Answers' texts: calls and reasoning found the same however the text is cut, and grammars whose
+every text the parser of the same format reads back as a call that fits its schema."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def joined(pieces: Iterable[AnswerPiece]) -> Found:
     calls: list[list[str]] = []
     last = ""
     for piece in pieces:
-        assert piece.kind != "arguments" or last in ("name", "arguments"), "a call is told in one go"
+        assert piece.kind != "arguments" or last in (
+            "name",
+            "arguments",
+        ), "a call is told in one go"
         last = piece.kind
         if piece.kind == "name":
             assert piece.call == len(calls)
@@ -78,7 +81,9 @@ def joined(pieces: Iterable[AnswerPiece]) -> Found:
     return texts, calls
 
 
-def read(reader: AnswerReader, text: str, cuts: Sequence[int] = (), *, stopped: bool = False) -> Found:
+def read(
+    reader: AnswerReader, text: str, cuts: Sequence[int] = (), *, stopped: bool = False
+) -> Found:
     ends = [0, *sorted(cuts), len(text)]
     pieces = [piece for begin, end in pairwise(ends) for piece in reader.feed(text[begin:end])]
     return joined([*pieces, *reader.end(stopped=stopped)])
@@ -91,14 +96,20 @@ def held_parser(name: str) -> MakeParser:
 HERMES: list[tuple[str, str, list[list[str]]]] = [
     ("Hello there\n", "Hello there\n", []),
     (
-        "Sure.\n\n<tool_call>\n"
-        '{"name": "ping", "arguments": {"a": "</tool_call>\\"}", "b": [{"c": "]"}]}}\n</tool_call>'
-        '\n<tool_call>\n{"arguments": {"d": 1}, "name": "loose"}\n</tool_call>\n',
+        (
+            'Sure.\n\n<tool_call>\n{"name": "ping", "arguments": {"a": "</tool_call>\\"}", "b":'
+            ' [{"c": "]"}]}}\n</tool_call>\n<tool_call>\n{"arguments": {"d": 1}, "name":'
+            ' "loose"}\n</tool_call>\n'
+        ),
         "Sure.",
         [["ping", '{"a": "</tool_call>\\"}", "b": [{"c": "]"}]}'], ["loose", '{"d": 1}']],
     ),
     ('<tool_call>{"name": "ping"}}\n</tool_call> done', " done", [["ping", "{}"]]),
-    ('<tool_call>{"name": "ping", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [["ping", '{"a": 1}']]),
+    (
+        '<tool_call>{"name": "ping", "arguments": "{\\"a\\": 1}"}</tool_call>',
+        "",
+        [["ping", '{"a": 1}']],
+    ),
     ('<tool_call>{"name": "ping", "arguments": null}</tool_call>', "", [["ping", "{}"]]),
     ('<tool_call>{"name": "ping", "id": 12 , "arguments": {}}</tool_call>', "", [["ping", "{}"]]),
     ("<tool_call>\nping()\n</tool_call> ok", "<tool_call>\nping()\n</tool_call> ok", []),
@@ -108,25 +119,47 @@ HERMES: list[tuple[str, str, list[list[str]]]] = [
     ('<tool_call>{"name": "pi', '<tool_call>{"name": "pi', []),
     ("a < b <tool", "a < b <tool", []),
     ('<tool_call><tool_call>{"name": "ping"}</tool_call>', "<tool_call>", [["ping", "{}"]]),
-    ('<tool_call>{"name": "ping" "x"} x</tool_call>y', '<tool_call>{"name": "ping" "x"} x</tool_call>y', []),
+    (
+        '<tool_call>{"name": "ping" "x"} x</tool_call>y',
+        '<tool_call>{"name": "ping" "x"} x</tool_call>y',
+        [],
+    ),
     ('<tool_call>{"name": "no"}</tool_call>', '<tool_call>{"name": "no"}</tool_call>', []),
     (
-        '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n{"name": "loose", "arguments": {}}\n</tool_call> ok',
+        (
+            '<tool_call>\n{"name": "ping", "arguments": {"a": 1}}\n{"name": "loose", "arguments":'
+            " {}}\n</tool_call> ok"
+        ),
         " ok",
         [["ping", '{"a": 1}'], ["loose", "{}"]],
     ),
-    ('<tool_call>[{"name": "ping"}, {"name": "loose"}]</tool_call>', "", [["ping", "{}"], ["loose", "{}"]]),
+    (
+        '<tool_call>[{"name": "ping"}, {"name": "loose"}]</tool_call>',
+        "",
+        [["ping", "{}"], ["loose", "{}"]],
+    ),
     ('<tool_call>{"name": "ping"}{"name": "no"}</tool_call>.', '{"name": "no"}.', [["ping", "{}"]]),
     ('<tool_call>{"name": "ping"} and so</tool_call>on', "and soon", [["ping", "{}"]]),
     (
-        "<tool_call>{'name': 'ping', 'arguments': {'a': NaN, 'b': True,\n'c': 'x\ny\\d',}}</tool_call>",
+        (
+            "<tool_call>{'name': 'ping', 'arguments': {'a': NaN, 'b': True,\n'c':"
+            " 'x\ny\\d',}}</tool_call>"
+        ),
         "",
         [["ping", '{"a": "NaN", "b": true,\n"c": "x\\ny\\\\d"}']],
     ),
     ('<tool_call>{"name": "ping", "arguments": {"a": 1</tool_call>', "", [["ping", '{"a": 1}']]),
-    ('<tool_call>{"name": "ping", "arguments": {"a": 1} {</tool_call>.', "{.", [["ping", '{"a": 1}']]),
-    ('<tool_call>{"name": "ping", "arguments": [1]}', '<tool_call>{"name": "ping", "arguments": [1]}', []),
-]  # fmt: skip
+    (
+        '<tool_call>{"name": "ping", "arguments": {"a": 1} {</tool_call>.',
+        "{.",
+        [["ping", '{"a": 1}']],
+    ),
+    (
+        '<tool_call>{"name": "ping", "arguments": [1]}',
+        '<tool_call>{"name": "ping", "arguments": [1]}',
+        [],
+    ),
+]
 LLAMA: list[tuple[str, str, list[list[str]]]] = [
     (
         '{"name": "ping", "parameters": {"a": 1}}; {"name": "loose", "parameters": {}}',
@@ -141,31 +174,58 @@ LLAMA: list[tuple[str, str, list[list[str]]]] = [
     ('{"na', '{"na', []),
     ("<|pyth", "<|pyth", []),
     ("", "", []),
-    ('{"name": "ping", "parameters": {"a": Infinity, "b": 1e999}}', "", [["ping", '{"a": "Infinity", "b": "1e999"}']]),
-    ('<|python_tag|>{"name": "ping"}; <|python_tag|>{"name": "loose"}', "", [["ping", "{}"], ["loose", "{}"]]),
+    (
+        '{"name": "ping", "parameters": {"a": Infinity, "b": 1e999}}',
+        "",
+        [["ping", '{"a": "Infinity", "b": "1e999"}']],
+    ),
+    (
+        '<|python_tag|>{"name": "ping"}; <|python_tag|>{"name": "loose"}',
+        "",
+        [["ping", "{}"], ["loose", "{}"]],
+    ),
     ('{"name": "ping", "parameters": {"a": 1}; so', "; so", [["ping", '{"a": 1}']]),
 ]
 CODER: list[tuple[str, str, list[list[str]]]] = [
     (
-        "ok\n<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\n\n\"York\"\n</parameter>\n<parameter=days>\n3\n"
-        "</parameter>\n<parameter=sure>\nTrue\n</parameter>\n</function>\n</tool_call>\n"
-        "<tool_call>\n<function=ping>\n</function>\n</tool_call>",
+        (
+            'ok\n<tool_call>\n<function=get_weather>\n<parameter=city>\nNew\n\n"York"\n</parameter>\n<parameter=days>\n3\n'
+            "</parameter>\n<parameter=sure>\nTrue\n</parameter>\n</function>\n</tool_call>\n"
+            "<tool_call>\n<function=ping>\n</function>\n</tool_call>"
+        ),
         "ok",
-        [["get_weather", '{"city": "New\\n\\n\\"York\\"", "days": 3, "sure": true}'], ["ping", "{}"]],
+        [
+            ["get_weather", '{"city": "New\\n\\n\\"York\\"", "days": 3, "sure": true}'],
+            ["ping", "{}"],
+        ],
     ),
-    ("<function=loose>\n<parameter=x>\n{1}\n</parameter>\n</function>\n</tool_call>", "", [["loose", '{"x": "{1}"}']]),
-    ("<tool_call>\n<function=get_weather>\n<parameter=city>\nPar", "", [["get_weather", '{"city": "Par']]),
-    ("<tool_call>\n<function=get_weather>\n<parameter=days>\n1", "", [["get_weather", '{"days": 1']]),
+    (
+        "<function=loose>\n<parameter=x>\n{1}\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [["loose", '{"x": "{1}"}']],
+    ),
+    (
+        "<tool_call>\n<function=get_weather>\n<parameter=city>\nPar",
+        "",
+        [["get_weather", '{"city": "Par']],
+    ),
+    (
+        "<tool_call>\n<function=get_weather>\n<parameter=days>\n1",
+        "",
+        [["get_weather", '{"days": 1']],
+    ),
     ("<tool_call>\nfoo", "<tool_call>\nfoo", []),
     ("x <tool_call>\n<fun", "x <tool_call>\n<fun", []),
     ("<tool_call>\n<function=>\n", "<tool_call>\n<function=>\n", []),
-]  # fmt: skip
+]
 BY_NAME = {"hermes": HERMES, "ernie45": HERMES, "llama3_json": LLAMA, "qwen3_coder": CODER}
 CASES = [(name, *case) for name, found in BY_NAME.items() for case in found]
 
 
 @pytest.mark.parametrize("name, text, content, calls", CASES, ids=lambda value: repr(value)[:40])
-def test_calls_are_found_however_the_text_is_cut(name: str, text: str, content: str, calls: list[list[str]]) -> None:
+def test_calls_are_found_however_the_text_is_cut(
+    name: str, text: str, content: str, calls: list[list[str]]
+) -> None:
     def reader() -> AnswerReader:
         return AnswerReader(FORMATS[name].parser(TOOLS))
 
@@ -178,14 +238,51 @@ def test_calls_are_found_however_the_text_is_cut(name: str, text: str, content: 
 
 
 _BITS = [
-    "<tool_call>", "</tool_call>", "\n", " ", "{", "}", '{"name": ', '"ping"', ', "arguments": ', '"', "\\", ":",
-    ",", "[", "]",
-    "<function=ping>", "</function>", "<parameter=a>", "</parameter>", "<", "<think>", "</think>", "1", "null", "é",
-    "<|python_tag|>", ";", '{"name": "ping", "parameters": {"a": ', "NaN", "'", "True", "1e999",
-    "<arg_key>a</arg_key>", "<arg_value>", "</arg_value>", "<minimax:tool_call>", '<invoke name="ping">',
-    '<parameter name="a">', "</invoke>", "</minimax:tool_call>", "<|tool_call_start|>[", "ping(a=",
-    ")]<|tool_call_end|>", "<tool_call>ping",
-]  # fmt: skip
+    "<tool_call>",
+    "</tool_call>",
+    "\n",
+    " ",
+    "{",
+    "}",
+    '{"name": ',
+    '"ping"',
+    ', "arguments": ',
+    '"',
+    "\\",
+    ":",
+    ",",
+    "[",
+    "]",
+    "<function=ping>",
+    "</function>",
+    "<parameter=a>",
+    "</parameter>",
+    "<",
+    "<think>",
+    "</think>",
+    "1",
+    "null",
+    "é",
+    "<|python_tag|>",
+    ";",
+    '{"name": "ping", "parameters": {"a": ',
+    "NaN",
+    "'",
+    "True",
+    "1e999",
+    "<arg_key>a</arg_key>",
+    "<arg_value>",
+    "</arg_value>",
+    "<minimax:tool_call>",
+    '<invoke name="ping">',
+    '<parameter name="a">',
+    "</invoke>",
+    "</minimax:tool_call>",
+    "<|tool_call_start|>[",
+    "ping(a=",
+    ")]<|tool_call_end|>",
+    "<tool_call>ping",
+]
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -213,7 +310,12 @@ def test_any_text_is_read_alike_however_it_is_cut(
 @pytest.mark.parametrize(
     "name, text, cut, whole",
     [
-        ("hermes", '<tool_call>{"name": "ping", "arguments": {"a": ["x', '{"a": ["x', '{"a": ["x"]}'),
+        (
+            "hermes",
+            '<tool_call>{"name": "ping", "arguments": {"a": ["x',
+            '{"a": ["x',
+            '{"a": ["x"]}',
+        ),
         ("hermes", '<tool_call>{"name": "ping", ', "", "{}"),
         ("hermes", '<tool_call>{"name": "ping", "arguments": {"a": {}', '{"a": {}', '{"a": {}}'),
         ("llama3_json", '{"name": "ping", "parameters": {"a": tr', '{"a": tr', '{"a": "tr"}'),
@@ -224,7 +326,10 @@ def test_what_the_model_left_open_is_closed(name: str, text: str, cut: str, whol
     """Where a limit cut the answer, the arguments stay as far as they came."""
     for cuts in ([], range(1, len(text))):
         assert read(AnswerReader(FORMATS[name].parser(TOOLS)), text, cuts) == ({}, [["ping", cut]])
-        assert read(AnswerReader(FORMATS[name].parser(TOOLS)), text, cuts, stopped=True) == ({}, [["ping", whole]])
+        assert read(AnswerReader(FORMATS[name].parser(TOOLS)), text, cuts, stopped=True) == (
+            {},
+            [["ping", whole]],
+        )
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -246,11 +351,18 @@ def test_a_long_answer_is_read_in_portions(name: str) -> None:
 def test_one_call_alone() -> None:
     reader = AnswerReader(FORMATS["hermes"].parser(TOOLS), parallel=False)
     call = '<tool_call>\n{"name": "ping", "arguments": {}}\n</tool_call>\n'
-    assert read(reader, "a" + call + call) == ({"content": "a"}, [["ping", "{}"]]) and reader.called == 1
+    assert (
+        read(reader, "a" + call + call) == ({"content": "a"}, [["ping", "{}"]])
+        and reader.called == 1
+    )
 
 
 THOUGHTS: list[tuple[Thinking, str, dict[str, str]]] = [
-    ("may open", "<think>\nhm <b\n</think>\n\nHello\n", {"reasoning": "hm <b", "content": "Hello\n"}),
+    (
+        "may open",
+        "<think>\nhm <b\n</think>\n\nHello\n",
+        {"reasoning": "hm <b", "content": "Hello\n"},
+    ),
     ("may open", "Hello </think>", {"content": "Hello </think>"}),
     ("may open", "<thi", {"content": "<thi"}),
     ("open", "hm\n</think>\n\nHi", {"reasoning": "hm", "content": "Hi"}),
@@ -270,7 +382,10 @@ def test_reasoning_is_kept_apart(thinking: Thinking, text: str, want: dict[str, 
 def test_reasoning_stands_before_calls() -> None:
     reader = AnswerReader(FORMATS["hermes"].parser(TOOLS), "open")
     text = 'a <tool_call> b</think>\n\n<tool_call>{"name": "ping"}</tool_call>'
-    assert read(reader, text, range(1, len(text))) == ({"reasoning": "a <tool_call> b"}, [["ping", "{}"]])
+    assert read(reader, text, range(1, len(text))) == (
+        {"reasoning": "a <tool_call> b"},
+        [["ping", "{}"]],
+    )
 
 
 @pytest.mark.parametrize(
@@ -286,7 +401,9 @@ def test_reasoning_stands_before_calls() -> None:
         ("far", "qwen3", True, "may open"),
     ],
 )
-def test_where_the_prompt_ends_says_how_the_answer_begins(prompt: str, name: str, inside: bool, want: str) -> None:
+def test_where_the_prompt_ends_says_how_the_answer_begins(
+    prompt: str, name: str, inside: bool, want: str
+) -> None:
     assert thinking_behind(prompt, name, inside_answer=inside) == want
 
 
@@ -304,8 +421,12 @@ def test_a_template_says_how_calls_are_written(template: str, want: str) -> None
 
 
 def test_parsers_are_known_by_name() -> None:
-    AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3").check()
-    with pytest.raises(UsageError, match="tool_call_parser must be one of hermes, ernie45, gemma4, glm45, glm47,"):
+    AnswerParsers(
+        enable_auto_tool_choice=True, tool_call_parser="hermes", reasoning_parser="qwen3"
+    ).check()
+    with pytest.raises(
+        UsageError, match="tool_call_parser must be one of hermes, ernie45, gemma4, glm45, glm47,"
+    ):
         AnswerParsers(tool_call_parser="mistral").check()
     with pytest.raises(UsageError, match="reasoning_parser must be one of qwen3, deepseek_r1"):
         AnswerParsers(reasoning_parser="r1").check()
@@ -338,11 +459,17 @@ def compiler() -> Any:
     return GrammarCompiler(tokenizer, [tokenizer.eos_token_id]), tokenizer
 
 
-FORM = {"type": "object", "properties": {"z": {"type": "boolean"}}, "required": ["z"], "additionalProperties": False}
+FORM = {
+    "type": "object",
+    "properties": {"z": {"type": "boolean"}},
+    "required": ["z"],
+    "additionalProperties": False,
+}
 
 
 def walked(compiler: Any, asked: StructuredOutputsParams, seed: int, start: str = "") -> str | None:
-    """A text that the grammar allows, drawn token by token behind `start`; None where it did not come to its end."""
+    """A text that the grammar allows, drawn token by token behind `start`; None where it did not
+    come to its end."""
     from penstock.text.grammar import grammar_text
 
     made, tokenizer = compiler
@@ -354,7 +481,9 @@ def walked(compiler: Any, asked: StructuredOutputsParams, seed: int, start: str 
     for _ in range(400):
         allowed = np.nonzero(np.unpackbits(matcher.mask().view(np.uint8), bitorder="little"))[0]
         token = int(draw.choice(allowed))
-        if tokenizer.eos_token_id in allowed and (token == tokenizer.eos_token_id or draw.random() < 0.5):
+        if tokenizer.eos_token_id in allowed and (
+            token == tokenizer.eos_token_id or draw.random() < 0.5
+        ):
             return str(tokenizer.decode(ids, skip_special_tokens=False))
         ids.append(token)
         matcher.accept(token)
@@ -389,7 +518,9 @@ def test_what_must_be_a_call_is_one_that_fits(compiler: Any, name: str, parallel
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_call_or_a_form(compiler: Any, name: str) -> None:
-    asked = StructuredOutputsParams(json=FORM, around=around("closed", form=True, calls=FORMATS[name], tools=[PING]))
+    asked = StructuredOutputsParams(
+        json=FORM, around=around("closed", form=True, calls=FORMATS[name], tools=[PING])
+    )
     seen = set()
     for seed in range(12):
         text = walked(compiler, asked, seed)
@@ -411,7 +542,9 @@ def test_a_call_or_a_form(compiler: Any, name: str) -> None:
 )
 def test_a_call_that_a_free_text_begins_is_held(compiler: Any, name: str, start: str) -> None:
     calls = FORMATS[name]
-    asked = StructuredOutputsParams(around=around("closed", calls=calls, tools=[WEATHER], parallel=False))
+    asked = StructuredOutputsParams(
+        around=around("closed", calls=calls, tools=[WEATHER], parallel=False)
+    )
     whole = 0
     for seed in range(6):
         text = walked(compiler, asked, seed, start)
@@ -426,9 +559,13 @@ def test_a_call_that_a_free_text_begins_is_held(compiler: Any, name: str, start:
 
 
 def test_a_text_between_tags_is_free(compiler: Any) -> None:
-    note = Tool(name="note", parameters={"type": "object", "properties": {"text": {"type": "string"}}})
+    note = Tool(
+        name="note", parameters={"type": "object", "properties": {"text": {"type": "string"}}}
+    )
     calls = FORMATS["qwen3_coder"]
-    asked = StructuredOutputsParams(around=around("closed", calls=calls, tools=[note], must_call=True, parallel=False))
+    asked = StructuredOutputsParams(
+        around=around("closed", calls=calls, tools=[note], must_call=True, parallel=False)
+    )
     start = '<tool_call>\n<function=note>\n<parameter=text>\na "b" </tool_call> {\n\n</parameter>\n'
     text = walked(compiler, asked, 1, start)
     assert text is not None
@@ -444,32 +581,53 @@ def test_marks_that_are_tokens_of_their_own(tmp_path: Path, special: bool) -> No
     pytest.importorskip("llguidance")
     from penstock.text.grammar import GrammarCompiler, check_grammar
 
-    made, marks = byte_level(QWEN_SPLIT, ["<|endoftext|>"]), ["<tool_call>", "</tool_call>", "<think>", "</think>"]
+    made, marks = (
+        byte_level(QWEN_SPLIT, ["<|endoftext|>"]),
+        ["<tool_call>", "</tool_call>", "<think>", "</think>"],
+    )
     made.add_tokens([AddedToken(mark, special=special, normalized=False) for mark in marks])
-    write(tmp_path, made, {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"})
+    write(
+        tmp_path, made, {"eos_token": "<|endoftext|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    )
     tokenizer = Tokenizer.load(tmp_path)
     assert tokenizer.special_texts == {"<|endoftext|>", *(marks if special else ())}
     compiler = GrammarCompiler(tokenizer, [tokenizer.eos_token_id]), tokenizer
-    for thinking, start in (("open", "hm</think>"), ("may open", "<think>hm</think>\n\n"), ("closed", "")):
+    for thinking, start in (
+        ("open", "hm</think>"),
+        ("may open", "<think>hm</think>\n\n"),
+        ("closed", ""),
+    ):
         for must, more in ((True, ""), (False, "Hi <tool_call>")):
             asked = StructuredOutputsParams(
                 around=around(
-                    thinking, calls=FORMATS["hermes"], tools=[STRICT_CITY], parallel=False, must_call=must,
+                    thinking,
+                    calls=FORMATS["hermes"],
+                    tools=[STRICT_CITY],
+                    parallel=False,
+                    must_call=must,
                     special=tokenizer.special_texts,
                 )
-            )  # fmt: skip
+            )
             check_grammar(asked)
             text = walked(compiler, asked, 1, start + more)
             assert text is not None
-            texts, found = read(AnswerReader(FORMATS["hermes"].parser([STRICT_CITY]), thinking), text)
-            assert [name for name, _ in found] == ["city"] and texts.get("reasoning") == ("hm" if start else None)
+            texts, found = read(
+                AnswerReader(FORMATS["hermes"].parser([STRICT_CITY]), thinking), text
+            )
+            assert [name for name, _ in found] == ["city"] and texts.get("reasoning") == (
+                "hm" if start else None
+            )
             assert json.loads(found[0][1])["name"] in ("Paris", "Rome")
 
 
-@pytest.mark.parametrize("thinking, start", [("open", "hm </think>"), ("may open", "<think>hm </think>\n\n")])
+@pytest.mark.parametrize(
+    "thinking, start", [("open", "hm </think>"), ("may open", "<think>hm </think>\n\n")]
+)
 def test_a_form_begins_behind_the_thought(compiler: Any, thinking: Thinking, start: str) -> None:
     asked = StructuredOutputsParams(json=FORM, around=around(thinking, form=True))
-    texts = [text for seed in range(4) if (text := walked(compiler, asked, seed, start)) is not None]
+    texts = [
+        text for seed in range(4) if (text := walked(compiler, asked, seed, start)) is not None
+    ]
     assert texts
     for text in texts:
         found, _ = read(AnswerReader(None, thinking), text)

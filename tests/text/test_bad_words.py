@@ -1,4 +1,5 @@
-"""Bad words in token ids: neither a word nor the word behind a space, with every kind of tokenizer."""
+"""Bad words in token ids: neither a word nor the word behind a space,
+with every kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -22,12 +23,18 @@ def test_neither_the_word_nor_the_word_behind_a_space_may_come(kind: str, tmp_pa
     tokenizer = Tokenizer.load(folder)
     spell = lambda ids: b"".join(map(tokenizer.token_bytes.__getitem__, ids))  # noqa: E731
     for word in WORDS:
-        (plain,), (spaced,) = tokenizer.encode_inside([word.lstrip()]), tokenizer.encode_inside([" " + word.lstrip()])
+        (plain,), (spaced,) = (
+            tokenizer.encode_inside([word.lstrip()]),
+            tokenizer.encode_inside([" " + word.lstrip()]),
+        )
         barred = bad_word_ids(tokenizer, [word])
         if not plain:  # this vocabulary cannot say it
             assert barred == []
             continue
-        assert spell(plain) == word.lstrip().encode() and spell(spaced) == b" " + word.lstrip().encode()
+        assert (
+            spell(plain) == word.lstrip().encode()
+            and spell(spaced) == b" " + word.lstrip().encode()
+        )
         for said in (plain, spaced):  # some barred word ends where it does
             assert any(said[-len(ids) :] == ids for ids in barred), (word, said, barred)
         assert all(spell(ids).strip() == word.strip().encode() for ids in barred)

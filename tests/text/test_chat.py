@@ -1,5 +1,5 @@
-"""Chat: messages are checked, templates are the model's own. (That rendering equals transformers' is in
-test_against_transformers, what a template may take in test_sandbox.)"""
+"""Chat: messages are checked, templates are the model's own. (That rendering equals transformers'
+is in test_against_transformers, what a template may take in test_sandbox.)"""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ USER = [{"role": "user", "content": "hi"}]
 @dataclass
 class Templates:
     chat_templates: Mapping[str, str]
-    special_tokens: Mapping[str, str] = field(default_factory=lambda: {"bos_token": "<s>", "eos_token": "</s>"})
+    special_tokens: Mapping[str, str] = field(
+        default_factory=lambda: {"bos_token": "<s>", "eos_token": "</s>"}
+    )
 
 
 def by(template: str) -> Templates:
@@ -37,7 +39,10 @@ def test_content_parts_become_text() -> None:
 def test_generation_prompt_and_variables_reach_the_template() -> None:
     template = "{{ add_generation_prompt }} {{ tools }} {{ thinking }}"
     assert render(by(template), USER) == "True None "
-    assert render(by(template), USER, add_generation_prompt=False, template_kwargs={"thinking": 1}) == "False None 1"
+    assert (
+        render(by(template), USER, add_generation_prompt=False, template_kwargs={"thinking": 1})
+        == "False None 1"
+    )
     assert render(Templates({"default": "plain", "tool_use": "x"}), USER) == "plain"
 
 
@@ -45,11 +50,16 @@ def test_a_final_message_is_continued() -> None:
     """As transformers does it: tests/text/test_against_transformers.py."""
 
     def continued(template: str, last: dict[str, Any], *, generate: bool = False) -> str:
-        return render(by(template), [*USER, last], add_generation_prompt=generate, continue_final_message=True)
+        return render(
+            by(template), [*USER, last], add_generation_prompt=generate, continue_final_message=True
+        )
 
     said = {"role": "assistant", "content": [{"type": "text", "text": "The answer is "}]}
     assert continued(LINES, said) == "<s>[user:hi][assistant:The answer is "
-    assert continued(LINES.replace("m.content", "m.content | trim"), said) == "<s>[user:hi][assistant:The answer is"
+    assert (
+        continued(LINES.replace("m.content", "m.content | trim"), said)
+        == "<s>[user:hi][assistant:The answer is"
+    )
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     for template, wrong, generate, says in (
         (LINES, said, True, "exclude each other"),
@@ -77,7 +87,10 @@ def test_a_final_message_is_continued() -> None:
         ([{"role": "user", "content": 5}], "must be text or a list"),
         ([{"role": "user", "content": "x", "colour": "red"}], "'colour'"),
         ([{"role": "user", "content": "x", "name": 5}], "name must be text"),
-        ([*USER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}], r"messages\[1\].*'image_url'"),
+        (
+            [*USER, {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+            r"messages\[1\].*'image_url'",
+        ),
         ([{"role": "user", "content": [{"type": "text"}]}], "'text'"),
         ([{"role": "user", "content": [5]}], "'int'"),
         ([{"role": "assistant", "tool_calls": [5]}], "function"),
@@ -134,7 +147,9 @@ def test_what_compiles_badly_is_no_valid_template(template: str, says: str) -> N
         render(by(template), USER)
 
 
-@pytest.mark.parametrize("template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ open('x') }}"])
+@pytest.mark.parametrize(
+    "template", ["{{ messages.append(1) }}", "{{ ''.__class__.__mro__ }}", "{{ open('x') }}"]
+)
 def test_what_reaches_beyond_the_messages_is_refused(template: str) -> None:
     with pytest.raises(UsageError):
         render(by(template), USER)
@@ -142,15 +157,20 @@ def test_what_reaches_beyond_the_messages_is_refused(template: str) -> None:
 
 def test_a_template_that_adds_up_a_long_conversation_is_served() -> None:
     template = (
-        "{% set ns = namespace(x='') %}{% for m in messages %}"
-        "{% set ns.x = ns.x + '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.x }}"
+        "{% set ns = namespace(x='') %}{% for m in messages %}{% set ns.x = ns.x + '<|im_start|>' +"
+        " m.role + '\n' + m.content + '<|im_end|>\n' %}{% endfor %}{{ ns.x }}"
     )
     messages = [{"role": "user", "content": "word " * 200}] * 1000
-    assert render(by(template), messages) == ("<|im_start|>user\n" + "word " * 200 + "<|im_end|>\n") * 1000
+    assert (
+        render(by(template), messages)
+        == ("<|im_start|>user\n" + "word " * 200 + "<|im_end|>\n") * 1000
+    )
 
 
 def test_user_text_is_never_a_template() -> None:
     assert (
-        render(by("{{ messages[0].content }}"), [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}])
+        render(
+            by("{{ messages[0].content }}"), [{"role": "user", "content": "{{ 7 * 7 }}{% raw %}"}]
+        )
         == "{{ 7 * 7 }}{% raw %}"
     )

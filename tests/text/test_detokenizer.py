@@ -1,4 +1,5 @@
-"""Streams: pushes and flush, joined, are the text that decode gives, and no push tears a character."""
+"""Streams: pushes and flush, joined, are the text that decode gives,
+and no push tears a character."""
 
 from __future__ import annotations
 
@@ -15,7 +16,9 @@ from penstock.text.tokenizer import Tokenizer
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
     return Tokenizer.load(MAKERS[request.param](tmp_path_factory.mktemp("tokenizer")))
 
 
@@ -28,13 +31,20 @@ def stream(tokenizer: Tokenizer, pushes: list[list[int]], skip: bool = True) -> 
 def test_pushes_joined_are_decode(tokenizer: Tokenizer, data: st.DataObject) -> None:
     ids = st.integers(0, tokenizer.vocab_size - 1)
     # The first ids are special tokens, bytes and byte-fallback tokens: torn characters in plenty.
-    pushes = data.draw(st.lists(st.lists(st.one_of(ids, st.integers(0, 258)), max_size=6), max_size=12))
+    pushes = data.draw(
+        st.lists(st.lists(st.one_of(ids, st.integers(0, 258)), max_size=6), max_size=12)
+    )
     skip = data.draw(st.booleans())
     whole = [index for push in pushes for index in push]
-    assert "".join(stream(tokenizer, pushes, skip)) == tokenizer.decode(whole, skip_special_tokens=skip)
+    assert "".join(stream(tokenizer, pushes, skip)) == tokenizer.decode(
+        whole, skip_special_tokens=skip
+    )
 
 
-@given(text=st.one_of(st.text(max_size=30), st.sampled_from(TEXTS)), sizes=st.lists(st.integers(1, 4), min_size=1))
+@given(
+    text=st.one_of(st.text(max_size=30), st.sampled_from(TEXTS)),
+    sizes=st.lists(st.integers(1, 4), min_size=1),
+)
 def test_valid_text_is_never_torn(tokenizer: Tokenizer, text: str, sizes: list[int]) -> None:
     ids = tokenizer.encode(text)
     pushes, at, turn = [], 0, 0
@@ -76,17 +86,27 @@ def test_only_the_first_token_loses_its_space(tmp_path: Path) -> None:
     for maker in (llama2, metaspace):
         tokenizer = Tokenizer.load(maker(tmp_path / maker.__name__))
         ids = tokenizer.encode("Mia has 12", add_special_tokens=False)
-        assert "".join(stream(tokenizer, [[index] for index in [1, 2, *ids, *ids]])) == "Mia has 12 Mia has 12"
+        assert (
+            "".join(stream(tokenizer, [[index] for index in [1, 2, *ids, *ids]]))
+            == "Mia has 12 Mia has 12"
+        )
 
 
 @given(data=st.data())
-def test_text_behind_a_prompt_is_the_whole_text_less_the_prompts(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Sentencepiece's decoders take a space from the beginning of a text: an answer's first token keeps its own."""
-    ids = st.lists(st.sampled_from(tokenizer.encode(" ".join(TEXTS), add_special_tokens=False)), max_size=8)
+def test_text_behind_a_prompt_is_the_whole_text_less_the_prompts(
+    tokenizer: Tokenizer, data: st.DataObject
+) -> None:
+    """Sentencepiece's decoders take a space from the beginning of a text: an answer's first token
+    keeps its own."""
+    ids = st.lists(
+        st.sampled_from(tokenizer.encode(" ".join(TEXTS), add_special_tokens=False)), max_size=8
+    )
     prompt, answer = data.draw(ids), data.draw(ids)
     begins = tokenizer.begins_behind(prompt)
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + answer)
-    assume(whole.startswith(before) and "\ufffd" not in whole)  # no character is torn between the two
+    assume(
+        whole.startswith(before) and "\ufffd" not in whole
+    )  # no character is torn between the two
     if not begins or not prompt:
         assert tokenizer.decode(answer, begins=begins) == whole[len(before) :]
     pushed = Detokenizer(tokenizer, begins=begins)
@@ -96,12 +116,16 @@ def test_text_behind_a_prompt_is_the_whole_text_less_the_prompts(tokenizer: Toke
 
 
 @pytest.mark.parametrize("make", [llama2, metaspace])
-def test_special_tokens_before_a_text_leave_its_beginning(tmp_path: Path, make: Callable[[Path], Path]) -> None:
+def test_special_tokens_before_a_text_leave_its_beginning(
+    tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
     tokenizer = Tokenizer.load(make(tmp_path))
     assert tokenizer.bos_token_id is not None and tokenizer.begins_behind([tokenizer.bos_token_id])
     assert not tokenizer.begins_behind([tokenizer.bos_token_id], skip_special_tokens=False)
     ids = tokenizer.encode("the river", add_special_tokens=False)
-    assert tokenizer.decode(ids) == "the river" and tokenizer.decode(ids, begins=False) == " the river"
+    assert (
+        tokenizer.decode(ids) == "the river" and tokenizer.decode(ids, begins=False) == " the river"
+    )
 
 
 @given(text=st.one_of(st.text(st.characters(codec="utf-8"), max_size=20), st.sampled_from(TEXTS)))

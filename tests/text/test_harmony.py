@@ -20,7 +20,9 @@ PREAMBLE = "<|start|>assistant<|channel|>commentary<|message|>I look it up.<|end
 Told = dict[str, str | list[tuple[str, str]]]
 
 
-def read(text: str, size: int, prompt: str = PROMPT, parallel: bool = True, stopped: bool = False) -> Told:
+def read(
+    text: str, size: int, prompt: str = PROMPT, parallel: bool = True, stopped: bool = False
+) -> Told:
     reader = HarmonyReader(prompt, names={"get_weather", "ping"}, parallel=parallel)
     told: Told = {"reasoning": "", "content": "", "calls": []}
     calls: list[list[str]] = []
@@ -43,7 +45,11 @@ CASES: list[tuple[str, Told]] = [
     (THOUGHT + FINAL, {"reasoning": "Let me see <b>.", "content": "It is 1 < 2.", "calls": []}),
     (
         THOUGHT + WEATHER,
-        {"reasoning": "Let me see <b>.", "content": "", "calls": [("get_weather", '{"city": "Rome"}')]},
+        {
+            "reasoning": "Let me see <b>.",
+            "content": "",
+            "calls": [("get_weather", '{"city": "Rome"}')],
+        },
     ),
     (
         THOUGHT + PREAMBLE + WEATHER + FIRST,
@@ -53,14 +59,26 @@ CASES: list[tuple[str, Told]] = [
             "calls": [("get_weather", '{"city": "Rome"}'), ("ping", "{}")],
         },
     ),
-    (FINAL.removeprefix("<|start|>assistant"), {"reasoning": "", "content": "It is 1 < 2.", "calls": []}),
+    (
+        FINAL.removeprefix("<|start|>assistant"),
+        {"reasoning": "", "content": "It is 1 < 2.", "calls": []},
+    ),
     (
         "no channels, <|strange|> as it is",
         {"reasoning": "", "content": "no channels, <|strange|> as it is", "calls": []},
     ),
-    (THOUGHT[:40], {"reasoning": THOUGHT[:40].partition("<|message|>")[2], "content": "", "calls": []}),
-    (THOUGHT.removesuffix("<|end|>") + FINAL, {"reasoning": "Let me see <b>.", "content": "It is 1 < 2.", "calls": []}),
-    (WEATHER[: -len('"}<|call|>')], {"reasoning": "", "content": "", "calls": [("get_weather", '{"city": "Rome')]}),
+    (
+        THOUGHT[:40],
+        {"reasoning": THOUGHT[:40].partition("<|message|>")[2], "content": "", "calls": []},
+    ),
+    (
+        THOUGHT.removesuffix("<|end|>") + FINAL,
+        {"reasoning": "Let me see <b>.", "content": "It is 1 < 2.", "calls": []},
+    ),
+    (
+        WEATHER[: -len('"}<|call|>')],
+        {"reasoning": "", "content": "", "calls": [("get_weather", '{"city": "Rome')]},
+    ),
     (THOUGHT + "<|start|>assi", {"reasoning": "Let me see <b>.", "content": "", "calls": []}),
     ("", {"reasoning": "", "content": "", "calls": []}),
 ]
@@ -79,8 +97,17 @@ def told(*calls: tuple[str, str], content: str = "", reasoning: str = "") -> Tol
 TO = "<|channel|>commentary to=functions.get_weather <|constrain|>json"
 ROME = ("get_weather", '{"city": "Rome"}')
 MENDED: list[tuple[str, Told]] = [
-    (' to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{"city": "Rome"}<|call|>', told(ROME)),
-    (' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>', told(ROME)),
+    (
+        (
+            ' to=functions.get_weather<|channel|>commentary <|constrain|>json<|message|>{"city":'
+            ' "Rome"}<|call|>'
+        ),
+        told(ROME),
+    ),
+    (
+        ' to=functions.get_weather<|channel|>commentary json<|message|>{"city": "Rome"}<|call|>',
+        told(ROME),
+    ),
     (' to=functions.get_weather<|channel|>analysis<|message|>{"city": "Rome"}<|call|>', told(ROME)),
     ('<|channel|>commentary to=get_weather<|message|>{"city": "Rome"}', told(ROME)),
     (THOUGHT + FIRST + WEATHER, told(("ping", "{}"), ROME, reasoning="Let me see <b>.")),
@@ -88,7 +115,10 @@ MENDED: list[tuple[str, Told]] = [
     (TO + "<|message|> \n", told(("get_weather", "{}"))),
     (TO + "<|call|>", told(("get_weather", "{}"))),
     (TO + '{"city": "Rome"}<|call|>', told(ROME)),
-    (TO + "<|message|>{'city': NaN, 'a': ['x<|call|>", told(("get_weather", '{"city": "NaN", "a": ["x"]}'))),
+    (
+        TO + "<|message|>{'city': NaN, 'a': ['x<|call|>",
+        told(("get_weather", '{"city": "NaN", "a": ["x"]}')),
+    ),
     (TO + '<|message|>{"city": "Rome"} or so<|call|>', told(ROME, content=" or so")),
     (TO + "<|message|>Rome<|call|>", told(content="Rome")),
     (TO.replace("get_weather", "no_tool") + "<|message|>{}<|call|>", told(content="{}")),
@@ -97,7 +127,10 @@ MENDED: list[tuple[str, Told]] = [
     ('<|channel|>final<|constrain|>json{"a": 1}<|return|>', told(content='{"a": 1}')),
     ("<|channel|>final " + "word " * 300, told(content="word " * 300)),
     ("<|channel|>analysis Hm.<|end|>" + FINAL, told(content="It is 1 < 2.", reasoning="Hm.")),
-    ("<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>It is.", told(content="It is.", reasoning="Hm.")),
+    (
+        "<|channel|>analysis<|message|>Hm.<|channel|>final<|message|>It is.",
+        told(content="It is.", reasoning="Hm."),
+    ),
     (THOUGHT + "It is.", told(content="It is.", reasoning="Let me see <b>.")),
     (THOUGHT + "<|start|>assistant It is.", told(content="It is.", reasoning="Let me see <b>.")),
     ("<|message|>It is.", told(content="It is.")),
@@ -115,16 +148,26 @@ def test_headers_and_texts_as_models_write_them(text: str, want: Told) -> None:
 def test_a_call_that_a_limit_cuts_stays_as_far_as_it_came() -> None:
     for size in (1, 100):
         assert read(TO + '<|message|>{"city": "Ro', size) == told(("get_weather", '{"city": "Ro'))
-        assert read(TO + "<|message|>", size) == read(TO.removesuffix("eather <|constrain|>json"), size) == told()
+        assert (
+            read(TO + "<|message|>", size)
+            == read(TO.removesuffix("eather <|constrain|>json"), size)
+            == told()
+        )
 
 
 def test_one_call_where_one_is_asked_for() -> None:
-    assert read(WEATHER + FIRST, 5, parallel=False)["calls"] == [("get_weather", '{"city": "Rome"}')]
+    assert read(WEATHER + FIRST, 5, parallel=False)["calls"] == [
+        ("get_weather", '{"city": "Rome"}')
+    ]
 
 
 def test_an_answer_that_was_begun_goes_on() -> None:
     begun = "<|start|>assistant<|channel|>final<|message|>"
-    assert read(" behind it<|return|>", 4, begun) == {"reasoning": "", "content": " behind it", "calls": []}
+    assert read(" behind it<|return|>", 4, begun) == {
+        "reasoning": "",
+        "content": " behind it",
+        "calls": [],
+    }
 
 
 def test_a_header_without_an_end_is_content() -> None:

@@ -1,5 +1,5 @@
-"""JSON as models write it: what is JSON goes through as it stands, what can be mended is, and whatever came is closed
-to JSON; the same however the text is cut."""
+"""JSON as models write it: what is JSON goes through as it stands, what can be mended is, and
+whatever came is closed to JSON; the same however the text is cut."""
 
 from __future__ import annotations
 
@@ -25,13 +25,24 @@ def finite(text: str) -> Any:
 
 MENDED = [
     ("{'a': True, 'b': None, 'c': [False, none]}", '{"a": true, "b": null, "c": [false, null]}'),
-    ('{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1e-9}', '{"a": "NaN", "b": "-Infinity", "c": "1e999", "d": 1e-9}'),
-    ("[1, 2,]", "[1, 2]"), ('{"a": [1,\n],}', '{"a": [1\n]}'), ("{a: b, c-d: 1}", '{"a": "b", "c-d": 1}'),
-    ('"one\ntwo\tthree"', '"one\\ntwo\\tthree"'), (r'"\d+ \' \u12 \n \u00e9"', r'"\\d+ ' + r"' \\u12 \n \u00e9" + '"'),
-    ("""'it\\'s "so"'""", '"it\'s \\"so\\""'), ("(1, ('x',))", '[1, ["x"]]'),
+    (
+        '{"a": NaN, "b": -Infinity, "c": 1e999, "d": 1e-9}',
+        '{"a": "NaN", "b": "-Infinity", "c": "1e999", "d": 1e-9}',
+    ),
+    ("[1, 2,]", "[1, 2]"),
+    ('{"a": [1,\n],}', '{"a": [1\n]}'),
+    ("{a: b, c-d: 1}", '{"a": "b", "c-d": 1}'),
+    ('"one\ntwo\tthree"', '"one\\ntwo\\tthree"'),
+    (r'"\d+ \' \u12 \n \u00e9"', r'"\\d+ ' + r"' \\u12 \n \u00e9" + '"'),
+    ("""'it\\'s "so"'""", '"it\'s \\"so\\""'),
+    ("(1, ('x',))", '[1, ["x"]]'),
     ('{"a": [1, {"b": 2]}', '{"a": [1, {"b": 2}]}'),
-    ("05", '"05"'), ("word", '"word"'), ('{1: "x"}', '{"1": "x"}'), ('"\\ud800"', '"\\ud800"'), (" [ ] ", "[ ]"),
-]  # fmt: skip
+    ("05", '"05"'),
+    ("word", '"word"'),
+    ('{1: "x"}', '{"1": "x"}'),
+    ('"\\ud800"', '"\\ud800"'),
+    (" [ ] ", "[ ]"),
+]
 
 
 @pytest.mark.parametrize("text, want", MENDED)
@@ -41,7 +52,20 @@ def test_it_is_mended(text: str, want: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", " ", "two words", "[1, 2", '{"a"}', '{"a": }', "[,]", "{]", '{"a": 1} x', "{'a': 'it's'}", "1}"]
+    "text",
+    [
+        "",
+        " ",
+        "two words",
+        "[1, 2",
+        '{"a"}',
+        '{"a": }',
+        "[,]",
+        "{]",
+        '{"a": 1} x',
+        "{'a': 'it's'}",
+        "1}",
+    ],
 )
 def test_what_no_mending_makes_json_is_none(text: str) -> None:
     assert mended(text) is None
@@ -50,10 +74,15 @@ def test_what_no_mending_makes_json_is_none(text: str) -> None:
 @pytest.mark.parametrize(
     "text, want",
     [
-        ('{"a": [1, "b', '{"a": [1, "b"]}'), ('{"a', '{"a": null}'), ('{"a":', '{"a": null}'), ('{"a": 1,', '{"a": 1}'),
-        ("[tru", '["tru"]'), ('["\\u00', '[""]'), ("", "null"),
+        ('{"a": [1, "b', '{"a": [1, "b"]}'),
+        ('{"a', '{"a": null}'),
+        ('{"a":', '{"a": null}'),
+        ('{"a": 1,', '{"a": 1}'),
+        ("[tru", '["tru"]'),
+        ('["\\u00', '[""]'),
+        ("", "null"),
     ],
-)  # fmt: skip
+)
 def test_what_is_open_is_closed(text: str, want: str) -> None:
     mender = JsonMender()
     made = mender.feed(text) + mender.close()
@@ -61,8 +90,14 @@ def test_what_is_open_is_closed(text: str, want: str) -> None:
 
 
 _JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4)
+    ),
     max_leaves=12,
 )
 
@@ -114,7 +149,9 @@ def test_whatever_came_is_closed_to_json_however_it_was_cut(bits: list[str]) -> 
     finite(made if whole.done else made + whole.close())
 
 
-@pytest.mark.parametrize("value", [{"a": [float("nan"), float("-inf"), 1.5]}, "\ud800", ["\u2028é"], None])
+@pytest.mark.parametrize(
+    "value", [{"a": [float("nan"), float("-inf"), 1.5]}, "\ud800", ["\u2028é"], None]
+)
 def test_a_value_of_python_is_json_that_can_be_sent(value: Any) -> None:
     text = json_text_of(value)
     assert text.encode()

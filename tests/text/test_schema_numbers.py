@@ -1,4 +1,5 @@
-"""Whole numbers of schemas past 2^53: what a form lets pass fits its schema, however the library reads the bounds."""
+"""Whole numbers of schemas past 2^53: what a form lets pass fits its schema, however the library
+reads the bounds."""
 
 from __future__ import annotations
 
@@ -27,12 +28,21 @@ def fits(grammar: str, text: str) -> bool:
 
 NAMES = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 ENDS = st.one_of(
-    st.integers(-(2**64), 2**64), st.integers(EXACT - 3, EXACT + 9), st.floats(-1e25, 1e25), st.integers(-9, 9)
+    st.integers(-(2**64), 2**64),
+    st.integers(EXACT - 3, EXACT + 9),
+    st.floats(-1e25, 1e25),
+    st.integers(-9, 9),
 )
 
 
-@given(bounds=st.dictionaries(st.sampled_from(NAMES), ENDS, max_size=3), near=st.integers(-3, 3), data=st.data())
-def test_what_passes_fits_and_all_but_the_ends_passes(bounds: dict[str, Any], near: int, data: st.DataObject) -> None:
+@given(
+    bounds=st.dictionaries(st.sampled_from(NAMES), ENDS, max_size=3),
+    near=st.integers(-3, 3),
+    data=st.data(),
+)
+def test_what_passes_fits_and_all_but_the_ends_passes(
+    bounds: dict[str, Any], near: int, data: st.DataObject
+) -> None:
     schema = {"type": "integer", **bounds}
     try:
         grammar = grammar_text(StructuredOutputsParams(json=schema))
@@ -52,8 +62,16 @@ def test_what_passes_fits_and_all_but_the_ends_passes(bounds: dict[str, Any], ne
 @pytest.mark.parametrize(
     ("bounds", "passes", "fails"),
     [
-        ({"minimum": EXACT + 1, "maximum": EXACT + 7}, [EXACT + 2, EXACT + 5, EXACT + 6], [EXACT, EXACT + 8]),
-        ({"minimum": -(2**63), "maximum": 2**63 - 1}, [0, -5, 10**18, LARGEST], [2**63, -(2**63) - 1]),
+        (
+            {"minimum": EXACT + 1, "maximum": EXACT + 7},
+            [EXACT + 2, EXACT + 5, EXACT + 6],
+            [EXACT, EXACT + 8],
+        ),
+        (
+            {"minimum": -(2**63), "maximum": 2**63 - 1},
+            [0, -5, 10**18, LARGEST],
+            [2**63, -(2**63) - 1],
+        ),
         ({"minimum": 2**60}, [2**60, 2**61], [2**60 - 1, 5]),
         ({"exclusiveMaximum": -(2**60)}, [-(2**60) - 256], [-(2**60), -(2**60) + 1]),
         ({"minimum": 0, "maximum": 1e30}, [0, 7, 2**62], [-1]),
@@ -63,7 +81,14 @@ def test_what_passes_fits_and_all_but_the_ends_passes(bounds: dict[str, Any], ne
 def test_bounds(bounds: dict[str, Any], passes: list[int], fails: list[int]) -> None:
     for schema, text in (
         ({"type": "integer", **bounds}, "{}"),
-        ({"type": "array", "items": {"anyOf": [{"type": ["integer", "null"], **bounds}]}, "minItems": 1}, "[{}]"),
+        (
+            {
+                "type": "array",
+                "items": {"anyOf": [{"type": ["integer", "null"], **bounds}]},
+                "minItems": 1,
+            },
+            "[{}]",
+        ),
     ):
         grammar = grammar_text(StructuredOutputsParams(json=schema))
         assert [fits(grammar, text.format(value)) for value in passes] == [True] * len(passes)
@@ -104,8 +129,14 @@ def test_other_schemas_stay() -> None:
 
 
 @pytest.mark.parametrize(("more", "blank"), [({}, True), ({"disable_any_whitespace": True}, False)])
-def test_white_space_between_the_parts_is_one_blank_at_most(more: dict[str, Any], blank: bool) -> None:
-    grammar = grammar_text(StructuredOutputsParams(json={"type": "object", "required": ["a"]}, **more))
-    assert fits(grammar, '{"a":[1,2],"b":{}}') and fits(grammar, '{"a": [1, 2], "b" : { } }') == blank
+def test_white_space_between_the_parts_is_one_blank_at_most(
+    more: dict[str, Any], blank: bool
+) -> None:
+    grammar = grammar_text(
+        StructuredOutputsParams(json={"type": "object", "required": ["a"]}, **more)
+    )
+    assert (
+        fits(grammar, '{"a":[1,2],"b":{}}') and fits(grammar, '{"a": [1, 2], "b" : { } }') == blank
+    )
     for loose in ('{  "a":1}', '{\n"a":1}', '{"a":\t1}', '{"a":1 \n}', ' {"a":1}', '{"a":1} '):
         assert not fits(grammar, loose), loose

@@ -1,4 +1,5 @@
-"""Stop strings: the watch bits miss no token that completes one, and cuts fall at the same place however text comes."""
+"""Stop strings: the watch bits miss no token that completes one, and cuts fall at the same place
+however text comes."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ from penstock.text.vocabulary import DecoderStyle, Vocabulary
 
 
 @pytest.fixture(scope="module", params=sorted(MAKERS))
-def tokenizer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+def tokenizer(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Tokenizer:
     return Tokenizer.load(MAKERS[request.param](tmp_path_factory.mktemp("tokenizer")))
 
 
@@ -43,7 +46,9 @@ letters = st.text(alphabet="abAB é日\n", min_size=1, max_size=5)
 
 @given(
     stops=st.lists(letters, min_size=1, max_size=3),
-    pieces=st.lists(st.one_of(letters.map(str.encode), st.binary(max_size=4)), min_size=1, max_size=60),
+    pieces=st.lists(
+        st.one_of(letters.map(str.encode), st.binary(max_size=4)), min_size=1, max_size=60
+    ),
 )
 def test_watch_bits_are_the_definition(stops: list[str], pieces: list[bytes]) -> None:
     bits = StopStrings(stops, index_of(pieces)).watch_bits()
@@ -52,8 +57,9 @@ def test_watch_bits_are_the_definition(stops: list[str], pieces: list[bytes]) ->
 
 @given(data=st.data())
 def test_the_completing_token_is_watched(tokenizer: Tokenizer, data: st.DataObject) -> None:
-    """Random tokens with special ones between; any slice of their text is a stop string that some token completes.
-    What was there, was torn by the first byte of a next character and is back with its last is not completed again."""
+    """Random tokens with special ones between; any slice of their text is a stop string that some
+    token completes. What was there, was torn by the first byte of a next character and is back with
+    its last is not completed again."""
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), min_size=1, max_size=12))
     skip = data.draw(st.booleans())
     text = tokenizer.decode(ids, skip_special_tokens=skip)
@@ -73,14 +79,22 @@ def test_the_completing_token_is_watched(tokenizer: Tokenizer, data: st.DataObje
 
 
 @pytest.mark.parametrize("silent", [0, 1, 3])
-def test_the_first_token_behind_silent_ones_spells_as_the_first(tokenizer: Tokenizer, silent: int) -> None:
-    """Special tokens that give no text don't make the next one any later in it: every pair of tokens behind them."""
+def test_the_first_token_behind_silent_ones_spells_as_the_first(
+    tokenizer: Tokenizer, silent: int
+) -> None:
+    """Special tokens that give no text don't make the next one any later in it: every pair of
+    tokens behind them."""
     lead = [min(tokenizer.special_ids)] * silent
-    for first, second in itertools.product(range(0, tokenizer.vocab_size, 7), range(0, tokenizer.vocab_size, 29)):
+    for first, second in itertools.product(
+        range(0, tokenizer.vocab_size, 7), range(0, tokenizer.vocab_size, 29)
+    ):
         text = tokenizer.decode(ids := [*lead, first, second], skip_special_tokens=True)
         stop = text[:2]
         if stop and stop not in tokenizer.decode(ids[:-1], skip_special_tokens=True):
-            assert tokenizer.stop_strings([stop], skip_special_tokens=True).completes(ids), (stop, ids)
+            assert tokenizer.stop_strings([stop], skip_special_tokens=True).completes(ids), (
+                stop,
+                ids,
+            )
 
 
 def test_watched_tokens_are_few(tmp_path: Path) -> None:
@@ -88,7 +102,9 @@ def test_watched_tokens_are_few(tmp_path: Path) -> None:
     bits = tokenizer.stop_strings(["Question:"]).watch_bits()
     assert bits.sum() < 0.05 * tokenizer.vocab_size
     assert not tokenizer.stop_strings([]).watch_bits().any()
-    assert tokenizer.stop_strings(["\ufffd"]).watch_bits().sum() == tokenizer.vocab_size - len(tokenizer.special_ids)
+    assert tokenizer.stop_strings(["\ufffd"]).watch_bits().sum() == tokenizer.vocab_size - len(
+        tokenizer.special_ids
+    )
     with pytest.raises(ValueError, match="read-only"):
         bits[0] = True
 
@@ -116,7 +132,9 @@ def test_equal_stops_are_made_once(tmp_path: Path) -> None:
     for number in range(600):
         tokenizer.stop_strings([str(number)])
     assert len(tokenizer._stops) <= 256
-    assert tokenizer.stop_strings(["599"]).stops == ("599",) and not tokenizer.has_stops(["a"])  # the oldest went
+    assert tokenizer.stop_strings(["599"]).stops == ("599",) and not tokenizer.has_stops(
+        ["a"]
+    )  # the oldest went
 
 
 def test_find_takes_what_is_complete_first() -> None:
@@ -137,9 +155,9 @@ def test_wrong_stop_strings_are_refused(wrong: list[str]) -> None:
 
 def test_holdback_is_the_longest_beginning() -> None:
     stops = StopStrings(["aab", "Question:"], index_of([b"a"]))
-    assert [stops.holdback(text) for text in ("", "x", "a", "xaa", "aaa", "aab", "xQuest", "Question")] == [
-        *(0, 0, 1, 2, 2, 0, 5, 8)
-    ]
+    assert [
+        stops.holdback(text) for text in ("", "x", "a", "xaa", "aaa", "aab", "xQuest", "Question")
+    ] == [*(0, 0, 1, 2, 2, 0, 5, 8)]
 
 
 @given(
@@ -148,7 +166,9 @@ def test_holdback_is_the_longest_beginning() -> None:
     cuts=st.lists(st.integers(0, 30), max_size=8),
     include=st.booleans(),
 )
-def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: list[int], include: bool) -> None:
+def test_a_stream_is_cut_where_the_whole_is(
+    text: str, stops: list[str], cuts: list[int], include: bool
+) -> None:
     """Whatever the pieces: what is sent is the text up to its first complete stop string."""
     strings = StopStrings(stops, index_of([b"a"]))
     checker = StopChecker(strings, include=include)
@@ -169,7 +189,8 @@ def test_a_stream_is_cut_where_the_whole_is(text: str, stops: list[str], cuts: l
 
 
 def test_no_stop_ends_in_unarmed_text() -> None:
-    """Before min_tokens a stop string may pass; one that only begins there counts once it is complete."""
+    """Before min_tokens a stop string may pass; one that only begins there counts once it is
+    complete."""
     checker = StopChecker(StopStrings(["END", "N"], index_of([b"a"])))
     assert checker.push("a END b EN", armed=False) == ("a END b ", None)
     assert checker.push("D", armed=True) == ("", "END")

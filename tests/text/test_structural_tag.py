@@ -1,4 +1,5 @@
-"""Structural tags: which texts a grammar made of them takes, token by token, and what is refused."""
+"""Structural tags: which texts a grammar made of them takes, token by token,
+and what is refused."""
 
 from __future__ import annotations
 
@@ -17,8 +18,12 @@ from penstock.text.tokenizer import Tokenizer
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")
 
-CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"],
-        "additionalProperties": False}  # fmt: skip
+CITY = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
 OLD = {
     "type": "structural_tag",
     "structures": [
@@ -40,7 +45,13 @@ TURN = {
     "format": {
         "type": "triggered_tags",
         "triggers": ["<|turn|>"],
-        "tags": [{"begin": "<|turn|>a", "content": {"type": "regex", "pattern": "[0-9]"}, "end": "<|end_of_turn|>"}],
+        "tags": [
+            {
+                "begin": "<|turn|>a",
+                "content": {"type": "regex", "pattern": "[0-9]"},
+                "end": "<|end_of_turn|>",
+            }
+        ],
     }
 }
 TAKES = [
@@ -60,7 +71,12 @@ BARS = [
 REFUSED = [
     (triggered(*(WORDS for _ in range(1025))), "it takes 1024 tags and 128 triggers at most"),
     (
-        {"format": {**triggered(WORDS)["format"], "triggers": ["<f=", *(f"<{n}" for n in range(128))]}},
+        {
+            "format": {
+                **triggered(WORDS)["format"],
+                "triggers": ["<f=", *(f"<{n}" for n in range(128))],
+            }
+        },
         "it takes 1024 tags and 128 triggers at most",
     ),
     ({}, "structures and triggers, or a format"),
@@ -99,12 +115,16 @@ def takes(compiler: tuple[Any, Tokenizer], tag: dict[str, Any], text: str) -> bo
 
 
 @pytest.mark.parametrize(("tag", "texts"), TAKES, ids=lambda value: str(value)[:40])
-def test_a_tag_takes_its_texts(compiler: tuple[Any, Tokenizer], tag: dict[str, Any], texts: list[str]) -> None:
+def test_a_tag_takes_its_texts(
+    compiler: tuple[Any, Tokenizer], tag: dict[str, Any], texts: list[str]
+) -> None:
     assert [text for text in texts if not takes(compiler, tag, text)] == []
 
 
 @pytest.mark.parametrize(("tag", "texts"), BARS, ids=lambda value: str(value)[:40])
-def test_a_tag_bars_all_others(compiler: tuple[Any, Tokenizer], tag: dict[str, Any], texts: list[str]) -> None:
+def test_a_tag_bars_all_others(
+    compiler: tuple[Any, Tokenizer], tag: dict[str, Any], texts: list[str]
+) -> None:
     assert [text for text in texts if takes(compiler, tag, text)] == []
 
 

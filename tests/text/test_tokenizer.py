@@ -1,4 +1,5 @@
-"""Tokenizers are read from folders, refuse what is broken, and decode as the tokenizers library does."""
+"""Tokenizers are read from folders, refuse what is broken, and decode as the tokenizers library
+does."""
 
 from __future__ import annotations
 
@@ -66,15 +67,23 @@ def test_padded_vocabularies_spell_nothing_past_the_end(tmp_path: Path) -> None:
 
 
 def test_special_tokens_may_lie_beyond_the_model(tmp_path: Path) -> None:
-    """As in Gemma 3's small models, whose tokenizer has the place of an image. Its end and its text may not."""
+    """As in Gemma 3's small models, whose tokenizer has the place of an image. Its end and its text
+    may not."""
     own = Tokenizer.load(llama3(tmp_path)).vocab_size
     path = tmp_path / "tokenizer.json"
     spec = json.loads(path.read_text())
-    spec["added_tokens"].append(spec["added_tokens"][-1] | {"id": own, "content": "<image>", "special": True})
+    spec["added_tokens"].append(
+        spec["added_tokens"][-1] | {"id": own, "content": "<image>", "special": True}
+    )
     path.write_text(json.dumps(spec))
     tokenizer = Tokenizer.load(tmp_path, vocab_size=own)
-    assert tokenizer.vocab_size == len(tokenizer.token_bytes) == own and own not in tokenizer.special_ids
-    assert tokenizer.encode("<image>", add_special_tokens=False) == [own], "a request with it is refused by its id"
+    assert (
+        tokenizer.vocab_size == len(tokenizer.token_bytes) == own
+        and own not in tokenizer.special_ids
+    )
+    assert tokenizer.encode("<image>", add_special_tokens=False) == [own], (
+        "a request with it is refused by its id"
+    )
     assert Tokenizer.load(tmp_path).vocab_size == own + 1
     spec["added_tokens"][-1]["special"] = False
     path.write_text(json.dumps(spec))
@@ -131,7 +140,8 @@ def test_broken_folders_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", [b"{", b"[]", b"\xff", b'{"added_tokens_decoder": {"x": {}}}', b'{"chat_template": 5}']
+    "config",
+    [b"{", b"[]", b"\xff", b'{"added_tokens_decoder": {"x": {}}}', b'{"chat_template": 5}'],
 )
 def test_broken_configs_are_named(tmp_path: Path, config: bytes) -> None:
     llama3(tmp_path)
@@ -154,7 +164,11 @@ def test_a_folder_without_config_has_no_named_tokens(tmp_path: Path) -> None:
     metaspace(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     tokenizer = Tokenizer.load(tmp_path)
-    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (None, None, None)
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.chat_template) == (
+        None,
+        None,
+        None,
+    )
     (tmp_path / "special_tokens_map.json").write_text('{"eos_token": {"content": "</s>"}}')
     assert Tokenizer.load(tmp_path).eos_token_id == 2
 
@@ -188,7 +202,8 @@ def test_tokens_until_holds_for_any_ids(tokenizer: Tokenizer, data: st.DataObjec
     if ends:
         end = data.draw(st.sampled_from(ends))
         kept = tokenizer.tokens_until(ids, end)
-        # Torn bytes may still change behind `end`, never before it; and one token less doesn't show that character.
+        # Torn bytes may still change behind `end`, never before it; and one token less doesn't show
+        # that character.
         assert len(tokenizer.decode(ids[:kept])) >= end
         assert tokenizer.decode(ids[: kept - 1])[:end] != text[:end]
 
@@ -197,19 +212,41 @@ def test_a_torn_run_of_bytes_that_begins_with_a_space_has_none_to_strip(tmp_path
     tokenizer = Tokenizer.load(MAKERS["llama2"](tmp_path))
     space, torn, line, unknown = 0x20 + 3, 0x80 + 3, 259, 0
     ids = [space, torn, line, unknown]
-    assert [tokenizer.decode(ids[:n]) for n in range(5)] == ["", "", "\ufffd\ufffd", "\ufffd\ufffd\n", "\ufffd\ufffd\n"]
+    assert [tokenizer.decode(ids[:n]) for n in range(5)] == [
+        "",
+        "",
+        "\ufffd\ufffd",
+        "\ufffd\ufffd\n",
+        "\ufffd\ufffd\n",
+    ]
     # A run is torn as a whole, and may be whole until its end is known, as a stream waits for it.
-    assert [tokenizer.settled(ids[:n]) for n in range(5)] == ["", "", "", "\ufffd\ufffd\n", "\ufffd\ufffd\n"]
+    assert [tokenizer.settled(ids[:n]) for n in range(5)] == [
+        "",
+        "",
+        "",
+        "\ufffd\ufffd\n",
+        "\ufffd\ufffd\n",
+    ]
     assert [tokenizer.tokens_until(ids, end) for end in range(4)] == [0, 3, 3, 3]
-    assert [tokenizer.tokens_until([space, line, torn], end) for end in range(3)] == [0, 2, 3]  # "\n\ufffd"
+    assert [tokenizer.tokens_until([space, line, torn], end) for end in range(3)] == [
+        0,
+        2,
+        3,
+    ]  # "\n\ufffd"
 
 
 @pytest.mark.parametrize("maker", sorted(MAKERS))
 @pytest.mark.parametrize("where", ["config", "map", "added tokens", "vocabulary"])
-def test_the_end_of_text_is_found_without_a_tokenizer(tmp_path: Path, maker: str, where: str) -> None:
-    """In whichever file says its id: an older config, what transformers 5 writes, a vocabulary it is no special of."""
+def test_the_end_of_text_is_found_without_a_tokenizer(
+    tmp_path: Path, maker: str, where: str
+) -> None:
+    """In whichever file says its id: an older config, what transformers 5 writes, a vocabulary it
+    is no special of."""
     folder = MAKERS[maker](tmp_path)
-    path, spec = folder / "tokenizer_config.json", json.loads((folder / "tokenizer.json").read_text())
+    path, spec = (
+        folder / "tokenizer_config.json",
+        json.loads((folder / "tokenizer.json").read_text()),
+    )
     config = json.loads(path.read_text())
     word = config.pop("eos_token")
     word = word["content"] if isinstance(word, dict) else word

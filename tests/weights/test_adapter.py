@@ -1,4 +1,5 @@
-"""A LoRA adapter merged at load is the published formula's model, cut and quantized too; what isn't served is named."""
+"""A LoRA adapter merged at load is the published formula's model, cut and quantized too; what isn't
+served is named."""
 
 from __future__ import annotations
 
@@ -33,13 +34,29 @@ pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
 AT = "base_model.model.model.layers"
-ADAPTED = {f"{layer}.self_attn.{name}_proj": (64 if name in "qo" else 32, 64) for layer in (0, 1) for name in "qkvo"}
+ADAPTED = {
+    f"{layer}.self_attn.{name}_proj": (64 if name in "qo" else 32, 64)
+    for layer in (0, 1)
+    for name in "qkvo"
+}
 ADAPTED |= {"0.mlp.gate_proj": (96, 64), "1.mlp.down_proj": (64, 96)}
 CONFIG: dict[str, Any] = {
-    "peft_type": "LORA", "r": 4, "lora_alpha": 10, "use_rslora": False, "target_modules": ["q_proj"], "bias": "none",
-    "use_dora": False, "modules_to_save": None, "lora_dropout": 0.1, "fan_in_fan_out": False, "rank_pattern": {},
-    "init_lora_weights": True, "task_type": "CAUSAL_LM", "loftq_config": {}, "megatron_core": "megatron.core",
-}  # fmt: skip
+    "peft_type": "LORA",
+    "r": 4,
+    "lora_alpha": 10,
+    "use_rslora": False,
+    "target_modules": ["q_proj"],
+    "bias": "none",
+    "use_dora": False,
+    "modules_to_save": None,
+    "lora_dropout": 0.1,
+    "fan_in_fan_out": False,
+    "rank_pattern": {},
+    "init_lora_weights": True,
+    "task_type": "CAUSAL_LM",
+    "loftq_config": {},
+    "megatron_core": "megatron.core",
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +85,10 @@ def adapter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def merge_by_hand(base: Path, adapter: Path, out: Path, scale: Callable[[int], float]) -> Path:
     """The formula over the files, in float64."""
     shutil.copytree(base, out)
-    weights, pairs = load_file(base / "model.safetensors"), load_file(adapter / "adapter_model.safetensors")
+    weights, pairs = (
+        load_file(base / "model.safetensors"),
+        load_file(adapter / "adapter_model.safetensors"),
+    )
     for module in ADAPTED:
         a, b = (pairs[f"{AT}.{module}.lora_{half}.weight"].double() for half in "AB")
         name = f"model.layers.{module}.weight"
@@ -80,24 +100,39 @@ def merge_by_hand(base: Path, adapter: Path, out: Path, scale: Callable[[int], f
 def load(folder: Path, **more: Any) -> Decoder:
     dtype = more.pop("dtype", torch.float32)
     return load_model(
-        folder, load_format="auto", dtype=dtype, device=CPU, ops=choose(CPU, dtype, "reference"), seed=0, **more
+        folder,
+        load_format="auto",
+        dtype=dtype,
+        device=CPU,
+        ops=choose(CPU, dtype, "reference"),
+        seed=0,
+        **more,
     )
 
 
 def numbers(
-    folder: Path, lora: Path | None = None, dtype: torch.dtype = torch.float32, layout: Layout = ALONE
+    folder: Path,
+    lora: Path | None = None,
+    dtype: torch.dtype = torch.float32,
+    layout: Layout = ALONE,
 ) -> dict[str, torch.Tensor]:
     """A rank's weights before a kernel arranges them."""
     model = build_model(read_model_config(folder), dtype, CPU, None, layout)
-    load_weights(model, find_weights(model, folder), adapter=None if lora is None else Adapter.read(lora))
+    load_weights(
+        model, find_weights(model, folder), adapter=None if lora is None else Adapter.read(lora)
+    )
     return {weight.parts[0].name: weight.value for weight in model.weights()}
 
 
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("ranks", [{}, {"1.mlp.down_proj": 9}], ids=["one rank", "rank_pattern"])
-def test_it_is_the_formulas_model(base: Path, tmp_path: Path, rslora: bool, ranks: dict[str, int]) -> None:
+def test_it_is_the_formulas_model(
+    base: Path, tmp_path: Path, rslora: bool, ranks: dict[str, int]
+) -> None:
     adapter = make_adapter(tmp_path / "adapter", ranks, use_rslora=rslora, rank_pattern=ranks)
-    by_hand = merge_by_hand(base, adapter, tmp_path / "m", lambda r: 10 / (math.sqrt(r) if rslora else r))
+    by_hand = merge_by_hand(
+        base, adapter, tmp_path / "m", lambda r: 10 / (math.sqrt(r) if rslora else r)
+    )
     prompts = [[5, 6, 7], list(range(40, 90))]
     params = SamplingParams(max_tokens=20, temperature=0, logprobs=3, ignore_eos=True)
     outs = []
@@ -117,25 +152,43 @@ def test_ranks_hold_their_shares_and_scales_are_of_the_merged_numbers(
     for more in some:
         found, wanted = numbers(base, adapter, **more), numbers(merged, **more)
         for name, value in wanted.items():
-            torch.testing.assert_close(found[name], value, atol=1e-5, rtol=1e-2 if "dtype" in more else 1e-5)
+            torch.testing.assert_close(
+                found[name], value, atol=1e-5, rtol=1e-2 if "dtype" in more else 1e-5
+            )
     with LLM(
-        str(base), dtype="float32", kv_cache_tokens=256, max_num_seqs=2, lora=str(adapter), quantization="int8"
+        str(base),
+        dtype="float32",
+        kv_cache_tokens=256,
+        max_num_seqs=2,
+        lora=str(adapter),
+        quantization="int8",
     ) as llm:
-        (eight,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, logprobs=0), use_tqdm=False)
-    with LLM(str(merged), dtype="float32", kv_cache_tokens=256, max_num_seqs=2, quantization="int8") as llm:
-        (wanted8,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, logprobs=0), use_tqdm=False)
-    assert eight.outputs[0].cumulative_logprob == pytest.approx(wanted8.outputs[0].cumulative_logprob, abs=1e-2)
+        (eight,) = llm.generate(
+            [[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, logprobs=0), use_tqdm=False
+        )
+    with LLM(
+        str(merged), dtype="float32", kv_cache_tokens=256, max_num_seqs=2, quantization="int8"
+    ) as llm:
+        (wanted8,) = llm.generate(
+            [[5, 6, 7]], SamplingParams(max_tokens=3, temperature=0, logprobs=0), use_tqdm=False
+        )
+    assert eight.outputs[0].cumulative_logprob == pytest.approx(
+        wanted8.outputs[0].cumulative_logprob, abs=1e-2
+    )
 
 
 @pytest.mark.parametrize("kind", ["none", "int8"])
-def test_a_build_writes_what_a_load_makes(base: Path, adapter: Path, tmp_path: Path, kind: str) -> None:
+def test_a_build_writes_what_a_load_makes(
+    base: Path, adapter: Path, tmp_path: Path, kind: str
+) -> None:
     out, mine = tmp_path / "out", tmp_path / "adapter"
     shutil.copytree(adapter, mine)
     options = BuildOptions(model=str(base), out=str(out), lora=str(mine), quantization=kind)  # type: ignore[arg-type]
     source = fetch(options)
     assert {name for name in source.sums if name.startswith("lora/")} == {
-        "lora/adapter_config.json", "lora/adapter_model.safetensors",
-    }  # fmt: skip
+        "lora/adapter_config.json",
+        "lora/adapter_model.safetensors",
+    }
     make_weights(options, source, kind, lambda line: None)
     more = {} if kind == "none" else {"quantization": kind}
     if kind == "none":
@@ -144,12 +197,20 @@ def test_a_build_writes_what_a_load_makes(base: Path, adapter: Path, tmp_path: P
             assert torch.equal(found[name], value), name
         assert not (out / "model.safetensors").samefile(base / "model.safetensors")
     with LLM(str(out), dtype="float32", kv_cache_tokens=256, max_num_seqs=2) as llm:
-        (built,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
-    with LLM(str(base), dtype="float32", kv_cache_tokens=256, max_num_seqs=2, lora=str(mine), **more) as llm:
-        (loaded,) = llm.generate([[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False)
+        (built,) = llm.generate(
+            [[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
+        )
+    with LLM(
+        str(base), dtype="float32", kv_cache_tokens=256, max_num_seqs=2, lora=str(mine), **more
+    ) as llm:
+        (loaded,) = llm.generate(
+            [[5, 6, 7]], SamplingParams(max_tokens=8, temperature=0), use_tqdm=False
+        )
     assert built.outputs[0].token_ids == loaded.outputs[0].token_ids
     (mine / "adapter_config.json").write_text(json.dumps(CONFIG | {"lora_alpha": 11}))
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json was changed since this build began"):
+    with pytest.raises(
+        CheckpointError, match=r"adapter_config\.json was changed since this build began"
+    ):
         check_unchanged(source)
 
 
@@ -174,7 +235,9 @@ def test_a_build_writes_what_a_load_makes(base: Path, adapter: Path, tmp_path: P
         ({"r": 5}, "are of rank 4 and 4, and adapter_config.json says 5"),
     ],
 )
-def test_switches_that_are_not_served_are_named(base: Path, tmp_path: Path, config: dict[str, Any], said: str) -> None:
+def test_switches_that_are_not_served_are_named(
+    base: Path, tmp_path: Path, config: dict[str, Any], said: str
+) -> None:
     with pytest.raises(CheckpointError, match=said):
         load(base, lora=str(make_adapter(tmp_path / "adapter", **config)))
 
@@ -224,7 +287,10 @@ def of_no_numbers(tensors: dict[str, torch.Tensor]) -> None:
         (of_another_shape, r"as \[95, 64\], and the model's is \[96, 64\]"),
         (of_no_numbers, "no matrix of finite numbers"),
         (of_rank_0, "are of rank 0, which is none"),
-        (of_vast_numbers, "makes numbers of 'model.layers.0.mlp.gate_proj.weight' that float32 does not hold"),
+        (
+            of_vast_numbers,
+            "makes numbers of 'model.layers.0.mlp.gate_proj.weight' that float32 does not hold",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_named(
@@ -240,7 +306,9 @@ def test_files_that_do_not_fit_are_named(
 
 def test_rank_0_by_a_pattern_and_what_a_build_would_write(base: Path, tmp_path: Path) -> None:
     """Where ranks may differ, 0 would be divided by; a build would write what no number is."""
-    adapter = make_adapter(tmp_path / "adapter", {"0.mlp.gate_proj": 0}, rank_pattern={"gate_proj": 0})
+    adapter = make_adapter(
+        tmp_path / "adapter", {"0.mlp.gate_proj": 0}, rank_pattern={"gate_proj": 0}
+    )
     with pytest.raises(CheckpointError, match="are of rank 0"):
         Adapter.read(adapter)
     vast = Adapter.read(make_adapter(tmp_path / "vast"))
@@ -254,20 +322,28 @@ def test_rank_0_by_a_pattern_and_what_a_build_would_write(base: Path, tmp_path: 
         vast.merged(name, torch.zeros(96, 64, dtype=torch.float16))
 
 
-def test_what_is_no_adapter_or_cannot_have_one_is_told(base: Path, adapter: Path, tmp_path: Path) -> None:
+def test_what_is_no_adapter_or_cannot_have_one_is_told(
+    base: Path, adapter: Path, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match="is no adapter: it lacks adapter_config"):
         load(base, lora=str(base))
-    with pytest.raises(CheckpointError, match="there is no folder 'nowhere': give an adapter's folder"):
+    with pytest.raises(
+        CheckpointError, match="there is no folder 'nowhere': give an adapter's folder"
+    ):
         load(base, lora="nowhere")
     with pytest.raises(CheckpointError, match="give its base model, and this as lora"):
         LLM(str(adapter))
     pickled = shutil.copytree(adapter, tmp_path / "pickled")
     (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
-    with pytest.raises(CheckpointError, match=r"adapter_model.bin is pickle, .* save the adapter as safetensors"):
+    with pytest.raises(
+        CheckpointError, match=r"adapter_model.bin is pickle, .* save the adapter as safetensors"
+    ):
         load(base, lora=str(pickled))
     with pytest.raises(UsageError, match="not into dummy ones"):
         LLM(str(base), lora=str(adapter), load_format="dummy")
-    with pytest.raises(UsageError, match="is an artifact, whose weights are settled: build it with --lora"):
+    with pytest.raises(
+        UsageError, match="is an artifact, whose weights are settled: build it with --lora"
+    ):
         LLM(str(make_artifact(tmp_path / "artifact")), lora=str(adapter))
     with pytest.raises(UsageError, match="one adapter is merged into the weights"):
         LLM(str(base), enable_lora=True)

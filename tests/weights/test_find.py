@@ -1,4 +1,5 @@
-"""find_model: folders, hub ids, and what is neither. The hub's own client is run; only the network is taken away."""
+"""find_model: folders, hub ids, and what is neither. The hub's own client is run; only the network
+is taken away."""
 
 from __future__ import annotations
 
@@ -60,11 +61,16 @@ def test_a_hub_id_in_the_cache_needs_no_network(offline: Path) -> None:
         with pytest.raises(CheckpointError) as caught:
             find_model("owner/name", revision)
         said = str(caught.value)
-        assert f"HF_HUB_OFFLINE keeps owner/name at revision {revision} from being fetched: unset it" in said
+        assert (
+            f"HF_HUB_OFFLINE keeps owner/name at revision {revision} from being fetched: unset it"
+            in said
+        )
         assert said.endswith(f"cached of it: {', '.join([f'main ({COMMIT[:12]})', *more])}")
 
 
-def test_an_endpoint_that_is_not_there_is_named(offline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_endpoint_that_is_not_there_is_named(
+    offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _cached(offline, "owner/name")
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
@@ -80,17 +86,27 @@ def test_an_endpoint_that_is_not_there_is_named(offline: Path, monkeypatch: pyte
 
     named, cached = "http://127.0.0.1:9 (by HF_ENDPOINT)", f"cached of it: main ({COMMIT[:12]})"
     said = fail(errors.LocalEntryNotFoundError("x"))
-    assert f"{named} cannot be reached to fetch owner/name at revision v9: check HF_ENDPOINT" in said and cached in said
+    assert (
+        f"{named} cannot be reached to fetch owner/name at revision v9: check HF_ENDPOINT" in said
+        and cached in said
+    )
     said = fail(errors.RevisionNotFoundError("404", response=_response(404)))
     assert f"{named} has no revision 'v9' of owner/name" in said and said.endswith(cached)
-    assert f"no such model on {named}" in fail(errors.RepositoryNotFoundError("404", response=_response(404)))
-    assert f"cannot be downloaded from {named}" in fail(ConnectionResetError(errno.ECONNRESET, "reset"))
+    assert f"no such model on {named}" in fail(
+        errors.RepositoryNotFoundError("404", response=_response(404))
+    )
+    assert f"cannot be downloaded from {named}" in fail(
+        ConnectionResetError(errno.ECONNRESET, "reset")
+    )
 
 
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("owner/absent", "HF_HUB_OFFLINE keeps owner/absent from being fetched: unset it, give a folder"),
+        (
+            "owner/absent",
+            "HF_HUB_OFFLINE keeps owner/absent from being fetched: unset it, give a folder",
+        ),
         ("owner/absent", "; nothing of owner/absent is in the cache"),
         ("/no/such/folder", "there is no folder '/no/such/folder'"),
         ("", "there is no folder ''"),
@@ -115,7 +131,10 @@ def test_what_is_neither(offline: Path, model: str, said: str) -> None:
             ["adapter_config.json", "adapter_model.safetensors", "tokenizer.json"],
             "is an adapter .*: give its base model",
         ),
-        (["adapter_config.json", "adapter_model.bin", "config.json"], "is an adapter .*: give its base model"),
+        (
+            ["adapter_config.json", "adapter_model.bin", "config.json"],
+            "is an adapter .*: give its base model",
+        ),
         (
             ["README.md", "model-q4.gguf", "model-q8.gguf"],
             "holds GGUF files, and GGUF is not read: give the folder .* gguf_file=NAME",
@@ -149,13 +168,21 @@ def _response(status: int) -> Any:
     ("raised", "kind", "said"),
     [
         (errors.GatedRepoError("403", response=_response(403)), CheckpointError, "is gated"),
-        (errors.RepositoryNotFoundError("404", response=_response(404)), CheckpointError, "no such model on the hub"),
+        (
+            errors.RepositoryNotFoundError("404", response=_response(404)),
+            CheckpointError,
+            "no such model on the hub",
+        ),
         (
             errors.RevisionNotFoundError("404", response=_response(404)),
             CheckpointError,
             "no revision 'v9' of owner/name",
         ),
-        (errors.HfHubHTTPError("503 busy", response=_response(503)), CheckpointError, "cannot be downloaded"),
+        (
+            errors.HfHubHTTPError("503 busy", response=_response(503)),
+            CheckpointError,
+            "cannot be downloaded",
+        ),
         (errors.HfHubHTTPError.__mro__[1]("slow"), CheckpointError, "cannot be downloaded"),
         (ConnectionResetError(errno.ECONNRESET, "reset"), CheckpointError, "cannot be downloaded"),
         (OSError(errno.ENOSPC, "No space left on device"), CapacityError, "the disk is full"),

@@ -1,6 +1,6 @@
-"""Checkpoints in four-bit floats, beside what test_quantized.py asks of every form: a whole model is the plain one of
-its dequantised weights; ModelOpt's two files, names and scales of K and V; what is said of activations; what is wrong
-is one line by name; a written folder."""
+"""Checkpoints in four-bit floats, beside what test_quantized.py asks of every form: a whole model
+is the plain one of its dequantised weights; ModelOpt's two files, names and scales of K and V; what
+is said of activations; what is wrong is one line by name; a written folder."""
 
 from __future__ import annotations
 
@@ -36,14 +36,18 @@ def worth_of(linear: Any) -> Tensor:
 
 
 def config_of(folder: Path, quantization: Any, **more: Any) -> None:
-    (folder / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": quantization} | more))
+    (folder / "config.json").write_text(
+        json.dumps(CONFIG | {"quantization_config": quantization} | more)
+    )
 
 
 @pytest.mark.parametrize("name", FOUR_BITS)
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_model_is_the_plain_one_of_its_dequantised_weights(tmp_path: Path, name: str, tied: bool) -> None:
-    """Bit for bit in its weights, whose formula is exact in float32. An untied head is in the form too, tied it is the
-    embedding."""
+def test_a_model_is_the_plain_one_of_its_dequantised_weights(
+    tmp_path: Path, name: str, tied: bool
+) -> None:
+    """Bit for bit in its weights, whose formula is exact in float32. An untied head is in the form
+    too, tied it is the embedding."""
     worth = write(tmp_path, name)
     tensors = load_file(tmp_path / "model.safetensors")
     wide = wide_tensors() | {f"model.layers.0.{at}.weight": matrix for at, matrix in worth.items()}
@@ -53,8 +57,11 @@ def test_a_model_is_the_plain_one_of_its_dequantised_weights(tmp_path: Path, nam
         save_file(tensors, tmp_path / "model.safetensors")
         told = json.loads((tmp_path / "config.json").read_text())
         quantization = told["quantization_config"]
-        quantization = quantization | ({"quantization": quantization["quantization"] | {"exclude_modules": []}}
-                                       if "quantization" in quantization else {"ignore": []})  # fmt: skip
+        quantization = quantization | (
+            {"quantization": quantization["quantization"] | {"exclude_modules": []}}
+            if "quantization" in quantization
+            else {"ignore": []}
+        )
         config_of(tmp_path, quantization, tie_word_embeddings=False)
     plain = tmp_path / "plain"
     plain.mkdir()
@@ -80,8 +87,12 @@ def test_a_head_that_is_ignored_stays_wide(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["nvfp4", "modelopt"])
 def test_one_tensor_of_several_matrices_is_cut_as_they_are(tmp_path: Path, form: str) -> None:
     """Phi-3's: q, k and v, and gate and up, have one scale of the whole between them."""
-    shapes = {"self_attn.qkv_proj": (256, 128), "self_attn.o_proj": (128, 128),
-              "mlp.gate_up_proj": (384, 128), "mlp.down_proj": (128, 192)}  # fmt: skip
+    shapes = {
+        "self_attn.qkv_proj": (256, 128),
+        "self_attn.o_proj": (128, 128),
+        "mlp.gate_up_proj": (384, 128),
+        "mlp.down_proj": (128, 192),
+    }
     tensors, worth = wide_tensors(), {}
     for seed, (at, (out, into)) in enumerate(shapes.items()):
         stored, worth[at] = FORMS[form][1](out, into, seed)
@@ -95,7 +106,9 @@ def test_one_tensor_of_several_matrices_is_cut_as_they_are(tmp_path: Path, form:
         half = torch.cat([each.chunk(2)[rank] for each in (q, k, v)])
         assert torch.equal(worth_of(share["qkv"]), half)
         gate_up = worth["mlp.gate_up_proj"].chunk(2)
-        assert torch.equal(worth_of(share["gate_up"]), torch.cat([each.chunk(2)[rank] for each in gate_up]))
+        assert torch.equal(
+            worth_of(share["gate_up"]), torch.cat([each.chunk(2)[rank] for each in gate_up])
+        )
         assert torch.equal(worth_of(share["down"]), worth["mlp.down_proj"].chunk(2, 1)[rank])
 
 
@@ -111,26 +124,63 @@ WRONG: list[tuple[str, str, Any, str]] = [
     ("nvfp4", "weight_global_scale", None, f"lack tensor '{AT}.weight_global_scale'"),
     ("nvfp4", "weight_packed", None, f"lack tensor '{AT}.weight_packed'"),
     ("modelopt", "weight_scale_2", None, f"lack tensor '{AT}.weight_scale_2'"),
-    ("nvfp4", "weight_scale", lambda t: t[:, ::2].contiguous(), r"shape \[192, 4\], config.json asks for \[192, 8\]"),
-    ("mxfp4", "weight_scale", lambda t: t.repeat(1, 2), r"has shape \[192, 8\], config.json asks for \[192, 4\]"),
+    (
+        "nvfp4",
+        "weight_scale",
+        lambda t: t[:, ::2].contiguous(),
+        r"shape \[192, 4\], config.json asks for \[192, 8\]",
+    ),
+    (
+        "mxfp4",
+        "weight_scale",
+        lambda t: t.repeat(1, 2),
+        r"has shape \[192, 8\], config.json asks for \[192, 4\]",
+    ),
     ("nvfp4", "weight_packed", lambda t: t[:, :32].contiguous(), r"has shape \[192, 32\]"),
-    ("nvfp4", "weight_global_scale", lambda t: t.expand(192).contiguous(), r"shape \[192\], config.json asks"),
+    (
+        "nvfp4",
+        "weight_global_scale",
+        lambda t: t.expand(192).contiguous(),
+        r"shape \[192\], config.json asks",
+    ),
     ("nvfp4", "weight_scale", lambda t: t.float(), "is F32, and this checkpoint's scheme has"),
     ("nvfp4", "weight_packed", lambda t: t.float(), "is F32, and this checkpoint's scheme has"),
-    ("mxfp4", "weight_scale", lambda t: t.to(torch.float8_e4m3fn), "is F8_E4M3, and this checkpoint's scheme has"),
+    (
+        "mxfp4",
+        "weight_scale",
+        lambda t: t.to(torch.float8_e4m3fn),
+        "is F8_E4M3, and this checkpoint's scheme has",
+    ),
     ("nvfp4", "weight_scale", with_a_nan, "no finite number"),
     ("modelopt", "weight_scale", with_a_nan, "no finite number"),
-    ("mxfp4", "weight_scale", lambda t: t.index_fill(0, torch.tensor([7]), 255), "no finite number"),
-    ("nvfp4", "weight_global_scale", lambda t: t * 0, "is 0, and must be a positive number, the scale of a whole"),
+    (
+        "mxfp4",
+        "weight_scale",
+        lambda t: t.index_fill(0, torch.tensor([7]), 255),
+        "no finite number",
+    ),
+    (
+        "nvfp4",
+        "weight_global_scale",
+        lambda t: t * 0,
+        "is 0, and must be a positive number, the scale of a whole",
+    ),
     ("nvfp4", "weight_global_scale", lambda t: t * NAN, "is nan, and must be a positive number"),
     ("nvfp4", "weight_global_scale", lambda t: -t, "and must be a positive number"),
     ("modelopt", "weight_scale_2", lambda t: t * 0, "is 0, and must be a positive number"),
-    ("modelopt", "weight_scale_2", lambda t: t * float("inf"), "is inf, and must be a positive number"),
-]  # fmt: skip
+    (
+        "modelopt",
+        "weight_scale_2",
+        lambda t: t * float("inf"),
+        "is inf, and must be a positive number",
+    ),
+]
 
 
 @pytest.mark.parametrize(("form", "suffix", "change", "said"), WRONG)
-def test_what_is_wrong_is_one_line_by_name(tmp_path: Path, form: str, suffix: str, change: Any, said: str) -> None:
+def test_what_is_wrong_is_one_line_by_name(
+    tmp_path: Path, form: str, suffix: str, change: Any, said: str
+) -> None:
     write(tmp_path, form)
     path, name = tmp_path / "model.safetensors", f"{AT}.{suffix}"
     tensors = load_file(path)
@@ -143,20 +193,31 @@ def test_what_is_wrong_is_one_line_by_name(tmp_path: Path, form: str, suffix: st
 
 def test_rows_that_no_span_divides_are_named(tmp_path: Path) -> None:
     config_of(tmp_path, FORMS["nvfp4"][0], intermediate_size=208)
-    with pytest.raises(CheckpointError, match="has 208 inputs, and four-bit floats are read where 32 divides"):
+    with pytest.raises(
+        CheckpointError, match="has 208 inputs, and four-bit floats are read where 32 divides"
+    ):
         load(tmp_path, load_format="dummy")
 
 
-@pytest.mark.parametrize(("name", "count"), [("nvfp4", 0), ("nvfp4 rows", 1), ("modelopt", 1), ("mxfp4", 0)])
+@pytest.mark.parametrize(
+    ("name", "count"), [("nvfp4", 0), ("nvfp4 rows", 1), ("modelopt", 1), ("mxfp4", 0)]
+)
 def test_activations_of_four_bits_are_told_of_once(
     tmp_path: Path, name: str, count: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write(tmp_path, name)
     capsys.readouterr()
     load(tmp_path)
-    said = [line for line in capsys.readouterr().err.splitlines() if "activations stay in float32" in line]
+    said = [
+        line
+        for line in capsys.readouterr().err.splitlines()
+        if "activations stay in float32" in line
+    ]
     assert len(said) == count
-    assert all("scales (input_global_scale, input_scale), where it has them, are not used" in line for line in said)
+    assert all(
+        "scales (input_global_scale, input_scale), where it has them, are not used" in line
+        for line in said
+    )
 
 
 def test_modelopt_s_own_file_is_read_where_config_json_says_nothing(tmp_path: Path) -> None:
@@ -165,10 +226,17 @@ def test_modelopt_s_own_file_is_read_where_config_json_says_nothing(tmp_path: Pa
     (tmp_path / "hf_quant_config.json").write_text(json.dumps(HF_QUANT))
     config = read_model_config(tmp_path)
     assert config.quantization is not None and config.quantization.narrow_rows
-    assert asks_for_eight_bits(config.quantization) and config.quantization.form_of("a.mlp.gate") is None
+    assert (
+        asks_for_eight_bits(config.quantization)
+        and config.quantization.form_of("a.mlp.gate") is None
+    )
     assert torch.equal(worth_of(linears(load(tmp_path))["down"]), worth["mlp.down_proj"])
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}}))
-    with pytest.raises(CheckpointError, match=r"hf_quant_config\.json: .*'W4A8_AWQ' is not read, only 'NVFP4'"):
+    (tmp_path / "hf_quant_config.json").write_text(
+        json.dumps({"quantization": {"quant_algo": "W4A8_AWQ"}})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"hf_quant_config\.json: .*'W4A8_AWQ' is not read, only 'NVFP4'"
+    ):
         read_model_config(tmp_path)
     config_of(tmp_path, FORMS["mxfp4"][0])  # what config.json says holds
     assert read_model_config(tmp_path).quantization.method == "compressed-tensors"  # type: ignore[union-attr]
@@ -186,33 +254,70 @@ def test_scales_of_k_and_v_are_found_by_modelopt_s_names(tmp_path: Path) -> None
 
 
 def test_names_of_a_checkpoint_are_told_of_by_ours() -> None:
-    """Nemotron's `backbone` is our `model`; a multimodal's text has other names too, also in patterns and layers."""
-    told: dict[str, Any] = {"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION", "quantized_layers": {
-        "backbone.layers.1.mixer.experts": {"quant_algo": "NVFP4", "group_size": 16},
-        "backbone.layers.0.mixer.in_proj": {"quant_algo": "FP8"},
-    }, "exclude_modules": ["backbone.layers.1.mixer.experts.0*"]}  # fmt: skip
+    """Nemotron's `backbone` is our `model`; a multimodal's text has other names too, also in
+    patterns and layers."""
+    told: dict[str, Any] = {
+        "quant_method": "modelopt",
+        "quant_algo": "MIXED_PRECISION",
+        "quantized_layers": {
+            "backbone.layers.1.mixer.experts": {"quant_algo": "NVFP4", "group_size": 16},
+            "backbone.layers.0.mixer.in_proj": {"quant_algo": "FP8"},
+        },
+        "exclude_modules": ["backbone.layers.1.mixer.experts.0*"],
+    }
     raw = {
-        "model_type": "nemotron_h", "vocab_size": 64, "hidden_size": 64, "hybrid_override_pattern": "ME*",
-        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
-        "max_position_embeddings": 64, "mamba_num_heads": 4, "mamba_head_dim": 32, "n_groups": 2, "ssm_state_size": 16,
-        "intermediate_size": 64, "n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
-        "moe_shared_expert_intermediate_size": 64, "quantization_config": told,
-    }  # fmt: skip
+        "model_type": "nemotron_h",
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "hybrid_override_pattern": "ME*",
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "max_position_embeddings": 64,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 32,
+        "n_groups": 2,
+        "ssm_state_size": 16,
+        "intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "moe_shared_expert_intermediate_size": 64,
+        "quantization_config": told,
+    }
     stored = model_config_of(raw, "config.json").quantization
     assert stored is not None
     at = "model.layers.1.mixer.experts"
-    kinds = [form and form.kind for form in map(stored.form_of, (f"{at}.3.up_proj", f"{at}.0.up_proj",
-             "model.layers.0.mixer.in_proj", "model.layers.0.mixer.out_proj"))]  # fmt: skip
+    kinds = [
+        form and form.kind
+        for form in map(
+            stored.form_of,
+            (
+                f"{at}.3.up_proj",
+                f"{at}.0.up_proj",
+                "model.layers.0.mixer.in_proj",
+                "model.layers.0.mixer.out_proj",
+            ),
+        )
+    ]
     assert kinds == ["nvfp4", None, "fp8", None]
 
 
-def test_a_written_folder_is_read_by_both_and_fused_matrices_share_the_whole_s_scale(tmp_path: Path) -> None:
+def test_a_written_folder_is_read_by_both_and_fused_matrices_share_the_whole_s_scale(
+    tmp_path: Path,
+) -> None:
     write_quantized(model_folder(), tmp_path, "nvfp4", keep_wide=["*layers.0.mlp.down_proj"])
     told = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     (group,) = QuantizationConfig.model_validate(told).config_groups.values()
-    assert "lm_head" in told["ignore"]  # tied: transformers has a matrix there, and there is none in the file
+    assert (
+        "lm_head" in told["ignore"]
+    )  # tied: transformers has a matrix there, and there is none in the file
     assert group.weights.num_bits == 4 and group.weights.scale_dtype == torch.float8_e4m3fn
-    stored, wide = load_file(tmp_path / "model.safetensors"), load_file(model_folder() / "model.safetensors")
+    stored, wide = (
+        load_file(tmp_path / "model.safetensors"),
+        load_file(model_folder() / "model.safetensors"),
+    )
     model = load(tmp_path)
     for layer, block in enumerate(model.blocks):
         at = f"model.layers.{layer}"
@@ -232,7 +337,9 @@ def test_a_written_folder_is_read_by_both_and_fused_matrices_share_the_whole_s_s
 
 
 @pytest.mark.parametrize("asked", ["nvfp4", "modelopt", "modelopt_fp4"])
-def test_it_may_be_asked_for_by_the_names_that_others_have_for_it(tmp_path: Path, asked: str) -> None:
+def test_it_may_be_asked_for_by_the_names_that_others_have_for_it(
+    tmp_path: Path, asked: str
+) -> None:
     write(tmp_path, "modelopt")
     model = load(tmp_path, quantization=asked)
     x = rows(HIDDEN)

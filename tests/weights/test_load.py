@@ -1,4 +1,5 @@
-"""Loading: fused, tied and sharded weights land where they belong; every broken folder is one clear line."""
+"""Loading: fused, tied and sharded weights land where they belong; every broken folder is one clear
+line."""
 
 from __future__ import annotations
 
@@ -55,14 +56,21 @@ def _shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     for layer in range(config["num_hidden_layers"]):
         at = f"model.layers.{layer}."
         for name, out in (("q", hidden), ("k", kv), ("v", kv), ("o", hidden)):
-            shapes |= {f"{at}self_attn.{name}_proj.weight": (out, hidden), f"{at}self_attn.{name}_proj.bias": (out,)}
+            shapes |= {
+                f"{at}self_attn.{name}_proj.weight": (out, hidden),
+                f"{at}self_attn.{name}_proj.bias": (out,),
+            }
         shapes |= {f"{at}mlp.{name}_proj.weight": (middle, hidden) for name in ("gate", "up")}
         shapes[f"{at}mlp.down_proj.weight"] = (hidden, middle)
-        shapes |= {f"{at}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")}
+        shapes |= {
+            f"{at}{name}_layernorm.weight": (hidden,) for name in ("input", "post_attention")
+        }
     return shapes
 
 
-def _write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], shards: int = 1) -> None:
+def _write(
+    folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any], shards: int = 1
+) -> None:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if shards == 1:
@@ -74,7 +82,9 @@ def _write(folder: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any
         mine = names[number::shards]
         save_file({name: tensors[name] for name in mine}, folder / file)
         weight_map |= dict.fromkeys(mine, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": weight_map})
+    )
 
 
 def _tensors(config: dict[str, Any] = CONFIG) -> dict[str, torch.Tensor]:
@@ -83,7 +93,8 @@ def _tensors(config: dict[str, Any] = CONFIG) -> dict[str, torch.Tensor]:
 
 
 def _fill(folder: Path, dtype: torch.dtype = torch.float32, seed: int | None = None) -> Decoder:
-    """Filled (with dummies where there is a seed), not yet arranged for its kernels: the weights can be looked at."""
+    """Filled (with dummies where there is a seed), not yet arranged for its kernels: the weights
+    can be looked at."""
     model = build_model(read_model_config(folder), dtype, CPU)
     if seed is None:
         load_weights(model, find_weights(model, folder))
@@ -102,7 +113,9 @@ def _head(model: Decoder) -> torch.Tensor:
 
 def _load(folder: Path, dtype: torch.dtype = torch.float32, **more: Any) -> Decoder:
     options: dict[str, Any] = {"load_format": "auto", "seed": 0} | more
-    return load_model(folder, dtype=dtype, device=CPU, ops=choose(CPU, dtype, "reference"), **options)
+    return load_model(
+        folder, dtype=dtype, device=CPU, ops=choose(CPU, dtype, "reference"), **options
+    )
 
 
 @pytest.mark.parametrize("shards", [1, 3])
@@ -148,10 +161,16 @@ def test_a_tied_head_is_the_table_and_may_be_stored_twice_but_not_differ(tmp_pat
     model = _fill(tmp_path / "once")
     assert torch.equal(_head(model), tensors["model.embed_tokens.weight"])
     assert model.weights_bytes == sum(t.numel() * 4 for t in tensors.values())
-    _write(tmp_path / "twice", tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()}, config)
+    _write(
+        tmp_path / "twice",
+        tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"].clone()},
+        config,
+    )
     assert torch.equal(_head(_fill(tmp_path / "twice")), tensors["model.embed_tokens.weight"])
     _write(tmp_path / "other", tensors | {"lm_head.weight": head}, config)
-    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"
+    ):
         _load(tmp_path / "other")
 
 
@@ -188,11 +207,18 @@ def test_the_rotary_table_may_be_shorter_than_the_context(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("load_format", ["auto", "dummy"])
 @pytest.mark.parametrize("size", list(MOST_OF))
-def test_a_size_that_is_too_much_takes_no_memory(tmp_path: Path, size: str, load_format: str) -> None:
-    """Each as large as a config may have it, beside sound weights: the shapes refuse it, or the memory there is."""
+def test_a_size_that_is_too_much_takes_no_memory(
+    tmp_path: Path, size: str, load_format: str
+) -> None:
+    """Each as large as a config may have it, beside sound weights: the shapes refuse it, or the
+    memory there is."""
     heads = {"num_attention_heads": MOST_OF[size]} if size == "num_key_value_heads" else {}
     _write(tmp_path, _tensors(), CONFIG | {"head_dim": 4, size: MOST_OF[size]} | heads)
-    refused = CapacityError if load_format == "dummy" or size == "max_position_embeddings" else CheckpointError
+    refused = (
+        CapacityError
+        if load_format == "dummy" or size == "max_position_embeddings"
+        else CheckpointError
+    )
     with bounded(600), pytest.raises(refused) as caught:
         _load(tmp_path, load_format=load_format, room=1 << 20)
     assert str(tmp_path) in str(caught.value) and "\n" not in str(caught.value)
@@ -204,7 +230,8 @@ def test_what_the_model_takes_is_told(tmp_path: Path) -> None:
     assert _load(tmp_path, room=need).weights_bytes < need
     for load_format in ("auto", "dummy"):
         with pytest.raises(
-            CapacityError, match=r"take 0\.00 GiB, 64 positions 0\.00 GiB, and 0\.00 GiB is free on cpu: take"
+            CapacityError,
+            match=r"take 0\.00 GiB, 64 positions 0\.00 GiB, and 0\.00 GiB is free on cpu: take",
         ):
             _load(tmp_path, load_format=load_format, room=need - 1)
 
@@ -241,7 +268,9 @@ def _reindex(change: Callable[[dict[str, Any]], object]) -> Break:
 
 
 def _reheader(header: bytes) -> Break:
-    return lambda folder: (folder / SHARD).write_bytes(struct.pack("<Q", len(header)) + header) and None
+    return lambda folder: (
+        (folder / SHARD).write_bytes(struct.pack("<Q", len(header)) + header) and None
+    )
 
 
 def _only(*names: str) -> Break:
@@ -258,14 +287,20 @@ IN_SHARD = sorted(_shapes(CONFIG))[1]  # the first tensor of the second shard
 OVERLONG = json.dumps({IN_SHARD: {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}).encode()
 
 BROKEN: dict[str, tuple[Break, list[str]]] = {
-    "a shard cut short": (_cut(SHARD, lambda n: n - 5), [SHARD, "is cut short: tensor '", "bytes past its end"]),
+    "a shard cut short": (
+        _cut(SHARD, lambda n: n - 5),
+        [SHARD, "is cut short: tensor '", "bytes past its end"],
+    ),
     "a shard missing": (lambda f: (f / SHARD).unlink(), [SHARD, "is missing", IN_SHARD]),
     "a git-lfs pointer": (
         lambda f: (f / SHARD).write_text("version https://git-lfs.github.com/spec/v1\n") and None,
         [SHARD, "git lfs pull"],
     ),
     "a header that is no JSON": (_reheader(b"{nonsense"), [SHARD, "broken header"]),
-    "a header without a shape": (_reheader(b'{"a": {"dtype": "F32"}}'), [SHARD, "broken header at tensor 'a'"]),
+    "a header without a shape": (
+        _reheader(b'{"a": {"dtype": "F32"}}'),
+        [SHARD, "broken header at tensor 'a'"],
+    ),
     "bytes that don't fit the shape": (
         lambda f: (_reheader(OVERLONG + b" " * 64)(f), _pad(f))[0],
         ["don't fit its shape"],
@@ -282,25 +317,37 @@ BROKEN: dict[str, tuple[Break, list[str]]] = {
         _retensor(lambda t: t.update({"model.layers.0.adapter": torch.zeros(3)})),
         [SHARD, "'model.layers.0.adapter'", "LlamaForCausalLM"],
     ),
-    "a name that the index promises": (_retensor(lambda t: t.pop(IN_SHARD)), [SHARD, "lacks tensor", IN_SHARD]),
+    "a name that the index promises": (
+        _retensor(lambda t: t.pop(IN_SHARD)),
+        [SHARD, "lacks tensor", IN_SHARD],
+    ),
     "a tensor in two shards": (
         _retensor(lambda t: t.update({"lm_head.weight": torch.zeros(40, 16)})),
         ["is in", "and in"],
     ),
     "a name nowhere": (
-        lambda f: (_retensor(lambda t: t.pop(IN_SHARD))(f), _reindex(lambda i: i["weight_map"].pop(IN_SHARD))(f))[0],
+        lambda f: (
+            _retensor(lambda t: t.pop(IN_SHARD))(f),
+            _reindex(lambda i: i["weight_map"].pop(IN_SHARD))(f),
+        )[0],
         ["lack tensor", IN_SHARD, "LlamaForCausalLM"],
     ),
     "an index that is no JSON": (
         _cut("model.safetensors.index.json", lambda n: n // 2),
         ["index.json", "not valid JSON"],
     ),
-    "an index without a map": (_reindex(lambda i: i.pop("weight_map")), ["index.json", "no weight_map"]),
+    "an index without a map": (
+        _reindex(lambda i: i.pop("weight_map")),
+        ["index.json", "no weight_map"],
+    ),
     "an index that leaves its folder": (
         _reindex(lambda i: i["weight_map"].update({IN_SHARD: "../x.safetensors"})),
         ["index.json", "'../x.safetensors'"],
     ),
-    "no index": (lambda f: (f / "model.safetensors.index.json").unlink(), ["neither model.safetensors nor", "index"]),
+    "no index": (
+        lambda f: (f / "model.safetensors.index.json").unlink(),
+        ["neither model.safetensors nor", "index"],
+    ),
     "pickle alone": (
         _only("pytorch_model.bin", "training_args.bin"),
         ["pytorch_model.bin", "pickle", "save_pretrained"],

@@ -1,4 +1,5 @@
-"""Drawn safetensors headers and indexes: what is no checkpoint is one CheckpointError, whatever the bytes are."""
+"""Drawn safetensors headers and indexes: what is no checkpoint is one CheckpointError, whatever the
+bytes are."""
 
 from __future__ import annotations
 
@@ -96,7 +97,12 @@ def test_headers_that_lie(single: Path, name: str) -> None:
     assert not checkpoint(single)
 
 
-NO_FILES = ["a" * 300 + ".safetensors", "\x00.safetensors", "\ud800.safetensors", "folder.safetensors"]
+NO_FILES = [
+    "a" * 300 + ".safetensors",
+    "\x00.safetensors",
+    "\ud800.safetensors",
+    "folder.safetensors",
+]
 
 
 @pytest.mark.parametrize("file", NO_FILES, ids=lambda file: ascii(file)[:12])

@@ -1,5 +1,6 @@
-"""Quantized checkpoints, each format written by hand: loaded through config.json they compute what their plain
-dequantised form does in float32, whole and over ranks; what doesn't fit is refused by name."""
+"""Quantized checkpoints, each format written by hand: loaded through config.json they compute what
+their plain dequantised form does in float32, whole and over ranks; what doesn't fit is refused by
+name."""
 
 from __future__ import annotations
 
@@ -9,7 +10,19 @@ from pathlib import Path
 import pytest
 import torch
 from quantized_forms import AWQ, FORMS, GPTQ, compressed, gptq, ints, packed, plain_int8
-from quantized_model import CONFIG, HIDDEN, MIDDLE, SHAPES, fused, linears, load, rows, times, wide_tensors, write
+from quantized_model import (
+    CONFIG,
+    HIDDEN,
+    MIDDLE,
+    SHAPES,
+    fused,
+    linears,
+    load,
+    rows,
+    times,
+    wide_tensors,
+    write,
+)
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -20,22 +33,35 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_a_quantized_checkpoint_multiplies_as_its_dequantised_form(tmp_path: Path, name: str) -> None:
+def test_a_quantized_checkpoint_multiplies_as_its_dequantised_form(
+    tmp_path: Path, name: str
+) -> None:
     worth = write(tmp_path, name)
     for fused_name, linear in linears(load(tmp_path)).items():
         matrix = fused(worth, fused_name)
         x = rows(matrix.shape[1])
         right = (x.double() @ matrix.double().T).float()
-        torch.testing.assert_close(times(linear, x), right, rtol=1e-5, atol=2e-6 * float(right.abs().max()))
+        torch.testing.assert_close(
+            times(linear, x), right, rtol=1e-5, atol=2e-6 * float(right.abs().max())
+        )
 
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [("fp8 tensor", "weight_scale"), ("fp8 block", "weight_scale"), ("hf fp8", "weight_scale_inv"),
-     ("awq 32", "scales"), ("gptq 32", "scales"), ("packed 4", "weight_scale"), ("int8", "weight_scale")],
-)  # fmt: skip
+    [
+        ("fp8 tensor", "weight_scale"),
+        ("fp8 block", "weight_scale"),
+        ("hf fp8", "weight_scale_inv"),
+        ("awq 32", "scales"),
+        ("gptq 32", "scales"),
+        ("packed 4", "weight_scale"),
+        ("int8", "weight_scale"),
+    ],
+)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
-def test_a_scale_that_is_no_finite_number_is_named(tmp_path: Path, name: str, scale: str, number: float) -> None:
+def test_a_scale_that_is_no_finite_number_is_named(
+    tmp_path: Path, name: str, scale: str, number: float
+) -> None:
     write(tmp_path, name)
     path, at = tmp_path / "model.safetensors", f"model.layers.0.mlp.up_proj.{scale}"
     tensors = load_file(path)
@@ -49,7 +75,9 @@ def test_a_scale_that_is_no_finite_number_is_named(tmp_path: Path, name: str, sc
 def test_two_ranks_have_together_what_one_has(tmp_path: Path, name: str) -> None:
     worth = write(tmp_path, name)
     cuts_a_row = "block" in name or name == "hf fp8" or "64" in name or "packed 4 zeros" in name
-    if cuts_a_row:  # 128 inputs in two blocks of 64 each can be; 192 in three of 64, or blocks of 128, can't
+    if (
+        cuts_a_row
+    ):  # 128 inputs in two blocks of 64 each can be; 192 in three of 64, or blocks of 128, can't
         with pytest.raises(UsageError, match="ranks"):
             load(tmp_path, layout=Layout(0, 2))
         return
@@ -58,16 +86,22 @@ def test_two_ranks_have_together_what_one_has(tmp_path: Path, name: str) -> None
         matrix = fused(worth, fused_name)
         x = rows(matrix.shape[1])
         halves = x.chunk(2, 1)
-        both = sum(times(share[fused_name], half) for share, half in zip(shares, halves, strict=True))
+        both = sum(
+            times(share[fused_name], half) for share, half in zip(shares, halves, strict=True)
+        )
         torch.testing.assert_close(both, x @ matrix.T, rtol=1e-4, atol=1e-4)
     x = rows(HIDDEN)
-    gate_up = torch.cat([times(share["gate_up"], x).view(5, 2, -1) for share in shares], 2).view(5, -1)
+    gate_up = torch.cat([times(share["gate_up"], x).view(5, 2, -1) for share in shares], 2).view(
+        5, -1
+    )
     torch.testing.assert_close(gate_up, x @ fused(worth, "gate_up").T, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("made", ["fp8", "int8", "int4", "nvfp4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_dummy_weights_are_drawn_for_what_is_made(tmp_path: Path, made: str, dtype: torch.dtype) -> None:
+def test_dummy_weights_are_drawn_for_what_is_made(
+    tmp_path: Path, made: str, dtype: torch.dtype
+) -> None:
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     model, again = (load(tmp_path, dtype, load_format="dummy", quantization=made) for _ in range(2))
     wide = load(tmp_path, dtype, load_format="dummy")
@@ -80,7 +114,9 @@ def test_dummy_weights_are_drawn_for_what_is_made(tmp_path: Path, made: str, dty
 
 @pytest.mark.parametrize("name", FORMS)
 def test_dummy_weights_are_drawn_for_what_is_stored(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": FORMS[name][0]}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(CONFIG | {"quantization_config": FORMS[name][0]})
+    )
     for fused_name, linear in linears(load(tmp_path, load_format="dummy")).items():
         found = times(linear, rows(fused_width(fused_name)))
         assert found.isfinite().all() and found.std() > 0
@@ -97,7 +133,10 @@ def test_made_integers_are_the_nearest(tmp_path: Path, made: str, bits: int) -> 
         at: torch.randn(shape, generator=torch.Generator().manual_seed(n))
         for n, (at, shape) in enumerate(SHAPES.items())
     }
-    save_file(tensors | {f"model.layers.0.{at}.weight": t for at, t in drawn.items()}, tmp_path / "model.safetensors")
+    save_file(
+        tensors | {f"model.layers.0.{at}.weight": t for at, t in drawn.items()},
+        tmp_path / "model.safetensors",
+    )
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     for name, linear in linears(load(tmp_path, quantization=made)).items():
         matrix = fused(drawn, name)
@@ -130,10 +169,16 @@ def test_what_a_format_says_beside_its_numbers_is_checked(tmp_path: Path) -> Non
     ]
     for suffix, tensor, said in changes:
         changed = {name: t for name, t in tensors.items() if name != f"{at}.{suffix}"}
-        save_file(changed if tensor is None else changed | {f"{at}.{suffix}": tensor}, tmp_path / "model.safetensors")
+        save_file(
+            changed if tensor is None else changed | {f"{at}.{suffix}": tensor},
+            tmp_path / "model.safetensors",
+        )
         with pytest.raises(CheckpointError, match=said):
             load(tmp_path)
-    save_file({n: t for n, t in tensors.items() if not n.endswith("g_idx")}, tmp_path / "model.safetensors")
+    save_file(
+        {n: t for n, t in tensors.items() if not n.endswith("g_idx")},
+        tmp_path / "model.safetensors",
+    )
     load(tmp_path)  # some writers leave it out
 
 
@@ -149,10 +194,14 @@ def test_biases_of_zeros_are_read_past_and_others_are_not(tmp_path: Path) -> Non
     )
     biases = {name: bias + 1 for name, bias in biases.items()}
     save_file(tensors | biases, tmp_path / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"is a bias, which config.json says the model hasn't"):
+    with pytest.raises(
+        CheckpointError, match=r"is a bias, which config.json says the model hasn't"
+    ):
         load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"attention_bias": True, "mlp_bias": True}))
+    (tmp_path / "config.json").write_text(
+        json.dumps(config | {"attention_bias": True, "mlp_bias": True})
+    )
     for linear in linears(load(tmp_path)).values():
         assert torch.equal(linear.bias.value, torch.ones_like(linear.bias.value))
 
@@ -178,7 +227,9 @@ def test_a_wrong_weight_shape_is_refused(tmp_path: Path) -> None:
         ("int8", "compressed-tensors", None),
     ],
 )
-def test_a_quantized_checkpoint_is_taken_as_it_is(tmp_path: Path, name: str, asked: str, said: str | None) -> None:
+def test_a_quantized_checkpoint_is_taken_as_it_is(
+    tmp_path: Path, name: str, asked: str, said: str | None
+) -> None:
     write(tmp_path, name)
     if said is None:
         load(tmp_path, quantization=asked)
@@ -215,13 +266,18 @@ def test_bfloat16_models_take_them_too(tmp_path: Path) -> None:
             matrix = fused(worth, fused_name)
             x = rows(matrix.shape[1]).bfloat16()
             right = x.float() @ matrix.T
-            assert (times(linear, x).float() - right).abs().max() < 0.02 * right.abs().max(), (name, fused_name)
+            assert (times(linear, x).float() - right).abs().max() < 0.02 * right.abs().max(), (
+                name,
+                fused_name,
+            )
 
 
 def test_forms_by_hand_differ() -> None:
     """The helpers' own sanity: each is worth something else than zeros, and zeros matter."""
     assert (
-        gptq(8, 32, 32, 0)[1].std() > 0 and packed(8, 32, 32, 0)[1].std() > 0 and plain_int8(8, 32, 32, 0)[1].std() > 0
+        gptq(8, 32, 32, 0)[1].std() > 0
+        and packed(8, 32, 32, 0)[1].std() > 0
+        and plain_int8(8, 32, 32, 0)[1].std() > 0
     )
     assert not torch.equal(gptq(8, 32, 32, 0)[1], gptq(8, 32, 32, 0, sym=True)[1])
     assert compressed(ints(4, 32), "pack-quantized")["format"] == "pack-quantized"

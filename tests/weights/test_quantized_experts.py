@@ -1,5 +1,6 @@
-"""Experts in integers, each format written by hand: a layer loaded through config.json computes what its dequantised
-form does in float32, whole and over ranks; the router is wide; made at load they are those of any matrix."""
+"""Experts in integers, each format written by hand: a layer loaded through config.json computes
+what its dequantised form does in float32, whole and over ranks; the router is wide; made at load
+they are those of any matrix."""
 
 from __future__ import annotations
 
@@ -25,13 +26,28 @@ pytestmark = pytest.mark.torch
 CPU = torch.device("cpu")
 HIDDEN, INNER, EXPERTS, TOP_K = 64, 128, 3, 2
 CONFIG = {
-    "model_type": "qwen3_moe", "vocab_size": 40, "hidden_size": HIDDEN, "intermediate_size": 64, "num_hidden_layers": 1,
-    "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
-    "num_experts": EXPERTS, "num_experts_per_tok": TOP_K, "moe_intermediate_size": INNER, "norm_topk_prob": True,
+    "model_type": "qwen3_moe",
+    "vocab_size": 40,
+    "hidden_size": HIDDEN,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "max_position_embeddings": 64,
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": TOP_K,
+    "moe_intermediate_size": INNER,
+    "norm_topk_prob": True,
     "tie_word_embeddings": True,
-}  # fmt: skip
+}
 ATTENTION = {f"self_attn.{name}_proj": (64, 64) for name in "qkvo"}
-NORMS = {"input_layernorm": 64, "post_attention_layernorm": 64, "self_attn.q_norm": 32, "self_attn.k_norm": 32}
+NORMS = {
+    "input_layernorm": 64,
+    "post_attention_layernorm": 64,
+    "self_attn.q_norm": 32,
+    "self_attn.k_norm": 32,
+}
 STORED = [
     "awq 32",
     "gptq 32",
@@ -47,8 +63,14 @@ STORED = [
 
 
 def expert_shapes() -> dict[str, tuple[int, int]]:
-    shapes = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
-    return {f"mlp.experts.{n}.{name}": shape for n in range(EXPERTS) for name, shape in shapes.items()}
+    shapes = {
+        "gate_proj": (INNER, HIDDEN),
+        "up_proj": (INNER, HIDDEN),
+        "down_proj": (HIDDEN, INNER),
+    }
+    return {
+        f"mlp.experts.{n}.{name}": shape for n in range(EXPERTS) for name, shape in shapes.items()
+    }
 
 
 def write(folder: Path, name: str | None) -> dict[str, Tensor]:
@@ -84,9 +106,15 @@ def write(folder: Path, name: str | None) -> dict[str, Tensor]:
 
 def moe_of(folder: Path, layout: Layout = ALONE, quantization: str = "auto") -> Moe:
     model = load_model(
-        folder, load_format="auto", dtype=torch.float32, device=CPU, ops=choose(CPU, torch.float32), seed=0,
-        layout=layout, quantization=quantization,
-    )  # fmt: skip
+        folder,
+        load_format="auto",
+        dtype=torch.float32,
+        device=CPU,
+        ops=choose(CPU, torch.float32),
+        seed=0,
+        layout=layout,
+        quantization=quantization,
+    )
     mlp = model.blocks[0].mlp
     assert isinstance(mlp, Moe)
     return mlp
@@ -98,10 +126,14 @@ def dequantised(x: Tensor, worth: dict[str, Tensor]) -> Tensor:
     out = torch.zeros(x.shape, dtype=torch.float64)
     for token, row in enumerate(x.double()):
         best = torch.softmax(worth["mlp.gate"] @ row, 0).topk(TOP_K)
-        for weight, expert in zip(best.values / best.values.sum(), best.indices.tolist(), strict=True):
+        for weight, expert in zip(
+            best.values / best.values.sum(), best.indices.tolist(), strict=True
+        ):
             at = f"mlp.experts.{expert}"
             gate, up = worth[f"{at}.gate_proj"] @ row, worth[f"{at}.up_proj"] @ row
-            out[token] += weight * (worth[f"{at}.down_proj"] @ (torch.nn.functional.silu(gate) * up))
+            out[token] += weight * (
+                worth[f"{at}.down_proj"] @ (torch.nn.functional.silu(gate) * up)
+            )
     return out
 
 
@@ -124,7 +156,9 @@ def test_a_layer_computes_what_its_dequantised_form_does(tmp_path: Path, name: s
 
 
 @pytest.mark.parametrize("made, bits", [("int8", 8), ("int4", 4)])
-def test_integers_are_made_at_load_and_the_router_stays(tmp_path: Path, made: str, bits: int) -> None:
+def test_integers_are_made_at_load_and_the_router_stays(
+    tmp_path: Path, made: str, bits: int
+) -> None:
     worth, x = write(tmp_path, None), rows()
     for at, (_, into) in expert_shapes().items():
         group = into if bits == 8 else 32  # of rows of fewer than 768 inputs
@@ -137,7 +171,9 @@ def test_nvfp4_is_made_at_load_and_the_router_stays(tmp_path: Path) -> None:
     worth, x = write(tmp_path, None), rows()
     for at in expert_shapes():
         numbers, scale, whole = to_nvfp4(worth[at])
-        worth[at] = torch.tensor(E2M1)[numbers.long()] * (scale.float() / whole).repeat_interleave(16, 1)
+        worth[at] = torch.tensor(E2M1)[numbers.long()] * (scale.float() / whole).repeat_interleave(
+            16, 1
+        )
     ops = choose(CPU, torch.float32)
     close(moe_of(tmp_path, quantization="nvfp4")(ops, x), dequantised(x, worth))
     shares = [moe_of(tmp_path, Layout(rank, 2), "nvfp4") for rank in range(2)]

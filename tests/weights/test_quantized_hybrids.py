@@ -1,5 +1,6 @@
-"""Hybrids and latent attention as they are published in float8: blocks of 128 x 128 or a scale a row, and a list of
-what stayed wide. They say what the same model says whose matrices are what those numbers are worth."""
+"""Hybrids and latent attention as they are published in float8: blocks of 128 x 128 or a scale a
+row, and a list of what stayed wide. They say what the same model says whose matrices are what those
+numbers are worth."""
 
 from __future__ import annotations
 
@@ -22,20 +23,48 @@ from penstock.weights.load import load_model
 pytestmark = pytest.mark.torch
 
 CPU = torch.device("cpu")
-WIDE = ("in_proj_a", "in_proj_b", "gate", "shared_expert_gate", "lm_head", "embed_tokens", "embeddings")
+WIDE = (
+    "in_proj_a",
+    "in_proj_b",
+    "gate",
+    "shared_expert_gate",
+    "lm_head",
+    "embed_tokens",
+    "embeddings",
+)
 LISTED = [
-    f"model.layers.{layer}.linear_attn.{name}" for layer in range(3) for name in ("in_proj_a", "in_proj_b", "conv1d")
+    f"model.layers.{layer}.linear_attn.{name}"
+    for layer in range(3)
+    for name in ("in_proj_a", "in_proj_b", "conv1d")
 ]
-LISTED += [f"model.layers.{layer}.mlp.{name}" for layer in range(3) for name in ("gate", "shared_expert_gate")]
+LISTED += [
+    f"model.layers.{layer}.mlp.{name}"
+    for layer in range(3)
+    for name in ("gate", "shared_expert_gate")
+]
 QWEN = HF_FP8 | {"modules_to_not_convert": ["lm_head", "model.embed_tokens", *LISTED]}
-ROWS = compressed(floats("channel"), "float-quantized") | {"ignore": ["lm_head", "re:.*mixer.gate$", "re:.*conv1d"]}
+ROWS = compressed(floats("channel"), "float-quantized") | {
+    "ignore": ["lm_head", "re:.*mixer.gate$", "re:.*conv1d"]
+}
 
 LATENT = (
     "DeepseekV3",
-    heads(4, 4, 64) | {"kv_lora_rank": 96, "q_lora_rank": 128, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48}
-    | {"v_head_dim": 40, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3, "topk_group": 2}
-    | {"moe_intermediate_size": 48, "first_k_dense_replace": 1, "n_shared_experts": 1, "num_mtp_layers": 0},
-)  # fmt: skip
+    heads(4, 4, 64)
+    | {"kv_lora_rank": 96, "q_lora_rank": 128, "qk_rope_head_dim": 16, "qk_nope_head_dim": 48}
+    | {
+        "v_head_dim": 40,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "n_group": 3,
+        "topk_group": 2,
+    }
+    | {
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 1,
+        "num_mtp_layers": 0,
+    },
+)
 
 
 def blocks(out: int, into: int, seed: int) -> Stored:
@@ -48,7 +77,8 @@ def rows(out: int, into: int, seed: int) -> Stored:
 
 
 def quantized(folder: Path, out: Path, form: Any, config: dict[str, Any]) -> Path:
-    """Writes both: in `out` the quantized checkpoint, in `folder` the wide one of the same worth."""
+    """Writes both: in `out` the quantized checkpoint,
+    in `folder` the wide one of the same worth."""
     shutil.copytree(folder, out)
     tensors = load_file(folder / "model.safetensors")
     eight, wide = dict(tensors), dict(tensors)
@@ -57,7 +87,9 @@ def quantized(folder: Path, out: Path, form: Any, config: dict[str, Any]) -> Pat
         if tensor.dim() != 2 or at.rpartition(".")[2] in WIDE:
             continue
         stored, worth = form(*tensor.shape, seed)
-        size = 2.0 ** (tensor.std() / worth.std()).log2().round()  # so that it is about as large as it was
+        size = (
+            2.0 ** (tensor.std() / worth.std()).log2().round()
+        )  # so that it is about as large as it was
         (scale,) = stored.keys() - {"weight"}
         del eight[name]
         eight |= {f"{at}.weight": stored["weight"], f"{at}.{scale}": stored[scale] * size}

@@ -1,4 +1,5 @@
-"""Weights of another process: what is said of them and is not so is refused; what is so comes byte for byte."""
+"""Weights of another process: what is said of them and is not so is refused; what is so comes byte
+for byte."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def test_tensors_come_as_they_are_and_nothing_stays(shared: SharedWeights) -> No
         name = other.memories[0].name
         assert (SHM / name).stat().st_mode & 0o777 == 0o600
     assert not (SHM / name).exists()
-    with pytest.raises(CheckpointError, match=r"'penstock-\w+' is not there: has the process that gave it ended\?"):
+    with pytest.raises(
+        CheckpointError, match=r"'penstock-\w+' is not there: has the process that gave it ended\?"
+    ):
         OpenedWeights(other, CPU).__enter__()
 
 

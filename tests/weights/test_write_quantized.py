@@ -1,5 +1,5 @@
-"""A wide folder written as a quantized one: it loads as what `--quantization` makes of the wide one, number for number;
-packed as the library packs; cut short, it goes on."""
+"""A wide folder written as a quantized one: it loads as what `--quantization` makes of the wide
+one, number for number; packed as the library packs; cut short, it goes on."""
 
 from __future__ import annotations
 
@@ -37,14 +37,23 @@ def answers(model: Path, **knobs: str) -> list[list[int]]:
 
 @pytest.mark.parametrize("kind", ["fp8", "int8", "int4"])
 def test_a_written_folder_answers_as_what_is_made_at_load(
-    kind: MadeKind, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: MadeKind,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(integers, "SHORT", 0)  # a folder has one size of groups, and the demo's rows would have two
+    monkeypatch.setattr(
+        integers, "SHORT", 0
+    )  # a folder has one size of groups, and the demo's rows would have two
     write_quantized(model_folder(), tmp_path / "out", kind)
     assert answers(tmp_path / "out") == answers(model_folder(), quantization=kind)
-    assert capsys.readouterr().err.count(SLOW_FP8) == (2 if kind == "fp8" else 0)  # a CPU widens it, and says so
+    assert capsys.readouterr().err.count(SLOW_FP8) == (
+        2 if kind == "fp8" else 0
+    )  # a CPU widens it, and says so
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
-        p.name for p in model_folder().iterdir() if p.suffix in (".json", ".safetensors", ".jinja", ".txt")
+        p.name
+        for p in model_folder().iterdir()
+        if p.suffix in (".json", ".safetensors", ".jinja", ".txt")
     )
     with pytest.raises(CheckpointError, match="is quantized already"):
         write_quantized(tmp_path / "out", tmp_path / "twice", kind)
@@ -58,8 +67,13 @@ def test_a_head_of_fp8_is_made_of_what_scores_the_vocabulary(tied: bool, tmp_pat
     tensors = load_file(model_folder() / "model.safetensors")
     table = tensors["model.embed_tokens.weight"]
     head = table if tied else table.flip(0)
-    save_file(tensors if tied else tensors | {"lm_head.weight": head.contiguous()}, wide / "model.safetensors")
-    config = json.loads((model_folder() / "config.json").read_text()) | {"tie_word_embeddings": tied}
+    save_file(
+        tensors if tied else tensors | {"lm_head.weight": head.contiguous()},
+        wide / "model.safetensors",
+    )
+    config = json.loads((model_folder() / "config.json").read_text()) | {
+        "tie_word_embeddings": tied
+    }
     (wide / "config.json").write_text(json.dumps(config))
     write_quantized(wide, out, "fp8", fp8_head=True)
     numbers, scale = to_fp8(head)
@@ -68,10 +82,15 @@ def test_a_head_of_fp8_is_made_of_what_scores_the_vocabulary(tied: bool, tmp_pat
     assert torch.equal(stored["lm_head.weight_scale"], scale)
     assert torch.equal(stored["model.embed_tokens.weight"], table)
     groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
-    assert [group["targets"] for group in groups.values()] == [["lm_head"], ["Linear"]]  # by its name, as vLLM asks it
+    assert [group["targets"] for group in groups.values()] == [
+        ["lm_head"],
+        ["Linear"],
+    ]  # by its name, as vLLM asks it
     hidden = torch.randn(20, head.shape[1], generator=torch.Generator().manual_seed(1))
     scores = loaded(out).logits(hidden)
-    torch.testing.assert_close(scores, hidden @ (numbers.float() * scale.float()).T, atol=0.05, rtol=0.02)
+    torch.testing.assert_close(
+        scores, hidden @ (numbers.float() * scale.float()).T, atol=0.05, rtol=0.02
+    )
     write_quantized(wide, tmp_path / "kept", "fp8", keep_wide=["lm_head"], fp8_head=True)
     assert torch.equal(loaded(tmp_path / "kept").logits(hidden), loaded(wide).logits(hidden))
 
@@ -85,7 +104,9 @@ def loaded(folder: Path) -> Decoder:
 @pytest.mark.parametrize("into", [64, 70])
 def test_numbers_are_packed_as_the_library_packs_them(bits: int, into: int) -> None:
     draw = torch.Generator().manual_seed(bits)
-    numbers = torch.randint(-(2 ** (bits - 1)), 2 ** (bits - 1), (6, into), dtype=torch.int8, generator=draw)
+    numbers = torch.randint(
+        -(2 ** (bits - 1)), 2 ** (bits - 1), (6, into), dtype=torch.int8, generator=draw
+    )
     assert torch.equal(pack_int32(numbers, bits), pack_to_int32(numbers, bits))
 
 

@@ -1,4 +1,5 @@
-"""Columns in Arrow's form, made of their bytes: `pyarrow.array` imports pandas first where there is one, for seconds.
+"""Columns in Arrow's form, made of their bytes: `pyarrow.array` imports pandas first where there is
+one, for seconds.
 
 It knows arrays and texts; not what they say.
 """
@@ -29,7 +30,11 @@ def arrow_texts(values: Sequence[str | None] | npt.NDArray[np.object_]) -> Any:
 
     data = [b"" if value is None else value.encode() for value in values]
     known = np.array([value is not None for value in values], bool)
-    buffers = [None if known.all() else _bits(known), pa.py_buffer(_ends(data)), pa.py_buffer(b"".join(data))]
+    buffers = [
+        None if known.all() else _bits(known),
+        pa.py_buffer(_ends(data)),
+        pa.py_buffer(b"".join(data)),
+    ]
     return pa.Array.from_buffers(pa.string(), len(data), buffers)
 
 
@@ -42,8 +47,8 @@ def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object
 
 
 def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Returns a column of numbers or booleans as [n] of `kind`; an unknown float is NaN. Raises ValueError for another
-    column, and for numbers that `kind` doesn't hold."""
+    """Returns a column of numbers or booleans as [n] of `kind`; an unknown float is NaN. Raises
+    ValueError for another column, and for numbers that `kind` doesn't hold."""
     import pyarrow as pa
 
     there = column.type
@@ -52,7 +57,9 @@ def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
         raise ValueError(f"a column of {there} where {kind} is wanted")
     if column.null_count and kind.kind != "f":
         raise ValueError(f"{column.null_count} unknown entries in a column of {kind}")
-    values = np.concatenate([np.zeros(0, kind), *(chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks)])
+    values = np.concatenate(
+        [np.zeros(0, kind), *(chunk.to_numpy(zero_copy_only=False) for chunk in column.chunks)]
+    )
     made: npt.NDArray[Any] = values.astype(kind, copy=False)
     if kind.kind == "i" and (made != values).any():
         raise ValueError(f"numbers that {kind} doesn't hold")
@@ -60,11 +67,14 @@ def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def texts_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a column of texts, by numbers of a dictionary's, as [n]: each text is there once. Raises ValueError for
-    another column."""
+    """Returns a column of texts, by numbers of a dictionary's, as [n]: each text is there once.
+    Raises ValueError for another column."""
     import pyarrow as pa
 
-    if not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type)) or column.null_count:
+    if (
+        not (pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type))
+        or column.null_count
+    ):
         raise ValueError(f"a column of {column.type} where texts are wanted, each of them known")
     parts = [
         np.array(chunk.dictionary.to_pylist(), object)[chunk.indices.to_numpy(zero_copy_only=False)]
@@ -74,12 +84,17 @@ def texts_of(column: Any) -> npt.NDArray[np.object_]:
 
 
 def lists_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a column of lists of floats as [n] float32 arrays, parts of a few larger ones. Raises ValueError for
-    another column."""
+    """Returns a column of lists of floats as [n] float32 arrays, parts of a few larger ones. Raises
+    ValueError for another column."""
     import pyarrow as pa
 
-    if not (pa.types.is_list(column.type) and pa.types.is_floating(column.type.value_type)) or column.null_count:
-        raise ValueError(f"a column of {column.type} where lists of floats are wanted, each of them known")
+    if (
+        not (pa.types.is_list(column.type) and pa.types.is_floating(column.type.value_type))
+        or column.null_count
+    ):
+        raise ValueError(
+            f"a column of {column.type} where lists of floats are wanted, each of them known"
+        )
     made = np.empty(len(column), object)
     at = 0
     for chunk in column.chunks:

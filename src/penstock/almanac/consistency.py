@@ -1,7 +1,9 @@
-"""Whether a record contradicts itself, as one edited by hand by mistake does: counts, marks, intervals, quantiles.
+"""Whether a record contradicts itself, as one edited by hand by mistake does: counts, marks,
+intervals, quantiles.
 
-Each rule yields lines `field: what is wrong`, never for an honest record. Numbers that only the raw data proves are
-validate.py's. It knows the form and the definitions (docs/metrics.md); no file, no raw data.
+Each rule yields lines `field: what is wrong`, never for an honest record. Numbers that only the raw
+data proves are validate.py's. It knows the form and the definitions (docs/metrics.md); no file, no
+raw data.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from penstock.almanac.record import (
     Point,
     Record,
     Spread,
-)  # fmt: skip
+)
 from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.summaries import QUANTILES
 
@@ -46,13 +48,17 @@ def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str
 
 def _head(record: Record, now: datetime.datetime) -> Iterator[str]:
     try:
-        when = datetime.datetime.strptime(record.when, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=datetime.UTC)
+        when = datetime.datetime.strptime(record.when, "%Y-%m-%dT%H:%M:%SZ").replace(
+            tzinfo=datetime.UTC
+        )
     except ValueError:
         yield f"when: {record.when} is no day of the calendar"
         return
     if when > now + AHEAD:
         yield f"when: {record.when} lies in the future"
-    if record.raw is not None and record.raw.rows < (issued := sum(point.requests for point in record.points)):
+    if record.raw is not None and record.raw.rows < (
+        issued := sum(point.requests for point in record.points)
+    ):
         yield f"raw.rows: {record.raw.rows}, but the points have {issued} requests"
     if not record.points and not record.failures:
         yield "points: none, and no failure either: the record says nothing"
@@ -73,7 +79,10 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
     if point.complete > point.requests:
         yield f"complete: {point.complete} of {point.requests} requests"
     if sum(point.outcomes.values()) != point.requests - point.complete:
-        yield f"outcomes: {sum(point.outcomes.values())} in all, but {point.requests - point.complete} did not complete"
+        yield (
+            f"outcomes: {sum(point.outcomes.values())} in all, but"
+            f" {point.requests - point.complete} did not complete"
+        )
     if strange := [name for name in point.outcomes if name not in OUTCOMES or name == OK]:
         yield f"outcomes: {strange[0]!r} is none: {', '.join(OUTCOMES[1:])}"
     if point.kind == "open" and not point.rate:
@@ -95,13 +104,16 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
-    """Yields marks that follow from the record and are missing. (Where there were several starts, each has a part of
-    the seconds, and nobody tells how many there were at the point: then more windows are short than these.)"""
+    """Yields marks that follow from the record and are missing. (Where there were several starts,
+    each has a part of the seconds, and nobody tells how many there were at the point: then more
+    windows are short than these.)"""
     end = point.figures.end_to_end
     longest = end.p95.value if end is not None and point.opens is not None else 0.0
     wanted = {
         "few requests": point.effective is not None and point.effective < FEW,
-        "failed requests": (point.requests - point.complete) / max(point.requests, 1) > FAILED_SHARE,
+        "failed requests": (
+            (point.requests - point.complete) / max(point.requests, 1) > FAILED_SHARE
+        ),
         "short window": point.seconds < max(SHORT_WINDOW, 2 * longest),
         "cached prompts": record.shape.kind == "exact" and point.cached_tokens > 0,
         "client short": point.client.short,
@@ -114,40 +126,58 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
 
 
 def _client(point: Point, record: Record) -> Iterator[str]:
-    """Yields why a client that calls itself good is none. How late it may be hangs on the median wait of all the
-    point's requests; twice the p99 of the window's is above that, where most of them were complete."""
+    """Yields why a client that calls itself good is none. How late it may be hangs on the median
+    wait of all the point's requests; twice the p99 of the window's is above that, where most of
+    them were complete."""
     look, waited = point.client, point.figures.first_token or point.figures.end_to_end
     if look.short:
         return
     if look.lag_p99 > LAG:
         yield f"client.short: is false, at a loop lag of {look.lag_p99} s where {LAG} are the limit"
     if look.headroom is not None and look.headroom < HEADROOM:
-        yield f"client.short: is false, at a headroom of {look.headroom} where {HEADROOM} are the least"
+        yield (
+            f"client.short: is false, at a headroom of {look.headroom} where {HEADROOM} are the"
+            " least"
+        )
     if look.headroom is None and look.busy > BUSY:
-        yield f"client.short: is false, at {look.busy} of a core where {BUSY} are the limit of one not calibrated"
+        yield (
+            f"client.short: is false, at {look.busy} of a core where {BUSY} are the limit of one"
+            " not calibrated"
+        )
     if waited is not None and 2 * point.complete > point.requests:
         most = max(LATE, LATE_SHARE * 2 * waited.p99.value)
         if look.late_p99 > most:
-            yield f"client.short: is false, at requests taken up {look.late_p99} s late where {most:.4g} are the most"
+            yield (
+                f"client.short: is false, at requests taken up {look.late_p99} s late where"
+                f" {most:.4g} are the most"
+            )
 
 
 # --- a point: figures
 
 
 def _figures(point: Point, record: Record) -> Iterator[str]:
-    """Checks that values lie in their intervals, that quantiles rise, and that figures are there where requests were
-    complete."""
+    """Checks that values lie in their intervals, that quantiles rise, and that figures are there
+    where requests were complete."""
     for name, figure in point.figures:
         spread = dict(figure) if isinstance(figure, Spread) else {}
         for key, interval in spread.items() or ([("rate", figure)] if figure is not None else []):
             low, value, high = interval.low or 0.0, interval.value, interval.high
             if not low <= value <= (value if high is None else high):
-                yield f"figures.{name}: the {key} of {value} lies outside of its interval, {low} to {high}"
+                yield (
+                    f"figures.{name}: the {key} of {value} lies outside of its interval, {low} to"
+                    f" {high}"
+                )
         values = [spread[key].value for key in QUANTILES if spread]
         if values != sorted(values):
             yield f"figures.{name}: {', '.join(QUANTILES)} are {values}, and don't rise"
-    # In a steady window rates are of whatever arrived: of requests too that were issued before it, or cut off after it.
-    told = [name for name, figure in point.figures if figure is not None and (point.opens is None or name in SPREADS)]
+    # In a steady window rates are of whatever arrived: of requests too that were issued before it,
+    # or cut off after it.
+    told = [
+        name
+        for name, figure in point.figures
+        if figure is not None and (point.opens is None or name in SPREADS)
+    ]
     if told and not point.complete:
         yield f"figures.{told[0]}: is there, but no request was complete"
     if point.complete and point.seconds > 0 and point.figures.request_rate is None:
@@ -158,17 +188,27 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
-    """Checks that a point that was streamed tells every goal of the method: one left out would be one that it may have
-    missed."""
-    told, streamed = [goal.seconds for goal in point.goals], point.figures.first_token is not None or not point.complete
+    """Checks that a point that was streamed tells every goal of the method: one left out would be
+    one that it may have missed."""
+    told, streamed = (
+        [goal.seconds for goal in point.goals],
+        point.figures.first_token is not None or not point.complete,
+    )
     if sorted(told) != (asked := sorted(record.method.goals) if streamed else []):
         yield f"goals: {told} s, where {asked} are to be told"
 
 
 def _sample(point: Point, record: Record) -> Iterator[str]:
     """Checks that the joint rows are as many in each column."""
-    lengths = {len(column) for column in (point.sample.first, point.sample.per_token, point.sample.end_to_end)}
-    if len(lengths) > 1 or max(lengths) > min(point.requests, SAMPLE_ROWS) or (point.requests and not max(lengths)):
+    lengths = {
+        len(column)
+        for column in (point.sample.first, point.sample.per_token, point.sample.end_to_end)
+    }
+    if (
+        len(lengths) > 1
+        or max(lengths) > min(point.requests, SAMPLE_ROWS)
+        or (point.requests and not max(lengths))
+    ):
         yield f"sample: columns of {sorted(lengths)} rows, for {point.requests} requests"
 
 

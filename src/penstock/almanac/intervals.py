@@ -1,6 +1,7 @@
-"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of each other: a series
-of n that wait together is worth fewer independent ones, `effective`. Why these: docs/metrics.md. Random numbers come
-from a seed that the caller makes of the data. It knows numbers, not requests.
+"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of
+each other: a series of n that wait together is worth fewer independent ones, `effective`. Why
+these: docs/metrics.md. Random numbers come from a seed that the caller makes of the data. It knows
+numbers, not requests.
 """
 
 from __future__ import annotations
@@ -21,8 +22,28 @@ CONFIDENCE = 0.95
 DRAWS = 1000
 Z = 1.959964  # of the normal distribution, two-sided 95 %
 # Student's t, two-sided 95 %, by degrees of freedom 1 to 20. Starts of a server are few.
-T = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281, 2.2010, 2.1788, 2.1604, 2.1448,
-     2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860)  # fmt: skip
+T = (
+    12.7062,
+    4.3027,
+    3.1824,
+    2.7764,
+    2.5706,
+    2.4469,
+    2.3646,
+    2.3060,
+    2.2622,
+    2.2281,
+    2.2010,
+    2.1788,
+    2.1604,
+    2.1448,
+    2.1314,
+    2.1199,
+    2.1098,
+    2.1009,
+    2.0930,
+    2.0860,
+)
 FEWEST = 10  # values in a mean; with fewer nothing is said
 PIECES = 20  # of a course that isn't steady
 
@@ -39,9 +60,9 @@ class Ends:
 
 
 def beta_cdf(x: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
-    """Returns the regularised incomplete beta function, elementwise, by its continued fraction (Lentz's method; DLMF
-    8.17.22), for a, b > 0 and 0 <= x <= 1. Error below 1e-10 up to a + b of 1e7. (By hand, not scipy's: `penstock
-    demo` and `monkeys` need it on a plain install.)"""
+    """Returns the regularised incomplete beta function, elementwise, by its continued fraction
+    (Lentz's method; DLMF 8.17.22), for a, b > 0 and 0 <= x <= 1. Error below 1e-10 up to a + b of
+    1e7. (By hand, not scipy's: `penstock demo` and `monkeys` need it on a plain install.)"""
     x, a, b = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (x, a, b)))
     swap = x > (a + 1) / (a + b + 2)  # where the fraction converges fast: the other tail
     x, a, b = np.where(swap, 1 - x, x), np.where(swap, b, a), np.where(swap, a, b)
@@ -74,7 +95,8 @@ def _log_beta(a: Floats, b: Floats) -> Floats:
 
 
 def _beta_quantile(level: float, a: Floats, b: Floats) -> Floats:
-    """Returns x with beta_cdf(x, a, b) = level: Newton's steps, and a bisection where one would leave the bracket."""
+    """Returns x with beta_cdf(x, a, b) = level: Newton's steps, and a bisection where one would
+    leave the bracket."""
     low, high, x, scale = np.zeros(a.shape), np.ones(a.shape), a / (a + b), _log_beta(a, b)
     for _ in range(60):
         away = beta_cdf(x, a, b) - level
@@ -89,7 +111,8 @@ def _beta_quantile(level: float, a: Floats, b: Floats) -> Floats:
 
 
 def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Clopper-Pearson's interval of hits / of; neither needs to be whole. of = 0: the whole range."""
+    """Clopper-Pearson's interval of hits / of; neither needs to be whole. of = 0:
+    the whole range."""
     hits, of = np.broadcast_arrays(np.asarray(hits, np.float64), np.asarray(of, np.float64))
     tail = (1 - CONFIDENCE) / 2
     misses = np.maximum(of - hits, 0.0)
@@ -99,27 +122,34 @@ def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floa
 
 
 def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
-    """Returns between which of the ordered values the true quantile lies: ranks r with F(value_r) ~ Beta(r, n + 1 - r),
-    for the effective number n of them. None at an end that lies beyond the data (p99 wants 368 independent values)."""
+    """Returns between which of the ordered values the true quantile lies: ranks r with F(value_r) ~
+    Beta(r, n + 1 - r), for the effective number n of them. None at an end that lies beyond the data
+    (p99 wants 368 independent values)."""
     count = len(ordered)
     if not count or effective < 1:
         return Ends(None, None)
     ranks = np.arange(1, count + 1) * (effective / count)
     middle, away = level * effective, 8 * (1 + math.sqrt(level * (1 - level) * effective))
-    near = np.abs(ranks - middle) <= away  # beyond 8 standard deviations it is surely one or the other
+    near = (
+        np.abs(ranks - middle) <= away
+    )  # beyond 8 standard deviations it is surely one or the other
     below = np.where(ranks < middle, 1.0, 0.0)  # P(F(value_r) <= level)
     below[near] = beta_cdf(level, ranks[near], effective + 1 - ranks[near])
     tail = (1 - CONFIDENCE) / 2
     low, high = np.flatnonzero(below >= 1 - tail), np.flatnonzero(below <= tail)
-    return Ends(float(ordered[low[-1]]) if len(low) else None, float(ordered[high[0]]) if len(high) else None)
+    return Ends(
+        float(ordered[low[-1]]) if len(low) else None,
+        float(ordered[high[0]]) if len(high) else None,
+    )
 
 
 # --- dependence
 
 
 def effective(series: Sequence[Floats]) -> float:
-    """Returns how many independent values the series (one a start, each in order) are worth together: n / (1 + 2 sum of
-    autocorrelations), the sum ended by Geyer's initial positive sequence. Never more than n; n for a constant one."""
+    """Returns how many independent values the series (one a start, each in order) are worth
+    together: n / (1 + 2 sum of autocorrelations), the sum ended by Geyer's initial positive
+    sequence. Never more than n; n for a constant one."""
     total = sum(len(each) for each in series)
     if total < 4:
         return float(total)
@@ -134,8 +164,9 @@ def effective(series: Sequence[Floats]) -> float:
 
 
 def _autocovariance(series: Sequence[Floats]) -> Floats:
-    """Returns [lags]: the mean over the series of the sums of products at each lag, over their length (biased, as the
-    sum of lags wants); around the mean of each. At most half of the longest one's lags."""
+    """Returns [lags]: the mean over the series of the sums of products at each lag, over their
+    length (biased, as the sum of lags wants); around the mean of each. At most half of the longest
+    one's lags."""
     longest = max(len(each) for each in series)
     sums, total = np.zeros(max(longest // 2, 2)), 0
     for each in series:
@@ -143,14 +174,17 @@ def _autocovariance(series: Sequence[Floats]) -> Floats:
             continue
         away = each - each.mean()
         size = 1 << (2 * len(each) - 1).bit_length()
-        products = np.fft.irfft(np.abs(np.fft.rfft(away, size)) ** 2, size)[: min(len(sums), len(each))]
+        products = np.fft.irfft(np.abs(np.fft.rfft(away, size)) ** 2, size)[
+            : min(len(sums), len(each))
+        ]
         sums[: len(products)] += products
         total += len(each)
     return sums / max(total, 1)
 
 
 def ranks(values: Floats) -> Floats:
-    """Ranks from 0 to 1, equal values the same: what `effective` sees of times, so that one of 1e6 s does not rule."""
+    """Ranks from 0 to 1, equal values the same: what `effective` sees of times, so that one of 1e6
+    s does not rule."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
     return np.asarray(middle[inverse] / max(len(values), 1), np.float64)
@@ -160,12 +194,17 @@ def ranks(values: Floats) -> Floats:
 
 
 class SeededRandom:
-    """Whole numbers from a seed. Only the raw stream of the generator is used: numpy promises that it stays."""
+    """Whole numbers from a seed. Only the raw stream of the generator is used: numpy promises that
+    it stays."""
 
     def __init__(self, *seed: object) -> None:
         digest = hashlib.sha256()
         for part in seed:
-            digest.update(np.ascontiguousarray(part).tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
+            digest.update(
+                np.ascontiguousarray(part).tobytes()
+                if isinstance(part, np.ndarray)
+                else repr(part).encode()
+            )
         self.bits = np.random.PCG64(int.from_bytes(digest.digest(), "big"))
 
     def below(self, bound: int, shape: tuple[int, ...]) -> Ints:
@@ -175,16 +214,19 @@ class SeededRandom:
 
 
 def block_length(series: Sequence[Floats], worth: float) -> int:
-    """Returns a length long enough that blocks are nearly independent: n^(1/3), and three times the stretch that one
-    independent value takes (`worth` of them in all); at most a fifth of the longest series."""
+    """Returns a length long enough that blocks are nearly independent: n^(1/3), and three times the
+    stretch that one independent value takes (`worth` of them in all); at most a fifth of the
+    longest series."""
     longest = max(len(each) for each in series)
     stretch = sum(len(each) for each in series) / max(worth, 1.0)
     return int(max(1, min(max(longest ** (1 / 3), 3 * stretch), longest / 5)))
 
 
-def draw_means(series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS) -> Floats:
-    """Returns [draws]: the mean of all values, with each series made anew of blocks of itself, drawn with
-    replacement."""
+def draw_means(
+    series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS
+) -> Floats:
+    """Returns [draws]: the mean of all values, with each series made anew of blocks of itself,
+    drawn with replacement."""
     total = np.zeros(draws)
     for each in series:
         fits = min(length, len(each))
@@ -198,30 +240,37 @@ def draw_means(series: Sequence[Floats], length: int, dice: SeededRandom, draws:
 
 
 def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
-    """Returns the interval of the mean over all series. The bootstrap gives the shape; blocks cut dependence off at
-    their ends, so the width is at least that of as many independent values as the series are worth, and Student's for
-    few of them."""
+    """Returns the interval of the mean over all series. The bootstrap gives the shape; blocks cut
+    dependence off at their ends, so the width is at least that of as many independent values as the
+    series are worth, and Student's for few of them."""
     series = [each for each in series if len(each)]
     count = sum(len(each) for each in series)
     if count < FEWEST:
         return Ends(None, None)
     value, worth = sum(float(each.sum()) for each in series) / count, effective(series)
     drawn = draw_means(series, block_length(series, worth), dice)
-    middle, spread = float(drawn.mean()), float(drawn.std())  # a moving block misses the ends of a series a little
+    middle, spread = (
+        float(drawn.mean()),
+        float(drawn.std()),
+    )  # a moving block misses the ends of a series a little
     if spread <= 1e-15 * abs(value):
         return Ends(value, value)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) - middle
-    alone = (sum(float(((each - each.mean()) ** 2).sum()) for each in series) / count / worth) ** 0.5
+    alone = (
+        sum(float(((each - each.mean()) ** 2).sum()) for each in series) / count / worth
+    ) ** 0.5
     stretch = max(alone / spread, 1.0) * t_value(int(worth) - 1) / Z
     return Ends(value + stretch * float(low), value + stretch * float(high))
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Returns the interval of the mean over all series, whatever slow course they take: the course (prompts first, then
-    tokens) comes in a repetition too, only how a stretch leaves the line of its two neighbours is chance.
+    """Returns the interval of the mean over all series, whatever slow course they take: the course
+    (prompts first, then tokens) comes in a repetition too, only how a stretch leaves the line of
+    its two neighbours is chance.
 
-    Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second differences is a
-    stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many degrees of freedom."""
+    Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second
+    differences is a stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many
+    degrees of freedom."""
     each_has = max(PIECES // max(len(series), 1), 4)
     cut = [np.array_split(each, each_has) for each in series if len(each) >= 2 * each_has]
     if not cut or len(cut) < len(series):
@@ -242,11 +291,15 @@ def t_value(freedom: int) -> float:
 
 
 def across_starts(value: float, ends: Ends, by_start: Sequence[float]) -> Ends:
-    """Widens an interval by what the starts differ by beyond what it already says: the variance between them that is
-    left over, times Student's t of their number less one. With one start nothing is known of starts."""
+    """Widens an interval by what the starts differ by beyond what it already says: the variance
+    between them that is left over, times Student's t of their number less one. With one start
+    nothing is known of starts."""
     if len(by_start) < 2 or ends.low is None or ends.high is None:
         return ends
     within = (ends.high - ends.low) / 2 / Z
     over = max(float(np.var(by_start, ddof=1)) / len(by_start) - within**2, 0.0)
     more = t_value(len(by_start) - 1) ** 2 * over
-    return Ends(value - ((value - ends.low) ** 2 + more) ** 0.5, value + ((ends.high - value) ** 2 + more) ** 0.5)
+    return Ends(
+        value - ((value - ends.low) ** 2 + more) ** 0.5,
+        value + ((ends.high - value) ** 2 + more) ** 0.5,
+    )

@@ -1,5 +1,6 @@
-"""Strangers' JSON into a Record, or one line that names the file and the field: small, flat, of known fields, each key
-once, without NaN, its texts nothing that a terminal or a page would obey. What the numbers say is validate.py's.
+"""Strangers' JSON into a Record, or one line that names the file and the field: small, flat, of
+known fields, each key once, without NaN, its texts nothing that a terminal or a page would obey.
+What the numbers say is validate.py's.
 """
 
 from __future__ import annotations
@@ -24,26 +25,36 @@ def read_record(path: Path) -> Record:
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns a record's file as it is. Raises RecordError for what is no plain file, is too long or cannot be read."""
+    """Returns a record's file as it is. Raises RecordError for what is no plain file, is too long
+    or cannot be read."""
     try:
         return read_plain(path, LARGEST)
     except OSError as error:
-        raise RecordError(f"{one_line(path.name)}: cannot be read: {error.strerror or error}") from error
+        raise RecordError(
+            f"{one_line(path.name)}: cannot be read: {error.strerror or error}"
+        ) from error
 
 
 def record_of(content: bytes, name: str) -> Record:
-    """Returns the record that these bytes are; `name` is what messages call it. Raises RecordError."""
+    """Returns the record that these bytes are; `name` is what messages call it.
+    Raises RecordError."""
     if len(content) > LARGEST:
         raise RecordError(f"{name}: is longer than the {LARGEST} bytes that a record has at most")
     try:
-        told = json.loads(content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
+        told = json.loads(
+            content.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant
+        )
     except UnicodeDecodeError as error:
         raise RecordError(f"{name}: is no UTF-8 text (byte {error.start})") from error
     except (ValueError, RecursionError) as error:
         deep = isinstance(error, RecursionError)
-        raise RecordError(f"{name}: {'nested too deeply' if deep else one_line(str(error))}") from error
+        raise RecordError(
+            f"{name}: {'nested too deeply' if deep else one_line(str(error))}"
+        ) from error
     try:
-        return Record.model_validate(told)  # the form is no deeper than it is: what nests deeper is refused by its kind
+        return Record.model_validate(
+            told
+        )  # the form is no deeper than it is: what nests deeper is refused by its kind
     except ValidationError as error:
         raise RecordError(f"{name}: {faults_in_a_line(error)}") from error
 
@@ -53,9 +64,15 @@ def faults_in_a_line(error: ValidationError) -> str:
     faults = error.errors(include_url=False, include_context=False)
     first = faults[0]
     where = ".".join(one_line(str(part)) for part in first["loc"]) or "the file"
-    given = "" if isinstance(first["input"], (dict, list)) else f" (it is {one_line(repr(first['input']))})"
+    given = (
+        ""
+        if isinstance(first["input"], (dict, list))
+        else f" (it is {one_line(repr(first['input']))})"
+    )
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
-    return f"{where[:200]}: {one_line(first['msg'].removeprefix('Value error, '), 300)}{given}{more}"
+    return (
+        f"{where[:200]}: {one_line(first['msg'].removeprefix('Value error, '), 300)}{given}{more}"
+    )
 
 
 def one_line(text: str, longest: int = _SHOWN) -> str:

@@ -1,7 +1,9 @@
-"""A record: one measured run of one engine, model, machine and shape, as one JSON file. This is its form, version 1.
+"""A record: one measured run of one engine, model, machine and shape, as one JSON file. This is its
+form, version 1.
 
-Every text has a longest length, every number a range, unknown fields are refused. It knows the form alone; whether the
-numbers are true is validate.py's. Times are seconds, rates are a second, lengths are tokens.
+Every text has a longest length, every number a range, unknown fields are refused. It knows the form
+alone; whether the numbers are true is validate.py's. Times are seconds, rates are a second, lengths
+are tokens.
 """
 
 from __future__ import annotations
@@ -16,13 +18,20 @@ SAMPLE_ROWS = 500
 LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
 HEADROOM = 2.0  # of a calibrated client: with less it was short
 BUSY = 0.5  # of one that was not calibrated: the share of a core that stands for a headroom of 2
-LATE = 0.005  # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
+# seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
+LATE = 0.005
 LATE_SHARE = 0.05
-FULL = {"warm_up": 10.0, "window": 60.0, "enough": 1000}  # the whole method's: a run with less of one is a short one
+FULL = {
+    "warm_up": 10.0,
+    "window": 60.0,
+    "enough": 1000,
+}  # the whole method's: a run with less of one is a short one
 
-# Control characters but line ends and tabs; marks that turn or hide the text around them; separators that some readers
-# take for a new line.
-_HIDDEN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]")
+# Control characters but line ends and tabs; marks that turn or hide the text around them;
+# separators that some readers take for a new line.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
+)
 
 
 def _visible(text: str) -> str:
@@ -32,8 +41,12 @@ def _visible(text: str) -> str:
     return text
 
 
-Word = Annotated[str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")]
-Line = Annotated[str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_visible)]
+Word = Annotated[
+    str, Field(min_length=1, max_length=120, pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:+@,()/=-]*$")
+]
+Line = Annotated[
+    str, Field(max_length=2000, pattern=r"^[^\x00-\x1f\x7f]*$"), AfterValidator(_visible)
+]
 Text = Annotated[str, Field(max_length=20_000), AfterValidator(_visible)]
 Time = Annotated[float, Field(ge=0, le=1e6)]
 Rate = Annotated[float, Field(ge=0, le=1e9)]
@@ -57,7 +70,8 @@ class Configuration(RecordForm):
 
 
 class EngineInfo(RecordForm):
-    """command: what started the server, as one would type it; for a server found running: how it was reached."""
+    """command: what started the server, as one would type it; for a server found running: how it
+    was reached."""
 
     name: Word
     version: Word
@@ -86,7 +100,9 @@ class MachineInfo(RecordForm):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
-    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = None  # the client had the others; None: all for both
+    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = (
+        None  # the client had the others; None: all for both
+    )
     memory_mib: Count
     system: Line
     python: Word
@@ -97,8 +113,9 @@ class MachineInfo(RecordForm):
 
 
 class ShapeInfo(RecordForm):
-    """exact: `input` tokens in, `output` out, end-of-sequence ignored. monkeys: n samples of a shared prompt that end
-    by themselves or at `output`. dataset: lengths of a file's rows; input and output are their means."""
+    """exact: `input` tokens in, `output` out, end-of-sequence ignored. monkeys: n samples of a
+    shared prompt that end by themselves or at `output`. dataset: lengths of a file's rows; input
+    and output are their means."""
 
     name: Word
     kind: Literal["exact", "monkeys", "dataset"]
@@ -111,7 +128,8 @@ class ShapeInfo(RecordForm):
 
 
 class ClientInfo(RecordForm):
-    """Who measured, and what it could have: its ceiling against a server that does nothing, on this machine."""
+    """Who measured, and what it could have: its ceiling against a server that does nothing, on this
+    machine."""
 
     penstock: Word
     commit: Word | None = None
@@ -126,11 +144,15 @@ class Method(RecordForm):
     warm_up: Time
     window: Time  # the longest window of a point
     enough: Count  # requests that a point near a crossing aimed at
-    starts: Annotated[int, Field(ge=1, le=100)]  # starts of the server that each point was measured on
+    starts: Annotated[
+        int, Field(ge=1, le=100)
+    ]  # starts of the server that each point was measured on
     quantile: Share
     goals: list[Time] = Field(max_length=20)  # first token within so many seconds
     short: bool  # windows or counts below the method's: to be read as a hint
-    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None  # of the whole machine, in dollars
+    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = (
+        None  # of the whole machine, in dollars
+    )
 
 
 class Interval(RecordForm):
@@ -152,7 +174,8 @@ class Spread(RecordForm):
 
 
 class Figures(RecordForm):
-    """Definitions: docs/metrics.md. None: it cannot be had (nothing was streamed, no request was complete)."""
+    """Definitions: docs/metrics.md. None: it cannot be had (nothing was streamed, no request was
+    complete)."""
 
     request_rate: Interval | None
     output_rate: Interval | None
@@ -166,7 +189,8 @@ class Figures(RecordForm):
 
 
 class Goal(RecordForm):
-    """Which share of the window's requests (failed ones too) had their first token within `seconds`; 95 % interval."""
+    """Which share of the window's requests (failed ones too) had their first token within
+    `seconds`; 95 % interval."""
 
     seconds: Time
     share: Share
@@ -176,11 +200,14 @@ class Goal(RecordForm):
 
 
 class ClientHealth(RecordForm):
-    """What the client says of itself at this point. short: it may have been the bottleneck; never ranked."""
+    """What the client says of itself at this point. short: it may have been the bottleneck; never
+    ranked."""
 
     lag_p99: Time  # of its event loops
     busy: Share  # CPU of its busiest process
-    headroom: Annotated[float, Field(ge=0, le=1e9)] | None  # ceiling over what was asked of it; None: not calibrated
+    headroom: (
+        Annotated[float, Field(ge=0, le=1e9)] | None
+    )  # ceiling over what was asked of it; None: not calibrated
     late_p99: Time  # a request was taken up so long after its intended start
     short: bool
 
@@ -194,15 +221,20 @@ class Sample(RecordForm):
 
 
 class Point(RecordForm):
-    """saturation: all at once. single: one at a time. open: Poisson, at `rate`. closed: `concurrency` in flight."""
+    """saturation: all at once. single: one at a time. open: Poisson, at `rate`. closed:
+    `concurrency` in flight."""
 
     name: Word
     kind: Literal["saturation", "single", "open", "closed"]
     rate: Rate | None = None  # of the plan, requests a second; what was offered: figures.sustained
     concurrency: Count | None = None
     seconds: Time  # of the window, all starts together
-    opens: Time | None = None  # when it opened in each start; None: it ran from the first send to the last end
-    effective: Annotated[float, Field(ge=0, le=1e12)] | None = None  # independent requests that these are worth
+    opens: Time | None = (
+        None  # when it opened in each start; None: it ran from the first send to the last end
+    )
+    effective: Annotated[float, Field(ge=0, le=1e12)] | None = (
+        None  # independent requests that these are worth
+    )
     requests: Count  # issued in the window
     complete: Count
     outcomes: dict[Word, Count]  # those that were not complete, by outcome
@@ -212,18 +244,26 @@ class Point(RecordForm):
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
-    marks: list[Line] = Field(max_length=50)  # why to read it with care: "cached prompts", "few requests", ...
+    marks: list[Line] = Field(
+        max_length=50
+    )  # why to read it with care: "cached prompts", "few requests", ...
     sample: Sample
 
 
 class PointFailure(RecordForm):
-    """point: None where none could be measured. context too short: refused for its length, or cut at
-    the server's own."""
+    """point: None where none could be measured. context too short: refused for its length, or cut
+    at the server's own."""
 
     point: Word | None
     kind: Literal[
-        "out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"
-    ]  # fmt: skip
+        "out of memory",
+        "crashed",
+        "did not start",
+        "stalled",
+        "wrong output",
+        "refused",
+        "context too short",
+    ]
     message: Line
     log: Text
 

@@ -1,7 +1,8 @@
 """Raw data of a run: a line a request, as columns, written as Parquet.
 
-Times are seconds since the beginning of the request's own point, of one monotonic clock; NaN where a request did not
-get so far. It knows columns; not what is computed of them (figures.py) nor how they came about (bench).
+Times are seconds since the beginning of the request's own point, of one monotonic clock; NaN where
+a request did not get so far. It knows columns; not what is computed of them (figures.py) nor how
+they came about (bench).
 """
 
 from __future__ import annotations
@@ -16,29 +17,43 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from penstock.almanac.arrow_columns import arrow_lists, arrow_numbers, arrow_texts, lists_of, numbers_of, texts_of
+from penstock.almanac.arrow_columns import (
+    arrow_lists,
+    arrow_numbers,
+    arrow_texts,
+    lists_of,
+    numbers_of,
+    texts_of,
+)
 from penstock.disk import open_plain
 from penstock.errors import RecordError, UsageError
 
 OK = "ok"
-# A raw file's columns may take USUAL_BYTES in memory, and EXPANSION times the file's bytes: times of requests that were
-# measured differ, and take a tenth of that.
+# A raw file's columns may take USUAL_BYTES in memory, and EXPANSION times the file's bytes: times
+# of requests that were measured differ, and take a tenth of that.
 USUAL_BYTES, EXPANSION = 64 << 20, 32
 ROW_BYTES = 256  # of a row that are no numbers of its own: an array's head, places of texts
 
 
 @dataclass(slots=True)
 class Samples:
-    """Columns of equal length, one entry a request, in the order of the intended starts of each point's start."""
+    """Columns of equal length, one entry a request, in the order of the intended starts of each
+    point's start."""
 
     point: npt.NDArray[np.object_]  # the point's name in its record
-    start: npt.NDArray[np.int32]  # which start of the server, 0 up: points are measured again after a restart
+    start: npt.NDArray[
+        np.int32
+    ]  # which start of the server, 0 up: points are measured again after a restart
     intended: npt.NDArray[np.float64]  # when the plan wanted it sent
     actual: npt.NDArray[np.float64]  # when it was handed to the socket: stamped before the write
-    first: npt.NDArray[np.float64]  # when the first event with output arrived; NaN: never, or not streamed
+    first: npt.NDArray[
+        np.float64
+    ]  # when the first event with output arrived; NaN: never, or not streamed
     end: npt.NDArray[np.float64]  # when the answer was complete, or had failed
     events: npt.NDArray[np.int32]  # events with output
-    gaps: npt.NDArray[np.object_]  # seconds between neighbouring events with output: a float32 array a request
+    gaps: npt.NDArray[
+        np.object_
+    ]  # seconds between neighbouring events with output: a float32 array a request
     prompt_tokens: npt.NDArray[np.int32]  # by the server's usage; -1: it told none
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]
@@ -73,21 +88,33 @@ OUTCOMES = (
     "unfinished",  # the point ended first
 )
 _KINDS: dict[str, Any] = {
-    "point": object, "start": np.int32, "events": np.int32, "prompt_tokens": np.int32, "output_tokens": np.int32,
-    "cached_tokens": np.int32, "asked_prompt": np.int32, "asked_output": np.int32, "window": np.bool_,
-    "outcome": object, "gaps": object,
-}  # fmt: skip
+    "point": object,
+    "start": np.int32,
+    "events": np.int32,
+    "prompt_tokens": np.int32,
+    "output_tokens": np.int32,
+    "cached_tokens": np.int32,
+    "asked_prompt": np.int32,
+    "asked_output": np.int32,
+    "window": np.bool_,
+    "outcome": object,
+    "gaps": object,
+}
 
 
 def from_lists(columns: dict[str, list[Any]]) -> Samples:
-    """Columns from plain lists (`gaps`: a sequence of seconds a request). Raises RecordError for a missing column or an
-    outcome that is none."""
+    """Columns from plain lists (`gaps`: a sequence of seconds a request). Raises RecordError for a
+    missing column or an outcome that is none."""
     names = [each.name for each in fields(Samples)]
     missing = [name for name in names if name not in columns]
     if missing:
         raise RecordError(f"samples lack the columns {', '.join(missing)}")
     _check_outcomes(columns["outcome"])
-    arrays = {name: np.array(columns[name], _KINDS.get(name, np.float64)) for name in names if name != "gaps"}
+    arrays = {
+        name: np.array(columns[name], _KINDS.get(name, np.float64))
+        for name in names
+        if name != "gaps"
+    }
     gaps = np.empty(len(columns["gaps"]), object)
     for at, of_one in enumerate(columns["gaps"]):
         gaps[at] = np.asarray(of_one, np.float32)
@@ -96,21 +123,28 @@ def from_lists(columns: dict[str, list[Any]]) -> Samples:
 
 def _check_outcomes(outcomes: Iterable[Any]) -> None:
     if unknown := set(outcomes) - set(OUTCOMES):
-        raise RecordError(f"samples have outcomes that are none: {', '.join(sorted(map(repr, unknown)))[:200]}")
+        raise RecordError(
+            f"samples have outcomes that are none: {', '.join(sorted(map(repr, unknown)))[:200]}"
+        )
 
 
 def join(parts: list[Samples]) -> Samples:
     names = [each.name for each in fields(Samples)]
-    return Samples(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return Samples(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
 
 
 def write_parquet(samples: Samples, path: Path) -> None:
-    """Writes aside and renames, so that a file of this name is whole. Raises UsageError where pyarrow is missing."""
+    """Writes aside and renames, so that a file of this name is whole. Raises UsageError where
+    pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.table({each.name: _arrow(each.name, getattr(samples, each.name)) for each in fields(samples)})
+    table = pa.table(
+        {each.name: _arrow(each.name, getattr(samples, each.name)) for each in fields(samples)}
+    )
     aside = path.with_name(path.name + ".part")
     pq.write_table(table, aside, compression="zstd")
     aside.replace(path)
@@ -123,8 +157,8 @@ def _arrow(name: str, column: npt.NDArray[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Raises RecordError for a file that is no table of samples, or that takes far more memory than it has bytes (what
-    repeats is written once), UsageError where pyarrow is missing."""
+    """Raises RecordError for a file that is no table of samples, or that takes far more memory than
+    it has bytes (what repeats is written once), UsageError where pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -133,7 +167,10 @@ def read_parquet(path: Path) -> Samples:
         with open_plain(path) as file:
             told = pq.ParquetFile(file).metadata
             _check_size(told, os.fstat(file.fileno()).st_size)
-            texts = {told.schema.column(number).path for number in range(told.num_columns)} & {"point", "outcome"}
+            texts = {told.schema.column(number).path for number in range(told.num_columns)} & {
+                "point",
+                "outcome",
+            }
             # Texts stay numbers of a dictionary's. read_table would import pandas.
             parquet = pq.ParquetFile(file, metadata=told, read_dictionary=sorted(texts))
             table = parquet.read([each.name for each in fields(Samples)])
@@ -146,7 +183,9 @@ def read_parquet(path: Path) -> Samples:
     if missing:
         raise RecordError(f"samples lack the columns {', '.join(missing)}")
     try:
-        arrays = {each.name: _column(each.name, table.column(each.name)) for each in fields(Samples)}
+        arrays = {
+            each.name: _column(each.name, table.column(each.name)) for each in fields(Samples)
+        }
     except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
         raise RecordError(f"{path.name}: is no table of samples: {str(error)[:200]!r}") from error
     _check_outcomes(arrays["outcome"])
@@ -154,22 +193,25 @@ def read_parquet(path: Path) -> Samples:
 
 
 def _check_size(told: Any, size: int) -> None:
-    """Raises RecordError for a file of `size` bytes whose columns of ours come to far more than that in memory. told:
-    its metadata."""
+    """Raises RecordError for a file of `size` bytes whose columns of ours come to far more than
+    that in memory. told: its metadata."""
     names = {each.name for each in fields(Samples)}
     groups = (told.row_group(number) for number in range(told.num_row_groups))
     leaves = (group.column(number) for group in groups for number in range(told.num_columns))
     ours = [leaf for leaf in leaves if leaf.path_in_schema.partition(".")[0] in names]
-    needed = ROW_BYTES * told.num_rows + sum(max(8 * leaf.num_values, leaf.total_uncompressed_size) for leaf in ours)
+    needed = ROW_BYTES * told.num_rows + sum(
+        max(8 * leaf.num_values, leaf.total_uncompressed_size) for leaf in ours
+    )
     if needed > (most := USUAL_BYTES + EXPANSION * size):
         raise RecordError(
-            f"its {told.num_rows} rows take {needed >> 20} MiB of memory, and a file of {size} bytes may take "
-            f"{most >> 20}: no requests that were measured repeat so"
+            f"its {told.num_rows} rows take {needed >> 20} MiB of memory, and a file of {size}"
+            f" bytes may take {most >> 20}: no requests that were measured repeat so"
         )
 
 
 def _column(name: str, column: Any) -> npt.NDArray[Any]:
-    """A column of Arrow's as one of ours. Raises ValueError, TypeError, OverflowError for one of another type."""
+    """A column of Arrow's as one of ours. Raises ValueError, TypeError, OverflowError for one of
+    another type."""
     if name == "gaps":
         return lists_of(column)
     kind = _KINDS.get(name, np.float64)
@@ -179,4 +221,6 @@ def _column(name: str, column: Any) -> npt.NDArray[Any]:
 def needs_pyarrow() -> None:
     """Raises UsageError where it is missing."""
     if find_spec("pyarrow") is None:
-        raise UsageError('Parquet files need a package that isn\'t here: pip install "penstock[parquet]"')
+        raise UsageError(
+            'Parquet files need a package that isn\'t here: pip install "penstock[parquet]"'
+        )

@@ -1,6 +1,8 @@
-"""Spreads of times: a mean and four quantiles, each with its interval, rounded as a record holds them.
+"""Spreads of times: a mean and four quantiles, each with its interval, rounded as a record holds
+them.
 
-It knows arrays of seconds in order of issue, with the start of the server of each; and gaps, which come many a request.
+It knows arrays of seconds in order of issue, with the start of the server of each; and gaps, which
+come many a request.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 
 def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None:
-    """Values in order of issue, with the start of each. Those that are not known (nothing streamed) are left out."""
+    """Values in order of issue, with the start of each. Those that are not known (nothing streamed)
+    are left out."""
     known = ~np.isnan(values)
     values, starts = np.maximum(values[known], 0.0), starts[known]
     if not len(values):
@@ -26,26 +29,34 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
     series = by_start_of(values, starts)
     worth = intervals.effective([intervals.ranks(each) for each in series])
     ordered, mean = np.sort(values), float(values.mean())
-    ends = intervals.across_starts(mean, intervals.mean_ends(series, dice), [float(each.mean()) for each in series])
+    ends = intervals.across_starts(
+        mean, intervals.mean_ends(series, dice), [float(each.mean()) for each in series]
+    )
     made = {"mean": around(mean, ends)}
     for name, level in QUANTILES.items():
         value = float(np.quantile(ordered, level))
         ends = intervals.quantile_ends(ordered, level, worth)
         made[name] = around(
-            value, intervals.across_starts(value, ends, [float(np.quantile(each, level)) for each in series])
+            value,
+            intervals.across_starts(
+                value, ends, [float(np.quantile(each, level)) for each in series]
+            ),
         )
     return Spread(**made)
 
 
 def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
-    """Returns the spread of the gaps of all requests together. Gaps of one request belong together, and so do those of
-    its neighbours: blocks of requests are drawn, each with all its gaps, counted in bins."""
+    """Returns the spread of the gaps of all requests together. Gaps of one request belong together,
+    and so do those of its neighbours: blocks of requests are drawn, each with all its gaps, counted
+    in bins."""
     counts = np.array([len(gaps) for gaps in done.gaps], np.int64)
     if not counts.sum():
         return None
     gaps = np.concatenate([np.asarray(each, np.float64) for each in done.gaps])
     ordered, mean = np.sort(gaps), float(gaps.mean())
-    values = {"mean": mean} | {key: float(np.quantile(ordered, level)) for key, level in QUANTILES.items()}
+    values = {"mean": mean} | {
+        key: float(np.quantile(ordered, level)) for key, level in QUANTILES.items()
+    }
     if np.count_nonzero(counts) < intervals.FEWEST:
         return Spread(**{key: around(value, Ends(None, None)) for key, value in values.items()})
     blocks = _blocks(done, counts)
@@ -56,17 +67,23 @@ def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
         low, high = np.quantile(drawn[key], [0.025, 0.975]) - float(np.median(drawn[key]))
         ends = Ends(value + stretch * float(low), value + stretch * float(high))
         parts = [gaps[np.repeat(done.start == start, counts)] for start in np.unique(done.start)]
-        by_start = [float(part.mean() if key == "mean" else np.quantile(part, QUANTILES[key])) for part in parts
-                    if len(part)]  # fmt: skip
+        by_start = [
+            float(part.mean() if key == "mean" else np.quantile(part, QUANTILES[key]))
+            for part in parts
+            if len(part)
+        ]
         made[key] = around(value, intervals.across_starts(value, ends, by_start))
     return Spread(**made)
 
 
 def _blocks(done: Samples, counts: Ints) -> Ints:
-    """Returns the number of the block that each request is in: neighbours of one start, at most GAP_BLOCKS in all."""
+    """Returns the number of the block that each request is in: neighbours of one start, at most
+    GAP_BLOCKS in all."""
     means = np.array([float(np.mean(each)) if len(each) else 0.0 for each in done.gaps])
     series = by_start_of(means, done.start)
-    length = max(intervals.block_length(series, intervals.effective(series)), -(-len(counts) // GAP_BLOCKS))
+    length = max(
+        intervals.block_length(series, intervals.effective(series)), -(-len(counts) // GAP_BLOCKS)
+    )
     blocks, begin = [], 0
     for each in series:
         blocks.append(begin + np.arange(len(each)) // length)
@@ -74,13 +91,19 @@ def _blocks(done: Samples, counts: Ints) -> Ints:
     return np.concatenate(blocks)
 
 
-def _drawn_gaps(gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom) -> dict[str, Floats]:
+def _drawn_gaps(
+    gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom
+) -> dict[str, Floats]:
     """Returns [GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
-    at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)  # finer where a quantile is read
+    at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (
+        len(ordered) - 1
+    )  # finer where a quantile is read
     edges = np.unique(ordered[at.astype(np.int64)])
     place, number = np.searchsorted(edges, gaps), int(block.max()) + 1
-    held = np.bincount(block * len(edges) + place, minlength=number * len(edges)).reshape(number, -1)
+    held = np.bincount(block * len(edges) + place, minlength=number * len(edges)).reshape(
+        number, -1
+    )
     chosen = dice.below(number, (GAP_DRAWS, number))
     times = np.zeros((GAP_DRAWS, number))
     np.add.at(times, (np.arange(GAP_DRAWS)[:, None], chosen), 1.0)

@@ -1,8 +1,9 @@
-"""Rates of a point: what arrived within its window of time, by start of the server. Definitions: docs/metrics.md.
+"""Rates of a point: what arrived within its window of time, by start of the server. Definitions:
+docs/metrics.md.
 
-A steady window stands open from `opens` for so many seconds, and whatever arrives in it counts; where everything is
-sent at once it runs from the first send to the last end. Requests issued in it would tell what was offered, not what
-was served. It knows samples and seconds.
+A steady window stands open from `opens` for so many seconds, and whatever arrives in it counts;
+where everything is sent at once it runs from the first send to the last end. Requests issued in it
+would tell what was offered, not what was served. It knows samples and seconds.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from penstock.almanac.samples import OK, Samples
 from penstock.almanac.summaries import around
 
 BINS = 200  # of time, over all starts together
-PLATEAU = (0.1, 0.9)  # of the tokens: between these a point without a steady state runs at its own speed
+PLATEAU = (
+    0.1,
+    0.9,
+)  # of the tokens: between these a point without a steady state runs at its own speed
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,8 @@ class RateWindow:
 
 
 def issued(samples: Samples) -> Floats:
-    """Returns when each request was to start: by the plan, or, where there was none (a closed loop), when it did."""
+    """Returns when each request was to start: by the plan, or, where there was none (a closed
+    loop), when it did."""
     return np.where(np.isnan(samples.intended), samples.actual, samples.intended)
 
 
@@ -49,21 +54,28 @@ def steady_window(samples: Samples, seconds: float, opens: float) -> RateWindow:
 
 
 def whole_window(samples: Samples) -> RateWindow:
-    """Returns the window from the first send to the last end of the window's requests: of the complete ones, where
-    there are any."""
+    """Returns the window from the first send to the last end of the window's requests: of the
+    complete ones, where there are any."""
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     begins, lengths = [], []
     for start in starts:
         own = samples.window & (samples.start == start)
         complete = own & (samples.outcome == OK)
         ends = samples.end[complete if complete.any() else own]
-        begins.append(float(np.nanmin(samples.actual[own])) if not np.isnan(samples.actual[own]).all() else 0.0)
-        lengths.append(max(float(np.nanmax(ends)) - begins[-1], 0.0) if not np.isnan(ends).all() else 0.0)
+        begins.append(
+            float(np.nanmin(samples.actual[own]))
+            if not np.isnan(samples.actual[own]).all()
+            else 0.0
+        )
+        lengths.append(
+            max(float(np.nanmax(ends)) - begins[-1], 0.0) if not np.isnan(ends).all() else 0.0
+        )
     return RateWindow(starts, np.array(begins), np.array(lengths), False)
 
 
 def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> Sequence[Interval | None]:
-    """Returns the rates of requests, of output tokens and of all tokens; None where nothing was complete."""
+    """Returns the rates of requests, of output tokens and of all tokens; None where nothing was
+    complete."""
     counted = _counted(samples, window)
     kinds = (_ended(counted), _output(counted), _all_tokens(counted))
     if window.seconds <= 0 or not (samples.outcome == OK).any():
@@ -73,7 +85,8 @@ def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> Sequen
     noise = _noise_of_plateau(kinds[1], window)
     rates = [_whole(each, window, noise) for each in kinds]
     if (samples.outcome[samples.window] == "unfinished").any():
-        # Its time limit cut it off before its end: work of the cut ones is not in it, so nothing is known above.
+        # Its time limit cut it off before its end: work of the cut ones is not in it, so nothing is
+        # known above.
         rates = [rate.model_copy(update={"high": None}) for rate in rates]
     return rates
 
@@ -86,8 +99,8 @@ class _Arrivals:
 
 
 def _counted(samples: Samples, window: RateWindow) -> Samples:
-    """Returns the requests whose arrivals count: complete requests, and in a steady window those that were only cut off
-    by the point's end (their tokens came as any other's)."""
+    """Returns the requests whose arrivals count: complete requests, and in a steady window those
+    that were only cut off by the point's end (their tokens came as any other's)."""
     if not window.steady:
         return samples.of((samples.outcome == OK) & samples.window)
     return samples.of((samples.outcome == OK) | (samples.outcome == "unfinished"))
@@ -99,23 +112,27 @@ def _ended(samples: Samples) -> _Arrivals:
 
 
 def _output(samples: Samples) -> _Arrivals:
-    """Returns output tokens by their event's time. An event carries its request's tokens over its events; of a request
-    that was cut off nobody told the tokens: the mean of the complete ones."""
+    """Returns output tokens by their event's time. An event carries its request's tokens over its
+    events; of a request that was cut off nobody told the tokens: the mean of the complete ones."""
     streamed = ~np.isnan(samples.first)
     events = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64) * streamed
     known = (samples.output_tokens >= 0) & (samples.outcome == OK)
-    usual = samples.output_tokens[known & streamed].sum() / max(int(events[known & streamed].sum()), 1)
+    usual = samples.output_tokens[known & streamed].sum() / max(
+        int(events[known & streamed].sum()), 1
+    )
     per_event = np.where(known, samples.output_tokens / np.maximum(events, 1), usual)
     late = known & ~streamed  # not streamed: all came at the end
     times = np.concatenate([event_times(samples.of(streamed)), samples.end[late]])
     start = np.concatenate([np.repeat(samples.start, events), samples.start[late]])
-    return _Arrivals(start, times, np.concatenate([np.repeat(per_event, events), samples.output_tokens[late]]))
+    return _Arrivals(
+        start, times, np.concatenate([np.repeat(per_event, events), samples.output_tokens[late]])
+    )
 
 
 def _all_tokens(samples: Samples) -> _Arrivals:
-    """Returns the output as it comes, and each prompt with its request's first token, when it has been read; what was
-    not streamed, at its end. Of a request that was cut off nobody told the prompt's tokens: those that were asked
-    for."""
+    """Returns the output as it comes, and each prompt with its request's first token, when it has
+    been read; what was not streamed, at its end. Of a request that was cut off nobody told the
+    prompt's tokens: those that were asked for."""
     output = _output(samples)
     late = np.isnan(samples.first) & (samples.outcome == OK)
     read = np.where(late, samples.end, samples.first)
@@ -129,7 +146,8 @@ def _all_tokens(samples: Samples) -> _Arrivals:
 
 
 def event_times(samples: Samples) -> Floats:
-    """Returns [events]: the time of every event of these streamed requests, one request after the other."""
+    """Returns [events]: the time of every event of these streamed requests, one request after the
+    other."""
     if not len(samples):
         return np.zeros(0)
     counts = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64)
@@ -139,7 +157,9 @@ def event_times(samples: Samples) -> Floats:
     inner[heads] = False
     steps[inner] = np.concatenate([np.asarray(gaps, np.float64) for gaps in samples.gaps])
     since = np.cumsum(steps)
-    return np.asarray(since - np.repeat(since[heads], counts) + np.repeat(samples.first, counts), np.float64)
+    return np.asarray(
+        since - np.repeat(since[heads], counts) + np.repeat(samples.first, counts), np.float64
+    )
 
 
 def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Interval:
@@ -158,20 +178,26 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Inte
 
 
 def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
-    """Returns everything over the whole time. All three rates are amounts over the same seconds: they share their
-    noise."""
+    """Returns everything over the whole time. All three rates are amounts over the same seconds:
+    they share their noise."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
-    by_start = [amount / length for amount, length in zip(amounts, window.lengths, strict=True) if length > 0]
+    by_start = [
+        amount / length
+        for amount, length in zip(amounts, window.lengths, strict=True)
+        if length > 0
+    ]
     if noise.low is None or noise.high is None:
         return around(value, noise)
-    return around(value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start))
+    return around(
+        value, intervals.across_starts(value, Ends(value * noise.low, value * noise.high), by_start)
+    )
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
-    """Returns the rate's interval over the rate, while the point ran at its own speed: ramp and tail are no noise, nor
-    is the course between. One number a start came out; how much it could have been another is seen in how neighbouring
-    stretches of its middle differ."""
+    """Returns the rate's interval over the rate, while the point ran at its own speed: ramp and
+    tail are no noise, nor is the course between. One number a start came out; how much it could
+    have been another is seen in how neighbouring stretches of its middle differ."""
     series: list[Floats] = []
     for start in window.starts:
         own = arrivals.start == start
@@ -184,7 +210,9 @@ def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
         if high <= low:
             return Ends(None, None)
         bins = max(BINS // len(window.starts), 20)
-        series.append(np.histogram(times, bins, (low, high), weights=amounts)[0] / float(high - low) * bins)
+        series.append(
+            np.histogram(times, bins, (low, high), weights=amounts)[0] / float(high - low) * bins
+        )
     return _over_mean(intervals.steady_ends(series), series)
 
 

@@ -1,6 +1,6 @@
-"""Checks a record: its form (parse_record.py), that it holds together (consistency.py), and with the Parquet file every
-number again; without that, who forges consistently passes. The first fault is a RecordError of one line: file, field,
-what is wrong. It writes nothing.
+"""Checks a record: its form (parse_record.py), that it holds together (consistency.py), and with
+the Parquet file every number again; without that, who forges consistently passes. The first fault
+is a RecordError of one line: file, field, what is wrong. It writes nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOG
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
-    """Returns the record. Raises RecordError where something is wrong with it. raw: the Parquet file of its samples."""
+    """Returns the record. Raises RecordError where something is wrong with it. raw: the Parquet
+    file of its samples."""
     record = read_record(path)
     _first(path.name, faults(record))
     if raw is not None:
@@ -39,15 +40,19 @@ def validate(path: Path, raw: Path | None = None) -> Record:
 
 
 def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
-    """Returns a record with its points as they are derived here and now from its raw data, and what of them stands
-    otherwise in the file. For one that other sources derived: definitions are mended, and no honest run is worth less
-    for it. Marks stay, for some only who measured could set. RecordError where the raw data is not the record's, or
-    where what comes of it cannot be believed."""
+    """Returns a record with its points as they are derived here and now from its raw data, and what
+    of them stands otherwise in the file. For one that other sources derived: definitions are
+    mended, and no honest run is worth less for it. Marks stay, for some only who measured could
+    set. RecordError where the raw data is not the record's, or where what comes of it cannot be
+    believed."""
     record = read_record(path)
     if record.raw is None:
         raise RecordError(f"{path.name}: raw: names no raw data, but {raw.name} was given")
     if (told := _checksum(raw)) != record.raw.sha256:
-        why = f"is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a changed one"
+        why = (
+            f"is {record.raw.sha256[:12]}…, {raw.name} has {told[:12]}…: another file, or a"
+            " changed one"
+        )
         raise RecordError(f"{path.name}: raw.sha256: {why}")
     samples = read_parquet(raw)
     _first(path.name, _unfit(record, samples, raw.name))
@@ -89,13 +94,17 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
 
 
 def _loop(point: Point, own: Samples) -> Iterator[str]:
-    """Checks the kind of loop by its requests: each has when it was meant to be sent, which in a loop of users is the
-    end of another. An import's say nothing of that, and whoever sent them is unknown."""
+    """Checks the kind of loop by its requests: each has when it was meant to be sent, which in a
+    loop of users is the end of another. An import's say nothing of that, and whoever sent them is
+    unknown."""
     known = own.of(~np.isnan(own.intended))
     if point.kind == "open" and len(known) < len(own) and not point.client.short:
         yield "client.short: is false, but nobody knows when its requests were to be sent"
     if len(known) > 1 and (told := _sent(known)) != SENT[point.kind]:
-        yield f"kind: {point.kind}, where requests are sent {SENT[point.kind]}, but these were sent {told}"
+        yield (
+            f"kind: {point.kind}, where requests are sent {SENT[point.kind]}, but these were sent"
+            f" {told}"
+        )
 
 
 def _sent(known: Samples) -> str:
@@ -184,18 +193,26 @@ def sense(samples: Samples) -> Iterator[str]:
     exact, prompt = ok & (samples.asked_output >= 0), np.maximum(samples.prompt_tokens, 0)
     with np.errstate(invalid="ignore"):
         rules = {
-            "end: an infinite time": np.isinf(samples.end) | np.isinf(samples.first) | np.isinf(samples.actual),
-            "end: a complete request without one": ok & (np.isnan(samples.end) | np.isnan(samples.actual)),
+            "end: an infinite time": (
+                np.isinf(samples.end) | np.isinf(samples.first) | np.isinf(samples.actual)
+            ),
+            "end: a complete request without one": (
+                ok & (np.isnan(samples.end) | np.isnan(samples.actual))
+            ),
             "actual: sent before it was planned": samples.actual < samples.intended - CLOCK,
             "first: before the request was sent": samples.first < samples.actual - CLOCK,
             "end: before the first token": samples.end < samples.first - CLOCK,
             "gaps: below 0, or not finite": (least < -CLOCK) | ~np.isfinite(spans),
-            "gaps: beyond the request's end": streamed & (samples.first + spans > samples.end + CLOCK + 1e-5 * spans),
+            "gaps: beyond the request's end": (
+                streamed & (samples.first + spans > samples.end + CLOCK + 1e-5 * spans)
+            ),
             "events: another number than of gaps": streamed & (samples.events != counts + 1),
-            "output_tokens: not as many as asked, yet ok": exact & (samples.output_tokens != samples.asked_output),
+            "output_tokens: not as many as asked, yet ok": (
+                exact & (samples.output_tokens != samples.asked_output)
+            ),
             "cached_tokens: more than the prompt has": ok & (samples.cached_tokens > prompt),
             "start: below 0": samples.start < 0,
-        }  # fmt: skip
+        }
     for fault, broken in rules.items():
         if broken.any():
             at = int(np.argmax(broken))

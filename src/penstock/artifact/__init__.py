@@ -1,1 +1,2 @@
-"""A built engine on disk: its manifest, and the checksums of its files. docs/design/artifact.md says why it is so."""
+"""A built engine on disk: its manifest, and the checksums of its files. docs/design/artifact.md
+says why it is so."""

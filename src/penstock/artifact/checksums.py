@@ -1,5 +1,6 @@
-"""Checksums of an artifact's files: SHA-256 a piece of 16 MiB, made and verified by several threads (hashing lets the
-interpreter's lock go: 1.5 GB/s a core of an EPYC). It knows files and bytes, not what is in them.
+"""Checksums of an artifact's files: SHA-256 a piece of 16 MiB, made and verified by several threads
+(hashing lets the interpreter's lock go: 1.5 GB/s a core of an EPYC). It knows files and bytes, not
+what is in them.
 """
 
 from __future__ import annotations
@@ -20,25 +21,40 @@ MOST_THREADS = 8
 WAY_OUT = "copy the artifact again, or build it again"
 
 
-def sum_files(folder: Path, names: Iterable[str], threads: int | None = None) -> dict[str, FileSums]:
-    """Returns size and checksums of these files of the folder. CheckpointError where one cannot be read."""
+def sum_files(
+    folder: Path, names: Iterable[str], threads: int | None = None
+) -> dict[str, FileSums]:
+    """Returns size and checksums of these files of the folder. CheckpointError where one cannot be
+    read."""
     sizes = {name: _size(folder / name) for name in names}
     with ThreadPoolExecutor(threads or usual_threads(), "penstock-sums") as pool:
-        pieces = {name: [pool.submit(_sum, folder / name, at) for at in _starts(size)] for name, size in sizes.items()}
+        pieces = {
+            name: [pool.submit(_sum, folder / name, at) for at in _starts(size)]
+            for name, size in sizes.items()
+        }
         try:
-            return {n: FileSums(bytes=sizes[n], pieces=[each.result() for each in pieces[n]]) for n in sizes}
+            return {
+                n: FileSums(bytes=sizes[n], pieces=[each.result() for each in pieces[n]])
+                for n in sizes
+            }
         finally:
             pool.shutdown(cancel_futures=True)
 
 
 def verify_files(folder: Path, files: Mapping[str, FileSums], threads: int | None = None) -> None:
-    """Reads every byte of these files of the folder. CheckpointError, which names the file, at the first that isn't as
-    it was written: missing, of another size, or with a piece that differs."""
+    """Reads every byte of these files of the folder. CheckpointError, which names the file, at the
+    first that isn't as it was written: missing, of another size, or with a piece that differs."""
     for name, told in files.items():
         size = _size(folder / name)
         if size != told.bytes or len(told.pieces) != len(_starts(size)):
-            raise CheckpointError(f"{folder / name} has {size} bytes and was built with {told.bytes}: {WAY_OUT}")
-    todo = ((folder / n, place, told) for n, each in files.items() for place, told in enumerate(each.pieces))
+            raise CheckpointError(
+                f"{folder / name} has {size} bytes and was built with {told.bytes}: {WAY_OUT}"
+            )
+    todo = (
+        (folder / n, place, told)
+        for n, each in files.items()
+        for place, told in enumerate(each.pieces)
+    )
     count = threads or usual_threads()
     with ThreadPoolExecutor(count, "penstock-sums") as pool:
         while some := list(islice(todo, 8 * count)):
@@ -53,7 +69,9 @@ def usual_threads() -> int:
 def _verify(path: Path, place: int, told: str) -> None:
     if _sum(path, place * PIECE) != told:
         megabytes = f"{place * PIECE >> 20} to {(place + 1) * PIECE >> 20}"
-        raise CheckpointError(f"{path} is not as it was built (its checksum differs in MiB {megabytes}): {WAY_OUT}")
+        raise CheckpointError(
+            f"{path} is not as it was built (its checksum differs in MiB {megabytes}): {WAY_OUT}"
+        )
 
 
 def _sum(path: Path, start: int) -> str:
@@ -65,7 +83,9 @@ def _sum(path: Path, start: int) -> str:
             for part in _parts(file.fileno()):
                 state.update(part)
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror or error}): {WAY_OUT}") from error
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror or error}): {WAY_OUT}"
+        ) from error
     return state.hexdigest()
 
 
@@ -84,4 +104,6 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise CheckpointError(f"{path} is missing or cannot be read ({error.strerror}): {WAY_OUT}") from error
+        raise CheckpointError(
+            f"{path} is missing or cannot be read ({error.strerror}): {WAY_OUT}"
+        ) from error

@@ -1,5 +1,5 @@
-"""What a manifest says, to a person: `penstock inspect` prints it, and a build at its end; a build's way there tells
-each decision as it falls. It knows the manifest alone.
+"""What a manifest says, to a person: `penstock inspect` prints it, and a build at its end; a
+build's way there tells each decision as it falls. It knows the manifest alone.
 """
 
 from __future__ import annotations
@@ -27,18 +27,29 @@ UNTIMED = "nothing was timed (--tune-minutes 0): defaults hold"
 def describe(folder: Path, manifest: Manifest) -> str:
     """Returns all of it but the table of step seconds, in columns."""
     revision = f" at {manifest.revision}" if manifest.revision else ""
-    head = f"{folder}: {manifest.model}{revision}, built by penstock {manifest.penstock} for {manifest.objective}"
+    head = (
+        f"{folder}: {manifest.model}{revision}, built by penstock {manifest.penstock} for"
+        f" {manifest.objective}"
+    )
     rent = "" if manifest.price is None else f", at ${manifest.price:g} an hour"
     parts: list[tuple[str, Iterable[Cells]]] = [
         ("built on", _machine(manifest.built_on)),
         ("built for", map(_work, manifest.built_for)),
         ("decisions", map(_decision, manifest.decisions)),
-        ("opened with", ((name, name_of(value)) for name, value in (manifest.engine | manifest.tunables).items())),
+        (
+            "opened with",
+            (
+                (name, name_of(value))
+                for name, value in (manifest.engine | manifest.tunables).items()
+            ),
+        ),
         ("answers, against the unbuilt model's", _quality(manifest.quality)),
         (f"expect{rent}", list(_expected(manifest)) or [(UNTIMED,)]),
         ("files, every byte as it was built", _files(manifest)),
     ]
-    return "\n".join([head, *(line for title, rows in parts for line in _section(title, list(rows)))])
+    return "\n".join(
+        [head, *(line for title, rows in parts for line in _section(title, list(rows)))]
+    )
 
 
 def describe_decision(made: Decision) -> str:
@@ -63,8 +74,17 @@ def _section(title: str, rows: list[Cells]) -> Iterator[str]:
 
 
 def _machine(on: BuiltOn) -> Iterator[Cells]:
-    chip = f", compute capability {on.capability[0]}.{on.capability[1]}" if on.capability else f", {on.processor}"
-    libraries = [("torch", on.torch), ("triton", on.triton), ("CUDA", on.cuda), ("driver", on.driver)]
+    chip = (
+        f", compute capability {on.capability[0]}.{on.capability[1]}"
+        if on.capability
+        else f", {on.processor}"
+    )
+    libraries = [
+        ("torch", on.torch),
+        ("triton", on.triton),
+        ("CUDA", on.cuda),
+        ("driver", on.driver),
+    ]
     yield "machine", f"{on.device}{chip}, {size_of(on.memory_bytes)}"
     yield "with", ", ".join(f"{name} {version}" for name, version in libraries if version)
 
@@ -98,15 +118,24 @@ def _decision(made: Decision) -> Cells:
 def _figures(made: Decision) -> str:
     """The middle of what was measured of the chosen one, and of the default."""
     names = dict.fromkeys(name_of(value) for value in (made.chosen, made.default))
-    figures = [_figure(statistics.median(made.measured[name])) for name in names if made.measured.get(name)]
-    return f"{', by default '.join(figures)} {made.unit}" if figures and made.won_percent is not None else ""
+    figures = [
+        _figure(statistics.median(made.measured[name])) for name in names if made.measured.get(name)
+    ]
+    return (
+        f"{', by default '.join(figures)} {made.unit}"
+        if figures and made.won_percent is not None
+        else ""
+    )
 
 
 def _quality(seen: Quality | None) -> Iterator[Cells]:
     if seen is None:
         return
     yield "same token", f"{seen.agreement:.2%} of {seen.tokens:,} positions"
-    yield "KL", f"{seen.kl_mean:.2g} nats a token, at worst {seen.kl_worst:.2g}; bound {seen.bound:g}"
+    yield (
+        "KL",
+        f"{seen.kl_mean:.2g} nats a token, at worst {seen.kl_worst:.2g}; bound {seen.bound:g}",
+    )
     yield from ((f"KL by {name} alone", f"{kl:.2g}") for name, kl in seen.by_matrix.items())
     if seen.kept_wide:
         yield "kept wide", ", ".join(seen.kept_wide)
@@ -115,22 +144,48 @@ def _quality(seen: Quality | None) -> Iterator[Cells]:
 def _expected(manifest: Manifest) -> Iterator[Cells]:
     tokens = {work.told: work.output_tokens for work in manifest.built_for}
     for work in manifest.expected:
-        rate, requests, ms = work.output_tokens_per_second, work.requests_per_second, work.request_ms
+        rate, requests, ms = (
+            work.output_tokens_per_second,
+            work.requests_per_second,
+            work.request_ms,
+        )
         speed = (f"{rate:,.0f} output tok/s", f"{_figure(requests)} requests/s")
         noise = "one run" if work.noise_percent is None else f"noise {work.noise_percent:.1f} %"
-        latency = f"{_figure(ms)} ms a request ({_figure(ms / tokens[work.told])} a token)" if ms is not None else ""
-        share = f"{work.share_of_limit:.0%} of the chip's limit" if work.share_of_limit is not None else ""
-        price = f"${manifest.price / 3600 / rate * 1e6:.3g} a million output tokens" if manifest.price else ""
+        latency = (
+            f"{_figure(ms)} ms a request ({_figure(ms / tokens[work.told])} a token)"
+            if ms is not None
+            else ""
+        )
+        share = (
+            f"{work.share_of_limit:.0%} of the chip's limit"
+            if work.share_of_limit is not None
+            else ""
+        )
+        price = (
+            f"${manifest.price / 3600 / rate * 1e6:.3g} a million output tokens"
+            if manifest.price
+            else ""
+        )
         yield work.told, *speed, noise, latency, share, price
 
 
 def _files(manifest: Manifest) -> Iterator[Cells]:
     sizes: dict[str, list[int]] = {}
     for name, file in manifest.files.items():
-        kind = "kernels" if name.startswith(f"{KERNELS}/") else "weights" if name.endswith(".safetensors") else "others"
+        kind = (
+            "kernels"
+            if name.startswith(f"{KERNELS}/")
+            else "weights"
+            if name.endswith(".safetensors")
+            else "others"
+        )
         sizes.setdefault(kind, []).append(file.bytes)
     for kind in sorted(sizes, reverse=True):
-        yield kind, f"{len(sizes[kind]):,} files" if len(sizes[kind]) > 1 else "1 file", size_of(sum(sizes[kind]))
+        yield (
+            kind,
+            f"{len(sizes[kind]):,} files" if len(sizes[kind]) > 1 else "1 file",
+            size_of(sum(sizes[kind])),
+        )
 
 
 def _figure(number: float) -> str:

@@ -1,5 +1,6 @@
-"""MeasuredSteps: a table of step seconds with what it is of, from an artifact or from a file of its own, which
-`penstock simulate --measure` writes. It knows files and numbers; what a table says of other steps is the simulator's.
+"""MeasuredSteps: a table of step seconds with what it is of, from an artifact or from a file of its
+own, which `penstock simulate --measure` writes. It knows files and numbers; what a table says of
+other steps is the simulator's.
 """
 
 from __future__ import annotations
@@ -34,16 +35,24 @@ def write_steps(path: Path, steps: MeasuredSteps) -> None:
 
 
 def read_steps(path: Path) -> MeasuredSteps:
-    """Returns the table of an artifact's folder or of a file. CheckpointError, one line with the way out, where there
-    is none that this version reads."""
+    """Returns the table of an artifact's folder or of a file. CheckpointError, one line with the
+    way out, where there is none that this version reads."""
     steps = _of_artifact(path) if path.is_dir() else _of_file(path)
     table = steps.step_seconds
-    counts = {len(column) for column in (table.rows, table.context, table.prompt_tokens, table.seconds)}
+    counts = {
+        len(column) for column in (table.rows, table.context, table.prompt_tokens, table.seconds)
+    }
     more = {len(column) for column in (table.prompt_length, table.shared, table.members)}
     if len(counts) > 1 or more - counts - {0}:
-        raise CheckpointError(f"{path}: the columns of its table of steps differ in length: measure it again")
+        raise CheckpointError(
+            f"{path}: the columns of its table of steps differ in length: measure it again"
+        )
     if table.engine is None:
-        made = f"penstock build --retune {path}" if path.is_dir() else f"penstock simulate --measure MODEL --out {path}"
+        made = (
+            f"penstock build --retune {path}"
+            if path.is_dir()
+            else f"penstock simulate --measure MODEL --out {path}"
+        )
         has = "a table of an older penstock" if table.rows else "no table of step seconds"
         raise CheckpointError(f"{path} has {has}: make one by {made}")
     return steps
@@ -53,7 +62,8 @@ def _of_artifact(folder: Path) -> MeasuredSteps:
     manifest = find_manifest(folder)
     if manifest is None:
         raise CheckpointError(
-            f"{folder} is no artifact: penstock build makes one; a file with a table of steps is --table"
+            f"{folder} is no artifact: penstock build makes one; a file with a table of steps is"
+            " --table"
         )
     told = (manifest.engine.get(name, 1) for name in ("tensor_parallel_size", "steps_ahead"))
     ranks, ahead = (number if isinstance(number, int) else 1 for number in told)
@@ -73,11 +83,15 @@ def _of_file(path: Path) -> MeasuredSteps:
         steps = msgspec.json.decode(read_plain(path, LARGEST), type=MeasuredSteps)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}): name an artifact's folder, or a file that penstock simulate "
-            "--measure wrote"
+            f"{path} cannot be read ({error.strerror}): name an artifact's folder, or a file that"
+            " penstock simulate --measure wrote"
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is no table of step seconds ({error}): measure one anew") from error
+        raise CheckpointError(
+            f"{path} is no table of step seconds ({error}): measure one anew"
+        ) from error
     if steps.schema != STEPS_SCHEMA:
-        raise CheckpointError(f"{path} is of schema {steps.schema}, and this penstock reads {STEPS_SCHEMA}")
+        raise CheckpointError(
+            f"{path} is of schema {steps.schema}, and this penstock reads {STEPS_SCHEMA}"
+        )
     return steps

@@ -1,9 +1,12 @@
-"""What this machine's client can hear: streamed events and requests a second, with 1, 2, 4, ... processes.
+"""What this machine's client can hear: streamed events and requests a second, with 1, 2, 4, ...
+processes.
 
-    events     all streams get an event every 10 ms; the highest rate, within 25 %, at a lag p99 of 5 ms at most
+    events     all streams get an event every 10 ms; the highest rate, within 25 %, at a lag p99 of
+    5 ms at most
     requests   answers of one token, as fast as slots come free
 
-The server (null_server.py) takes cores of the same machine, so a ceiling is a low one. It knows no engine.
+The server (null_server.py) takes cores of the same machine, so a ceiling is a low one. It knows no
+engine.
 """
 
 from __future__ import annotations
@@ -32,15 +35,21 @@ from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
-RATES = [1_000 * 1.25**power for power in range(28)]  # events a second and process that are tried: to 413,000
+RATES = [
+    1_000 * 1.25**power for power in range(28)
+]  # events a second and process that are tried: to 413,000
 THROUGH = 0.95  # share of the offered events that must have come
-SLOTS = (32, 8, 1)  # of a process, where requests are counted: the first at which the loop keeps time
+SLOTS = (
+    32,
+    8,
+    1,
+)  # of a process, where requests are counted: the first at which the loop keeps time
 PROMPT = list(range(128))
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """events, requests: a second, all processes together; 0 where the loop never kept time. *_cpu: microseconds of a
-    core each."""
+    """events, requests: a second, all processes together; 0 where the loop never kept time. *_cpu:
+    microseconds of a core each."""
 
     processes: int
     events: float
@@ -74,9 +83,12 @@ class Trial(msgspec.Struct, frozen=True):
     cpu: float
 
 
-def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print) -> Calibration:
-    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40 s a rung. Raises
-    EngineError where the loop never kept time: a ceiling of 0 says nothing of the client."""
+def calibrate(
+    *, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print
+) -> Calibration:
+    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40
+    s a rung. Raises EngineError where the loop never kept time: a ceiling of 0 says nothing of the
+    client."""
     cores = count_here()
     most = cores if most is None else most
     counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
@@ -86,8 +98,8 @@ def calibrate(*, most: int | None = None, seconds: float = 3.0, say: Callable[[s
         say(line(rungs[-1]))
         if not (rungs[-1].events and rungs[-1].requests):
             raise EngineError(
-                f"this machine is too busy to be measured: {named(count)} never kept time; nothing was written, try "
-                "again when it is quiet"
+                f"this machine is too busy to be measured: {named(count)} never kept time; nothing"
+                " was written, try again when it is quiet"
             )
     now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     return Calibration(processor(), cores, platform.python_version(), __version__, now, rungs)
@@ -99,9 +111,9 @@ def named(processes: int) -> str:
 
 def line(rung: Rung) -> str:
     return (
-        f"{named(rung.processes)}: {rung.events:,.0f} events/s (lag p99 {1e3 * rung.events_lag:.1f} ms, "
-        f"{rung.event_cpu:.1f} us of a core each), {rung.requests:,.0f} requests/s "
-        f"(lag p99 {1e3 * rung.requests_lag:.1f} ms, {rung.request_cpu:.0f} us each)"
+        f"{named(rung.processes)}: {rung.events:,.0f} events/s (lag p99 {1e3 * rung.events_lag:.1f}"
+        f" ms, {rung.event_cpu:.1f} us of a core each), {rung.requests:,.0f} requests/s (lag p99"
+        f" {1e3 * rung.requests_lag:.1f} ms, {rung.request_cpu:.0f} us each)"
     )
 
 
@@ -111,14 +123,19 @@ def _rung(processes: int, seconds: float) -> Rung:
     heard = requests.requests_per_second if slots else 0.0
     asked = max(1.0, requests.requests_per_second * requests.seconds)
     return Rung(
-        processes, best.events if best.passed else 0.0, best.lag, best.cpu, heard, requests.lag_p99,
+        processes,
+        best.events if best.passed else 0.0,
+        best.lag,
+        best.cpu,
+        heard,
+        requests.lag_p99,
         1e6 * requests.cpu / asked,
-    )  # fmt: skip
+    )
 
 
 def _search(attempt: Callable[[float], Trial], processes: int) -> Trial:
-    """Returns the highest of RATES that passes, by bisection; one that doesn't where none does. A rate that fails is
-    tried once more, for another process may have been in the way."""
+    """Returns the highest of RATES that passes, by bisection; one that doesn't where none does. A
+    rate that fails is tried once more, for another process may have been in the way."""
     best = Trial(False, 0.0, 0.0, 0.0)
     low, high = 0, len(RATES)  # rates below `low` pass, those from `high` on don't
     while low < high:
@@ -140,7 +157,11 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
     load = Load(asks, None, limit, limit, (0.0, limit))
     with NullServer(NullPlan(step=STEP), processes) as server:
         samples, seen = run_load(
-            Endpoint("127.0.0.1", server.port), load, point="calibrate", start=0, processes=processes
+            Endpoint("127.0.0.1", server.port),
+            load,
+            point="calibrate",
+            start=0,
+            processes=processes,
         )
     wrong = np.flatnonzero(samples.outcome != OK)
     if len(wrong):
@@ -159,7 +180,9 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     asks = [PlannedRequest(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
     with NullServer(NullPlan(), processes) as server:
         target = Endpoint("127.0.0.1", server.port)
-        for slots in [each for each in SLOTS for _ in range(2)]:  # twice: another process may have been in the way
+        for slots in [
+            each for each in SLOTS for _ in range(2)
+        ]:  # twice: another process may have been in the way
             load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds))
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
             if seen.lag_p99 <= LAG:
@@ -171,10 +194,13 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
 
 
 def ceiling_path() -> Path:
-    """Returns the file in the user's cache folder, named after this machine, its CPU and the cores that we may use."""
+    """Returns the file in the user's cache folder, named after this machine, its CPU and the cores
+    that we may use."""
     told = f"{platform.node()}/{processor()}/{count_here()}"
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
-    return Path(cache) / "penstock" / f"client.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+    return (
+        Path(cache) / "penstock" / f"client.{hashlib.sha256(told.encode()).hexdigest()[:16]}.json"
+    )
 
 
 def write_ceiling(ceiling: Calibration) -> Path:
@@ -186,11 +212,14 @@ def write_ceiling(ceiling: Calibration) -> Path:
 
 
 def read_ceiling() -> Calibration | None:
-    """Returns what was measured on this machine, or None. Raises RecordError for a file that is none."""
+    """Returns what was measured on this machine, or None. Raises RecordError for a file that is
+    none."""
     path = ceiling_path()
     if not path.exists():
         return None
     try:
         return msgspec.json.decode(path.read_bytes(), type=Calibration)
     except (OSError, msgspec.DecodeError) as error:
-        raise RecordError(f"{path} holds no calibration ({error}): run `penstock bench calibrate` again") from error
+        raise RecordError(
+            f"{path} holds no calibration ({error}): run `penstock bench calibrate` again"
+        ) from error

@@ -1,5 +1,5 @@
-"""One connection of a client process: a request out, an answer in (httptools, response_reader.py), times stamped as
-bytes come. It knows one request at a time; not which comes next.
+"""One connection of a client process: a request out, an answer in (httptools, response_reader.py),
+times stamped as bytes come. It knows one request at a time; not which comes next.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ import httptools
 from penstock.bench.response_reader import ErrorReader, StreamReader, judge
 from penstock.bench.worker_protocol import PlannedRequest
 
-RACE = 0.25  # seconds: within them a reused connection that ends without a byte was being closed as we wrote
+# seconds: within them a reused connection that ends without a byte was being closed as we wrote
+RACE = 0.25
 LONGEST_HEAD = 64 << 10  # bytes of an answer, beside its body, that the parser may have to keep
-EVENTS_OVER = 1000  # beyond twice the tokens that were asked for: what an answer of somewhat too much is, `judge` tells
+# beyond twice the tokens that were asked for: what an answer of somewhat too much is, `judge` tells
+EVENTS_OVER = 1000
 NEVER = float("nan")
 
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while it goes on."""
+    """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while
+    it goes on."""
 
     number: int
     ask: PlannedRequest
@@ -42,8 +45,9 @@ class SentRequest:
 
 
 class ClientConnection(asyncio.Protocol):
-    """Carries one request at a time. head: of every request. ended: told that one has an outcome; the connection may be
-    used again if it is `reusable`. httptools calls on_header, on_headers_complete, on_body, on_message_complete."""
+    """Carries one request at a time. head: of every request. ended: told that one has an outcome;
+    the connection may be used again if it is `reusable`. httptools calls on_header,
+    on_headers_complete, on_body, on_message_complete."""
 
     def __init__(self, head: bytes, ended: Callable[[ClientConnection, SentRequest], None]) -> None:
         self._head, self._ended = head, ended
@@ -61,7 +65,9 @@ class ClientConnection(asyncio.Protocol):
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own class is none of asyncio's
+        self._transport = cast(
+            asyncio.Transport, transport
+        )  # uvloop's own class is none of asyncio's
 
     def send(self, post: SentRequest) -> None:
         assert self._transport is not None and self._post is None
@@ -71,7 +77,9 @@ class ClientConnection(asyncio.Protocol):
         self._most = math.inf if asked < 0 else EVENTS_OVER + 2 * asked
         self.used += 1
         words = b"%b%d\r\n\r\n%b" % (self._head, len(post.ask.body), post.ask.body)
-        post.actual = post.heard = monotonic()  # before: whoever is descheduled behind a write sees a faster server
+        post.actual = post.heard = (
+            monotonic()
+        )  # before: whoever is descheduled behind a write sees a faster server
         self._transport.write(words)
 
     def data_received(self, data: bytes) -> None:
@@ -85,7 +93,9 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            raise RuntimeError("a callback of the parser failed") from error  # our fault, not the server's
+            raise RuntimeError(
+                "a callback of the parser failed"
+            ) from error  # our fault, not the server's
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
             return
@@ -95,9 +105,14 @@ class ClientConnection(asyncio.Protocol):
         elif answer is not None and answer.fault is not None:
             self._settle(*answer.fault)
         elif self._beside > LONGEST_HEAD:
-            self._settle("broken", f"{self._beside} bytes that are no part of a body: {data[:200]!r}")
+            self._settle(
+                "broken", f"{self._beside} bytes that are no part of a body: {data[:200]!r}"
+            )
         elif answer is not None and len(answer.times) > self._most:
-            self._settle("usage", f"{len(answer.times)} events with output, and far fewer tokens were asked for")
+            self._settle(
+                "usage",
+                f"{len(answer.times)} events with output, and far fewer tokens were asked for",
+            )
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() in (b"content-length", b"transfer-encoding"):
@@ -129,7 +144,11 @@ class ClientConnection(asyncio.Protocol):
             self._whole = True
             self._complete(post)  # its end is the message's end
         else:
-            told = "nothing of an answer had come" if self._answer is None else "in the middle of the answer"
+            told = (
+                "nothing of an answer had come"
+                if self._answer is None
+                else "in the middle of the answer"
+            )
             self._settle("cut", f"the connection ended, {told} ({error or 'closed by the server'})")
 
     def abandon(self, outcome: str, message: str) -> None:
@@ -145,13 +164,18 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def was_raced(self, post: SentRequest) -> bool:
-        """Returns whether the server may have closed the connection, for it was idle, before it saw this request."""
-        return self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
+        """Returns whether the server may have closed the connection, for it was idle, before it saw
+        this request."""
+        return (
+            self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
+        )
 
     def _complete(self, post: SentRequest) -> None:
         assert self._answer is not None
         self._answer.finish()
-        verdict = judge(self._answer, post.ask.asked_prompt, post.ask.asked_output, post.ask.most_output)
+        verdict = judge(
+            self._answer, post.ask.asked_prompt, post.ask.asked_output, post.ask.most_output
+        )
         self._settle(*(verdict or ("ok", "")))
 
     def _settle(self, outcome: str, message: str) -> None:

@@ -1,7 +1,8 @@
 """Two measured runs against each other: ratios of their figures, each with its 95 % interval.
 
-The interval of a ratio comes of the two figures' own (MOVER: Donner and Zou, 2012, on the logarithms), each end by
-itself. One that contains 1 is "no significant difference". It knows records alone.
+The interval of a ratio comes of the two figures' own (MOVER: Donner and Zou, 2012, on the
+logarithms), each end by itself. One that contains 1 is "no significant difference". It knows
+records alone.
 """
 
 from __future__ import annotations
@@ -34,18 +35,20 @@ WIDE = 150
 COMPARED = {
     "saturation": (("requests/s", "request_rate", None), ("output tok/s", "output_rate", None)),
     "single": (
-        ("first token p50", "first_token", "p50"), ("per token p50", "per_token", "p50"),
+        ("first token p50", "first_token", "p50"),
+        ("per token p50", "per_token", "p50"),
         ("whole answer p50", "end_to_end", "p50"),
     ),
     "closed": (("output tok/s", "output_rate", None), ("first token p95", "first_token", "p95")),
     "open": (("first token p95", "first_token", "p95"), ("per token p50", "per_token", "p50")),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a time. short: the client
-    of one of them was. cut: the point of A, of B was cut off by its time limit, so that its rate is a lower bound."""
+    """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a
+    time. short: the client of one of them was. cut: the point of A, of B was cut off by its time
+    limit, so that its rate is a lower bound."""
 
     point: str
     figure: str
@@ -71,8 +74,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """differs: in what the runs are not alike beside the engine, and what failed. goals: the rates that keep them, and
-    what only one of the runs has."""
+    """differs: in what the runs are not alike beside the engine, and what failed. goals: the rates
+    that keep them, and what only one of the runs has."""
 
     a: Record
     b: Record
@@ -82,13 +85,15 @@ class Comparison:
 
 
 def record_at(path: Path) -> Record:
-    """Reads the record of a file, of a shape's folder, or of a run's with one shape. Raises UsageError and
-    RecordError."""
+    """Reads the record of a file, of a shape's folder, or of a run's with one shape. Raises
+    UsageError and RecordError."""
     if path.is_dir():
         found = [path / RECORD] if (path / RECORD).is_file() else sorted(path.glob(f"*/{RECORD}"))
         if len(found) != 1:
             told = ", ".join(str(each.parent) for each in found[:9]) or "none"
-            raise UsageError(f"{path} holds {len(found)} records, give one's folder: {told}", param="record")
+            raise UsageError(
+                f"{path} holds {len(found)} records, give one's folder: {told}", param="record"
+            )
         path = found[0]
     return read_record(path)
 
@@ -104,8 +109,8 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
-    """Returns the 95 % interval of b over a. An end is None where one of the two that it comes of is: the low one comes
-    of b's low and a's high, the high one of b's high and a's low."""
+    """Returns the 95 % interval of b over a. An end is None where one of the two that it comes of
+    is: the low one comes of b's low and a's high, the high one of b's high and a's low."""
     if a.value <= 0 or b.value <= 0:
         return None, None
     middle, low, high = math.log(b.value / a.value), None, None
@@ -118,7 +123,8 @@ def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
 
 
 def is_more(low: float | None, high: float | None) -> bool | None:
-    """Returns whether a ratio with this interval is surely above 1, or surely below; None: neither."""
+    """Returns whether a ratio with this interval is surely above 1, or surely below; None:
+    neither."""
     if low is not None and low > 1:
         return True
     return False if high is not None and high < 1 else None
@@ -141,14 +147,16 @@ def _ratios(one: Point, other: Point) -> Iterator[Ratio]:
 
 def _interval(point: Point, figure: str, quantile: str | None) -> Interval | None:
     found = getattr(point.figures, figure)
-    value: Interval | None = found if quantile is None or found is None else getattr(found, quantile)
+    value: Interval | None = (
+        found if quantile is None or found is None else getattr(found, quantile)
+    )
     return value
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page has the same ends.
-    Between the highest rate that keeps a goal and the next one it draws a line, and says where that passes the
-    goal.)"""
+    """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page
+    has the same ends. Between the highest rate that keeps a goal and the next one it draws a line,
+    and says where that passes the goal.)"""
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
         other = theirs.get(one.seconds)
@@ -157,9 +165,14 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
         words = f"first token within {one.seconds:g} s"
         if one.kept.rate is None or other.kept.rate is None:
             pairs = (("A", one), ("B", other))
-            yield f"{words}: " + "; ".join(f"{name}: {each.none}" for name, each in pairs if each.kept.rate is None)
+            yield f"{words}: " + "; ".join(
+                f"{name}: {each.none}" for name, each in pairs if each.kept.rate is None
+            )
             continue
-        rates = f"A up to {in_three(one.kept.rate)} requests a second, B up to {in_three(other.kept.rate)}"
+        rates = (
+            f"A up to {in_three(one.kept.rate)} requests a second, B up to"
+            f" {in_three(other.kept.rate)}"
+        )
         low, high = ratio_ends(_ends(one.kept), _ends(other.kept))
         alike = is_more(low, high) is None
         told = f"{between(low, high)}{f': {SAME}' if alike else ''}"
@@ -167,7 +180,8 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _ends(kept: Kept) -> Interval:
-    """Returns the highest rate that keeps the goal, between those that are surely kept and surely not."""
+    """Returns the highest rate that keeps the goal, between those that are surely kept and surely
+    not."""
     return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
@@ -183,7 +197,13 @@ def _missing(a: Record, b: Record) -> Iterator[str]:
 def between(low: float | None, high: float | None) -> str:
     """Returns an interval in words; None: nobody knows that end."""
     if low is None or high is None:
-        return f"at least {low:.2f}" if low is not None else f"at most {high:.2f}" if high is not None else "-"
+        return (
+            f"at least {low:.2f}"
+            if low is not None
+            else f"at most {high:.2f}"
+            if high is not None
+            else "-"
+        )
     return f"{low:.2f} to {high:.2f}"
 
 
@@ -209,7 +229,10 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        if one != other and None not in (one, other):  # None: that point is missing, which is told by itself
+        if one != other and None not in (
+            one,
+            other,
+        ):  # None: that point is missing, which is told by itself
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:
@@ -217,7 +240,10 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         if marked := sorted({point.name for point in record.points if point.client.short}):
             yield f"not alike: {word}'s client may have been the bottleneck at {', '.join(marked)}"
         for failure in record.failures:
-            yield f"{word} failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}"
+            yield (
+                f"{word} failed: {failure.point or 'every point'}: {failure.kind}:"
+                f" {failure.message}"
+            )
 
 
 def _gpu(record: Record) -> str:
@@ -240,7 +266,9 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
         print(line, file=out)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for name in ("point", "figure", "A", "B", "B / A", "95 % interval", ""):
-        table.add_column(name, justify="left" if name in ("point", "figure", "") else "right", no_wrap=True)
+        table.add_column(
+            name, justify="left" if name in ("point", "figure", "") else "right", no_wrap=True
+        )
     for ratio in made.ratios:
         table.add_row(*_cells(ratio))
     if made.ratios:
@@ -251,7 +279,11 @@ def print_comparison(made: Comparison, out: TextIO) -> None:
         print(line, file=out)
     known = sum(ratio.verdict not in (UNKNOWN, CUT) for ratio in made.ratios)
     if known > 5:
-        print(f"{known} figures are compared: of so many, one in twenty would seem to differ by chance alone", file=out)
+        print(
+            f"{known} figures are compared: of so many, one in twenty would seem to differ by"
+            " chance alone",
+            file=out,
+        )
 
 
 def _cells(ratio: Ratio) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
-"""Which of this machine's cores the measured server has, and which the client: each its own (on two cores without this
-every client was short of CPU); what they are called, and the memory beside them. It knows sets of cores; not who runs
-on them.
+"""Which of this machine's cores the measured server has, and which the client: each its own (on two
+cores without this every client was short of CPU); what they are called, and the memory beside them.
+It knows sets of cores; not who runs on them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ def memory_bytes() -> int:
 
 
 def cores_here() -> list[int]:
-    """Returns what this process may run on, ascending. Where the system cannot say or pin (macOS): none."""
+    """Returns what this process may run on, ascending. Where the system cannot say or pin (macOS):
+    none."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 
 
@@ -40,9 +41,9 @@ def count_here() -> int:
 
 
 def count_all() -> int:
-    """Returns how many a server on this machine has that somebody else started: whatever the first process of the
-    machine, or of the container, may run on; where the system cannot say, how many there are. This process may have
-    been given fewer (`taskset`)."""
+    """Returns how many a server on this machine has that somebody else started: whatever the first
+    process of the machine, or of the container, may run on; where the system cannot say, how many
+    there are. This process may have been given fewer (`taskset`)."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     try:
@@ -52,16 +53,20 @@ def count_all() -> int:
 
 
 def server_share(cores: list[int], processes: int, asked: int | None) -> list[int]:
-    """Returns the server's cores: `asked` of them, or all but one a client process; the first ones. Empty: none is
-    pinned, for there is one core or no pinning. Raises UsageError where the client would have none."""
+    """Returns the server's cores: `asked` of them, or all but one a client process; the first ones.
+    Empty: none is pinned, for there is one core or no pinning. Raises UsageError where the client
+    would have none."""
     if asked is not None and not 0 < asked < len(cores):
         have = f"this machine has {len(cores)}" if cores else "this system pins none"
-        raise UsageError(f"--server-cores {asked}: {have}, and the client needs one too", param="server_cores")
+        raise UsageError(
+            f"--server-cores {asked}: {have}, and the client needs one too", param="server_cores"
+        )
     return cores[: asked or max(1, len(cores) - processes)] if len(cores) > 1 else []
 
 
 def clients_at_once(cores: list[int], server: list[int], processes: int) -> int:
-    """Returns how many of the client processes have a core of their own: what their ceiling is that of."""
+    """Returns how many of the client processes have a core of their own: what their ceiling is that
+    of."""
     return min(processes, len(cores) - len(server)) if server else processes
 
 

@@ -14,8 +14,8 @@ from penstock.errors import UsageError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address. model: the name that bodies ask for. TLS trusts the system's certificates, or those of
-    SSL_CERT_FILE."""
+    """A server's address. model: the name that bodies ask for. TLS trusts the system's
+    certificates, or those of SSL_CERT_FILE."""
 
     host: str
     port: int
@@ -28,9 +28,14 @@ class Endpoint:
         if not 0 < self.port < 65536:
             raise UsageError(f"{self.port} is no port: give one from 1 to 65535", param="port")
         if not re.fullmatch(r"/[!-~]*", self.path):
-            raise UsageError(f"{self.path!r} is no path of a URL: it starts with / and has no spaces", param="path")
+            raise UsageError(
+                f"{self.path!r} is no path of a URL: it starts with / and has no spaces",
+                param="path",
+            )
         if not re.fullmatch(r"[ -~]*", self.api_key or ""):
-            raise UsageError("the API key cannot be sent: a header takes no such characters", param="api_key")
+            raise UsageError(
+                "the API key cannot be sent: a header takes no such characters", param="api_key"
+            )
 
     @property
     def authority(self) -> str:
@@ -43,23 +48,34 @@ class Endpoint:
 
     def head(self) -> bytes:
         """Returns all of a request's head but the length of its body."""
-        lines = [f"POST {self.path} HTTP/1.1", f"host: {self.authority}", "content-type: application/json"]
+        lines = [
+            f"POST {self.path} HTTP/1.1",
+            f"host: {self.authority}",
+            "content-type: application/json",
+        ]
         lines += [f"authorization: Bearer {self.api_key}"] if self.api_key else []
         return ("\r\n".join(lines) + "\r\ncontent-length: ").encode()
 
 
 def target_of(url: str, *, model: str = "", api_key: str | None = None) -> Endpoint:
-    """Reads what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL of a route. A URL
-    that names no route gets /v1/completions. Raises UsageError for what is no such address."""
+    """Reads what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL
+    of a route. A URL that names no route gets /v1/completions. Raises UsageError for what is no
+    such address."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port
     except ValueError as error:
-        raise UsageError(f"{url!r} is no URL ({error}): give one like http://127.0.0.1:8000", param="url") from error
+        raise UsageError(
+            f"{url!r} is no URL ({error}): give one like http://127.0.0.1:8000", param="url"
+        ) from error
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{url!r} is no URL of a server: give one like http://127.0.0.1:8000", param="url")
+        raise UsageError(
+            f"{url!r} is no URL of a server: give one like http://127.0.0.1:8000", param="url"
+        )
     if parts.query or parts.fragment or parts.username or parts.password:
-        raise UsageError(f"{url!r} has a query or a password in it: give the plain address", param="url")
+        raise UsageError(
+            f"{url!r} has a query or a password in it: give the plain address", param="url"
+        )
     tls = parts.scheme == "https"
     port = port if port is not None else 443 if tls else 80
     return Endpoint(parts.hostname, port, _route(parts.path), model, api_key, tls)

@@ -1,6 +1,8 @@
-"""Live progress of a run in the terminal: the point, its rate, first tokens, what is in flight, when it should end.
+"""Live progress of a run in the terminal: the point, its rate, first tokens, what is in flight,
+when it should end.
 
-On a terminal one line that is written over; elsewhere a line a point. It knows words and a stream to write to.
+On a terminal one line that is written over; elsewhere a line a point. It knows words and a stream
+to write to.
 """
 
 from __future__ import annotations
@@ -57,7 +59,11 @@ class LiveProgress:
             low, high = np.quantile(self._firsts, [0.5, 0.95])
             first = f"first token p50 {1e3 * low:,.0f} p95 {1e3 * high:,.0f} ms  "
         failed = f"  {now.failed} failed" if now.failed else ""
-        counted = f"{now.ended} ended" if plan.kind in (OPEN, CLOSED) else f"{now.ended} of {now.asked} ended"
+        counted = (
+            f"{now.ended} ended"
+            if plan.kind in (OPEN, CLOSED)
+            else f"{now.ended} of {now.asked} ended"
+        )
         return (
             f"{self._shape} point {self._points} {plan.name}: {rate:,.0f} tok/s  {first}"
             f"{now.in_flight} in flight  {counted}{failed}  {_left(plan, load, now)}"
@@ -68,17 +74,25 @@ class LiveProgress:
             return
         took = time.monotonic() - self._begin
         last = self._before
-        ended = f"{last.ended - last.unfinished} ended, {last.failed} failed" if last is not None else "no news"
+        ended = (
+            f"{last.ended - last.unfinished} ended, {last.failed} failed"
+            if last is not None
+            else "no news"
+        )
         if last is not None and last.unfinished:
             ended += f", {last.unfinished} unfinished"
-        until = f"stopped after {took:.1f} s, and begun anew when the run goes on" if stopped else f"{took:.1f} s"
+        until = (
+            f"stopped after {took:.1f} s, and begun anew when the run goes on"
+            if stopped
+            else f"{took:.1f} s"
+        )
         self._status.keep(f"{self._shape} {self._plan.name}: {ended}, {until}")
         self._plan = None
 
 
 def _left(plan: PointPlan, load: Load, now: LoadProgress) -> str:
-    """Returns when the point should end: of a fixed number of requests by how fast they end, of a window by the
-    clock."""
+    """Returns when the point should end: of a fixed number of requests by how fast they end, of a
+    window by the clock."""
     at_most = max(0.0, load.stop_after - now.seconds)
     if plan.kind in (OPEN, CLOSED):
         window = max(0.0, load.window[1] - now.seconds)

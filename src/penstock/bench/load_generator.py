@@ -1,6 +1,7 @@
-"""What a client process does: sends its share of the asks, each at its time, over as many connections as that takes; in
-a closed loop a slot's next is due when its last has ended. It watches its own lag, lateness and CPU. It knows when and
-what to send; not why, nothing of figures, and nothing of the process that it lives in (load_worker.py).
+"""What a client process does: sends its share of the asks, each at its time, over as many
+connections as that takes; in a closed loop a slot's next is due when its last has ended. It watches
+its own lag, lateness and CPU. It knows when and what to send; not why, nothing of figures, and
+nothing of the process that it lives in (load_worker.py).
 """
 
 from __future__ import annotations
@@ -32,8 +33,13 @@ class LoadGenerator:
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._target, self._load, self._connections = spec.target, spec.load, spec.connections
         self._head, self._tell_load = spec.target.head(), tell
-        self.posts = [SentRequest(*row, row[1].intended) for row in zip(spec.number, spec.load.asks, strict=True)]
-        planned = len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
+        self.posts = [
+            SentRequest(*row, row[1].intended)
+            for row in zip(spec.number, spec.load.asks, strict=True)
+        ]
+        planned = (
+            len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
+        )
         self._planned = deque(self.posts[:planned])  # go by the clock
         self._waiting = deque(self.posts[planned:])  # go when a slot is free
         self._idle: list[tuple[float, ClientConnection]] = []  # since when, the latest last
@@ -55,8 +61,8 @@ class LoadGenerator:
     # -- before the point
 
     async def open(self) -> None:
-        """Resolves the host and opens connections. A server that cannot be reached is no error here: its
-        requests will be refused, and say so."""
+        """Resolves the host and opens connections. A server that cannot be reached is no error
+        here: its requests will be refused, and say so."""
         target, loop = self._target, asyncio.get_running_loop()
         if target.tls:
             self._tls = ssl.create_default_context()
@@ -102,7 +108,8 @@ class LoadGenerator:
     # -- the point
 
     async def run(self, begin: float) -> None:
-        """Sends all asks from the instant `begin` on, until they have ended, time is over or `stop` is called."""
+        """Sends all asks from the instant `begin` on, until they have ended, time is over or `stop`
+        is called."""
         self.begin = begin
         loop = asyncio.get_running_loop()
         for post in self._planned:
@@ -127,8 +134,8 @@ class LoadGenerator:
         self._done.set()
 
     def crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Serves as the loop's handler of what a callback raised: a fault of ours, which ends the process with its
-        trace."""
+        """Serves as the loop's handler of what a callback raised: a fault of ours, which ends the
+        process with its trace."""
         self.fault = context.get("exception") or RuntimeError(str(context.get("message")))
         self._done.set()
 
@@ -139,7 +146,8 @@ class LoadGenerator:
         while self._planned and not self._done.is_set():
             wait = self._planned[0].intended - now
             if wait > 0:
-                # A timer of whole milliseconds: half of one early, and the loop turns until it is time.
+                # A timer of whole milliseconds: half of one early, and the loop turns until it is
+                # time.
                 loop.call_later(max(0.0, wait - 0.0005), self._send_due)
                 return
             if now > until:
@@ -229,7 +237,8 @@ class LoadGenerator:
     # -- timers
 
     def _ticked(self) -> None:
-        """Measures how late the loop is. One long block hides the ticks that it swallowed: they are counted too."""
+        """Measures how late the loop is. One long block hides the ticks that it swallowed: they are
+        counted too."""
         now = time.monotonic()
         late = now - self._tick
         while late > 0.0:
@@ -247,12 +256,16 @@ class LoadGenerator:
             if post.connection is not None:
                 post.connection.abandon("stalled", f"no byte for {self._load.stall:g} s")
         if not self._done.is_set():
-            asyncio.get_running_loop().call_later(min(0.25, self._load.stall / 4), self._look_for_stalls)
+            asyncio.get_running_loop().call_later(
+                min(0.25, self._load.stall / 4), self._look_for_stalls
+            )
 
     def _tell(self) -> None:
         so_far = self._so_far
         so_far.in_flight, so_far.waiting = len(self._flying), self._still_wanted()
-        so_far.events = self._events + sum(len(post.answer.times) for post in self._flying if post.answer)
+        so_far.events = self._events + sum(
+            len(post.answer.times) for post in self._flying if post.answer
+        )
         self._tell_load(so_far)
         so_far.firsts = []
         if not self._done.is_set():
@@ -260,7 +273,9 @@ class LoadGenerator:
 
     def _still_wanted(self) -> int:
         """Returns requests of the window that go on or are to come."""
-        open_still = sum(post.window for post in self._flying) + sum(post.window for post in self._planned)
+        open_still = sum(post.window for post in self._flying) + sum(
+            post.window for post in self._planned
+        )
         first, end = self._load.window
         to_come = bool(self._waiting) and first < end and time.monotonic() - self.begin < end
         return open_still + to_come
@@ -271,7 +286,11 @@ class LoadGenerator:
             if post.connection is not None:
                 post.connection.abandon("unfinished", "the point ended first")
             else:
-                post.outcome, post.end, post.message = "unfinished", time.monotonic(), "the point ended first"
+                post.outcome, post.end, post.message = (
+                    "unfinished",
+                    time.monotonic(),
+                    "the point ended first",
+                )
                 self._settled(post)
         for _, connection in self._idle:
             connection.close()

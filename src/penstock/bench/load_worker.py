@@ -1,5 +1,5 @@
-"""A client process of loads: `python -m penstock.bench.load_worker FD`, started by worker_pool.py; it ends when who
-started it goes away. It knows messages; what is sent when is load_generator.py's.
+"""A client process of loads: `python -m penstock.bench.load_worker FD`, started by worker_pool.py;
+it ends when who started it goes away. It knows messages; what is sent when is load_generator.py's.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    gc.disable()  # a collection over all requests holds the loop for milliseconds; a point makes few cycles
+    # a collection over all requests holds the loop for milliseconds; a point makes few cycles
+    gc.disable()
     await client.run(start.begin)
     loop.remove_reader(channel.fileno())
     if client.fault is not None:

@@ -1,5 +1,6 @@
-"""What this machine is, for a record: GPU and its driver and clocks, processor, memory, system. It asks nvidia-smi and
-/proc; where they are silent it says so. A server elsewhere is described by a file."""
+"""What this machine is, for a record: GPU and its driver and clocks, processor, memory, system. It
+asks nvidia-smi and /proc; where they are silent it says so. A server elsewhere is described by a
+file."""
 
 from __future__ import annotations
 
@@ -23,17 +24,23 @@ QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
 PATIENCE = 60  # seconds for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
 EXAMPLE = (  # of a machine's file; without a GPU "gpu" is null
-    '{"gpu": {"name": "NVIDIA H200", "count": 1, "memory_mib": 143771, "driver": "580.159.04"}, "cpu": "AMD EPYC", '
-    '"cores": 16, "memory_mib": 1031000, "system": "Linux 6.8", "python": "3.12.3"}'
+    '{"gpu": {"name": "NVIDIA H200", "count": 1, "memory_mib": 143771, "driver": "580.159.04"},'
+    ' "cpu": "AMD EPYC", "cores": 16, "memory_mib": 1031000, "system": "Linux 6.8", "python":'
+    ' "3.12.3"}'
 )
 
 
 def machine_of(
-    file: Path | None, url: str | None, environment: Mapping[str, str] = os.environ, *, started: bool
+    file: Path | None,
+    url: str | None,
+    environment: Mapping[str, str] = os.environ,
+    *,
+    started: bool,
 ) -> MachineInfo:
-    """Returns the machine that serves: as a file tells it, or this one, as a server with these variables sees it.
-    started: by us, so that it has the cores that we have and these variables; else it has the machine's, and variables
-    that nobody here knows. Raises UsageError for a file that is none, and where a file is needed."""
+    """Returns the machine that serves: as a file tells it, or this one, as a server with these
+    variables sees it. started: by us, so that it has the cores that we have and these variables;
+    else it has the machine's, and variables that nobody here knows. Raises UsageError for a file
+    that is none, and where a file is needed."""
     if file is not None:
         try:
             return MachineInfo.model_validate_json(file.read_bytes())
@@ -42,20 +49,23 @@ def machine_of(
             raise UsageError(f"{file} describes no machine: {why}", param="machine") from error
     if url is not None and (host := target_of(url).host) not in HERE:
         raise UsageError(
-            f"the server is on {host}: describe that machine with --machine FILE.json, as {EXAMPLE}",
+            f"the server is on {host}: describe that machine with --machine FILE.json, as"
+            f" {EXAMPLE}",
             param="machine",
         )
     machine = this_machine(environment, started=started)
     if not started and machine.gpu is not None and machine.gpu.count > 1:
         raise UsageError(
-            f"this machine has {machine.gpu.count} GPUs, and nobody here knows which of them the server has: describe "
-            f"its machine with --machine FILE.json, as {EXAMPLE}",
+            f"this machine has {machine.gpu.count} GPUs, and nobody here knows which of them the"
+            f" server has: describe its machine with --machine FILE.json, as {EXAMPLE}",
             param="machine",
         )
     return machine
 
 
-def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool = True) -> MachineInfo:
+def this_machine(
+    environment: Mapping[str, str] = os.environ, *, started: bool = True
+) -> MachineInfo:
     return MachineInfo(
         gpu=_gpu(environment.get("CUDA_VISIBLE_DEVICES") if started else None),
         cpu=processor(),
@@ -67,21 +77,26 @@ def this_machine(environment: Mapping[str, str] = os.environ, *, started: bool =
 
 
 def _gpu(visible: str | None) -> Gpu | None:
-    """Asks nvidia-smi. visible: which GPUs the server may see, None: all. What is hidden from it is none of its
-    machine. Raises EngineError where the driver doesn't answer: nobody would know what was measured."""
+    """Asks nvidia-smi. visible: which GPUs the server may see, None: all. What is hidden from it is
+    none of its machine. Raises EngineError where the driver doesn't answer: nobody would know what
+    was measured."""
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     except subprocess.TimeoutExpired as error:
-        raise EngineError(f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs") from error
+        raise EngineError(
+            f"nvidia-smi has not answered within {PATIENCE} s: the GPU's driver hangs"
+        ) from error
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.strip().splitlines()]
     if done.returncode or not rows or len(rows[0]) != 6:
         return None
     name, memory, driver, sm, mem, most = rows[0]
     count = (
-        len(rows) if visible is None else len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
+        len(rows)
+        if visible is None
+        else len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
     )
     if not count:
         return None

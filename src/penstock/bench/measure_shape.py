@@ -1,7 +1,8 @@
-"""A run of one shape: point by point, into its folder, with a fresh server where a point failed, three times at most.
+"""A run of one shape: point by point, into its folder, with a fresh server where a point failed,
+three times at most.
 
-A stopped run goes on from its folder. A server that somebody else started ends the run where it is gone. It knows the
-parts of the bench; no engine but by its peer file.
+A stopped run goes on from its folder. A server that somebody else started ends the run where it is
+gone. It knows the parts of the bench; no engine but by its peer file.
 """
 
 from __future__ import annotations
@@ -20,7 +21,15 @@ from penstock.almanac.record import PointFailure
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.throughput import issued
 from penstock.bench.endpoint import Endpoint, target_of
-from penstock.bench.point_planner import CLOSED, OPEN, SINGLE, PointPlan, PointResult, failed, next_plan
+from penstock.bench.point_planner import (
+    CLOSED,
+    OPEN,
+    SINGLE,
+    PointPlan,
+    PointResult,
+    failed,
+    next_plan,
+)
 from penstock.bench.request_schedule import load_of, one_load, warm_load
 from penstock.bench.response_reader import OWN_LIMIT
 from penstock.bench.run_folder import FailedPoint, MeasuredPoint, RunFolder
@@ -45,13 +54,21 @@ _CONTEXT = re.compile(
     r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I
 )  # what engines say of one too short
 
-Kind = Literal["out of memory", "crashed", "did not start", "stalled", "wrong output", "refused", "context too short"]
+Kind = Literal[
+    "out of memory",
+    "crashed",
+    "did not start",
+    "stalled",
+    "wrong output",
+    "refused",
+    "context too short",
+]
 Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # None: the point begins
 
 
 class _Watch:
-    """Hears the progress of a point: tells it on, and ends the point when the server owes answers and has long been
-    silent. silence: what to say of that; empty: it was not."""
+    """Hears the progress of a point: tells it on, and ends the point when the server owes answers
+    and has long been silent. silence: what to say of that; empty: it was not."""
 
     def __init__(self, patience: float, tell: Callable[[LoadProgress], None]) -> None:
         self._patience, self._tell = patience, tell
@@ -65,7 +82,8 @@ class _Watch:
             self._heard, self._since = heard, now.seconds
         elif now.seconds - self._since > self._patience:
             self.silence = (
-                f"nothing came for {self._patience:g} s; {now.ended} of {now.sent} requests were answered before"
+                f"nothing came for {self._patience:g} s; {now.ended} of {now.sent} requests were"
+                " answered before"
             )
         return bool(self.silence)
 
@@ -82,11 +100,16 @@ class ShapeRun:
         self.gone = ""  # somebody else's server: in a line that says how to go on
 
     def measure(self) -> None:
-        """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the server does wrong is a
-        failure of the run, and is kept."""
+        """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the
+        server does wrong is a failure of the run, and is kept."""
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
-            self._fail(None, "refused", f"{peer.name} serves one sample a request, {self._work.n} were to be asked", "")
+            self._fail(
+                None,
+                "refused",
+                f"{peer.name} serves one sample a request, {self._work.n} were to be asked",
+                "",
+            )
         while (plan := self._next()) is not None:
             log = self._folder.new_log()
             with ExitStack() as stack, WorkerPool() as self._pool:
@@ -115,8 +138,8 @@ class ShapeRun:
                 return  # what failed may have left the server in any state
 
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Returns whether a single request of this shape is answered as asked; if not, no point of it can be
-        measured."""
+        """Returns whether a single request of this shape is answered as asked; if not, no point of
+        it can be measured."""
         samples, seen = self._one(target, "one")
         alone = PointPlan(SINGLE, SINGLE, 0, self._settings.longest)
         if (wrong := self._wrong(alone, samples, seen, target, server)) is None:
@@ -136,14 +159,22 @@ class ShapeRun:
             return self._fail(plan, *wrong, server.tail() if server else "", samples)
         ceiling = self._run.ceiling
         look = seen.look(ceiling.events, ceiling.requests) if ceiling else seen.look(None, None)
-        self._folder.add(MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look), samples)
+        self._folder.add(
+            MeasuredPoint(result_of(plan, samples, self._settings.goals, self._took()), look),
+            samples,
+        )
         self._settle(samples, target)
         return True
 
     def _wrong(
-        self, plan: PointPlan, samples: Samples, seen: ClientReport, target: Endpoint, server: ServerProcess | None,
+        self,
+        plan: PointPlan,
+        samples: Samples,
+        seen: ClientReport,
+        target: Endpoint,
+        server: ServerProcess | None,
         silence: str = "",
-    ) -> tuple[Kind, str] | None:  # fmt: skip
+    ) -> tuple[Kind, str] | None:
         """Returns why a point is none, in a word and in a line; None: it is one."""
         if silence:
             return "stalled", silence
@@ -165,12 +196,15 @@ class ShapeRun:
             return server.ended(DYING)
         if _lost(self._one(target, "there")[0]):
             what = "no longer answers: this point goes into no figure"
-            self.gone = f"the server at {target.url} {what}; start it again, and the same command goes on"
+            self.gone = (
+                f"the server at {target.url} {what}; start it again, and the same command goes on"
+            )
         return bool(self.gone)
 
     def _settle(self, before: Samples, target: Endpoint) -> None:
-        """Waits, where requests were cut off by a point's end, until one gets through what they left behind: not every
-        server drops the requests of clients that are gone. One that cannot is told by the next point."""
+        """Waits, where requests were cut off by a point's end, until one gets through what they
+        left behind: not every server drops the requests of clients that are gone. One that cannot
+        is told by the next point."""
         if (before.outcome == UNFINISHED).any():
             self._one(target, "settle")
 
@@ -179,17 +213,31 @@ class ShapeRun:
         return self._load(target, one_load(self._settings, self._asked(target, salt)), "one", 0)
 
     def _load(
-        self, target: Endpoint, load: Load, point: str, start: int, hear: Callable[[LoadProgress], bool] | None = None
+        self,
+        target: Endpoint,
+        load: Load,
+        point: str,
+        start: int,
+        hear: Callable[[LoadProgress], bool] | None = None,
     ) -> tuple[Samples, ClientReport]:
         return run_load(
-            target, load, point=point, start=start, processes=self._run.processes, progress=hear, pool=self._pool
+            target,
+            load,
+            point=point,
+            start=start,
+            processes=self._run.processes,
+            progress=hear,
+            pool=self._pool,
         )
 
     def _asked(self, target: Endpoint, salt: str) -> Iterator[PlannedRequest]:
-        """Yields requests of the shape. No two runs, points or goes of a point have a prompt in common."""
+        """Yields requests of the shape. No two runs, points or goes of a point have a prompt in
+        common."""
         subject = self._run.subject
         peer = subject.peer
-        more, without = (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
+        more, without = (
+            (tuple(peer.more.items()), tuple(peer.without)) if peer is not None else ((), ())
+        )
         speech = RequestStyle(target.model, subject.vocabulary, subject.ids, more, without)
         state = self._folder.state
         unlike = f"{state.run}.{state.opened}.{salt}.{len(state.failures)}"
@@ -198,18 +246,27 @@ class ShapeRun:
     def _made(self, length: int, draw: Draw) -> Iterator[str]:
         if self._texts is None:
             if self._run.subject.tokenizer is None:
-                raise UsageError("prompts are texts here: name the model's tokenizer.json", param="tokenizer")
+                raise UsageError(
+                    "prompts are texts here: name the model's tokenizer.json", param="tokenizer"
+                )
             self._texts = TextPrompts(self._run.subject.tokenizer)
         return self._texts.of(length, draw)
 
     def _fail(
-        self, plan: PointPlan | None, kind: Kind, message: str, log: str, samples: Samples | None = None
+        self,
+        plan: PointPlan | None,
+        kind: Kind,
+        message: str,
+        log: str,
+        samples: Samples | None = None,
     ) -> Literal[False]:
         """Keeps what went wrong, and the samples of a point."""
         said = without_folders(plain(" ".join(message.split())))
         said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
         point = plan.name if plan is not None else None
-        failure = PointFailure(point=point, kind=kind, message=said, log=without_folders(plain(log)))
+        failure = PointFailure(
+            point=point, kind=kind, message=said, log=without_folders(plain(log))
+        )
         result = failed(plan, self._settings.goals, self._took()) if plan is not None else None
         self._folder.add_failure(FailedPoint(failure, result), samples)
         return False
@@ -220,9 +277,11 @@ class ShapeRun:
         return self._since - since
 
 
-def result_of(plan: PointPlan, samples: Samples, goals: Sequence[float], took: float) -> PointResult:
-    """Returns, for the planner, rates and shares of the window's requests; one that failed met no goal. The shares'
-    upper ends are by as many independent requests as these are worth."""
+def result_of(
+    plan: PointPlan, samples: Samples, goals: Sequence[float], took: float
+) -> PointResult:
+    """Returns, for the planner, rates and shares of the window's requests; one that failed met no
+    goal. The shares' upper ends are by as many independent requests as these are worth."""
     inside = samples.of(samples.window)
     ok = inside.outcome == OK
     waited = np.where(ok, inside.first - issued(inside), np.inf)
@@ -234,22 +293,25 @@ def result_of(plan: PointPlan, samples: Samples, goals: Sequence[float], took: f
     seconds = plan.window if steady else float(np.nanmax(inside.end) - np.nanmin(inside.actual))
     rate = float(ok.sum()) / seconds if seconds > 0 else 0.0
     loaded = float(np.nan_to_num(inside.end[ok] - inside.first[ok]).mean()) if ok.any() else 0.0
-    return PointResult(plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=took, loaded=loaded)
+    return PointResult(
+        plan, rate, met, dict(zip(met, ends.tolist(), strict=True)), took=took, loaded=loaded
+    )
 
 
 # --- what went wrong
 
 
 def _said(seen: ClientReport) -> str:
-    """Returns the first message of each outcome; of one alone without its word, which is the failure's own."""
+    """Returns the first message of each outcome; of one alone without its word, which is the
+    failure's own."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
 def fault_of(plan: PointPlan, samples: Samples) -> str | None:
-    """Returns the outcome for which a point is no point; None when it is one. Overload is no fault: a queue that is
-    never served within the window is what a point above the highest rate looks like. A window without a request is
-    one."""
+    """Returns the outcome for which a point is no point; None when it is one. Overload is no fault:
+    a queue that is never served within the window is what a point above the highest rate looks
+    like. A window without a request is one."""
     inside = samples.of(samples.window)
     if not len(inside):
         return UNFINISHED
@@ -273,7 +335,9 @@ def kind_of(outcome: str, message: str) -> Kind:
     """Returns a failure's word, of the commonest outcome and what the server said."""
     if outcome in ("stalled", UNFINISHED):
         return "stalled"
-    if (outcome == "length" and OWN_LIMIT in message) or (outcome == "status" and _CONTEXT.search(message)):
+    if (outcome == "length" and OWN_LIMIT in message) or (
+        outcome == "status" and _CONTEXT.search(message)
+    ):
         return "context too short"
     if outcome == "status" and _MEMORY.search(message):
         return "out of memory"
@@ -296,5 +360,7 @@ def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerP
     served = peer.served_as(subject.model)
     words = peer.words(subject.python, subject.model, HOST, port) + list(subject.options)
     environment = {**peer.environment, **subject.environment}
-    with ServerProcess(words, port, log, environment, peer.ready, peer.signal, subject.cores) as server:
+    with ServerProcess(
+        words, port, log, environment, peer.ready, peer.signal, subject.cores
+    ) as server:
         yield Endpoint(HOST, port, peer.path, served), server

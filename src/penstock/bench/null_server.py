@@ -1,6 +1,7 @@
-"""A server that computes nothing: `python -m penstock.bench.null_server`. Prebuilt events of OpenAI's completions, with
-a true usage, whole as soon as asked for (step 0) or to all streams at the same instants, `step` seconds apart. Several
-processes share the port by SO_REUSEPORT. It knows no model and no load.
+"""A server that computes nothing: `python -m penstock.bench.null_server`. Prebuilt events of
+OpenAI's completions, with a true usage, whole as soon as asked for (step 0) or to all streams at
+the same instants, `step` seconds apart. Several processes share the port by SO_REUSEPORT. It knows
+no model and no load.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ HOST = "127.0.0.1"
 
 
 class NullPlan(msgspec.Struct):
-    """step: seconds between two events of every stream, all streams at the same instants; 0: all of an answer at
-    once."""
+    """step: seconds between two events of every stream, all streams at the same instants; 0: all of
+    an answer at once."""
 
     step: float = 0.0
 
@@ -40,13 +41,17 @@ class NullRequest(msgspec.Struct):
 
 
 _read = msgspec.json.Decoder(NullRequest).decode  # raises msgspec.DecodeError
-_TOP = b'data: {"id":"cmpl-3f2b8a7c6d5e4f3a2b1c0d9e8f7a6b5c","object":"text_completion","created":1763680000,'
-_CHOICE = _TOP + (
-    b'"model":"null","choices":[{"index":0,"text":" word","logprobs":null,"finish_reason":%b,"stop_reason":null}],'
-    b'"usage":null}\n\n'
+_TOP = (
+    b"data:"
+    b' {"id":"cmpl-3f2b8a7c6d5e4f3a2b1c0d9e8f7a6b5c","object":"text_completion","created":1763680000,'
 )
-_USAGE = _TOP + (
-    b'"model":"null","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
+_CHOICE = (
+    _TOP + b'"model":"null","choices":[{"index":0,"text":"'
+    b' word","logprobs":null,"finish_reason":%b,"stop_reason":null}],"usage":null}\n\n'
+)
+_USAGE = (
+    _TOP
+    + b'"model":"null","choices":[],"usage":{"prompt_tokens":%d,"completion_tokens":%d,"total_tokens":%d,'
     b'"prompt_tokens_details":{"cached_tokens":0}}}\n\n'
 )
 
@@ -55,8 +60,15 @@ def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 
-EVENT, _LAST, _DONE = _chunk(_CHOICE % b"null"), _chunk(_CHOICE % b'"length"'), _chunk(b"data: [DONE]\n\n")
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+EVENT, _LAST, _DONE = (
+    _chunk(_CHOICE % b"null"),
+    _chunk(_CHOICE % b'"length"'),
+    _chunk(b"data: [DONE]\n\n"),
+)
+HEAD = (
+    b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding:"
+    b" chunked\r\n\r\n"
+)
 _REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
 
 
@@ -160,8 +172,8 @@ async def _serve(visit: Callable[[], NullVisit], port: int) -> None:
 
 
 def run_process(visits: Callable[[str, str], Callable[[], NullVisit]]) -> int:
-    """Serves at the port that the command line names. visits: gets the plan's line and this process's number, makes
-    what makes a connection."""
+    """Serves at the port that the command line names. visits: gets the plan's line and this
+    process's number, makes what makes a connection."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     port, number = sys.argv[1:3]
@@ -177,10 +189,14 @@ def _visits(plan: str, number: str) -> Callable[[], NullVisit]:
 
 
 class NullServer:
-    """Runs processes that serve a plan while the context is open; `port` is theirs. words: of Python, for a process."""
+    """Runs processes that serve a plan while the context is open; `port` is theirs. words: of
+    Python, for a process."""
 
     def __init__(
-        self, plan: msgspec.Struct, processes: int = 1, words: Sequence[str] = ("-m", "penstock.bench.null_server")
+        self,
+        plan: msgspec.Struct,
+        processes: int = 1,
+        words: Sequence[str] = ("-m", "penstock.bench.null_server"),
     ) -> None:
         self._plan = plan
         self._count = processes
@@ -192,7 +208,11 @@ class NullServer:
         for number in range(self._count):
             command = [sys.executable, *self._words, str(self.port), str(number)]
             process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,
             )
             self._processes.append(process)
             assert process.stdin is not None and process.stdout is not None
@@ -201,7 +221,9 @@ class NullServer:
             told = process.stdout.readline().strip()
             if not told:
                 self.__exit__()
-                raise CapacityError(f"the null server could not listen on {HOST}:{self.port}: is the port in use?")
+                raise CapacityError(
+                    f"the null server could not listen on {HOST}:{self.port}: is the port in use?"
+                )
             self.port = int(told)
         return self
 

@@ -1,9 +1,12 @@
-"""Which points a run measures, and in which order: what matters most first, since time that is short ends this list.
+"""Which points a run measures, and in which order: what matters most first, since time that is
+short ends this list.
 
-    start 0   single, saturation, open (for each goal, halves of [meets | fails]), closed 2, 4, 8, ...
+    start 0   single, saturation, open (for each goal, halves of [meets | fails]), closed 2, 4, 8,
+    ...
     start 1+  single, saturation, the open points on both sides of each crossing, again
 
-It is a pure function of what was measured, so that a stopped run goes on by asking again. It knows no server, no clock.
+It is a pure function of what was measured, so that a stopped run goes on by asking again. It knows
+no server, no clock.
 """
 
 from __future__ import annotations
@@ -14,31 +17,46 @@ from dataclasses import dataclass, replace
 
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 GROWS = 1.05  # a rung of the ladder that adds less than this is its last
-NARROW = 0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
-COUNTED = ("warm_up", "window", "longest", "enough", "at_once", "alone", "bisections")  # less of one is a short run
+NARROW = (
+    0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
+)
+COUNTED = (
+    "warm_up",
+    "window",
+    "longest",
+    "enough",
+    "at_once",
+    "alone",
+    "bisections",
+)  # less of one is a short run
 PLENTY = 5400.0  # seconds in which a shape is measured by the full method
 GAIN = 4  # of many requests at once over one: a low guess
 END_SHARE = 0.7  # of a shape's time, in a hurry
 STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
 FEWEST = 10  # requests that an open window holds, however long that takes
-BEGIN = 0.75  # of the highest rate: the first open one. At the highest itself queues take longest to be steady
-STRIDE = 1.5  # from a rate that still meets a goal, and is above the highest, to the next one that may not
+# of the highest rate: the first open one. At the highest itself queues take longest to be steady
+BEGIN = 0.75
+# from a rate that still meets a goal, and is above the highest, to the next one that may not
+STRIDE = 1.5
 SETTLES = 1.5  # times a request at a rate: until as many are under way as it keeps
-DRAIN = 8  # times a request that is alone: one beside many takes longer, and a cut one has missed every goal
-ROOM = 1.25  # times what requests took, after their first token, at the point where that was longest
+# times a request that is alone: one beside many takes longer, and a cut one has missed every goal
+DRAIN = 8
+ROOM = (
+    1.25  # times what requests took, after their first token, at the point where that was longest
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of. Times in seconds. goals: first token within; quantile: by which share of the requests.
+    """What a run is made of. Times in seconds. goals: first token within; quantile: by which share
+    of the requests.
 
-    window: a point's shortest.     longest: a point's longest, however few its requests.
-    drain: how long the window's requests may go on after it, at least: longer where requests are.
-    enough: requests that a point near a crossing should have.
-    at_once: sequences of the saturation point, n to a request.     alone: requests of the single one.
-    bisections: open points, for each goal.        ladder: also 2, 4, 8, ... at a time.
-    stall: how long a server may say nothing at all while it owes answers.
-    budget: of the whole shape, the server's starts in it; None: as long as it takes.
+    window: a point's shortest.     longest: a point's longest, however few its requests. drain: how
+    long the window's requests may go on after it, at least: longer where requests are. enough:
+    requests that a point near a crossing should have. at_once: sequences of the saturation point, n
+    to a request.     alone: requests of the single one. bisections: open points, for each goal.
+    ladder: also 2, 4, 8, ... at a time. stall: how long a server may say nothing at all while it
+    owes answers. budget: of the whole shape, the server's starts in it; None: as long as it takes.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -66,38 +84,53 @@ class Settings:
         return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
-        """Returns whether it is less than the method asks for: to be read as a hint. starts: whether those count."""
+        """Returns whether it is less than the method asks for: to be read as a hint. starts:
+        whether those count."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
 SHORT = Settings(
-    starts=1, warm_up=2.0, window=10.0, longest=60.0, drain=5.0, enough=100, at_once=200, alone=5, bisections=2
-)  # what `--short` is  # fmt: skip
+    starts=1,
+    warm_up=2.0,
+    window=10.0,
+    longest=60.0,
+    drain=5.0,
+    enough=100,
+    at_once=200,
+    alone=5,
+    bisections=2,
+)  # what `--short` is
 
 
 def within(seconds: float) -> Settings:
-    """Returns what a shape is measured by in so much time: the full method in an hour and a half, the least in four
-    minutes."""
+    """Returns what a shape is measured by in so much time: the full method in an hour and a half,
+    the least in four minutes."""
     full = Settings()
 
     def part(least: float, whole: float) -> float:
         return round(min(whole, max(least, whole * seconds / PLENTY)), 1)
 
     return Settings(
-        starts=full.starts if seconds >= PLENTY else 1, warm_up=part(2, full.warm_up), window=part(8, full.window),
-        longest=part(40, full.longest), drain=part(5, full.drain), enough=int(part(100, full.enough)),
-        at_once=int(part(64, full.at_once)), alone=int(part(4, full.alone)), bisections=int(part(2, full.bisections)),
+        starts=full.starts if seconds >= PLENTY else 1,
+        warm_up=part(2, full.warm_up),
+        window=part(8, full.window),
+        longest=part(40, full.longest),
+        drain=part(5, full.drain),
+        enough=int(part(100, full.enough)),
+        at_once=int(part(64, full.at_once)),
+        alone=int(part(4, full.alone)),
+        bisections=int(part(2, full.bisections)),
         budget=seconds,
-    )  # fmt: skip
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class PointPlan:
-    """A point to measure on one start of the server. requests: at most; 0: as many as the rate says. opens: seconds
-    after which the window opens; it is then as long as `window` says. drain: how long its requests may go on behind
-    it."""
+    """A point to measure on one start of the server. requests: at most; 0: as many as the rate
+    says. opens: seconds after which the window opens; it is then as long as `window` says. drain:
+    how long its requests may go on behind it."""
 
     name: str
     kind: str
@@ -116,17 +149,17 @@ class PointPlan:
 
 
 def fewer_than_aimed(settings: Settings, plan: PointPlan) -> bool:
-    """Returns whether an open point's window was cut by `longest` before as many came as should: not half a request
-    off."""
+    """Returns whether an open point's window was cut by `longest` before as many came as should:
+    not half a request off."""
     return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens within it; most: the
-    upper end of its 95 % interval. failed: the point could not be measured at all; it is not tried again, and bounds
-    what others try. took: seconds of the shape's time, with what was done for it. loaded: seconds from a first token to
-    the end, on average."""
+    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens
+    within it; most: the upper end of its 95 % interval. failed: the point could not be measured at
+    all; it is not tried again, and bounds what others try. took: seconds of the shape's time, with
+    what was done for it. loaded: seconds from a first token to the end, on average."""
 
     plan: PointPlan
     request_rate: float
@@ -152,8 +185,8 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
 
 
 def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
-    """Returns whether there is time for it; the window's last requests go on behind it about as long as the first ones
-    before it. The two ends of the curve are measured whatever they take."""
+    """Returns whether there is time for it; the window's last requests go on behind it about as
+    long as the first ones before it. The two ends of the curve are measured whatever they take."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
     return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
@@ -170,10 +203,14 @@ def _next_of(
 ) -> PointPlan | None:
     kinds = {each.plan.kind: each for each in done}
     if SINGLE not in kinds:
-        return PointPlan(SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone)
+        return PointPlan(
+            SINGLE, SINGLE, start, _end_window(settings), concurrency=1, requests=settings.alone
+        )
     if SATURATION not in kinds:
         before = next((each.plan for each in first if each.plan.kind == SATURATION), None)
-        return replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
+        return (
+            replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
+        )
     if kinds[SINGLE].failed:
         return None  # nobody knows how long a request takes
     if start == 0:
@@ -185,8 +222,8 @@ def _next_of(
 
 
 def _at_once(settings: Settings, alone: float) -> PointPlan:
-    """Plans everything at once. In a hurry no more than ends in half its time on a server that serves many GAIN times
-    as fast as one: requests that don't end have no rate."""
+    """Plans everything at once. In a hurry no more than ends in half its time on a server that
+    serves many GAIN times as fast as one: requests that don't end have no rate."""
     window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
@@ -194,7 +231,8 @@ def _at_once(settings: Settings, alone: float) -> PointPlan:
 
 
 def _end_window(settings: Settings) -> float:
-    """Returns how long the points at the two ends of the curve may take: without them there is nothing to show."""
+    """Returns how long the points at the two ends of the curve may take: without them there is
+    nothing to show."""
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
 
@@ -203,7 +241,10 @@ def _end_window(settings: Settings) -> float:
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     """Plans 2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
-    rungs = sorted((each for each in done if each.plan.kind in (SINGLE, CLOSED)), key=lambda e: e.plan.concurrency or 1)
+    rungs = sorted(
+        (each for each in done if each.plan.kind in (SINGLE, CLOSED)),
+        key=lambda e: e.plan.concurrency or 1,
+    )
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
         return None  # a rung that failed has a rate of 0
     concurrency = 2 * (rungs[-1].plan.concurrency or 1)
@@ -213,11 +254,21 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
     highest = max(each.request_rate for each in done)
-    drain = max(_drain(settings, done), 2 * concurrency / highest)  # one among many takes as long as all of them do
+    drain = max(
+        _drain(settings, done), 2 * concurrency / highest
+    )  # one among many takes as long as all of them do
     most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # a second
     requests = concurrency + math.ceil(most * (opens + window + drain))
     return PointPlan(
-        f"{CLOSED}-{concurrency}", CLOSED, 0, window, None, concurrency, requests, opens=opens, drain=drain
+        f"{CLOSED}-{concurrency}",
+        CLOSED,
+        0,
+        window,
+        None,
+        concurrency,
+        requests,
+        opens=opens,
+        drain=drain,
     )
 
 
@@ -228,21 +279,31 @@ def _drain(settings: Settings, done: Sequence[PointResult]) -> float:
 # --- the crossings
 
 
-def bracket(settings: Settings, done: Sequence[PointResult], goal: float) -> tuple[float, float | None] | None:
-    """Returns (highest rate that meets the goal, lowest that doesn't or None where none was seen to fail); None: one
-    request at a time surely misses it. In a hurry those are four, and one late one of four proves nothing. Where rates
-    don't agree (one above a failing one meets it), the failing one holds."""
+def bracket(
+    settings: Settings, done: Sequence[PointResult], goal: float
+) -> tuple[float, float | None] | None:
+    """Returns (highest rate that meets the goal, lowest that doesn't or None where none was seen to
+    fail); None: one request at a time surely misses it. In a hurry those are four, and one late one
+    of four proves nothing. Where rates don't agree (one above a failing one meets it), the failing
+    one holds."""
     single = next((each for each in done if each.plan.kind == SINGLE), None)
     if single is None or single.most[goal] < settings.quantile:
         return None
-    opened = [(each.plan.rate or 0.0, each.met[goal] >= settings.quantile) for each in done if each.plan.kind == OPEN]
+    opened = [
+        (each.plan.rate or 0.0, each.met[goal] >= settings.quantile)
+        for each in done
+        if each.plan.kind == OPEN
+    ]
     fails = min((rate for rate, met in opened if not met), default=None)
-    meets = max((rate for rate, met in opened if met and (fails is None or rate < fails)), default=0.0)
+    meets = max(
+        (rate for rate, met in opened if met and (fails is None or rate < fails)), default=0.0
+    )
     return meets, fails
 
 
 def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans the middle of the first goal's bracket that is still wide, the loosest goal first; so many tries in all."""
+    """Plans the middle of the first goal's bracket that is still wide, the loosest goal first; so
+    many tries in all."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
     highest = _digits(max(each.request_rate for each in done))
@@ -252,7 +313,9 @@ def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None
             continue
         meets, fails = pair
         if fails is None:
-            higher = BEGIN * highest if not meets else highest if meets < highest else STRIDE * meets
+            higher = (
+                BEGIN * highest if not meets else highest if meets < highest else STRIDE * meets
+            )
             return _open(settings, higher, done)
         if fails - meets > NARROW * fails:
             return _open(settings, (meets + fails) / 2, done)
@@ -260,15 +323,17 @@ def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None
 
 
 def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> PointPlan:
-    """Plans Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and as a whole number of
-    them take: then what the window issues is the rate that the plan names. Before the window opens, as many requests
-    must be under way as the rate keeps there."""
+    """Plans Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and
+    as a whole number of them take: then what the window issues is the rate that the plan names.
+    Before the window opens, as many requests must be under way as the rate keeps there."""
     rate, alone = _digits(rate), _alone(done)
     wanted = _whole(max(settings.enough, rate * settings.window))
     least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
     window = max(min(wanted, most), least) / rate
     opens = max(settings.warm_up, alone, min(_loaded(done, rate), settings.longest))
-    return PointPlan(f"{OPEN}-{rate:g}", OPEN, 0, window, rate, opens=opens, drain=_drain(settings, done))
+    return PointPlan(
+        f"{OPEN}-{rate:g}", OPEN, 0, window, rate, opens=opens, drain=_drain(settings, done)
+    )
 
 
 def _whole(requests: float) -> int:
@@ -282,9 +347,10 @@ def _digits(rate: float) -> float:
 
 
 def _loaded(done: Sequence[PointResult], rate: float) -> float:
-    """Returns seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N takes base + slope N
-    (a line through one alone and everything at once), and a rate keeps N = rate x that under way (Little's law). Never
-    more than at a higher rate, or with everything at once."""
+    """Returns seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N
+    takes base + slope N (a line through one alone and everything at once), and a rate keeps N =
+    rate x that under way (Little's law). Never more than at a higher rate, or with everything at
+    once."""
     single, whole = (
         next((each for each in done if each.plan.kind == kind and not each.failed), None)
         for kind in (SINGLE, SATURATION)
@@ -307,6 +373,11 @@ def sides(settings: Settings, done: Sequence[PointResult]) -> set[str]:
     for goal in settings.goals:
         pair = bracket(settings, done, goal)
         for each in done:
-            if pair is not None and each.plan.kind == OPEN and each.plan.rate in pair and not each.failed:
+            if (
+                pair is not None
+                and each.plan.kind == OPEN
+                and each.plan.rate in pair
+                and not each.failed
+            ):
                 names.add(each.plan.name)
     return names

@@ -1,6 +1,8 @@
-"""Runs a server, and kills it when the run that started it has ended without ending it: it holds a pipe from the run.
+"""Runs a server, and kills it when the run that started it has ended without ending it: it holds a
+pipe from the run.
 
-    python -m penstock.bench.process_guard CORES COMMAND...      CORES: `0,2,3` to pin it to, or `all`
+    python -m penstock.bench.process_guard CORES COMMAND...      CORES: `0,2,3` to pin it to, or
+    `all`
 
 It exits with the server's code. It knows a command; not what it serves.
 """
@@ -18,7 +20,9 @@ def main() -> int:
     if (cores := sys.argv[1]) != "all":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(each, lambda *_: None)  # the group's signals are the server's; a handler isn't passed on to it
+        signal.signal(
+            each, lambda *_: None
+        )  # the group's signals are the server's; a handler isn't passed on to it
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
     except OSError as error:
@@ -30,7 +34,8 @@ def main() -> int:
 
 
 def _hold() -> None:
-    """Waits for the pipe's end, which says that the run was killed; then ends the group, and this process with it."""
+    """Waits for the pipe's end, which says that the run was killed; then ends the group, and this
+    process with it."""
     while os.read(0, 4096):
         pass
     os.killpg(0, signal.SIGKILL)

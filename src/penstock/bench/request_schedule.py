@@ -1,6 +1,7 @@
 """When each request of a point is meant to go: a plan becomes a load.
 
-    saturation   all at 0                     open     warm-up | window | until the window's have ended: Poisson, with
+    saturation   all at 0                     open     warm-up | window | until the window's have
+    ended: Poisson, with
     single       one after the other                   as many in the window as the rate says
                                               closed   warm-up | window, k at a time
 
@@ -28,8 +29,8 @@ WARM_RATE = 50  # asks a second that a warm-up has ready
 
 
 def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], seed: int) -> Load:
-    """Returns the asks of a plan. stall: how long a request may be silent, of the single point alone: a queue is silent
-    for as long as it is long. Raises UsageError for more than are sent."""
+    """Returns the asks of a plan. stall: how long a request may be silent, of the single point
+    alone: a queue is silent for as long as it is long. Raises UsageError for more than are sent."""
     end = plan.opens + plan.window
     until = end + plan.drain
     times = [0.0 if plan.kind == SATURATION else math.nan] * plan.requests
@@ -38,8 +39,8 @@ def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], se
         times = arrivals(plan.rate or 0.0, plan.opens, end, until, draw).tolist()
     if not 0 < len(times) <= MOST_ASKS:
         raise UsageError(
-            f"the point {plan.name} would be of {len(times):,} requests, 1 to {MOST_ASKS:,} are sent: give another "
-            "--window or --at-once",
+            f"the point {plan.name} would be of {len(times):,} requests, 1 to {MOST_ASKS:,} are"
+            " sent: give another --window or --at-once",
             param="window",
         )
     asks = [msgspec.structs.replace(next(prompts), intended=time) for time in times]
@@ -59,15 +60,22 @@ def warm_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
     return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))
 
 
-def arrivals(rate: float, begin: float, end: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:
-    """Returns times of a Poisson process of `rate` a second on [0, until), given that as many as the rate says fall
-    into the window [begin, end): round(rate x length). Given their number, the times of such a process are those of so
-    many independent uniform ones, sorted (the order-statistics property: Ross, Stochastic Processes, 1996, theorem
-    2.3.1), and what comes before and behind is independent of them. A drawn number would differ from the rate by 10 %
-    at 100 requests: by that much luck decided what was offered."""
+def arrivals(
+    rate: float, begin: float, end: float, until: float, draw: np.random.Generator
+) -> npt.NDArray[np.float64]:
+    """Returns times of a Poisson process of `rate` a second on [0, until), given that as many as
+    the rate says fall into the window [begin, end): round(rate x length). Given their number, the
+    times of such a process are those of so many independent uniform ones, sorted (the
+    order-statistics property: Ross, Stochastic Processes, 1996, theorem 2.3.1), and what comes
+    before and behind is independent of them. A drawn number would differ from the rate by 10 % at
+    100 requests: by that much luck decided what was offered."""
     window = np.sort(draw.uniform(begin, end, round(rate * (end - begin))))
-    window = np.minimum(window, np.nextafter(end, begin))  # a uniform number may be rounded up to the end
-    return np.concatenate([poisson(rate, begin, draw), window, end + poisson(rate, until - end, draw)])
+    window = np.minimum(
+        window, np.nextafter(end, begin)
+    )  # a uniform number may be rounded up to the end
+    return np.concatenate(
+        [poisson(rate, begin, draw), window, end + poisson(rate, until - end, draw)]
+    )
 
 
 def poisson(rate: float, until: float, draw: np.random.Generator) -> npt.NDArray[np.float64]:

@@ -1,8 +1,9 @@
-"""How a streamed answer is read: server-sent events, and what is wrong with them; and the body of an error. What is
-wrong with a whole one: its usage against its events, and against what was asked for.
+"""How a streamed answer is read: server-sent events, and what is wrong with them; and the body of
+an error. What is wrong with a whole one: its usage against its events, and against what was asked
+for.
 
-An event is parsed after its arrival was stamped: 0.45 us an event of 250 bytes, by a typed decoder that skips what it
-isn't asked for. It knows OpenAI's bodies; no connection, no clock, no load.
+An event is parsed after its arrival was stamped: 0.45 us an event of 250 bytes, by a typed decoder
+that skips what it isn't asked for. It knows OpenAI's bodies; no connection, no clock, no load.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from typing import Annotated, Any
 
 import msgspec
 
-LONGEST_LINE = 256 << 10  # bytes of a server-sent event; a worker has a thousand connections, and holds one of each
-NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)  # what msgspec raises for hostile bytes
-OWN_LIMIT = "the server ran into a limit of its own"  # what tells a clamped answer from one that ended by itself
+LONGEST_LINE = (
+    256 << 10
+)  # bytes of a server-sent event; a worker has a thousand connections, and holds one of each
+NOT_JSON = (
+    msgspec.DecodeError,
+    UnicodeDecodeError,
+    RecursionError,
+)  # what msgspec raises for hostile bytes
+# what tells a clamped answer from one that ended by itself
+OWN_LIMIT = "the server ran into a limit of its own"
 _QUOTED = 200  # bytes of what is wrong that a message shows
 _TOLD = 500  # of what a server says of an error: why, and the way out
 
@@ -59,7 +67,13 @@ class Choice(msgspec.Struct):
         delta = self.delta
         if delta is None:
             return False
-        return bool(delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal)
+        return bool(
+            delta.content
+            or delta.reasoning_content
+            or delta.reasoning
+            or delta.tool_calls
+            or delta.refusal
+        )
 
 
 class Event(msgspec.Struct):
@@ -79,9 +93,9 @@ def _beginning(text: str) -> str:
 class StreamReader:
     """Reads server-sent events as they come; an event counts when its line is whole.
 
-    times: arrival of each event with output, seconds, float64. fault: (outcome, message), the first thing that was
-    wrong. reason: the last finish_reason. ended: `[DONE]` came. finished: choices that told a finish_reason; limited:
-    of those, that ended at a limit."""
+    times: arrival of each event with output, seconds, float64. fault: (outcome, message), the first
+    thing that was wrong. reason: the last finish_reason. ended: `[DONE]` came. finished: choices
+    that told a finish_reason; limited: of those, that ended at a limit."""
 
     __slots__ = ("_rest", "ended", "fault", "finished", "limited", "reason", "times", "usage")
 
@@ -92,10 +106,17 @@ class StreamReader:
         self.fault: tuple[str, str] | None = None
         self.ended = False
         self.finished = self.limited = 0
-        self._rest = bytearray()  # of a line that goes on: what comes is put behind it, and nothing copied
+        self._rest = (
+            bytearray()
+        )  # of a line that goes on: what comes is put behind it, and nothing copied
 
     def feed(self, data: bytes, now: float) -> None:
-        if data.startswith(b"data: {") and data.endswith(b"\n\n") and not self._rest and not self.ended:
+        if (
+            data.startswith(b"data: {")
+            and data.endswith(b"\n\n")
+            and not self._rest
+            and not self.ended
+        ):
             try:
                 event = _event(memoryview(data)[6:])
             except NOT_JSON:
@@ -111,11 +132,15 @@ class StreamReader:
             self._line(line, now)
         self._rest += rest
         if len(self._rest) > LONGEST_LINE:
-            self.fail("broken", f"a line of more than {LONGEST_LINE} bytes: {bytes(self._rest[:_QUOTED])!r}")
+            self.fail(
+                "broken",
+                f"a line of more than {LONGEST_LINE} bytes: {bytes(self._rest[:_QUOTED])!r}",
+            )
             self.let_go()
 
     def let_go(self) -> None:
-        """Frees what is kept of a line that was not whole: a result is kept to the end of its load."""
+        """Frees what is kept of a line that was not whole:
+        a result is kept to the end of its load."""
         self._rest = bytearray()
 
     def finish(self) -> None:
@@ -160,7 +185,9 @@ class StreamReader:
         if event.usage is not None:
             self.usage = event.usage
         if event.error is not None:
-            self.fail("status", f"status 200, then an error in its place: {_beginning(str(event.error))}")
+            self.fail(
+                "status", f"status 200, then an error in its place: {_beginning(str(event.error))}"
+            )
 
     def fail(self, outcome: str, message: str) -> None:
         if self.fault is None:
@@ -203,9 +230,12 @@ class ErrorReader(StreamReader):
 # --- whole answers
 
 
-def judge(answer: StreamReader, asked_prompt: int, asked_output: int, most_output: int = -1) -> tuple[str, str] | None:
-    """Returns (outcome, message) of a whole answer that isn't what it should be; None where it is. asked_*: tokens, -1
-    where no length is fixed. most_output: tokens of all its samples, at most."""
+def judge(
+    answer: StreamReader, asked_prompt: int, asked_output: int, most_output: int = -1
+) -> tuple[str, str] | None:
+    """Returns (outcome, message) of a whole answer that isn't what it should be; None where it is.
+    asked_*: tokens, -1 where no length is fixed. most_output: tokens of all its samples, at most.
+    """
     if answer.fault is not None:
         return answer.fault
     usage = answer.usage
@@ -214,11 +244,16 @@ def judge(answer: StreamReader, asked_prompt: int, asked_output: int, most_outpu
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    ended_itself = answer.reason == "stop" and asked_output == -1  # at once, say: its end token is all that it has
+    ended_itself = (
+        answer.reason == "stop" and asked_output == -1
+    )  # at once, say: its end token is all that it has
     if output and not answer.times and not ended_itself:
         return "usage", f"no event with output, but a usage of {output} tokens"
     if usage.total_tokens is not None and usage.total_tokens != prompt + output:
-        return "usage", f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all"
+        return (
+            "usage",
+            f"a usage of {prompt} + {output} tokens in and out, {usage.total_tokens} in all",
+        )
     if usage.cached > prompt:
         return "usage", f"a usage of {usage.cached} cached tokens of a prompt of {prompt}"
     if asked_output not in (-1, output):
@@ -234,20 +269,31 @@ def judge(answer: StreamReader, asked_prompt: int, asked_output: int, most_outpu
 
 
 def _clamped(answer: StreamReader, output: int, most_output: int) -> str | None:
-    """Samples end by themselves or at max_tokens: those that say "length" have all of theirs, or the server's context
-    was too short. Fewer than there should be of these alone are seen."""
+    """Samples end by themselves or at max_tokens: those that say "length" have all of theirs, or
+    the server's context was too short. Fewer than there should be of these alone are seen."""
     if most_output < 0 or not answer.limited:
         return None
     least = answer.limited * (most_output // answer.finished)
     if output >= least:
         return None
-    told = f"{answer.limited} of {answer.finished} samples say finish_reason 'length', which is {least} tokens or more"
+    told = (
+        f"{answer.limited} of {answer.finished} samples say finish_reason 'length', which is"
+        f" {least} tokens or more"
+    )
     return f"{output} tokens out, but {told}: {OWN_LIMIT}; is its context that long?"
 
 
 def _why_short(reason: str | None, tokens: int) -> str:
-    """Returns why an answer is short. A finish_reason "length" before max_tokens is, by OpenAI's words, the end of the
-    context. Any other one is an end that the model wrote, though it was to be ignored."""
+    """Returns why an answer is short. A finish_reason "length" before max_tokens is, by OpenAI's
+    words, the end of the context. Any other one is an end that the model wrote, though it was to be
+    ignored."""
     if reason == "length":
-        return f": {OWN_LIMIT} at {tokens} tokens in and out (finish_reason 'length'); is its context that long?"
-    return f": it ended by itself (finish_reason {reason!r}), so ignore_eos is not heeded" if reason else ""
+        return (
+            f": {OWN_LIMIT} at {tokens} tokens in and out (finish_reason 'length'); is its context"
+            " that long?"
+        )
+    return (
+        f": it ended by itself (finish_reason {reason!r}), so ignore_eos is not heeded"
+        if reason
+        else ""
+    )

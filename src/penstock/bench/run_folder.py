@@ -1,7 +1,10 @@
-"""A run's folder: what was asked, the points that are done, and what went wrong. A stopped run goes on from it.
+"""A run's folder: what was asked, the points that are done, and what went wrong. A stopped run goes
+on from it.
 
-    run.json               the run's name, what was asked (another run's folder is refused), its points and failures
-    points/KEY.parquet     a point's samples on one start of the server; written before run.json names the point
+    run.json               the run's name, what was asked (another run's folder is refused), its
+    points and failures
+    points/KEY.parquet     a point's samples on one start of the server; written before run.json
+    names the point
     points/KEY.failed.parquet   the samples of a point that went wrong: raw data of no figure
     server-N.log           of each process of the server
     raw.parquet, record.json, table.txt, report/     made of the above
@@ -30,7 +33,8 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point on one start: what the planner knows of it, and what the clients said of themselves."""
+    """A point on one start: what the planner knows of it,
+    and what the clients said of themselves."""
 
     result: PointResult
     look: ClientHealth
@@ -45,8 +49,8 @@ class FailedPoint:
 
 
 class RunState(BaseModel):
-    """run.json. opened: how often, this time included: prompts differ each time, or a cache would know them. points: in
-    the order in which they were measured."""
+    """run.json. opened: how often, this time included: prompts differ each time, or a cache would
+    know them. points: in the order in which they were measured."""
 
     run: str
     when: float
@@ -66,15 +70,17 @@ class RunFolder:
     """Open for one process at a time; `close` gives it free."""
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        """Opens or makes it. Raises UsageError when it holds another run, or is open, or pyarrow is missing. What it
-        cannot write later is a CapacityError."""
+        """Opens or makes it. Raises UsageError when it holds another run, or is open, or pyarrow is
+        missing. What it cannot write later is a CapacityError."""
         needs_pyarrow()
         self.path = path
         try:
             (path / "points").mkdir(parents=True, exist_ok=True)
             self._lock = (path / "lock").open("w")
         except OSError as error:
-            raise UsageError(f"the folder {path} cannot be used: {error.strerror or error}", param="out") from error
+            raise UsageError(
+                f"the folder {path} cannot be used: {error.strerror or error}", param="out"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
@@ -93,16 +99,22 @@ class RunFolder:
     def _begun(self, asked: dict[str, Any]) -> RunState:
         path = self.path / "run.json"
         if not path.exists():
-            return RunState(run=hashlib.sha256(f"{asked}{time.time_ns()}".encode()).hexdigest()[:12],
-                            when=time.time(), asked=asked)  # fmt: skip
+            return RunState(
+                run=hashlib.sha256(f"{asked}{time.time_ns()}".encode()).hexdigest()[:12],
+                when=time.time(),
+                asked=asked,
+            )
         try:
             state = RunState.model_validate_json(path.read_bytes())
         except ValidationError as error:
             raise UsageError(f"{path} is no run's: give another --out", param="out") from error
         before = state.asked
-        if differs := [each for each in sorted({*before, *asked}) if before.get(each) != asked.get(each)]:
+        if differs := [
+            each for each in sorted({*before, *asked}) if before.get(each) != asked.get(each)
+        ]:
             raise UsageError(
-                f"{self.path} holds another run ({', '.join(differs)} differ): give another --out, or the same options",
+                f"{self.path} holds another run ({', '.join(differs)} differ): give another --out,"
+                " or the same options",
                 param="out",
             )
         return state
@@ -123,7 +135,9 @@ class RunFolder:
         """samples: of a point; they are kept for who looks into it, and go into no figure."""
         if one.result is not None and samples is not None and len(samples):
             with room(self.path):
-                write_parquet(samples, self.path / "points" / f"{one.result.plan.key}.failed.parquet")
+                write_parquet(
+                    samples, self.path / "points" / f"{one.result.plan.key}.failed.parquet"
+                )
         self.state.failures.append(one)
         self._save()
 
@@ -159,5 +173,6 @@ def room(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise CapacityError(
-            f"{folder} cannot be written ({error.strerror or error}): make room; the same command goes on from there"
+            f"{folder} cannot be written ({error.strerror or error}): make room; the same command"
+            " goes on from there"
         ) from error

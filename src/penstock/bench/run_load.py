@@ -1,5 +1,6 @@
-"""A load: planned requests shared out to k client processes, and what came of them as samples, in order. It knows
-shares and columns; not what a request asks (workload.py) nor which points a run has (point_planner.py).
+"""A load: planned requests shared out to k client processes, and what came of them as samples, in
+order. It knows shares and columns; not what a request asks (workload.py) nor which points a run has
+(point_planner.py).
 """
 
 from __future__ import annotations
@@ -18,13 +19,16 @@ from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import Hear, WorkerPool
 from penstock.bench.worker_protocol import Load, RequestResult, WorkerResult, WorkerSpec
 
-OPENED = 256  # connections of an open loop that are opened beforehand, at most, unless all start at once
+OPENED = (
+    256  # connections of an open loop that are opened beforehand, at most, unless all start at once
+)
 
 
 @dataclass(frozen=True)
 class ClientReport:
-    """What the clients say of themselves and of the point. busy: CPU share of the busiest process. late_limit: what
-    late_p99 may be here. troubles: outcome -> one of its messages. cpu: seconds of all processes."""
+    """What the clients say of themselves and of the point. busy: CPU share of the busiest process.
+    late_limit: what late_p99 may be here. troubles: outcome -> one of its messages. cpu: seconds of
+    all processes."""
 
     lag_p99: float
     busy: float
@@ -38,15 +42,20 @@ class ClientReport:
     troubles: dict[str, str] = field(default_factory=dict)
 
     def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> ClientHealth:
-        """Returns what a record keeps of it, with the headroom that a calibrated ceiling gives: the smaller of events'
-        and requests'."""
-        asked = ((ceiling_events, self.events_per_second), (ceiling_requests, self.requests_per_second))
+        """Returns what a record keeps of it, with the headroom that a calibrated ceiling gives: the
+        smaller of events' and requests'."""
+        asked = (
+            (ceiling_events, self.events_per_second),
+            (ceiling_requests, self.requests_per_second),
+        )
         rooms = [ceiling / rate for ceiling, rate in asked if ceiling is not None and rate > 0]
         headroom = min(1e9, *rooms) if rooms else None
         cramped = self.busy > BUSY if headroom is None else headroom < HEADROOM
         short = cramped or self.lag_p99 > LAG or self.late_p99 > self.late_limit
         busy, late = min(1.0, self.busy), self.late_p99
-        return ClientHealth(lag_p99=self.lag_p99, busy=busy, headroom=headroom, late_p99=late, short=short)
+        return ClientHealth(
+            lag_p99=self.lag_p99, busy=busy, headroom=headroom, late_p99=late, short=short
+        )
 
 
 def run_load(
@@ -59,10 +68,10 @@ def run_load(
     progress: Hear | None = None,
     pool: WorkerPool | None = None,
 ) -> tuple[Samples, ClientReport]:
-    """Sends the load's asks and hears the answers. A request that fails is a line of the samples, whatever the reason;
-    one that was never due has none. progress: told a few times a second; when it says True, the point ends there and
-    what goes on is unfinished. pool: client processes that other loads have too. Raises EngineError when a client
-    process of ours ends by itself."""
+    """Sends the load's asks and hears the answers. A request that fails is a line of the samples,
+    whatever the reason; one that was never due has none. progress: told a few times a second; when
+    it says True, the point ends there and what goes on is unfinished. pool: client processes that
+    other loads have too. Raises EngineError when a client process of ours ends by itself."""
 
     with nullcontext(pool) if pool is not None else WorkerPool() as clients:
         parts = clients.run(shares(target, load, processes), progress)
@@ -71,8 +80,8 @@ def run_load(
 
 
 def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
-    """Shares the asks out: i goes to process i modulo k, so that each offers a k-th of the rate. A closed loop has no
-    more processes than slots; each has its share of them, and of the asks."""
+    """Shares the asks out: i goes to process i modulo k, so that each offers a k-th of the rate. A
+    closed loop has no more processes than slots; each has its share of them, and of the asks."""
     count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
     opened = beforehand(load)
     specs = []
@@ -94,8 +103,8 @@ def _share(whole: int, at: int, count: int) -> int:
 
 
 def beforehand(load: Load) -> int:
-    """Connections that are opened before the point: a slot one in a closed loop; in an open loop one for each ask of
-    the first tenth of a second, and some more."""
+    """Connections that are opened before the point: a slot one in a closed loop; in an open loop
+    one for each ask of the first tenth of a second, and some more."""
     if load.closed is not None:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)
@@ -107,18 +116,25 @@ def beforehand(load: Load) -> int:
 
 def gather(load: Load, parts: list[WorkerResult], point: str, start: int) -> Samples:
     """Returns all processes' requests in the order of their intended starts."""
-    rows = sorted((row for part in parts for row in part.requests), key=lambda row: (row.intended, row.number))
+    rows = sorted(
+        (row for part in parts for row in part.requests), key=lambda row: (row.intended, row.number)
+    )
     asks = [load.asks[row.number] for row in rows]
     opens, closes = load.window
-    return from_lists({
-        **{name: [getattr(row, name) for row in rows] for name in RequestResult.__struct_fields__},
-        "gaps": [np.frombuffer(row.gaps, np.float32) for row in rows],
-        "point": [point] * len(rows),
-        "start": [start] * len(rows),
-        "asked_prompt": [ask.asked_prompt for ask in asks],
-        "asked_output": [ask.asked_output for ask in asks],
-        "window": [opens <= row.intended < closes for row in rows],
-    })  # fmt: skip
+    return from_lists(
+        {
+            **{
+                name: [getattr(row, name) for row in rows]
+                for name in RequestResult.__struct_fields__
+            },
+            "gaps": [np.frombuffer(row.gaps, np.float32) for row in rows],
+            "point": [point] * len(rows),
+            "start": [start] * len(rows),
+            "asked_prompt": [ask.asked_prompt for ask in asks],
+            "asked_output": [ask.asked_output for ask in asks],
+            "window": [opens <= row.intended < closes for row in rows],
+        }
+    )
 
 
 def see(samples: Samples, parts: list[WorkerResult], begin: float) -> ClientReport:

@@ -1,4 +1,5 @@
-"""What a run says to a person: a table in the terminal and table.txt, and the almanac's page of its one record.
+"""What a run says to a person: a table in the terminal and table.txt, and the almanac's page of its
+one record.
 
 It knows a record; every number is the almanac's.
 """
@@ -27,8 +28,8 @@ SHORT_RUN = "short: windows, counts or starts below the method's; read it as a h
 
 
 def print_table(record: Record, out: TextIO) -> None:
-    """Prints the points of a run, one a line; intervals are 95 %. Then the goals, what went wrong, and what marks
-    mean."""
+    """Prints the points of a run, one a line; intervals are 95 %. Then the goals, what went wrong,
+    and what marks mean."""
     table = Table(box=box.SIMPLE_HEAD, title=title(record), title_justify="left", pad_edge=False)
     goals = [f"< {goal:g} s" for goal in record.method.goals]
     columns = (
@@ -54,26 +55,36 @@ def print_table(record: Record, out: TextIO) -> None:
     if marks:
         print("  ".join(f"{_letter(at)}: {mark}" for at, mark in enumerate(marks)), file=out)
     for point in ordered(record.points):
-        if short := [f"{count:,} {name}" for name, count in sorted(point.outcomes.items()) if name != OK]:
+        if short := [
+            f"{count:,} {name}" for name, count in sorted(point.outcomes.items()) if name != OK
+        ]:
             print(f"incomplete of what {point.name} measured: {', '.join(short)}", file=out)
     for crossing in crossings(record) if record.points else ():
         print(crossing.words(record.method.quantile), file=out)
     for told in costs(record):
         print(told, file=out)
     for failure in record.failures:
-        print(f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out)
+        print(
+            f"failed: {failure.point or 'every point'}: {failure.kind}: {failure.message}", file=out
+        )
     if record.method.short:
         print(SHORT_RUN, file=out)
 
 
 def costs(record: Record) -> list[str]:
-    """Returns what requests and tokens cost at the stated price, and a GPU's part of the highest rate where there are
-    more."""
+    """Returns what requests and tokens cost at the stated price, and a GPU's part of the highest
+    rate where there are more."""
     price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
-    whole = next((point for point in record.points if point.kind == "saturation" and not point.client.short), None)
+    whole = next(
+        (point for point in record.points if point.kind == "saturation" and not point.client.short),
+        None,
+    )
     if whole is None:
         return []
-    rates, least = whole.figures, cut_off(whole)  # of a lower bound of a rate comes an upper one of a cost
+    rates, least = (
+        whole.figures,
+        cut_off(whole),
+    )  # of a lower bound of a rate comes an upper one of a cost
     if rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
         return []
     if gpu is not None and gpu.count > 1:
@@ -86,8 +97,9 @@ def costs(record: Record) -> list[str]:
         )
         most = "≤ " if least else ""
         found.append(
-            f"everything at once, at ${price:g} an hour: {most}${1000 * request:,.4g} a thousand requests, "
-            f"{most}${1e6 * output:,.4g} a million output tokens, {most}${1e6 * total:,.4g} a million tokens in and out"
+            f"everything at once, at ${price:g} an hour: {most}${1000 * request:,.4g} a thousand"
+            f" requests, {most}${1e6 * output:,.4g} a million output tokens,"
+            f" {most}${1e6 * total:,.4g} a million tokens in and out"
         )
     return found
 
@@ -95,7 +107,9 @@ def costs(record: Record) -> list[str]:
 def ordered(points: Sequence[Point]) -> list[Point]:
     """Sorts by kind, then by what was offered."""
     kinds = ("saturation", "single", "closed", "open")
-    return sorted(points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, offered(point)))
+    return sorted(
+        points, key=lambda point: (kinds.index(point.kind), point.concurrency or 0, offered(point))
+    )
 
 
 def title(record: Record) -> str:
@@ -110,7 +124,10 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
         point.name,
         rate(figures.request_rate, 2, cut_off(point)),
         rate(figures.output_rate, 0, cut_off(point)),
-        f"{_middle(figures.first_token, 'p50', 1e3, 0)}, {_middle(figures.first_token, 'p95', 1e3, 0)}",
+        (
+            f"{_middle(figures.first_token, 'p50', 1e3, 0)},"
+            f" {_middle(figures.first_token, 'p95', 1e3, 0)}"
+        ),
         _middle(figures.per_token, "p50", 1e3, 2),
         _middle(figures.end_to_end, "p50", 1, 2),
         *map(_met, goals),
@@ -129,11 +146,13 @@ def _letter(at: int) -> str:
 
 
 def rate(value: Interval | None, digits: int, cut: bool) -> str:
-    """Returns the rate in words. cut: off by its time limit, so that no upper end is known; then with ≥."""
+    """Returns the rate in words. cut: off by its time limit, so that no upper end is known; then
+    with ≥."""
     if value is None:
         return "-"
     told, low, high = (
-        f"{each:,.{digits}f}" if each is not None else "" for each in (value.value, value.low, value.high)
+        f"{each:,.{digits}f}" if each is not None else ""
+        for each in (value.value, value.low, value.high)
     )
     if cut:
         return f"≥ {told} (from {low})" if low else f"≥ {told}"

@@ -1,4 +1,5 @@
-"""What a run was asked for: the server and its model, the shapes, the settings. And its fingerprint.
+"""What a run was asked for: the server and its model, the shapes, the settings. And its
+fingerprint.
 
 It knows words and numbers; it starts nothing and reads no file.
 """
@@ -26,12 +27,12 @@ from penstock.bench.workload import Workload
 class ServerSpec:
     """What is measured: a peer that we start, or a server that is there (peer None, url given).
 
-    name: of the model, in the record.      model: as the server is told it: a folder, a file, an id or a name.
-    folder: with config.json and tokenizer.json of the model, if there is one here.
-    version: of the engine.                 engine: its name, where no peer file has it.
-    options, environment: words and variables for the server beside the peer's own. files: that the options name.
-    cores: that the server we start runs on; empty: wherever it may.
-    ids: prompts are token ids, drawn below `vocabulary`; else texts, made with `tokenizer`.
+    name: of the model, in the record.      model: as the server is told it: a folder, a file, an id
+    or a name. folder: with config.json and tokenizer.json of the model, if there is one here.
+    version: of the engine.                 engine: its name, where no peer file has it. options,
+    environment: words and variables for the server beside the peer's own. files: that the options
+    name. cores: that the server we start runs on; empty: wherever it may. ids: prompts are token
+    ids, drawn below `vocabulary`; else texts, made with `tokenizer`.
     """
 
     name: str
@@ -56,9 +57,9 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What `bench run` was asked for. machine: the server's. ceiling: what the clients reach against a server that
-    does nothing; None: not calibrated. price: dollars an hour of the machine. configuration: a word for the options.
-    commit: the last one of the sources that measure."""
+    """What `bench run` was asked for. machine: the server's. ceiling: what the clients reach
+    against a server that does nothing; None: not calibrated. price: dollars an hour of the machine.
+    configuration: a word for the options. commit: the last one of the sources that measure."""
 
     subject: ServerSpec
     works: list[Workload]
@@ -74,13 +75,14 @@ class RunSpec:
 
     @property
     def short(self) -> bool:
-        """Returns whether it is less than the method asks for. A server that we don't start has one start, and no
-        more."""
+        """Returns whether it is less than the method asks for. A server that we don't start has one
+        start, and no more."""
         return self.settings.below_full(starts=self.subject.peer is not None)
 
 
 def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
-    """Returns what a folder's points depend on. A run goes on in a folder only when all of it is the same."""
+    """Returns what a folder's points depend on. A run goes on in a folder only when all of it is
+    the same."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {

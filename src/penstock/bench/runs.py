@@ -1,4 +1,5 @@
-"""`penstock bench run`: shapes one after the other, each into its folder, with live progress; a table at the end.
+"""`penstock bench run`: shapes one after the other, each into its folder, with live progress; a
+table at the end.
 
 It knows the order of things; each is done elsewhere.
 """
@@ -22,15 +23,16 @@ from penstock.errors import EngineError
 
 
 def run_all(run: RunSpec) -> list[Record]:
-    """Returns the records, also written. Raises EngineError at the end if nothing at all could be measured, and at once
-    where a server that somebody else started is gone. An interrupt ends the server, leaves the points that are done,
-    and says how to go on."""
+    """Returns the records, also written. Raises EngineError at the end if nothing at all could be
+    measured, and at once where a server that somebody else started is gone. An interrupt ends the
+    server, leaves the points that are done, and says how to go on."""
     try:
         with away_from(list(run.subject.cores)):
             records = [_one(run, work) for work in run.works]
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(
-            f"stopped: the points that are done are in {run.out}; the same command goes on from there"
+            f"stopped: the points that are done are in {run.out}; the same command goes on from"
+            " there"
         ) from stop
     if not any(record.points for record in records):
         failure = records[0].failures[0]

@@ -1,5 +1,6 @@
-"""A server in a process group of its own: started by a command, awaited, asked, ended, by a guard where the run cannot;
-its log kept. It knows a command, a port and HTTP's GET; not whose server it is.
+"""A server in a process group of its own: started by a command, awaited, asked, ended, by a guard
+where the run cannot; its log kept. It knows a command, a port and HTTP's GET; not whose server it
+is.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from penstock.children.spawn import how_ended
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
-LOAD_PATIENCE, BETWEEN = 600.0, 0.1  # seconds until it serves; between two questions whether it does
+LOAD_PATIENCE, BETWEEN = (
+    600.0,
+    0.1,
+)  # seconds until it serves; between two questions whether it does
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
 LONGEST_BODY = 16 << 20  # bytes of what a server says of itself
@@ -46,7 +50,8 @@ def tail_of(log: Path) -> str:
 @dataclass
 class ServerProcess:
     """Leave the context to end it. log: where it writes what it says. ready: a path that answers
-    200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty: wherever it may."""
+    200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty:
+    wherever it may."""
 
     command: list[str]
     port: int
@@ -62,17 +67,25 @@ class ServerProcess:
         guarded = [sys.executable, "-m", "penstock.bench.process_guard", cores, *self.command]
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
-                guarded, stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **self.environment},
+                guarded,
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **self.environment},
                 start_new_session=True,
-            )  # fmt: skip
+            )
         try:
             while not self._answers():
                 if self.ended(BETWEEN):
                     last = (self.tail().strip().splitlines() or ["it said nothing"])[-1]
                     code = self._process.returncode
-                    raise EngineError(f"the server {how_ended(code)}: {last[:300]} (all in {self.log})")
+                    raise EngineError(
+                        f"the server {how_ended(code)}: {last[:300]} (all in {self.log})"
+                    )
                 if time.monotonic() > until:
-                    raise EngineError(f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}")
+                    raise EngineError(
+                        f"the server was not ready after {LOAD_PATIENCE:.0f} s: see {self.log}"
+                    )
         except BaseException:
             self.__exit__()
             raise
@@ -106,9 +119,11 @@ class ServerProcess:
         return tail_of(self.log)
 
     def get(self, path: str) -> str:
-        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't answered with 200, in
-        UTF-8 and LONGEST_BODY."""
-        straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever proxy the machine has
+        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't
+        answered with 200, in UTF-8 and LONGEST_BODY."""
+        straight = urllib.request.build_opener(
+            urllib.request.ProxyHandler({})
+        )  # whatever proxy the machine has
         with straight.open(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
             body: bytes = answer.read(LONGEST_BODY + 1)
         if len(body) > LONGEST_BODY:

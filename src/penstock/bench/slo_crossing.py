@@ -1,5 +1,5 @@
-"""What a record says of each goal: the rate up to which first tokens come in time. And what was offered, and which
-rates are lower bounds. It knows records alone."""
+"""What a record says of each goal: the rate up to which first tokens come in time. And what was
+offered, and which rates are lower bounds. It knows records alone."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ RANKED = " and can be ranked"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """kept: the rates up to which first tokens come within `seconds`. barred: what was offered where the client was
-    short: tried, but it says nothing of the server. unserved: where nothing was served: tried, and neither kept nor
-    missed."""
+    """kept: the rates up to which first tokens come within `seconds`. barred: what was offered
+    where the client was short: tried, but it says nothing of the server. unserved: where nothing
+    was served: tried, and neither kept nor missed."""
 
     seconds: float
     kept: Kept
@@ -47,16 +47,23 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Returns the crossing of each goal, by the open points. One whose client was short says nothing of the server."""
+    """Returns the crossing of each goal, by the open points. One whose client was short says
+    nothing of the server."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
     return [_crossing(record, ranked, seconds, barred) for seconds in record.method.goals]
 
 
-def _crossing(record: Record, ranked: Sequence[Point], seconds: float, barred: tuple[float, ...]) -> Crossing:
+def _crossing(
+    record: Record, ranked: Sequence[Point], seconds: float, barred: tuple[float, ...]
+) -> Crossing:
     quantile = record.method.quantile
-    line = [(sustained(point), goal) for point in ranked if (goal := goal_of(point, seconds)) is not None]
+    line = [
+        (sustained(point), goal)
+        for point in ranked
+        if (goal := goal_of(point, seconds)) is not None
+    ]
     unserved = tuple(here.offered for here, goal in line if shows_nothing(here, goal, quantile))
     return Crossing(seconds, kept_of(line, quantile, most_of(record.points)), barred, unserved)
 
@@ -71,11 +78,12 @@ def in_three(rate: float) -> str:
 
 
 def offered(point: Point) -> float:
-    """Returns requests a second that an open point's window issued; 0 for one of another kind, which offers none."""
+    """Returns requests a second that an open point's window issued; 0 for one of another kind,
+    which offers none."""
     return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
 
 
 def cut_off(point: Point) -> bool:
-    """Returns whether the point ran to its time limit and not to its end, so that its rates are lower bounds. (Where a
-    steady window is open, what the point's end cuts off is in its rates.)"""
+    """Returns whether the point ran to its time limit and not to its end, so that its rates are
+    lower bounds. (Where a steady window is open, what the point's end cuts off is in its rates.)"""
     return point.opens is None and point.outcomes.get("unfinished", 0) > 0

@@ -1,4 +1,5 @@
-"""Texts of an exact number of tokens, for servers that take no ids. The server's `usage` confirms each.
+"""Texts of an exact number of tokens, for servers that take no ids. The server's `usage` confirms
+each.
 
 It knows a tokenizer.json; no server.
 """
@@ -34,8 +35,8 @@ class TextPrompts:
         """Yields texts without end. Raises UsageError where none of the length can be made."""
         if length <= self._extra or len(self._words) < FEWEST:
             raise UsageError(
-                f"no text of {length} tokens can be made: the tokenizer adds {self._extra} and has {len(self._words)} "
-                "whole words",
+                f"no text of {length} tokens can be made: the tokenizer adds {self._extra} and has"
+                f" {len(self._words)} whole words",
                 param="tokenizer",
             )
         while True:
@@ -43,11 +44,14 @@ class TextPrompts:
 
     def _one(self, length: int, draw: np.random.Generator) -> str:
         for _ in range(TRIES):
-            text = "".join(self._words[at] for at in draw.integers(0, len(self._words), length - self._extra))
+            text = "".join(
+                self._words[at] for at in draw.integers(0, len(self._words), length - self._extra)
+            )
             if len(self._tokenizer.encode(text).ids) == length:
                 return text
         raise UsageError(
-            f"no text of exactly {length} tokens was found in {TRIES} tries: use a server that takes ids",
+            f"no text of exactly {length} tokens was found in {TRIES} tries: use a server that"
+            " takes ids",
             param="tokenizer",
         )
 
@@ -55,7 +59,9 @@ class TextPrompts:
 def _tokenizer(path: Path) -> Tokenizer:
     if find_spec("tokenizers") is None:
         raise UsageError(
-            "texts of an exact length need the tokenizers library: pip install 'penstock-client[text]'", param="text"
+            "texts of an exact length need the tokenizers library: pip install"
+            " 'penstock-client[text]'",
+            param="text",
         )
     from tokenizers import Tokenizer
 
@@ -63,11 +69,14 @@ def _tokenizer(path: Path) -> Tokenizer:
     try:
         return Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises no other
-        raise UsageError(f"{file} is no tokenizer.json ({str(error)[:200]}): name one", param="tokenizer") from error
+        raise UsageError(
+            f"{file} is no tokenizer.json ({str(error)[:200]}): name one", param="tokenizer"
+        ) from error
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Words with a space before them that are one token each, so that a text of k of them has k tokens."""
+    """Words with a space before them that are one token each, so that a text of k of them has k
+    tokens."""
     pieces = (tokenizer.decode([number]).strip() for number in range(tokenizer.get_vocab_size()))
     spaced = sorted({f" {piece}" for piece in pieces if piece.isascii() and piece.isalpha()})
     encoded = tokenizer.encode_batch(spaced, add_special_tokens=False)

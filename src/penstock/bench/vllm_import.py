@@ -1,8 +1,9 @@
-"""What `vllm bench serve --save-result --save-detailed` wrote, as samples and as a record of the almanac.
+"""What `vllm bench serve --save-result --save-detailed` wrote, as samples and as a record of the
+almanac.
 
-What its file doesn't have stays unknown and is marked: intended starts, the client's own ceiling (so no point is
-ranked), the machine (who imports says), cached tokens. Nothing of a generated text is taken over. Read off vLLM's
-sources (vllm/benchmarks/serve.py, 2025 and 2026).
+What its file doesn't have stays unknown and is marked: intended starts, the client's own ceiling
+(so no point is ranked), the machine (who imports says), cached tokens. Nothing of a generated text
+is taken over. Read off vLLM's sources (vllm/benchmarks/serve.py, 2025 and 2026).
 """
 
 from __future__ import annotations
@@ -46,13 +47,22 @@ LARGEST_RESULT = 4 << 30  # bytes of a file: a token is a number of 20 letters i
 _FAULTS = (
     ("refused", ("ClientConnectorError", "ConnectionRefused", "Cannot connect")),
     ("stalled", ("TimeoutError", "ServerTimeout")),
-    ("cut", ("ServerDisconnected", "ClientPayloadError", "ConnectionReset", "Never received a valid chunk")),
+    (
+        "cut",
+        (
+            "ServerDisconnected",
+            "ClientPayloadError",
+            "ConnectionReset",
+            "Never received a valid chunk",
+        ),
+    ),
     ("broken", ("JSONDecodeError", "UnicodeDecodeError", "KeyError", "IndexError")),
 )
 
 
 class VllmResult(msgspec.Struct):
-    """One result of the file: a point. Its lists have an entry a request; what failed has 0 output tokens."""
+    """One result of the file: a point. Its lists have an entry a request; what failed has 0 output
+    tokens."""
 
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{8}-\d{6}$")]
     input_lens: list[Tokens]
@@ -60,7 +70,9 @@ class VllmResult(msgspec.Struct):
     ttfts: list[Seconds]
     itls: list[list[Seconds]]
     errors: list[Any]
-    start_times: list[Seconds] = []  # 0: never sent; old files have none, and everything at once needs none
+    start_times: list[
+        Seconds
+    ] = []  # 0: never sent; old files have none, and everything at once needs none
     queue_times: list[float] | None = None  # that its client held requests back, where it tells
     request_rate: Annotated[float, msgspec.Meta(gt=0, lt=1e9)] | Literal["inf"] = "inf"
     max_concurrency: Annotated[int, msgspec.Meta(gt=0, lt=10**9)] | None = None
@@ -74,7 +86,8 @@ class VllmResult(msgspec.Struct):
 
     @property
     def kind(self) -> Kind:
-        """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent by a clock."""
+        """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent
+        by a clock."""
         if self.rate is not None:
             return "open"
         if self.max_concurrency is None or self.max_concurrency >= len(self.ttfts):
@@ -83,7 +96,8 @@ class VllmResult(msgspec.Struct):
 
     @property
     def when(self) -> str:
-        """Returns its date, which is a local time without a zone: taken as UTC, off by at most a day."""
+        """Returns its date, which is a local time without a zone: taken as UTC, off by at most a
+        day."""
         day, time = self.date.split("-")
         return f"{day[:4]}-{day[4:6]}-{day[6:]}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
 
@@ -94,7 +108,9 @@ class VllmResult(msgspec.Struct):
             if count != len(self.ttfts) and (count or name != "start_times"):
                 raise ValueError(f"{name}: {count} entries, ttfts has {len(self.ttfts)}")
         if not self.start_times and self.kind != "saturation":
-            raise ValueError("start_times: is missing, so no rate can be had: use a vLLM that writes them")
+            raise ValueError(
+                "start_times: is missing, so no rate can be had: use a vLLM that writes them"
+            )
 
 
 def read_vllm(path: Path) -> list[VllmResult]:
@@ -107,56 +123,92 @@ def read_vllm(path: Path) -> list[VllmResult]:
         raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
         why = one_line(str(error), 200)
-        raise RecordError(f"{path.name}: is none of vllm bench serve --save-result --save-detailed: {why}") from error
+        raise RecordError(
+            f"{path.name}: is none of vllm bench serve --save-result --save-detailed: {why}"
+        ) from error
     if not results:
         raise RecordError(f"{path.name}: is empty")
     return results
 
 
 def record_of(
-    results: Sequence[VllmResult], raw: Path, *, engine: EngineInfo, machine: MachineInfo, goals: Sequence[float],
-    weights: Literal["real", "random"], dtype: str, price: float | None = None,
-) -> Record:  # fmt: skip
-    """Writes the samples to `raw` and makes the record of them. Raises RecordError where the results are of different
-    models (those are different records), and for numbers that no record may hold."""
+    results: Sequence[VllmResult],
+    raw: Path,
+    *,
+    engine: EngineInfo,
+    machine: MachineInfo,
+    goals: Sequence[float],
+    weights: Literal["real", "random"],
+    dtype: str,
+    price: float | None = None,
+) -> Record:
+    """Writes the samples to `raw` and makes the record of them. Raises RecordError where the
+    results are of different models (those are different records), and for numbers that no record
+    may hold."""
     models = {result.model_id or "unknown" for result in results}
     if len(models) > 1:
-        raise RecordError(f"results of {len(models)} models ({one_line(', '.join(sorted(models)))}): import them apart")
+        raise RecordError(
+            f"results of {len(models)} models ({one_line(', '.join(sorted(models)))}): import them"
+            " apart"
+        )
     parts = [_samples(result, name) for result, name in zip(results, _names(results), strict=True)]
     samples = join(parts)
     shape = _shape(samples.of(samples.outcome == OK))
     write_parquet(samples, raw)
     digest = hashlib.sha256(raw.read_bytes()).hexdigest()
     try:
-        return Record.model_validate({
-            "schema": SCHEMA,
-            "run": digest[:16],
-            "when": min(result.when for result in results),
-            "engine": engine,
-            "model": ModelInfo(name=word(models.pop()), weights=weights, dtype=dtype, source="by vLLM's file"),
-            "machine": machine,
-            "shape": shape,
-            "client": ClientInfo(
-                penstock=__version__, processes=1, seed=0,
-                command=f"vllm bench serve --backend {word(results[0].backend or 'unknown')} (imported)",
-            ),
-            "method": Method(
-                warm_up=0.0, window=float(np.nanmax(samples.end)), enough=max(map(len, parts)), starts=1,
-                quantile=0.95, goals=list(goals), short=True, price_per_hour=price,
-            ),
-            "points": [_point(result, part, goals, shape) for result, part in zip(results, parts, strict=True)],
-            "failures": [],
-            "raw": Raw(sha256=digest, rows=len(samples)),
-        })  # fmt: skip
+        return Record.model_validate(
+            {
+                "schema": SCHEMA,
+                "run": digest[:16],
+                "when": min(result.when for result in results),
+                "engine": engine,
+                "model": ModelInfo(
+                    name=word(models.pop()), weights=weights, dtype=dtype, source="by vLLM's file"
+                ),
+                "machine": machine,
+                "shape": shape,
+                "client": ClientInfo(
+                    penstock=__version__,
+                    processes=1,
+                    seed=0,
+                    command=(
+                        f"vllm bench serve --backend {word(results[0].backend or 'unknown')}"
+                        " (imported)"
+                    ),
+                ),
+                "method": Method(
+                    warm_up=0.0,
+                    window=float(np.nanmax(samples.end)),
+                    enough=max(map(len, parts)),
+                    starts=1,
+                    quantile=0.95,
+                    goals=list(goals),
+                    short=True,
+                    price_per_hour=price,
+                ),
+                "points": [
+                    _point(result, part, goals, shape)
+                    for result, part in zip(results, parts, strict=True)
+                ],
+                "failures": [],
+                "raw": Raw(sha256=digest, rows=len(samples)),
+            }
+        )
     except ValidationError as error:
-        raise RecordError(f"the file's numbers make no record: {faults_in_a_line(error)}") from error
+        raise RecordError(
+            f"the file's numbers make no record: {faults_in_a_line(error)}"
+        ) from error
 
 
 def _names(results: Sequence[VllmResult]) -> list[str]:
     """Returns the points' names, each once."""
     names: list[str] = []
     for result in results:
-        name = {"open": f"open {result.rate:g}" if result.rate else "", "closed": f"closed {result.max_concurrency}"}
+        name = {
+            "open": f"open {result.rate:g}" if result.rate else "",
+            "closed": f"closed {result.max_concurrency}",
+        }
         plain = name.get(result.kind, result.kind)
         numbered = (plain, *(f"{plain} ({again})" for again in range(2, len(names) + 2)))
         names.append(next(each for each in numbered if each not in names))
@@ -171,10 +223,18 @@ def _point(result: VllmResult, samples: Samples, goals: Sequence[float], shape: 
         kind=result.kind,
         rate=result.rate,
         concurrency=result.max_concurrency,
-        seconds=None,  # it has no steady window: from the first send to the last end, as vLLM's own figures
+        # it has no steady window: from the first send to the last end, as vLLM's own figures
+        seconds=None,
         goals=goals,
-        look=ClientHealth(lag_p99=0.0, busy=1.0, headroom=None, late_p99=max(late, 0.0), short=True),
-        marks=["imported from vllm bench serve", "client unknown", "intended start unknown", "text prompts"],
+        look=ClientHealth(
+            lag_p99=0.0, busy=1.0, headroom=None, late_p99=max(late, 0.0), short=True
+        ),
+        marks=[
+            "imported from vllm bench serve",
+            "client unknown",
+            "intended start unknown",
+            "text prompts",
+        ],
         sharing=shape.kind != "exact",
     )
 
@@ -183,24 +243,30 @@ def _samples(result: VllmResult, name: str) -> Samples:
     ok, count = np.array(result.output_lens) > 0, len(result.ttfts)
     starts = _starts(result)
     first = np.where(ok, starts + np.array(result.ttfts), np.nan)
-    outcomes = [OK if good else _outcome(str(error)) for good, error in zip(ok, result.errors, strict=True)]
-    return from_lists({
-        "point": [name] * count,
-        "start": [0] * count,
-        "intended": [float("nan")] * count,
-        "actual": list(starts),
-        "first": list(first),
-        "end": list(first + [sum(gaps) for gaps in result.itls]),
-        "events": [len(gaps) + 1 if good else 0 for gaps, good in zip(result.itls, ok, strict=True)],
-        "gaps": [gaps if good else [] for gaps, good in zip(result.itls, ok, strict=True)],
-        "prompt_tokens": list(np.where(ok, result.input_lens, -1)),
-        "output_tokens": list(np.where(ok, result.output_lens, -1)),
-        "cached_tokens": [-1] * count,
-        "asked_prompt": [-1] * count,
-        "asked_output": [-1] * count,
-        "window": [True] * count,
-        "outcome": outcomes,
-    })  # fmt: skip
+    outcomes = [
+        OK if good else _outcome(str(error)) for good, error in zip(ok, result.errors, strict=True)
+    ]
+    return from_lists(
+        {
+            "point": [name] * count,
+            "start": [0] * count,
+            "intended": [float("nan")] * count,
+            "actual": list(starts),
+            "first": list(first),
+            "end": list(first + [sum(gaps) for gaps in result.itls]),
+            "events": [
+                len(gaps) + 1 if good else 0 for gaps, good in zip(result.itls, ok, strict=True)
+            ],
+            "gaps": [gaps if good else [] for gaps, good in zip(result.itls, ok, strict=True)],
+            "prompt_tokens": list(np.where(ok, result.input_lens, -1)),
+            "output_tokens": list(np.where(ok, result.output_lens, -1)),
+            "cached_tokens": [-1] * count,
+            "asked_prompt": [-1] * count,
+            "asked_output": [-1] * count,
+            "window": [True] * count,
+            "outcome": outcomes,
+        }
+    )
 
 
 def _starts(result: VllmResult) -> npt.NDArray[np.float64]:
@@ -215,8 +281,8 @@ def _outcome(error: str) -> str:
 
 
 def _shape(done: Samples) -> ShapeInfo:
-    """Returns the shape: exact when every complete request of every point has the same lengths; else as a dataset, by
-    its means."""
+    """Returns the shape: exact when every complete request of every point has the same lengths;
+    else as a dataset, by its means."""
     if not len(done):
         raise RecordError("no request of the file was complete: there is nothing to import")
     exact = len(np.unique(done.prompt_tokens)) == 1 and len(np.unique(done.output_tokens)) == 1

@@ -1,4 +1,5 @@
-"""The client processes of loads: started, told their specs and the word, heard until all have brought their results.
+"""The client processes of loads: started, told their specs and the word, heard until all have
+brought their results.
 
 It knows processes and messages; not what is in the results.
 """
@@ -34,8 +35,8 @@ COUNTS = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
 
 
 class LoadProgress(WorkerProgress):
-    """What all processes have done together, at `seconds` since the point's begin. firsts: of those that ended since
-    the last progress. asked: requests of the whole load."""
+    """What all processes have done together, at `seconds` since the point's begin. firsts: of those
+    that ended since the last progress. asked: requests of the whole load."""
 
     seconds: float = 0.0
     asked: int = 0
@@ -51,7 +52,8 @@ class WorkerProcess(NamedTuple):
 
 
 class WorkerPool:
-    """Client processes for load after load; leave the context to end them. begin: of the last load."""
+    """Client processes for load after load; leave the context to end them. begin:
+    of the last load."""
 
     def __init__(self) -> None:
         self.begin = 0.0
@@ -69,8 +71,8 @@ class WorkerPool:
         self._all = []
 
     def run(self, specs: list[WorkerSpec], hear: Hear | None) -> list[WorkerResult]:
-        """Runs a load on as many processes as there are specs, and returns all parts. Raises EngineError when a
-        process ends by itself."""
+        """Runs a load on as many processes as there are specs, and returns all parts. Raises
+        EngineError when a process ends by itself."""
         while len(self._all) < len(specs):
             self._all.append(start_worker())
         workers = self._all[: len(specs)]
@@ -80,18 +82,25 @@ class WorkerPool:
         while waiting:
             worker, message = _next(waiting, PATIENCE)
             if not isinstance(message, WorkerReady):
-                raise EngineError(f"a client process said {type(message).__name__} before it was ready")
+                raise EngineError(
+                    f"a client process said {type(message).__name__} before it was ready"
+                )
             waiting.remove(worker)
         self.begin = time.monotonic() + LEAD
         for worker in workers:
             _tell(worker, WorkerStart(self.begin))
         return self._gather(workers, specs, hear)
 
-    def _gather(self, workers: list[WorkerProcess], specs: list[WorkerSpec], hear: Hear | None) -> list[WorkerResult]:
+    def _gather(
+        self, workers: list[WorkerProcess], specs: list[WorkerSpec], hear: Hear | None
+    ) -> list[WorkerResult]:
         parts: dict[WorkerProcess, WorkerResult] = {}
         news: dict[WorkerProcess, WorkerProgress] = {}
         stopped = enough = False
-        until, asked = self.begin + specs[0].load.stop_after + PATIENCE, sum(len(spec.load.asks) for spec in specs)
+        until, asked = (
+            self.begin + specs[0].load.stop_after + PATIENCE,
+            sum(len(spec.load.asks) for spec in specs),
+        )
         while working := [worker for worker in workers if worker not in parts]:
             worker, message = _next(working, until - time.monotonic())
             seconds = time.monotonic() - self.begin
@@ -99,7 +108,9 @@ class WorkerPool:
                 parts[worker] = message
             elif isinstance(message, WorkerProgress):
                 news[worker] = message
-                counts = {name: sum(getattr(each, name) for each in news.values()) for name in COUNTS}
+                counts = {
+                    name: sum(getattr(each, name) for each in news.values()) for name in COUNTS
+                }
                 now = LoadProgress(**counts, firsts=message.firsts, seconds=seconds, asked=asked)
                 enough = (hear is not None and hear(now)) or enough
             # The window is over, and nothing of it goes on, in any process.
@@ -114,7 +125,9 @@ class WorkerPool:
 
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
-    with suppress(BrokenPipeError, ConnectionResetError):  # it has ended: `_next` tells what it said last
+    with suppress(
+        BrokenPipeError, ConnectionResetError
+    ):  # it has ended: `_next` tells what it said last
         send(worker.channel, message)
 
 
@@ -131,17 +144,24 @@ def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess,
         return worker, message
     code = worker.process.wait()
     worker.errors.seek(0)
-    lines = worker.errors.read().decode(errors="replace").strip().splitlines() or ["it said nothing"]
+    lines = worker.errors.read().decode(errors="replace").strip().splitlines() or [
+        "it said nothing"
+    ]
     raise EngineError(f"a client process of the load {how_ended(code)}: {lines[-1][:300]}")
 
 
 def start_worker() -> WorkerProcess:
-    """Starts a worker in a session of its own: an interrupt at the terminal is the load's to handle."""
+    """Starts a worker in a session of its own: an interrupt at the terminal is the load's to
+    handle."""
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
     with theirs:
         process = spawn(
-            command_of("penstock.bench.load_worker", theirs.fileno()), "a client process of the load",
-            fds=(theirs.fileno(),), stdout=errors, stderr=errors, session=True,
-        )  # fmt: skip
+            command_of("penstock.bench.load_worker", theirs.fileno()),
+            "a client process of the load",
+            fds=(theirs.fileno(),),
+            stdout=errors,
+            stderr=errors,
+            session=True,
+        )
     return WorkerProcess(process, ours, errors)

@@ -8,7 +8,8 @@
       Stop  ────────────────▶   when every process has what counts
             ◀────────────────  Result  a row a request
 
-It knows no HTTP. Times are seconds; instants are of the monotonic clock that all processes of a machine share.
+It knows no HTTP. Times are seconds; instants are of the monotonic clock that all processes of a
+machine share.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from penstock.children import frames
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """intended: seconds from the point's begin; NaN in a closed loop, where a slot takes it when free. asked_*: -1
-    where no length is fixed. most_output: tokens of all samples together, at most; -1: nobody knows."""
+    """intended: seconds from the point's begin; NaN in a closed loop, where a slot takes it when
+    free. asked_*: -1 where no length is fixed. most_output: tokens of all samples together, at
+    most; -1: nobody knows."""
 
     intended: float
     body: bytes
@@ -34,9 +36,10 @@ class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall: seconds; what hasn't ended
-    by then is unfinished, what hears no byte for so long is stalled. window: asks that are intended in it (first, end)
-    count; once it is over and they have ended, the rest is cut."""
+    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall:
+    seconds; what hasn't ended by then is unfinished, what hears no byte for so long is stalled.
+    window: asks that are intended in it (first, end) count; once it is over and they have ended,
+    the rest is cut."""
 
     asks: list[PlannedRequest]
     closed: int | None
@@ -46,7 +49,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, tag=True):
-    """A client process's share of a load. number: of each ask, in the whole. connections: to open beforehand."""
+    """A client process's share of a load. number: of each ask, in the whole. connections: to open
+    beforehand."""
 
     target: Endpoint
     load: Load
@@ -67,9 +71,9 @@ class WorkerReady(msgspec.Struct, tag=True):
 
 
 class WorkerProgress(msgspec.Struct, tag=True):
-    """Totals so far; failed: without the unfinished, which we cut off; firsts: first-token times (since the intended
-    start) of requests that ended since the last news, 200 at most. waiting: requests of the window that have not ended,
-    or might still come."""
+    """Totals so far; failed: without the unfinished, which we cut off; firsts: first-token times
+    (since the intended start) of requests that ended since the last news, 200 at most. waiting:
+    requests of the window that have not ended, or might still come."""
 
     sent: int = 0
     ended: int = 0
@@ -83,9 +87,9 @@ class WorkerProgress(msgspec.Struct, tag=True):
 
 
 class RequestResult(msgspec.Struct, array_like=True):
-    """What is known of a request when the point has ended: columns of its samples. number: of its ask, in the load.
-    Instants since the point's begin; NaN: it did not get so far. gaps: float32, as bytes. Tokens by the server's usage;
-    -1: it told none."""
+    """What is known of a request when the point has ended: columns of its samples. number: of its
+    ask, in the load. Instants since the point's begin; NaN: it did not get so far. gaps: float32,
+    as bytes. Tokens by the server's usage; -1: it told none."""
 
     number: int
     intended: float
@@ -103,8 +107,9 @@ class RequestResult(msgspec.Struct, array_like=True):
 class WorkerResult(msgspec.Struct, tag=True):
     """One process's requests, but those that were never due.
 
-    lags: how late each tick of the loop came, float32. late: how long after the intended start a request was taken up.
-    troubles: outcome -> the first of its messages. cpu, wall: seconds of the point."""
+    lags: how late each tick of the loop came, float32. late: how long after the intended start a
+    request was taken up. troubles: outcome -> the first of its messages. cpu, wall: seconds of the
+    point."""
 
     requests: list[RequestResult]
     late: bytes

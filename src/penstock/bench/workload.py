@@ -1,12 +1,14 @@
 """What is asked of a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
 
     128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
-    monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out, in one request
+    monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out,
+    in one request
     monkeys[:N]@ROWS.jsonl the same with the questions of a GSM8K-form file as prompts
-    FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and length
+    FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and
+    length
 
-Prompts of ids are unique in their first block, whatever run and request: no server answers them from a cache, unless
-that is what is asked. It knows forms; no connection, no clock.
+Prompts of ids are unique in their first block, whatever run and request: no server answers them
+from a cache, unless that is what is asked. It knows forms; no connection, no clock.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ import numpy as np
 from penstock.bench.worker_protocol import PlannedRequest
 from penstock.errors import UsageError
 
-SUITES = {"almanac": ("128x1024", "1024x128", "512x512", "256x2048", "2048x256", "1024x1024", "monkeys")}
+SUITES = {
+    "almanac": ("128x1024", "1024x128", "512x512", "256x2048", "2048x256", "1024x1024", "monkeys")
+}
 MONKEYS_SAMPLES = 64
 MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
 QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
@@ -40,8 +44,9 @@ Draw = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output tokens). input, output:
-    tokens; of a dataset their means, from the texts' lengths. source: the dataset's file."""
+    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output
+    tokens). input, output: tokens; of a dataset their means, from the texts' lengths. source: the
+    dataset's file."""
 
     name: str
     kind: str
@@ -54,8 +59,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids, what it needs
-    besides ("{output}" in a text is the number of tokens), and which it doesn't take."""
+    """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids,
+    what it needs besides ("{output}" in a text is the number of tokens), and which it doesn't take.
+    """
 
     model: str
     vocabulary: int
@@ -70,25 +76,39 @@ def workload(name: str) -> Workload:
         return Workload(name, "exact", int(exact[1]), int(exact[2]))
     if monkeys := _MONKEYS.match(name):
         samples = int(monkeys[1] or MONKEYS_SAMPLES)
-        return _questions(Path(monkeys[2]), samples) if monkeys[2] else Workload(
-            "monkeys" if samples == MONKEYS_SAMPLES else name, "monkeys", MONKEYS_INPUT, MONKEYS_OUTPUT, samples
-        )  # fmt: skip
+        return (
+            _questions(Path(monkeys[2]), samples)
+            if monkeys[2]
+            else Workload(
+                "monkeys" if samples == MONKEYS_SAMPLES else name,
+                "monkeys",
+                MONKEYS_INPUT,
+                MONKEYS_OUTPUT,
+                samples,
+            )
+        )
     if name.endswith(".json"):
         return _conversations(Path(name))
     raise UsageError(
-        f"there is no shape {name!r}: write tokens in x tokens out (128x1024), monkeys[:N][@ROWS.jsonl] or a "
-        "ShareGPT-form .json",
+        f"there is no shape {name!r}: write tokens in x tokens out (128x1024),"
+        " monkeys[:N][@ROWS.jsonl] or a ShareGPT-form .json",
         param="shape",
     )
 
 
 def named(shapes: list[str], suite: str | None) -> list[Workload]:
-    """Returns those asked for one by one, then the suite's. Raises UsageError where there is none."""
+    """Returns those asked for one by one, then the suite's.
+    Raises UsageError where there is none."""
     if suite is not None and suite not in SUITES:
-        raise UsageError(f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite")
+        raise UsageError(
+            f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite"
+        )
     names = [*shapes, *(SUITES[suite] if suite else ())]
     if not names:
-        raise UsageError("say what to measure: --shape 128x1024 (again for more) or --suite almanac", param="shape")
+        raise UsageError(
+            "say what to measure: --shape 128x1024 (again for more) or --suite almanac",
+            param="shape",
+        )
     works = [workload(name) for name in dict.fromkeys(names)]
     if len({work.name for work in works}) < len(works):
         raise UsageError("two shapes have the same name: measure them in two runs", param="shape")
@@ -96,10 +116,14 @@ def named(shapes: list[str], suite: str | None) -> list[Workload]:
 
 
 def prompts(
-    work: Workload, speech: RequestStyle, seed: int, salt: str, texts: Callable[[int, Draw], Iterator[str]]
+    work: Workload,
+    speech: RequestStyle,
+    seed: int,
+    salt: str,
+    texts: Callable[[int, Draw], Iterator[str]],
 ) -> Iterator[PlannedRequest]:
-    """Yields requests without end, for no time yet. `salt`: the run and the point; another draws other prompts.
-    `texts`: makes texts of so many tokens, for a server that takes no ids."""
+    """Yields requests without end, for no time yet. `salt`: the run and the point; another draws
+    other prompts. `texts`: makes texts of so many tokens, for a server that takes no ids."""
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:
         yield from _of_rows(work, speech, draw)
@@ -116,11 +140,14 @@ def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[Plann
     while True:
         text, output = work.rows[int(draw.integers(len(work.rows)))]
         length = NO_LENGTH if work.kind == "monkeys" else output
-        yield PlannedRequest(math.nan, body(work, speech, text, output), NO_LENGTH, length, output * work.n)
+        yield PlannedRequest(
+            math.nan, body(work, speech, text, output), NO_LENGTH, length, output * work.n
+        )
 
 
 def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
-    """Returns random ids: the first block of 16 is one of vocabulary^16, so that no two begin alike."""
+    """Returns random ids: the first block of 16 is one of vocabulary^16, so that no two begin
+    alike."""
     found: list[int] = draw.integers(min(FIRST_ID, vocabulary - 1), vocabulary, length).tolist()
     return found
 
@@ -128,9 +155,13 @@ def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
 def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> bytes:
     """Returns the JSON of one request."""
     fields: dict[str, Any] = {
-        "model": speech.model, "prompt": prompt, "max_tokens": output, "temperature": TEMPERATURE, "stream": True,
+        "model": speech.model,
+        "prompt": prompt,
+        "max_tokens": output,
+        "temperature": TEMPERATURE,
+        "stream": True,
         "stream_options": {"include_usage": True},
-    }  # fmt: skip
+    }
     if work.n > 1:
         fields["n"] = work.n
     if work.kind != "monkeys":
@@ -147,8 +178,8 @@ def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> byte
 
 
 def _conversations(path: Path) -> Workload:
-    """ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt", "value": ...}]}]. Output
-    tokens are taken as a quarter of the answer's characters."""
+    """ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt",
+    "value": ...}]}]. Output tokens are taken as a quarter of the answer's characters."""
 
     def rows(content: str) -> Iterator[tuple[str, int]]:
         for turns in (each["conversations"] for each in json.loads(content)):
@@ -178,9 +209,13 @@ def _dataset(
     try:
         found = tuple(rows(path.read_text(encoding="utf-8")))
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): name a dataset's file", param="shape") from error
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): name a dataset's file", param="shape"
+        ) from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise UsageError(f"{path} is no {form}-form file: {type(error).__name__}: {error}", param="shape") from error
+        raise UsageError(
+            f"{path} is no {form}-form file: {type(error).__name__}: {error}", param="shape"
+        ) from error
     if not found:
         raise UsageError(f"{path} holds no {row}", param="shape")
     return found

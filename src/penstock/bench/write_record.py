@@ -1,4 +1,5 @@
-"""A run's record, out of its folder: everything that is needed to run it again, and figures that the almanac derives.
+"""A run's record, out of its folder: everything that is needed to run it again, and figures that
+the almanac derives.
 
 It knows the folder and the form of a record; nothing is measured here.
 """
@@ -42,12 +43,23 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
-CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml", ".jinja", ".ini", ".cfg", ".conf")  # files that a record holds
+CONFIGURATIONS = (
+    ".json",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".jinja",
+    ".ini",
+    ".cfg",
+    ".conf",
+)  # files that a record holds
 LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of one, and of a line
 HOUSE = Path(__file__).parent.parent  # the package
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
-_FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")  # of a path from the root; a URL's are none
+_FOLDERS = re.compile(
+    r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+"""
+)  # of a path from the root; a URL's are none
 
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
@@ -79,7 +91,9 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
     return record
 
 
-def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]) -> Point:
+def _point(
+    run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]
+) -> Point:
     """Makes one point of all starts that measured it."""
     plan = starts[0].result.plan
     steady = plan.kind in (OPEN, CLOSED)
@@ -88,18 +102,27 @@ def _point(run: RunSpec, work: Workload, samples: Samples, starts: Sequence[Meas
     if fewer_than_aimed(run.settings, plan):
         marks.append("fewer requests than aimed at")
     return point_of(
-        samples, name=plan.name, kind=kind, rate=plan.rate, concurrency=plan.concurrency,
+        samples,
+        name=plan.name,
+        kind=kind,
+        rate=plan.rate,
+        concurrency=plan.concurrency,
         seconds=sum(one.result.plan.window for one in starts) if steady else None,
-        opens=plan.opens if steady else None, goals=run.settings.goals,
-        look=worst([one.look for one in starts]), marks=marks,
+        opens=plan.opens if steady else None,
+        goals=run.settings.goals,
+        look=worst([one.look for one in starts]),
+        marks=marks,
         sharing=work.kind != "exact",
-    )  # fmt: skip
+    )
 
 
 def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
-    """Joins what the client said of a point on several starts, by the worst. Where one of them was before the
-    calibration, all of them are judged by what an uncalibrated client may be."""
-    rooms, busy = [look.headroom for look in looks if look.headroom is not None], max(look.busy for look in looks)
+    """Joins what the client said of a point on several starts, by the worst. Where one of them was
+    before the calibration, all of them are judged by what an uncalibrated client may be."""
+    rooms, busy = (
+        [look.headroom for look in looks if look.headroom is not None],
+        max(look.busy for look in looks),
+    )
     headroom = min(rooms) if len(rooms) == len(looks) else None
     return ClientHealth(
         lag_p99=max(look.lag_p99 for look in looks),
@@ -119,18 +142,27 @@ def _engine(run: RunSpec) -> EngineInfo:
         name, command = subject.engine, f"found running at {subject.url}"
     else:
         name = peer.name
-        here = subject.name if Path(subject.model).exists() else subject.model  # whose folders are nobody's business
+        here = (
+            subject.name if Path(subject.model).exists() else subject.model
+        )  # whose folders are nobody's business
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
     return EngineInfo(
-        name=word(name), version=word(subject.version), command=line(without_folders(command)),
-        commit=run.commit if name == "penstock" and subject.python == sys.executable else None,  # the client's sources
+        name=word(name),
+        version=word(subject.version),
+        command=line(without_folders(command)),
+        commit=(
+            run.commit if name == "penstock" and subject.python == sys.executable else None
+        ),  # the client's sources
         configuration=Configuration(
-            name=word(run.configuration), flags=[line(without_folders(each)) for each in subject.options],
+            name=word(run.configuration),
+            flags=[line(without_folders(each)) for each in subject.options],
             files={word(each): text for each, text in subject.files.items()},
-            environment={word(each): line(without_folders(value)) for each, value in variables.items()},
+            environment={
+                word(each): line(without_folders(value)) for each, value in variables.items()
+            },
         ),
-    )  # fmt: skip
+    )
 
 
 def _model(subject: ServerSpec) -> ModelInfo:
@@ -147,9 +179,15 @@ def _model(subject: ServerSpec) -> ModelInfo:
 def _shape(subject: ServerSpec, work: Workload) -> RecordShape:
     kind: Any = work.kind
     return RecordShape(
-        name=word(work.name), kind=kind, input=work.input, output=work.output, n=work.n, temperature=TEMPERATURE,
-        source=line(work.source), prompts=_prompts(subject, work),
-    )  # fmt: skip
+        name=word(work.name),
+        kind=kind,
+        input=work.input,
+        output=work.output,
+        n=work.n,
+        temperature=TEMPERATURE,
+        source=line(work.source),
+        prompts=_prompts(subject, work),
+    )
 
 
 def _prompts(subject: ServerSpec, work: Workload) -> Literal["ids", "text"]:
@@ -158,15 +196,19 @@ def _prompts(subject: ServerSpec, work: Workload) -> Literal["ids", "text"]:
 
 def _client(run: RunSpec) -> ClientInfo:
     return ClientInfo(
-        penstock=__version__, commit=run.commit, command=line(command_of(sys.argv)), processes=run.processes,
-        seed=run.seed, ceiling_events=run.ceiling.events if run.ceiling else None,
+        penstock=__version__,
+        commit=run.commit,
+        command=line(command_of(sys.argv)),
+        processes=run.processes,
+        seed=run.seed,
+        ceiling_events=run.ceiling.events if run.ceiling else None,
         ceiling_requests=run.ceiling.requests if run.ceiling else None,
-    )  # fmt: skip
+    )
 
 
 def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
-    """Returns the method as it was done: of a run that time or failures ended, the starts that there were, and it is a
-    short one."""
+    """Returns the method as it was done: of a run that time or failures ended, the starts that
+    there were, and it is a short one."""
     settings = run.settings
     plans = [one.result.plan for one in state.points]
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
@@ -174,11 +216,14 @@ def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
     fewer = any(fewer_than_aimed(settings, plan) for plan in plans)
     return Method(
         warm_up=max((plan.opens for plan in steady), default=settings.warm_up),
-        window=max((plan.window for plan in steady), default=settings.window), enough=settings.enough,
-        starts=1 + max((plan.start for plan in plans), default=0), quantile=settings.quantile,
-        goals=list(settings.goals), short=run.short or fewer or not ended,
+        window=max((plan.window for plan in steady), default=settings.window),
+        enough=settings.enough,
+        starts=1 + max((plan.start for plan in plans), default=0),
+        quantile=settings.quantile,
+        goals=list(settings.goals),
+        short=run.short or fewer or not ended,
         price_per_hour=run.price,
-    )  # fmt: skip
+    )
 
 
 def command_of(arguments: Sequence[str]) -> str:
@@ -194,23 +239,35 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Paths of this machine by their last part alone: whose folders they lie in is nobody's business."""
+    """Paths of this machine by their last part alone: whose folders they lie in is nobody's
+    business."""
     return _FOLDERS.sub(lambda found: "" if Path(found[0]).is_dir() else found[0], text)
 
 
 def option_files(options: Sequence[str]) -> dict[str, str]:
-    """Files that an engine's options name, by name: a configuration as it is, of any other the checksum alone (it may
-    be a key, or gigabytes). Raises UsageError for two of one name."""
+    """Files that an engine's options name, by name: a configuration as it is, of any other the
+    checksum alone (it may be a key, or gigabytes). Raises UsageError for two of one name."""
     found: dict[str, str] = {}
-    for path in (Path(each.partition("=")[2] if each.startswith("--") and "=" in each else each) for each in options):
+    for path in (
+        Path(each.partition("=")[2] if each.startswith("--") and "=" in each else each)
+        for each in options
+    ):
         if not _is_file(path):
             continue
         if path.name in found:
-            raise UsageError(f"two files of --options are called {path.name}: give one another name", param="options")
+            raise UsageError(
+                f"two files of --options are called {path.name}: give one another name",
+                param="options",
+            )
         with path.open("rb") as data:
-            told = f"sha256 {hashlib.file_digest(data, 'sha256').hexdigest()}, {path.stat().st_size} bytes"
+            told = (
+                f"sha256 {hashlib.file_digest(data, 'sha256').hexdigest()}, {path.stat().st_size}"
+                " bytes"
+            )
         kept = path.suffix in CONFIGURATIONS and path.stat().st_size <= LONGEST_FILE
-        found[path.name] = plain(path.read_text(encoding="utf-8", errors="replace")) if kept else told
+        found[path.name] = (
+            plain(path.read_text(encoding="utf-8", errors="replace")) if kept else told
+        )
     return found
 
 
@@ -222,8 +279,8 @@ def _is_file(path: Path) -> bool:
 
 
 def model_config(folder: Path | None) -> dict[str, Any]:
-    """Reads config.json of a model's folder; empty where there is none. Raises CheckpointError for one that is no
-    JSON."""
+    """Reads config.json of a model's folder; empty where there is none. Raises CheckpointError for
+    one that is no JSON."""
     path = folder / "config.json" if folder is not None else None
     if path is None or not path.is_file():
         return {}
@@ -234,25 +291,35 @@ def model_config(folder: Path | None) -> dict[str, Any]:
 
 
 def parameters(folder: Path | None) -> int | None:
-    """Counts a model's parameters from the headers of a folder's safetensors files. Raises CheckpointError for one that
-    is cut short."""
+    """Counts a model's parameters from the headers of a folder's safetensors files. Raises
+    CheckpointError for one that is cut short."""
     total = 0
     for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
         try:
             with file.open("rb") as data:
                 header = json.loads(data.read(int.from_bytes(data.read(8), "little")))
-            total += sum(math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__")
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
+            total += sum(
+                math.prod(each["shape"]) for name, each in header.items() if name != "__metadata__"
+            )
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            MemoryError,
+        ) as error:
             raise CheckpointError(f"{file} is no whole safetensors file: {error}") from error
     return total or None
 
 
 def commit() -> str | None:
-    """Returns what this package came out of: the commit that was archived (`git archive` writes it into archived.txt),
-    or the last one that touched the package in the checkout that has it, with `+changed.` and a checksum of the
-    difference where its files differ. Whatever else a checkout holds is no part of what measures: a run goes on though
-    a note beside the package was written. None where there is neither: a package that merely lies in somebody's
-    checkout, as an environment does, is none of theirs."""
+    """Returns what this package came out of: the commit that was archived (`git archive` writes it
+    into archived.txt), or the last one that touched the package in the checkout that has it, with
+    `+changed.` and a checksum of the difference where its files differ. Whatever else a checkout
+    holds is no part of what measures: a run goes on though a note beside the package was written.
+    None where there is neither: a package that merely lies in somebody's checkout, as an
+    environment does, is none of theirs."""
     if told := archived(HOUSE / "archived.txt"):
         return told
     if not _git("ls-files", "--", "."):
@@ -261,7 +328,11 @@ def commit() -> str | None:
     changed = _git("diff", "HEAD", "--no-ext-diff", "--no-color", "--full-index", "--", ".")
     if not last or changed is None:
         return None
-    return f"{last[:12]}+changed.{hashlib.sha256(changed.encode()).hexdigest()[:12]}" if changed else last[:12]
+    return (
+        f"{last[:12]}+changed.{hashlib.sha256(changed.encode()).hexdigest()[:12]}"
+        if changed
+        else last[:12]
+    )
 
 
 def _git(*words: str) -> str | None:

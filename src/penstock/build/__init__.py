@@ -1,1 +1,2 @@
-"""`penstock build`: from a checkpoint to an artifact, a stage after the other. docs/build.md is for its users."""
+"""`penstock build`: from a checkpoint to an artifact, a stage after the other. docs/build.md is for
+its users."""

@@ -1,7 +1,8 @@
-"""BuildState: the folder `.build` of a build that is under way: what it was asked for, and what each stage came to.
+"""BuildState: the folder `.build` of a build that is under way: what it was asked for, and what
+each stage came to.
 
-A stage's result is a JSON file, written whole when the stage has ended: the same command goes on behind the last one
-that is there. It knows files; not what a stage does.
+A stage's result is a JSON file, written whole when the stage has ended: the same command goes on
+behind the last one that is there. It knows files; not what a stage does.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ Result = dict[str, Any]
 class BuildState:
     """`with BuildState(out, asked) as state`, then `state.stage(name, make)` a stage.
 
-    asked: what must be the same for a build to go on. Raises UsageError where the folder holds something else, another
-    build, or one that another process is at; JournalError or CapacityError where it cannot be written.
+    asked: what must be the same for a build to go on. Raises UsageError where the folder holds
+    something else, another build, or one that another process is at; JournalError or CapacityError
+    where it cannot be written.
     """
 
     def __init__(self, out: Path, asked: Mapping[str, Any], *, retune: bool = False) -> None:
@@ -37,7 +39,9 @@ class BuildState:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._lock = self._locked()
         except BlockingIOError as error:
-            raise UsageError(f"{out} is being built by another process: wait for it, or name another --out") from error
+            raise UsageError(
+                f"{out} is being built by another process: wait for it, or name another --out"
+            ) from error
         except OSError as error:
             raise why_not_written(error, out) from error
         try:
@@ -49,7 +53,9 @@ class BuildState:
     def __enter__(self) -> BuildState:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         if error is not None and self._is_nothing_lost(error):
             shutil.rmtree(self.folder)
             if not any(self.out.iterdir()):
@@ -57,7 +63,8 @@ class BuildState:
         os.close(self._lock)
 
     def _is_nothing_lost(self, error: BaseException) -> bool:
-        """Whether nothing long was done, or an option is refused before anything was written: it leaves nothing."""
+        """Whether nothing long was done, or an option is refused before anything was written: it
+        leaves nothing."""
         refused = isinstance(error, UsageError) and [*self.out.iterdir()] == [self.folder]
         return refused or self.known("work") is None
 
@@ -67,7 +74,9 @@ class BuildState:
         try:
             return json.loads(path.read_bytes()) if path.exists() else None
         except ValueError as error:
-            raise UsageError(f"{path} is broken ({error}): remove it, and this stage runs again") from error
+            raise UsageError(
+                f"{path} is broken ({error}): remove it, and this stage runs again"
+            ) from error
 
     def stage(self, name: str, make: Callable[[], Result]) -> Result:
         """Returns what a stage came to: from its file, else by `make`."""
@@ -94,12 +103,23 @@ class BuildState:
                 f"penstock build --retune {self.out}"
             )
         if self.out.exists() and not self.out.is_dir():
-            raise UsageError(f"{self.out} is a file: name a folder that is empty or not there", param="out")
-        if self.out.is_dir() and not retune and not self.folder.is_dir() and any(self.out.iterdir()):
-            raise UsageError(f"{self.out} holds files that no build wrote: name a folder that is empty or not there")
+            raise UsageError(
+                f"{self.out} is a file: name a folder that is empty or not there", param="out"
+            )
+        if (
+            self.out.is_dir()
+            and not retune
+            and not self.folder.is_dir()
+            and any(self.out.iterdir())
+        ):
+            raise UsageError(
+                f"{self.out} holds files that no build wrote: name a folder that is empty or not"
+                " there"
+            )
 
     def _end_finishing(self) -> None:
-        """Takes away what a build left that was killed behind its manifest; not of a retune, nor where one is at it."""
+        """Takes away what a build left that was killed behind its manifest; not of a retune, nor
+        where one is at it."""
         if not self.folder.is_dir() or self.is_retune(self.known("asked") or {}):
             return
         try:
@@ -126,8 +146,9 @@ class BuildState:
             return
         if changes := changes_told(before, asked):
             raise UsageError(
-                f"{self.out} holds an unfinished build that was asked otherwise ({changes}): give the same options, "
-                f"name another --out, or begin anew behind rm -r {self.folder if self.is_retune(before) else self.out}"
+                f"{self.out} holds an unfinished build that was asked otherwise ({changes}): give"
+                " the same options, name another --out, or begin anew behind rm -r"
+                f" {self.folder if self.is_retune(before) else self.out}"
             )
 
     @staticmethod
@@ -136,11 +157,12 @@ class BuildState:
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:
-    """Raises CapacityError where the disk of `folder`, which may not be there yet, has less than so many bytes free."""
+    """Raises CapacityError where the disk of `folder`, which may not be there yet, has less than so
+    many bytes free."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(there).free
     if free < needed:
         raise CapacityError(
-            f"{what} takes {needed / 1e9:.1f} GB, and the disk of {folder} has {free / 1e9:.1f} GB free: make room, or "
-            "name an --out elsewhere"
+            f"{what} takes {needed / 1e9:.1f} GB, and the disk of {folder} has {free / 1e9:.1f} GB"
+            " free: make room, or name an --out elsewhere"
         )

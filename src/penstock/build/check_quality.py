@@ -1,11 +1,15 @@
-"""The check: how far the built model's distributions are from the unbuilt one's, on the work's own texts.
+"""The check: how far the built model's distributions are from the unbuilt one's, on the work's own
+texts.
 
-    score_source    the unbuilt model answers the sample greedily, and gives its likeliest tokens at every position
+    score_source    the unbuilt model answers the sample greedily, and gives its likeliest tokens at
+    every position
     score_built     the built one's at the same positions: agreement, KL
-    find_costly     past the bound: KL of the unbuilt model in which one matrix after the other is the built one's
+    find_costly     past the bound: KL of the unbuilt model in which one matrix after the other is
+    the built one's
 
-KL is over the unbuilt model's KEPT likeliest tokens and all others as one: never above the exact one, and below it by
-what tokens outside of those differ among themselves. It knows models and positions; no engine but to draw the answers.
+KL is over the unbuilt model's KEPT likeliest tokens and all others as one: never above the exact
+one, and below it by what tokens outside of those differ among themselves. It knows models and
+positions; no engine but to draw the answers.
 """
 
 from __future__ import annotations
@@ -43,26 +47,40 @@ from penstock.quant.scheme import PLAIN
 from penstock.status_line import Bar
 
 KEPT = 256  # likeliest tokens of a position
-TEXTS, ANSWER, LONGEST = 32, 128, 1024  # of the sample: texts, tokens of an answer and of a text at most
+TEXTS, ANSWER, LONGEST = (
+    32,
+    128,
+    1024,
+)  # of the sample: texts, tokens of an answer and of a text at most
 OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
 SLICE = 128  # positions whose logits exist at once
 REFERENCE = "reference.npz"
-UNBUILT: dict[str, Value] = {"quantization": "auto", "kv_cache_dtype": "auto", "mamba_ssm_cache_dtype": "auto"}
+UNBUILT: dict[str, Value] = {
+    "quantization": "auto",
+    "kv_cache_dtype": "auto",
+    "mamba_ssm_cache_dtype": "auto",
+}
 LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matrices that are named
 
 
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Draws the sample's answers and writes what the unbuilt model makes of each position: a stage's call."""
+    """Draws the sample's answers and writes what the unbuilt model makes of each position: a
+    stage's call."""
     asked = msgspec.convert(options, BuildOptions)
     config = asked.source_config(folder, **UNBUILT)
     texts = draw_texts(asked, Path(folder), msgspec.convert(works, list[WorkSample]))
     with torch.inference_mode():
         model, ops = open_model(config, Path(folder), max(map(len, texts)))
         bar = Bar(sum(map(len, texts)), "positions of the unbuilt model", everywhere=True)
-        places, found = zip(*((of, _kept(logits)) for of, logits in _logits(model, ops, texts, bar)), strict=True)
+        places, found = zip(
+            *((of, _kept(logits)) for of, logits in _logits(model, ops, texts, bar)), strict=True
+        )
         bar.close()
     order = torch.cat(places).argsort()
-    columns = {n: torch.cat([getattr(each, n) for each in found])[order].cpu().numpy() for n in _Kept.__slots__}
+    columns = {
+        n: torch.cat([getattr(each, n) for each in found])[order].cpu().numpy()
+        for n in _Kept.__slots__
+    }
     path = Path(asked.out) / STATE / REFERENCE
     path.parent.mkdir(parents=True, exist_ok=True)
     lengths = np.array([len(text) for text in texts])
@@ -74,9 +92,12 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
     return {"texts": len(texts), "tokens": int(lengths.sum())}
 
 
-def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]) -> Result:
-    """Compares the built model with what the unbuilt one made of the sample: a stage's call. engine, tunables: what
-    was decided. -> what Quality tells of it, and the manifest's scales of K and V, which are measured on the sample."""
+def score_built(
+    options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]
+) -> Result:
+    """Compares the built model with what the unbuilt one made of the sample: a stage's call.
+    engine, tunables: what was decided. -> what Quality tells of it, and the manifest's scales of K
+    and V, which are measured on the sample."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     texts, reference = _reference(folder)
@@ -87,7 +108,11 @@ def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[
         bar = Bar(sum(map(len, texts)), "positions of the built model", everywhere=True)
         kl, same = _compare(model, ops, texts, reference, bar)
         bar.close()
-        forms = {each.name: form for each in model.owners if isinstance(form := each.form, KvForm | LatentForm)}
+        forms = {
+            each.name: form
+            for each in model.owners
+            if isinstance(form := each.form, KvForm | LatentForm)
+        }
         eight = any(form.values == E4M3 for form in forms.values())
     return {
         "kv_scales": {name: told_scales(form) for name, form in forms.items()} if eight else {},
@@ -99,8 +124,8 @@ def score_built(options: dict[str, Any], engine: dict[str, Any], tunables: dict[
 
 
 def find_costly(options: dict[str, Any], folder: str) -> Result:
-    """Returns KL by the matrix that alone is as built, of the COSTLY that cost most, on the first texts: a stage's
-    call. Both models are in memory."""
+    """Returns KL by the matrix that alone is as built, of the COSTLY that cost most, on the first
+    texts: a stage's call. Both models are in memory."""
     asked = msgspec.convert(options, BuildOptions)
     out = Path(asked.out)
     texts, reference = _reference(out)
@@ -110,7 +135,10 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
         wide, ops = open_model(asked.source_config(folder, **UNBUILT), Path(folder), longest)
         built, _ = open_model(asked.config(str(out)), out, longest)
         costs: dict[str, float] = {}
-        pairs = [*zip(linears(wide), linears(built), strict=True), *[(wide.head, built.head)] * asked.quantize_lm_head]
+        pairs = [
+            *zip(linears(wide), linears(built), strict=True),
+            *[(wide.head, built.head)] * asked.quantize_lm_head,
+        ]
         bar = Bar(len(pairs), "matrices looked at", everywhere=True)
         for ours, theirs in pairs:
             if theirs.scheme is not PLAIN:
@@ -135,19 +163,25 @@ def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:
 
 @dataclass(slots=True)
 class _Kept:
-    """Positions of texts: [n, KEPT] the likeliest tokens and their logprobs, [n] the logprob of all others together."""
+    """Positions of texts: [n, KEPT] the likeliest tokens and their logprobs, [n] the logprob of all
+    others together."""
 
     ids: Tensor
     logprobs: Tensor
     others: Tensor
 
 
-def draw_texts(asked: BuildOptions, folder: Path, works: list[WorkSample], *, more: int = 0) -> list[list[int]]:
-    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's ids are nobody's text: in
-    their place the model draws its own, from a token on.
+def draw_texts(
+    asked: BuildOptions, folder: Path, works: list[WorkSample], *, more: int = 0
+) -> list[list[int]]:
+    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's ids are
+    nobody's text: in their place the model draws its own, from a token on.
 
-    more: so many other texts than these: of prompts that are not among them, where there are any, and drawn."""
-    config = asked.source_config(str(folder), **UNBUILT, max_num_seqs=more or TEXTS)  # fewer graphs, a shorter start
+    more: so many other texts than these: of prompts that are not among them, where there are any,
+    and drawn."""
+    config = asked.source_config(
+        str(folder), **UNBUILT, max_num_seqs=more or TEXTS
+    )  # fewer graphs, a shorter start
     first = read_model_config(folder).bos_id
     texts: list[list[int]] = []
     with OpenModel(config, folder) as model:
@@ -156,18 +190,33 @@ def draw_texts(asked: BuildOptions, folder: Path, works: list[WorkSample], *, mo
         for work in works:
             if work.drawn:
                 starts = [prompt[-1] for prompt in work.prompts] * max(more, TEXTS)
-                prompts = [[start if first is None else first] for start in starts[: -(-(more or TEXTS) // len(works))]]
+                prompts = [
+                    [start if first is None else first]
+                    for start in starts[: -(-(more or TEXTS) // len(works))]
+                ]
                 sampling, out = {"temperature": 1.0}, min(OWN_WORDS, longest - 1)
             else:
-                prompts = [prompt[: longest - answer] for prompt in _some(work.prompts, len(works), more)]
-                sampling, out = {"temperature": 1.0 if more else 0.0}, min(answer, max(work.outputs))
+                prompts = [
+                    prompt[: longest - answer] for prompt in _some(work.prompts, len(works), more)
+                ]
+                sampling, out = (
+                    {"temperature": 1.0 if more else 0.0},
+                    min(answer, max(work.outputs)),
+                )
             outputs = [out] * len(prompts)
             drawn = WorkSample(
-                told=work.told, prompts=prompts, outputs=outputs, concurrency=len(prompts), ends=True,
+                told=work.told,
+                prompts=prompts,
+                outputs=outputs,
+                concurrency=len(prompts),
+                ends=True,
                 sampling=[{**sampling, "seed": more + number} for number in range(len(prompts))],
-            )  # fmt: skip
+            )
             bar = Bar(sum(outputs), "tokens of texts", everywhere=True)
-            texts += [prompt + said for prompt, said in zip(prompts, model.answers(drawn, bar.advance), strict=True)]
+            texts += [
+                prompt + said
+                for prompt, said in zip(prompts, model.answers(drawn, bar.advance), strict=True)
+            ]
             bar.close()
     return texts
 
@@ -177,15 +226,23 @@ def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
     step = -(-len(prompts) // -(-TEXTS // works))
     if not more:
         return prompts[::step]
-    others, each = [prompt for at, prompt in enumerate(prompts) if at % step] or prompts, -(-more // works)
+    others, each = (
+        [prompt for at, prompt in enumerate(prompts) if at % step] or prompts,
+        -(-more // works),
+    )
     return (others[:: max(1, len(others) // each)] * each)[:each]
 
 
-def open_model(config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None) -> tuple[Decoder, Ops]:
-    """Returns the model of a folder for texts of so many tokens. texts: what scales of K and V are measured on."""
+def open_model(
+    config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None
+) -> tuple[Decoder, Ops]:
+    """Returns the model of a folder for texts of so many tokens. texts: what scales of K and V are
+    measured on."""
     device = find_device(config.model.device)
     model, ops = load_for(config, folder, read_model_config(folder), device, longest)
-    sample = None if texts is None else torch.tensor([text[: min(map(len, texts))] for text in texts])
+    sample = (
+        None if texts is None else torch.tensor([text[: min(map(len, texts))] for text in texts])
+    )
     settle_kv(config, folder, model, ops, sample=sample)
     fit_states(model, config.model.mamba_ssm_cache_dtype)
     return model, ops
@@ -194,9 +251,9 @@ def open_model(config: Config, folder: Path, longest: int, texts: list[list[int]
 def _logits(
     model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields raw logits [positions, vocabulary] float32 behind tokens of the texts, SLICE at once, ahead of them which
-    positions [positions] of all texts' those are. A recurrent state that is rounded between steps goes token by token,
-    as it does when they are drawn."""
+    """Yields raw logits [positions, vocabulary] float32 behind tokens of the texts, SLICE at once,
+    ahead of them which positions [positions] of all texts' those are. A recurrent state that is
+    rounded between steps goes token by token, as it does when they are drawn."""
     for run in batches(model, texts, 1 if _rounds_states(model) else LONGEST):
         hidden = model.forward(run.ids, run.step, run.kv, ops)
         for part, of in zip(run.places.split(SLICE), run.of.split(SLICE), strict=True):  # type: ignore[no-untyped-call]
@@ -211,8 +268,8 @@ def _rounds_states(model: Decoder) -> bool:
 
 
 class Batch(NamedTuple):
-    """What `Decoder.forward` takes for a stretch of some texts. places: of the texts' tokens among the rows, the others
-    are none.   of: which they are among all texts' tokens."""
+    """What `Decoder.forward` takes for a stretch of some texts. places: of the texts' tokens among
+    the rows, the others are none.   of: which they are among all texts' tokens."""
 
     ids: Tensor
     step: StepInputs
@@ -222,8 +279,8 @@ class Batch(NamedTuple):
 
 
 def batches(model: Decoder, texts: list[list[int]], stretch: int = LONGEST) -> Iterator[Batch]:
-    """Yields some texts together, in their order, so many tokens of each at once, padded at their ends, where nobody
-    sees it."""
+    """Yields some texts together, in their order, so many tokens of each at once, padded at their
+    ends, where nobody sees it."""
     begin = [0, *np.cumsum([len(text) for text in texts]).tolist()]
     at_once = max(1, 4096 // min(stretch, max(map(len, texts))))
     for first in range(0, len(texts), at_once):
@@ -231,9 +288,15 @@ def batches(model: Decoder, texts: list[list[int]], stretch: int = LONGEST) -> I
         tokens = max(map(len, some))
         blocks = -(-tokens // BLOCK_SIZE)
         cache = KvCache(model.keepers, len(some) * blocks + 2, model.device, slots=len(some))
-        tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(len(some), blocks)
-        ids = torch.tensor([text + [0] * (tokens - len(text)) for text in some], device=model.device)
-        of = torch.tensor([begin[first + row] for row in range(len(some))])[:, None] + torch.arange(tokens)
+        tables = torch.arange(1, len(some) * blocks + 1, device=model.device).view(
+            len(some), blocks
+        )
+        ids = torch.tensor(
+            [text + [0] * (tokens - len(text)) for text in some], device=model.device
+        )
+        of = torch.tensor([begin[first + row] for row in range(len(some))])[:, None] + torch.arange(
+            tokens
+        )
         there = torch.arange(tokens) < torch.tensor([len(text) for text in some])[:, None]
         for at in range(0, tokens, stretch):
             part = slice(at, at + stretch)
@@ -255,7 +318,8 @@ def _kept(logits: Tensor) -> _Kept:
 
 
 def _others(logprobs: Tensor, ids: Tensor) -> Tensor:
-    """The logprob of all tokens but these, together: summed, since one minus the rest would be rounding alone."""
+    """The logprob of all tokens but these, together: summed, since one minus the rest would be
+    rounding alone."""
     return logprobs.scatter(1, ids.long(), -torch.inf).logsumexp(-1)
 
 
@@ -267,16 +331,21 @@ def _compare(
     for part, logits in _logits(model, ops, texts, bar):
         places.append(part)
         ids, theirs, others = (
-            each[part].to(logits.device) for each in (reference.ids, reference.logprobs, reference.others)
+            each[part].to(logits.device)
+            for each in (reference.ids, reference.logprobs, reference.others)
         )
         logprobs = logits.log_softmax(-1)
         mine = logprobs.gather(1, ids.long())
         rest = _others(logprobs, ids)
         kl = (theirs.exp() * (theirs - mine)).sum(-1)
-        whole = torch.isfinite(others) & torch.isfinite(rest)  # a vocabulary of KEPT tokens has no others
+        whole = torch.isfinite(others) & torch.isfinite(
+            rest
+        )  # a vocabulary of KEPT tokens has no others
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
-        sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())  # bf16 has ties: as likely as any is the same
+        sames.append(
+            (mine[:, 0] >= logprobs.amax(-1)).cpu()
+        )  # bf16 has ties: as likely as any is the same
     order = torch.cat(places).argsort()
     return torch.cat(kls)[order], torch.cat(sames)[order]
 

@@ -1,7 +1,9 @@
-"""What numbers the weights get: as asked, or, for `auto`, eight bits where this machine gains by them.
+"""What numbers the weights get: as asked, or, for `auto`, eight bits where this machine gains by
+them.
 
-On a GPU that multiplies e4m3 `auto` is fp8: half the bytes, twice the products. On a CPU it is int8 where that measures
-faster on the work, else none. It knows trials; what is written is `make_weights.py`'s.
+On a GPU that multiplies e4m3 `auto` is fp8: half the bytes, twice the products. On a CPU it is int8
+where that measures faster on the work, else none. It knows trials; what is written is
+`make_weights.py`'s.
 """
 
 from __future__ import annotations
@@ -42,8 +44,8 @@ def check_scheme(options: BuildOptions, source: SourceModel) -> None:
     made = asked not in ("auto", "none") or options.keep_wide or options.quantize_lm_head
     if source.quantized is not None and made:
         raise UsageError(
-            f"{options.model} is quantized already ({source.quantized}): build it with --quantization none, or take "
-            "the model's unquantized checkpoint",
+            f"{options.model} is quantized already ({source.quantized}): build it with"
+            " --quantization none, or take the model's unquantized checkpoint",
             param="quantization",
         )
     device, ops = find_device(options.config().model.device), find_ops(options.config())
@@ -51,8 +53,8 @@ def check_scheme(options: BuildOptions, source: SourceModel) -> None:
         check_eight_bits(device, ops)
     if asked == "fp8" and device.type == "cuda" and widens_fp8(ops):
         raise UsageError(
-            f"quantization fp8 is slower than bfloat16 on a {torch.cuda.get_device_name(device)}, which would widen "
-            "its weights for each product: take int8 or int4",
+            f"quantization fp8 is slower than bfloat16 on a {torch.cuda.get_device_name(device)},"
+            " which would widen its weights for each product: take int8 or int4",
             param="quantization",
         )
 
@@ -71,7 +73,11 @@ def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkS
         return _for_gpu(ops, source)
     if not options.tune_minutes:
         return _settled("none", "not timed (--tune-minutes 0): int8 may be asked for")
-    job = {"options": msgspec.to_builtins(options), "folder": source.folder, "works": msgspec.to_builtins(works)}
+    job = {
+        "options": msgspec.to_builtins(options),
+        "folder": source.folder,
+        "works": msgspec.to_builtins(works),
+    }
     return msgspec.convert(run_apart("try_weights", job), Decision)
 
 
@@ -85,15 +91,21 @@ def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]
         models = {}
         try:
             for kind in candidates:
-                config = asked.source_config(folder, quantization="auto" if kind == "none" else kind)
+                config = asked.source_config(
+                    folder, quantization="auto" if kind == "none" else kind
+                )
                 config.memory.kv_cache_tokens = kv_tokens_of(some, config)
                 config.memory.max_model_len = longest_of(some)
                 models[kind] = opened.enter_context(OpenModel(config, Path(folder)))
         except CapacityError as error:
             return _said(_settled("none", f"not timed, both don't fit beside each other: {error}"))
         models["int8"].run([some[0].cut(0.0, 2)])
-        runs = in_time(models["none"], some, seconds / (2 * len(candidates) * REPEATS), lambda line: None)
-        measured = measure(candidates, lambda kind: _speed(models[kind], runs), time.monotonic() + seconds)
+        runs = in_time(
+            models["none"], some, seconds / (2 * len(candidates) * REPEATS), lambda line: None
+        )
+        measured = measure(
+            candidates, lambda kind: _speed(models[kind], runs), time.monotonic() + seconds
+        )
     return _said(decide("quantization", candidates, measured, "output tok/s", more=True))
 
 
@@ -109,9 +121,14 @@ def _speed(model: OpenModel, works: list[WorkSample]) -> float:
 
 def _for_gpu(ops: Ops, source: SourceModel) -> Decision:
     if widens_fp8(ops):
-        return _settled("none", "this GPU would widen e4m3 for each product: ask for int8 or int4 to save memory")
+        return _settled(
+            "none",
+            "this GPU would widen e4m3 for each product: ask for int8 or int4 to save memory",
+        )
     config = read_model_config(Path(source.folder))
-    model = build_model(config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes("fp8"))
+    model = build_model(
+        config, torch.bfloat16, torch.device("meta"), scheme_of=choose_schemes("fp8")
+    )
     if not any(weight.dtype == torch.float8_e4m3fn for weight in model.weights()):
         return _settled("none", "nothing of this model is multiplied in fp8")
     return _settled("fp8", "this GPU multiplies e4m3: half of the bytes of bfloat16")

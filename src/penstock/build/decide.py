@@ -1,4 +1,5 @@
-"""Which candidate wins: by the middle of its repeats against the default's of the same round, and past the noise.
+"""Which candidate wins: by the middle of its repeats against the default's of the same round, and
+past the noise.
 
 It knows names and figures; it times nothing itself.
 """
@@ -23,10 +24,11 @@ def measure(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[float]]:
-    """Runs candidates by turns, REPEATS rounds, every second one in turned order -> the figures of each by its name.
+    """Runs candidates by turns, REPEATS rounds, every second one in turned order -> the figures of
+    each by its name.
 
-    The last round is the last that ends before `deadline` (of `clock`), by the longest one so far; fewer than REPEATS
-    decide nothing."""
+    The last round is the last that ends before `deadline` (of `clock`), by the longest one so far;
+    fewer than REPEATS decide nothing."""
     found: dict[str, list[float]] = {name_of(each): [] for each in candidates}
     longest = 0.0
     for number in range(REPEATS):
@@ -48,24 +50,38 @@ def decide(
     more: bool,
     note: str = "",
 ) -> Decision:
-    """Returns the choice; the first candidate is the default. more: whether more of `unit` is better.
+    """Returns the choice; the first candidate is the default. more: whether more of `unit` is
+    better.
 
-    A candidate is taken where it is better than the default by more than the noise: by how much one round's ratio
-    differs from another's, half of the span."""
+    A candidate is taken where it is better than the default by more than the noise: by how much one
+    round's ratio differs from another's, half of the span."""
     default = candidates[0]
-    told = {each: [float(f"{figure:.6g}") for figure in figures] for each, figures in measured.items()}
+    told = {
+        each: [float(f"{figure:.6g}") for figure in figures] for each, figures in measured.items()
+    }
     if min(map(len, told.values()), default=0) < REPEATS:
         kept = note or NOT_REACHED
-        return Decision(name=name, chosen=default, default=default, unit=unit, measured=told, note=kept)
-    gains = {each: _gain(measured[name_of(default)], measured[name_of(each)], more) for each in candidates[1:]}
+        return Decision(
+            name=name, chosen=default, default=default, unit=unit, measured=told, note=kept
+        )
+    gains = {
+        each: _gain(measured[name_of(default)], measured[name_of(each)], more)
+        for each in candidates[1:]
+    }
     winners = [each for each, (won, noise) in gains.items() if won > max(noise, LEAST_GAIN)]
     chosen = max(winners, key=lambda each: gains[each][0]) if winners else default
     best = max(gains, key=lambda each: gains[each][0]) if gains else default
     won, noise = gains[chosen if winners else best] if gains else (0.0, 0.0)
     return Decision(
-        name=name, chosen=chosen, default=default, unit=unit, measured=told,
-        won_percent=round(won, 2) if winners else 0.0, noise_percent=round(noise, 2), note=note,
-    )  # fmt: skip
+        name=name,
+        chosen=chosen,
+        default=default,
+        unit=unit,
+        measured=told,
+        won_percent=round(won, 2) if winners else 0.0,
+        noise_percent=round(noise, 2),
+        note=note,
+    )
 
 
 def middle(figures: Sequence[float]) -> float:
@@ -79,8 +95,8 @@ def noise_percent(figures: Sequence[float]) -> float:
 
 
 def _gain(default: Sequence[float], other: Sequence[float], more: bool) -> tuple[float, float]:
-    """Percent by which `other` is better, and the noise of that. Rounds are compared one by one: what a machine's
-    clock does from one to the next moves both."""
+    """Percent by which `other` is better, and the noise of that. Rounds are compared one by one:
+    what a machine's clock does from one to the next moves both."""
     ratios = [b / a if more else a / b for a, b in zip(default, other, strict=True)]
     assert all(math.isfinite(ratio) for ratio in ratios)
     return 100.0 * (statistics.median(ratios) - 1.0), 50.0 * (max(ratios) - min(ratios))

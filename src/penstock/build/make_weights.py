@@ -1,4 +1,5 @@
-"""The artifact's weights and the files beside them: quantized ones a shard at a time, others linked or copied.
+"""The artifact's weights and the files beside them: quantized ones a shard at a time, others linked
+or copied.
 
 It knows folders; how a matrix is quantized is `weights/write_quantized.py`'s.
 """
@@ -25,14 +26,23 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.load import find_adapter
 from penstock.weights.write_quantized import write_merged, write_quantized
 
-_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)  # another disk, or one without links
+_NO_LINK = (
+    errno.EXDEV,
+    errno.EPERM,
+    errno.EMLINK,
+    errno.EOPNOTSUPP,
+)  # another disk, or one without links
 
 
 def make_weights(
-    options: BuildOptions, source: SourceModel, kind: str, tell: Callable[[str], None], rounded: Path | None = None
+    options: BuildOptions,
+    source: SourceModel,
+    kind: str,
+    tell: Callable[[str], None],
+    rounded: Path | None = None,
 ) -> None:
-    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard. rounded: a folder
-    with matrices that are made already, which goes when they are written."""
+    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard.
+    rounded: a folder with matrices that are made already, which goes when they are written."""
     folder, out = Path(source.folder), Path(options.out)
     adapter = find_merged(options, folder)
     if kind != "none":
@@ -51,13 +61,17 @@ def make_weights(
     except OSError as error:
         raise why_not_written(error, out) from error
     linked = sum((out / name).samefile(folder / name) for name in source.files)
-    shared = f", {linked} of them hard links: never write over {folder} in place, replace its files" if linked else ""
+    shared = (
+        f", {linked} of them hard links: never write over {folder} in place, replace its files"
+        if linked
+        else ""
+    )
     tell(f"{len(source.files)} files as they are{shared}")
 
 
 def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
-    """Returns the adapter that is merged in, if one is. Raises CheckpointError, UsageError where it doesn't fit the
-    model."""
+    """Returns the adapter that is merged in, if one is. Raises CheckpointError, UsageError where it
+    doesn't fit the model."""
     if options.lora is None:
         return None
     shape = build_model(read_model_config(folder), torch.bfloat16, torch.device("meta"))
@@ -65,8 +79,8 @@ def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
 
 
 def _bring(file: Path, to: Path) -> None:
-    """A second name for the same bytes where the disk can, else a copy, whole or not at all. Small files, which people
-    edit, are copied."""
+    """A second name for the same bytes where the disk can, else a copy, whole or not at all. Small
+    files, which people edit, are copied."""
     draft = to.with_name(to.name + ".part")
     draft.unlink(missing_ok=True)
     if file.suffix == ".safetensors":

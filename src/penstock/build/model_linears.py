@@ -1,4 +1,5 @@
-"""The matrices of a model that may be quantized, for stages that put others in their place. It knows layers' names."""
+"""The matrices of a model that may be quantized, for stages that put others in their place. It
+knows layers' names."""
 
 from __future__ import annotations
 

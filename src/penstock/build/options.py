@@ -1,4 +1,5 @@
-"""BuildOptions: what a build was asked for, as it crosses to the processes of its stages. It knows words and ranges."""
+"""BuildOptions: what a build was asked for, as it crosses to the processes of its stages. It knows
+words and ranges."""
 
 from __future__ import annotations
 
@@ -42,8 +43,9 @@ class WorkShape(msgspec.Struct, frozen=True):
         numbers = [int(each) for each in found.groups()] if found else [0]
         if not all(numbers):
             raise UsageError(
-                f"shape {text!r} is not INxOUT:CONCURRENCY: give tokens of a prompt and of an answer, from 1 to "
-                f"9,999,999, and how many run at once, from 1 to 999,999, as {USUAL_SHAPE}",
+                f"shape {text!r} is not INxOUT:CONCURRENCY: give tokens of a prompt and of an"
+                " answer, from 1 to 9,999,999, and how many run at once, from 1 to 999,999, as"
+                f" {USUAL_SHAPE}",
                 param="shape",
             )
         return cls(*numbers)
@@ -54,12 +56,14 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps them as they are.
-    objective: None is throughput, or what the artifact was built for. price: dollars an hour of this machine.
+    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps
+    them as they are. objective: None is throughput, or what the artifact was built for. price:
+    dollars an hour of this machine.
 
-    max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide: patterns of names
-    of matrices that are not quantized. quantize_lm_head: whether fp8 weights have a head of fp8 too. lora: an adapter
-    to be merged in. retune: `model` is an artifact, whose choices are timed again.
+    max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide:
+    patterns of names of matrices that are not quantized. quantize_lm_head: whether fp8 weights have
+    a head of fp8 too. lora: an adapter to be merged in. retune: `model` is an artifact, whose
+    choices are timed again.
     """
 
     model: str
@@ -81,23 +85,39 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Raises UsageError."""
-        for name, kind in (("quantization", Quantize), ("kv_cache_dtype", KvKind), ("objective", Objective)):
+        for name, kind in (
+            ("quantization", Quantize),
+            ("kv_cache_dtype", KvKind),
+            ("objective", Objective),
+        ):
             given = getattr(self, name)
             if given is not None and given not in get_args(kind):
-                raise UsageError(f"{name} must be one of {', '.join(get_args(kind))}, not {given!r}", param=name)
+                raise UsageError(
+                    f"{name} must be one of {', '.join(get_args(kind))}, not {given!r}", param=name
+                )
         for name in OF_NUMBERS if self.retune else ():
             if getattr(self, name, self.knobs.get(name)) not in ("auto", None, [], False):
                 raise UsageError(
-                    f"{name} is settled in an artifact: leave it out beside --retune, or build anew", param=name
+                    f"{name} is settled in an artifact: leave it out beside --retune, or build"
+                    " anew",
+                    param=name,
                 )
         if self.quantization != "auto":
             self.check_made(self.quantization)
         if self.workload is not None and self.shapes:
-            raise UsageError("a build is for --workload or for --shape: leave one out", param="shape")
+            raise UsageError(
+                "a build is for --workload or for --shape: leave one out", param="shape"
+            )
         if not 0 <= self.tune_minutes <= 24 * 60:
-            raise UsageError(f"tune_minutes must be between 0 and 1440, not {self.tune_minutes}", param="tune_minutes")
+            raise UsageError(
+                f"tune_minutes must be between 0 and 1440, not {self.tune_minutes}",
+                param="tune_minutes",
+            )
         if self.retune and not self.tune_minutes:
-            raise UsageError("a retune times choices, and tune_minutes 0 times none: raise it", param="tune_minutes")
+            raise UsageError(
+                "a retune times choices, and tune_minutes 0 times none: raise it",
+                param="tune_minutes",
+            )
         if self.max_kl is not None and not self.max_kl >= 0:
             raise UsageError(f"max_kl must be at least 0, not {self.max_kl}", param="max_kl")
         for shape in self.shapes:
@@ -105,17 +125,18 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         self.config()
 
     def check_made(self, kind: str) -> None:
-        """Raises UsageError for what weights of this kind can't have. kind: of `quantization`, once that is chosen."""
+        """Raises UsageError for what weights of this kind can't have. kind: of `quantization`, once
+        that is chosen."""
         if self.quantize_lm_head and kind != "fp8":
             raise UsageError(
-                f"quantize_lm_head is for fp8 weights, and these are {kind}: leave it out (int8 and int4 have an int8 "
-                "head)",
+                f"quantize_lm_head is for fp8 weights, and these are {kind}: leave it out (int8 and"
+                " int4 have an int8 head)",
                 param="quantize_lm_head",
             )
         if self.keep_wide and kind == "none":
             raise UsageError(
-                "keep_wide is of weights that are quantized, and these stay as they are: leave it out, or take fp8, "
-                "int8, int4 or nvfp4",
+                "keep_wide is of weights that are quantized, and these stay as they are: leave it"
+                " out, or take fp8, int8, int4 or nvfp4",
                 param="keep_wide",
             )
 
@@ -131,7 +152,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         return {**({} if kv == "auto" else {"kv_cache_dtype": kv}), **self.knobs}
 
     def config(self, model: str | None = None, **more: Value) -> Config:
-        """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for a bad one."""
+        """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for
+        a bad one."""
         return Config.of(**{"model": model or self.model, **self.named, **more})
 
     def source_config(self, folder: str, **more: Value) -> Config:
@@ -139,8 +161,10 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.config(folder, **({} if self.lora is None else {"lora": self.lora}), **more)
 
     def asked(self) -> dict[str, Any]:
-        """Returns what must be the same for a build to go on where it was. max_kl and price may differ: they decide
-        nothing before all is done."""
+        """Returns what must be the same for a build to go on where it was. max_kl and price may
+        differ: they decide nothing before all is done."""
         told: dict[str, Any] = msgspec.to_builtins(self)
         free = ("out", "max_kl", "price")
-        return {name: value for name, value in {**told, **told.pop("knobs")}.items() if name not in free}
+        return {
+            name: value for name, value in {**told, **told.pop("knobs")}.items() if name not in free
+        }

@@ -12,8 +12,8 @@ from penstock.disk import why_not_written
 
 
 def sum_folder(folder: Path, known: Collection[str] = ()) -> dict[str, FileSums]:
-    """Brings the files of the folder, but for the known ones, to the disk and returns their checksums. Raises
-    JournalError, CapacityError."""
+    """Brings the files of the folder, but for the known ones, to the disk and returns their
+    checksums. Raises JournalError, CapacityError."""
     for draft in folder.glob("*.part"):  # of a sitting that was killed amid writing
         draft.unlink()
     names = sorted(

@@ -1,8 +1,10 @@
-"""The round stage: four-bit numbers of the layers' matrices, by what they are multiplied by in the work's own texts.
+"""The round stage: four-bit numbers of the layers' matrices, by what they are multiplied by in the
+work's own texts.
 
-The unbuilt model reads texts that the check does not (its own answers at temperature 1), the inputs of as many matrices
-as memory allows are looked at in one reading, and each matrix is rounded by them (`quant/rounding.py`). It knows models
-and positions; what is written here, `make_weights.py` puts into the artifact.
+The unbuilt model reads texts that the check does not (its own answers at temperature 1), the inputs
+of as many matrices as memory allows are looked at in one reading, and each matrix is rounded by
+them (`quant/rounding.py`). It knows models and positions; what is written here, `make_weights.py`
+puts into the artifact.
 """
 
 from __future__ import annotations
@@ -35,12 +37,15 @@ from penstock.weights.checkpoint import read_entries, read_tensors
 from penstock.weights.write_quantized import kinds_written, save_whole
 
 ROUNDED = "rounded"  # the folder of what is made here, a file a matrix
-READ = TEXTS  # texts: by 8, 32 and 64 KL of SmolLM2-135M is 0.149, 0.107 and 0.104 (LOG.md, 2026-11-27)
-SHARE = 4  # of the free memory a fourth may hold what was seen: rounding by it takes three times as much
+# texts: by 8, 32 and 64 KL of SmolLM2-135M is 0.149, 0.107 and 0.104 (LOG.md, 2026-11-27)
+READ = TEXTS
+# of the free memory a fourth may hold what was seen: rounding by it takes three times as much
+SHARE = 4
 
 
 def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Writes the rounded matrices, as a checkpoint holds them: a stage's call -> how many, and by how many tokens."""
+    """Writes the rounded matrices, as a checkpoint holds them: a stage's call -> how many, and by
+    how many tokens."""
     asked, source = msgspec.convert(options, BuildOptions), Path(folder)
     kinds, group = kinds_written(source, "int4", asked.keep_wide)
     entries, adapter = read_entries(source), find_merged(asked, source)
@@ -48,8 +53,14 @@ def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, An
     out = Path(asked.out) / STATE / ROUNDED
     out.mkdir(parents=True, exist_ok=True)
     with torch.inference_mode():
-        model, ops = open_model(asked.source_config(folder, **UNBUILT), source, max(map(len, texts)))
-        chosen = [each for each in linears(model) if all(kinds.get(name) == "int4" for name in _names(each))]
+        model, ops = open_model(
+            asked.source_config(folder, **UNBUILT), source, max(map(len, texts))
+        )
+        chosen = [
+            each
+            for each in linears(model)
+            if all(kinds.get(name) == "int4" for name in _names(each))
+        ]
         count = sum(len(_names(each)) for each in chosen)
         bar = Bar(count, "matrices rounded", everywhere=True)
         for some in _at_once(chosen, free_memory(model.device) // SHARE):
@@ -58,7 +69,10 @@ def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, An
                     ((entry, tensor),) = read_tensors([entries[f"{name}.weight"]])
                     wide = tensor if adapter is None else adapter.merged(entry.name, tensor)
                     stored = store(wide.to(model.device), "int4", group, tensor.dtype, moments)
-                    save_whole({key: each.cpu() for key, each in stored.items()}, out / f"{name}.safetensors")
+                    save_whole(
+                        {key: each.cpu() for key, each in stored.items()},
+                        out / f"{name}.safetensors",
+                    )
                     bar.advance()
         bar.close()
     return {"matrices": count, "tokens": sum(map(len, texts))}
@@ -85,8 +99,11 @@ def _at_once(chosen: Sequence[Linear], room: int) -> Iterator[list[Linear]]:
         yield some
 
 
-def _moments(model: Decoder, ops: Ops, texts: list[list[int]], some: Sequence[Linear]) -> list[Tensor]:
-    """The mean of x xT [in, in] float32 over the inputs x of each matrix, at every token of the texts."""
+def _moments(
+    model: Decoder, ops: Ops, texts: list[list[int]], some: Sequence[Linear]
+) -> list[Tensor]:
+    """The mean of x xT [in, in] float32 over the inputs x of each matrix, at every token of the
+    texts."""
     sums = [torch.zeros(_inputs(each), _inputs(each), device=model.device) for each in some]
     bar = Bar(sum(map(len, texts)), "tokens read", everywhere=True)
     for run in batches(model, texts):

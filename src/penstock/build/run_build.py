@@ -1,10 +1,13 @@
-"""`penstock build`: the stages in their order, each of which is left out where an earlier sitting ended it.
+"""`penstock build`: the stages in their order, each of which is left out where an earlier sitting
+ended it.
 
     fetch -> work -> weights -> tune -> compile -> check -> pack
 
-On a GPU that reads eight bits, tuning begins by a check of K and V in them: what would fail later is not timed.
+On a GPU that reads eight bits, tuning begins by a check of K and V in them: what would fail later
+is not timed.
 
-It joins stages; what each does stands in its own file. Stages that open an engine run in processes of their own.
+It joins stages; what each does stands in its own file. Stages that open an engine run in processes
+of their own.
 """
 
 from __future__ import annotations
@@ -53,9 +56,17 @@ from penstock.status_line import duration, size_of
 from penstock.text.tokenizer import Tokenizer
 
 Defaults = Mapping[str, float | int]
-Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]  # how many; the model's sampling defaults -> the rows
+Rows = tuple[
+    int, Callable[[Defaults], Iterator[WorkRow]]
+]  # how many; the model's sampling defaults -> the rows
 ReadRows = Callable[[Path], Rows]  # a file, every row of which is checked
-USUAL_KL = {"fp8": 0.02, "int8": 0.02, "int4": 0.15, "nvfp4": 0.15, "none": 0.02}  # nats a token, mean
+USUAL_KL = {
+    "fp8": 0.02,
+    "int8": 0.02,
+    "int4": 0.15,
+    "nvfp4": 0.15,
+    "none": 0.02,
+}  # nats a token, mean
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
 
@@ -75,7 +86,9 @@ def run_build(options: BuildOptions, read_rows: ReadRows) -> Manifest:
             manifest = sitting.build(machine) if before is None else sitting.retune(machine, before)
             state.finish()
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"stopped; the same command goes on in {options.out} where it was") from stop
+        raise KeyboardInterrupt(
+            f"stopped; the same command goes on in {options.out} where it was"
+        ) from stop
     print(f"{describe(Path(options.out), manifest)}\n\npenstock serve {options.out}")
     return manifest
 
@@ -91,16 +104,22 @@ class _Build:
         """Runs what is left of a build."""
         rows = None
         if self._options.workload is not None and self._state.known("work") is None:
-            rows = self._read_rows(Path(self._options.workload))  # before anything long: broken rows are told by number
+            rows = self._read_rows(
+                Path(self._options.workload)
+            )  # before anything long: broken rows are told by number
         source = msgspec.convert(self._stage("fetch", self._fetch), SourceModel)
         check_unchanged(source)
         if self._state.known("weights") is None:
             check_scheme(self._options, source)
             check_room(self._options, source)
         works = self._stage("work", lambda: self._works(Path(source.folder), rows))["works"]
-        weights = msgspec.convert(self._stage("weights", lambda: self._weights(source, works)), Decision)
+        weights = msgspec.convert(
+            self._stage("weights", lambda: self._weights(source, works)), Decision
+        )
         files = self._files()
-        tuned, decided = self._fit(works, coarse_kv=self._coarse_kv(source, works, str(weights.chosen)))
+        tuned, decided = self._fit(
+            works, coarse_kv=self._coarse_kv(source, works, str(weights.chosen))
+        )
         quality, kv_scales = self._check(source, works, str(weights.chosen), decided)
         return self._pack(
             Manifest(
@@ -121,9 +140,15 @@ class _Build:
     def retune(self, machine: BuiltOn, before: Manifest) -> Manifest:
         """Times the choices of an artifact again; what its weights are stays."""
         out = Path(self._options.out)
-        kept_files = {name: told for name, told in before.files.items() if not name.startswith(f"{KERNELS}/")}
+        kept_files = {
+            name: told for name, told in before.files.items() if not name.startswith(f"{KERNELS}/")
+        }
         verify_files(out, kept_files)
-        rows = None if self._options.workload is None else self._read_rows(Path(self._options.workload))
+        rows = (
+            None
+            if self._options.workload is None
+            else self._read_rows(Path(self._options.workload))
+        )
         works = self._stage("work", lambda: self._works(out, rows))["works"]
         tuned, decided = self._fit(works, before)
         kept = [each for each in before.decisions if each.name == "quantization"]
@@ -140,7 +165,8 @@ class _Build:
         )
 
     def _coarse_kv(self, source: SourceModel, works: list[Result], kind: str) -> str | None:
-        """Says why K and V stay wide where eight bits, which a user left to the build, would fail its check."""
+        """Says why K and V stay wide where eight bits, which a user left to the build, would fail
+        its check."""
         config = self._options.config()
         device = find_device(config.model.device)
         if "kv_cache_dtype" in self._options.named or device.type == "cpu":
@@ -148,7 +174,9 @@ class _Build:
         if not self._options.tune_minutes or not reads_eight_bits(device, find_ops(config)):
             return None
         decided: Result = {"engine": {**self._kept(), "kv_cache_dtype": "fp8"}, "tunables": {}}
-        off = self._state.stage("kv", lambda: self._score("tune", source, works, decided))["kl_mean"]
+        off = self._state.stage("kv", lambda: self._score("tune", source, works, decided))[
+            "kl_mean"
+        ]
         return (
             f"fp8 would be KL {off:.3g} off, and {self._bound(kind):g} is the bound"
             if off > self._bound(kind)
@@ -161,7 +189,8 @@ class _Build:
     def _fit(
         self, works: list[Result], before: Manifest | None = None, coarse_kv: str | None = None
     ) -> tuple[Tuned, Result]:
-        """Times the choices, and compiles for them. before: an artifact's, which keeps what there is no time for."""
+        """Times the choices, and compiles for them. before: an artifact's, which keeps what there
+        is no time for."""
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works, coarse_kv)), Tuned)
         tuned = tuned if before is None else _kept_where_untimed(tuned, before)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
@@ -179,17 +208,21 @@ class _Build:
         }
 
     def _files(self) -> dict[str, FileSums]:
-        """Checksums of the model's files as they were written: what comes later must find them so."""
+        """Checksums of the model's files as they were written:
+        what comes later must find them so."""
         before = self._state.known("files")
         out = Path(self._options.out)
         files = msgspec.convert(
-            self._state.stage("files", lambda: msgspec.to_builtins(sum_folder(out))), dict[str, FileSums]
+            self._state.stage("files", lambda: msgspec.to_builtins(sum_folder(out))),
+            dict[str, FileSums],
         )
         if before is not None:
             try:
                 verify_files(out, files)
             except CheckpointError as error:
-                raise CheckpointError(f"{str(error).partition(': ')[0]}: begin anew behind rm -r {out}") from error
+                raise CheckpointError(
+                    f"{str(error).partition(': ')[0]}: begin anew behind rm -r {out}"
+                ) from error
         return files
 
     def _pack(self, manifest: Manifest) -> Manifest:
@@ -199,7 +232,9 @@ class _Build:
         found = sum_folder(out, manifest.files)
         strange = [name for name in found if not name.startswith(f"{KERNELS}/")]
         if strange:
-            raise UsageError(f"{out / strange[0]} was put there by something else: move it away, and build on")
+            raise UsageError(
+                f"{out / strange[0]} was put there by something else: move it away, and build on"
+            )
         whole = replace(manifest, files=found | manifest.files)
         write_manifest(Path(self._options.out), whole)
         return whole
@@ -239,7 +274,9 @@ class _Build:
         else:
             count, of = rows
             if not count:
-                raise UsageError(f"{self._options.workload} has no rows: give some of the work", param="workload")
+                raise UsageError(
+                    f"{self._options.workload} has no rows: give some of the work", param="workload"
+                )
             some = spread(of(read_generation_defaults(folder).sampling()), count)
             tokenizer = Tokenizer.load(folder, vocab_size=config.vocab_size)
             most = self._options.knobs.get("max_num_seqs")
@@ -258,9 +295,18 @@ class _Build:
         if decision.chosen == "int4":
             job = {"options": self._told, "folder": source.folder, "works": works}
             found = self._state.stage("round", lambda: run_apart("round_weights", job))
-            self._say("weights", f"{found['matrices']} matrices rounded by {found['tokens']:,} tokens of such texts")
+            self._say(
+                "weights",
+                f"{found['matrices']} matrices rounded by {found['tokens']:,} tokens of such texts",
+            )
             rounded = self._state.folder / ROUNDED
-        make_weights(self._options, source, str(decision.chosen), lambda line: self._say("weights", line), rounded)
+        make_weights(
+            self._options,
+            source,
+            str(decision.chosen),
+            lambda line: self._say("weights", line),
+            rounded,
+        )
         told: Result = msgspec.to_builtins(decision)
         return told
 
@@ -268,7 +314,11 @@ class _Build:
         minutes = self._options.tune_minutes
         self._say(
             "tune",
-            f"{minutes:g} minute{'s' * (minutes != 1)}, and to the end of what is being timed" if minutes else UNTIMED,
+            (
+                f"{minutes:g} minute{'s' * (minutes != 1)}, and to the end of what is being timed"
+                if minutes
+                else UNTIMED
+            ),
         )
         return run_apart("tune", {"options": self._told, "works": works, "coarse_kv": coarse_kv})
 
@@ -280,17 +330,26 @@ class _Build:
         self._say("compile", f"{found['kernels']} kernels")
         return found
 
-    def _check(self, source: SourceModel, works: list[Result], kind: str, decided: Result) -> tuple[Quality, Any]:
-        """Returns how far the built model is off, and its scales of K and V. CheckpointError past the bound."""
+    def _check(
+        self, source: SourceModel, works: list[Result], kind: str, decided: Result
+    ) -> tuple[Quality, Any]:
+        """Returns how far the built model is off, and its scales of K and V. CheckpointError past
+        the bound."""
         scored = dict(self._stage("check", lambda: self._score("check", source, works, decided)))
         kv_scales = scored.pop("kv_scales")
         bound = self._bound(kind)
         costs = self._state.known("costly") or {}
         quality = Quality(**scored, bound=bound, by_matrix=costs, kept_wide=self._options.keep_wide)
-        self._say("check", f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at {quality.agreement:.2%}")
+        self._say(
+            "check",
+            f"KL {quality.kl_mean:.2g} (bound {bound:g}), the same token at"
+            f" {quality.agreement:.2%}",
+        )
         if quality.kl_mean <= bound:
             return quality, kv_scales
-        way_out = f"raise the bound by --max-kl {quality.kl_mean * 1.05:.2g}, which goes on from here"
+        way_out = (
+            f"raise the bound by --max-kl {quality.kl_mean * 1.05:.2g}, which goes on from here"
+        )
         if kind != "none":
             self._say("check", "past the bound: looking for what costs most")
             job = {"options": self._told, "folder": source.folder}
@@ -299,13 +358,18 @@ class _Build:
         if decided["engine"].get("mamba_ssm_cache_dtype", "auto") != "auto":
             way_out = f"leave --mamba-ssm-cache-dtype out in an --out of its own, or {way_out}"
         if decided["engine"].get("kv_cache_dtype") == "fp8":
-            way_out = f"keep keys and values wide by --kv-cache-dtype bfloat16 in an --out of its own, or {way_out}"
+            way_out = (
+                "keep keys and values wide by --kv-cache-dtype bfloat16 in an --out of its own, or"
+                f" {way_out}"
+            )
         raise CheckpointError(
-            f"the built model is too far from {self._options.model}: KL {quality.kl_mean:.3g} nats a token, and "
-            f"{bound:g} is the bound: {way_out}"
+            f"the built model is too far from {self._options.model}: KL {quality.kl_mean:.3g} nats"
+            f" a token, and {bound:g} is the bound: {way_out}"
         )
 
-    def _score(self, stage: str, source: SourceModel, works: list[Result], decided: Result) -> Result:
+    def _score(
+        self, stage: str, source: SourceModel, works: list[Result], decided: Result
+    ) -> Result:
         self._say(stage, "the unbuilt model, then the built one, on the same texts")
         job = {"options": self._told, "folder": source.folder, "works": works}
         self._state.stage("reference", lambda: run_apart("score_source", job))
@@ -319,13 +383,18 @@ class _Build:
 def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
     """What there was no time for stays as the artifact has it."""
     held = {each.name: each for each in before.decisions if each.chosen != each.default}
-    untimed = {each.name for each in tuned.decisions if each.note == NOT_REACHED and each.name in held}
+    untimed = {
+        each.name for each in tuned.decisions if each.note == NOT_REACHED and each.name in held
+    }
     if not untimed:
         return tuned
     note = "as it was: not reached in the time for tuning"
     return replace(
         tuned,
-        decisions=[replace(held[each.name], note=note) if each.name in untimed else each for each in tuned.decisions],
+        decisions=[
+            replace(held[each.name], note=note) if each.name in untimed else each
+            for each in tuned.decisions
+        ],
         engine={**{n: v for n, v in before.engine.items() if n in untimed}, **tuned.engine},
         tunables={**{n: v for n, v in before.tunables.items() if n in untimed}, **tuned.tunables},
     )
@@ -335,22 +404,33 @@ def _keep_wide(costs: Mapping[str, float]) -> str:
     """Says which matrices cost most, and the flags that keep them as they were."""
     said = ", ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
     flags = " ".join(f"--keep-wide {name}" for name in costs)
-    return f"those that cost most, alone, are {said}: keep them wide by {flags} in an --out of its own"
+    return (
+        f"those that cost most, alone, are {said}: keep them wide by {flags} in an --out of its own"
+    )
 
 
 def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
-    """The options of a build whose choices are timed again: the artifact's own where the user names none."""
+    """The options of a build whose choices are timed again: the artifact's own where the user names
+    none."""
     manifest = read_manifest(Path(options.model))
     decided = {decision.name for decision in manifest.decisions}
     # What keys and values are stored as is a choice of numbers, which the check has seen: it stays.
-    told = {n: value for n, value in manifest.engine.items() if n not in decided or n == "kv_cache_dtype"}
+    told = {
+        n: value
+        for n, value in manifest.engine.items()
+        if n not in decided or n == "kv_cache_dtype"
+    }
     shapes = options.shapes or [
-        WorkShape(each.prompt_tokens, each.output_tokens, each.concurrency).told for each in manifest.built_for
+        WorkShape(each.prompt_tokens, each.output_tokens, each.concurrency).told
+        for each in manifest.built_for
     ]
-    return replace(
-        options,
-        shapes=[] if options.workload is not None else shapes,
-        objective=options.objective or manifest.objective,
-        price=manifest.price if options.price is None else options.price,
-        knobs={**told, **options.knobs},
-    ), manifest
+    return (
+        replace(
+            options,
+            shapes=[] if options.workload is not None else shapes,
+            objective=options.objective or manifest.objective,
+            price=manifest.price if options.price is None else options.price,
+            knobs={**told, **options.knobs},
+        ),
+        manifest,
+    )

@@ -1,4 +1,5 @@
-"""The model that is built of: found or fetched at one revision, its files' checksums, and whether there is room.
+"""The model that is built of: found or fetched at one revision, its files' checksums, and whether
+there is room.
 
 It knows folders and sizes; no engine.
 """
@@ -34,7 +35,8 @@ SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix that 
 
 
 class SourceFile(msgspec.Struct):
-    """A file as it was when its checksum was made; the others say quickly whether it may have changed."""
+    """A file as it was when its checksum was made; the others say quickly whether it may have
+    changed."""
 
     sha256: str
     bytes: int
@@ -59,18 +61,25 @@ class SourceModel(msgspec.Struct):
 
 
 def fetch(options: BuildOptions) -> SourceModel:
-    """Finds the model, or downloads it, and reads all of it once. Raises CheckpointError, CapacityError, UsageError."""
-    folder = model_folder(options.config(**({"revision": options.revision} if options.revision else {})))
+    """Finds the model, or downloads it, and reads all of it once. Raises CheckpointError,
+    CapacityError, UsageError."""
+    folder = model_folder(
+        options.config(**({"revision": options.revision} if options.revision else {}))
+    )
     if (folder / MANIFEST).exists():
         raise UsageError(
-            f"{options.model} is an artifact: time its choices again by penstock build --retune {options.model}, or "
-            "build of the model that it was built of"
+            f"{options.model} is an artifact: time its choices again by penstock build --retune"
+            f" {options.model}, or build of the model that it was built of"
         )
     quantized = read_model_config(folder).quantization
     shards = {entry.shard for entry in read_entries(folder).values()}
-    hub = folder.parent.name == "snapshots"  # where the hub's client keeps a revision under its commit's name
+    hub = (
+        folder.parent.name == "snapshots"
+    )  # where the hub's client keeps a revision under its commit's name
     with ThreadPoolExecutor(thread_name_prefix="penstock-sums") as pool:
-        sums = dict(zip(_names(folder), pool.map(lambda n: _sum(folder / n), _names(folder)), strict=True))
+        sums = dict(
+            zip(_names(folder), pool.map(lambda n: _sum(folder / n), _names(folder)), strict=True)
+        )
     return SourceModel(
         folder=str(folder),
         revision=folder.name if hub else None,
@@ -91,11 +100,16 @@ def _adapter_files(lora: str) -> dict[str, SourceFile]:
 def check_unchanged(source: SourceModel) -> None:
     """Raises CheckpointError where a file is no longer what it was when the build began."""
     folder = Path(source.folder)
-    changed = [name for name in {*_names(folder), *source.files} if not _is_as(folder / name, source.files.get(name))]
+    changed = [
+        name
+        for name in {*_names(folder), *source.files}
+        if not _is_as(folder / name, source.files.get(name))
+    ]
     changed += [path for path, told in source.adapter.items() if not _is_as(Path(path), told)]
     if changed:
         raise CheckpointError(
-            f"{folder / min(changed)} was changed since this build began: put it back, or begin anew in another --out"
+            f"{folder / min(changed)} was changed since this build began: put it back, or begin"
+            " anew in another --out"
         )
 
 
@@ -106,15 +120,17 @@ def check_room(options: BuildOptions, source: SourceModel) -> None:
     needed, free = int(1.3 * source.largest_shard) + SPARE, free_memory(torch.device("cpu"))
     if free < needed:
         raise CapacityError(
-            f"building {options.model} takes {needed / 1e9:.1f} GB of memory (its largest file is "
-            f"{source.largest_shard / 1e9:.1f} GB), and {free / 1e9:.1f} GB is free: end what else runs here"
+            f"building {options.model} takes {needed / 1e9:.1f} GB of memory (its largest file is"
+            f" {source.largest_shard / 1e9:.1f} GB), and {free / 1e9:.1f} GB is free: end what else"
+            " runs here"
         )
     device = find_device(options.config().model.device)
     room = free_memory(device)
     if wide > room:
         raise CapacityError(
-            f"the unbuilt model, which the check compares with, takes {wide / 1e9:.1f} GB, and {room / 1e9:.1f} GB is "
-            f"free on {device}: end what else runs there, or take a larger one"
+            f"the unbuilt model, which the check compares with, takes {wide / 1e9:.1f} GB, and"
+            f" {room / 1e9:.1f} GB is free on {device}: end what else runs there, or take a"
+            " larger one"
         )
 
 
@@ -123,10 +139,14 @@ def _sizes(options: BuildOptions, source: SourceModel) -> tuple[int, int]:
     config = read_model_config(Path(source.folder))
     stored = sum(file.bytes for name, file in source.files.items() if name.endswith(".safetensors"))
     meta, dtype = torch.device("meta"), torch.bfloat16
-    wide = build_model(config, dtype, meta, scheme_of=choose_schemes("auto", config.quantization)).weights_bytes
+    wide = build_model(
+        config, dtype, meta, scheme_of=choose_schemes("auto", config.quantization)
+    ).weights_bytes
     if options.quantization in ("none", "auto") or source.quantized is not None:
         return wide, stored
-    made = model_written(config, cast(MadeKind, options.quantization), options.quantize_lm_head).weights_bytes
+    made = model_written(
+        config, cast(MadeKind, options.quantization), options.quantize_lm_head
+    ).weights_bytes
     return wide, int(stored * made / wide)
 
 
@@ -146,4 +166,6 @@ def _is_as(path: Path, told: SourceFile | None) -> bool:
     if told is None or not path.is_file():
         return False
     stat = path.stat()
-    return (stat.st_size, stat.st_mtime_ns) == (told.bytes, told.changed) or _sum(path).sha256 == told.sha256
+    return (stat.st_size, stat.st_mtime_ns) == (told.bytes, told.changed) or _sum(
+        path
+    ).sha256 == told.sha256

@@ -1,7 +1,7 @@
 """A stage in a process of its own: what it takes of memory, and how it may end, stays there.
 
-`run_apart` starts `python -m penstock.build.stage_process`, tells it which function to call with what, and reads its
-answer: a result, or an error of ours. It knows processes; not what stages do.
+`run_apart` starts `python -m penstock.build.stage_process`, tells it which function to call with
+what, and reads its answer: a result, or an error of ours. It knows processes; not what stages do.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from penstock.children.lifetime import begin_child
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError, PenstockError
 
-# What may be called: a name -> its module in this room. Each takes its own job, as keywords that JSON can say.
+# What may be called: a name -> its module in this room. Each takes its own job, as keywords that
+# JSON can say.
 CALLS = {
     "try_weights": "choose_weights",
     "round_weights": "round_weights",
@@ -44,14 +45,19 @@ class _Answer(msgspec.Struct):
 
 
 def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the function gave. Raises the PenstockError that it raised; EngineError where its process died."""
+    """Returns what the function gave. Raises the PenstockError that it raised; EngineError where
+    its process died."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:  # whatever a library prints goes to standard error
             command = command_of("penstock.build.stage_process", theirs.fileno())
-            process = spawn(command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2)
+            process = spawn(
+                command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2
+            )
         try:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has ended: how is said below
+            with contextlib.suppress(
+                BrokenPipeError, ConnectionResetError
+            ):  # it has ended: how is said below
                 send(ours, msgspec.json.encode(_Call(name, dict(job))))
             said = receive(ours)
             process.wait()
@@ -60,8 +66,8 @@ def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
             process.wait()
     if process.returncode or said is None:
         raise EngineError(
-            f"the process of stage {name} {how_ended(process.returncode)}: what it said stands above; the same "
-            "command begins this stage again"
+            f"the process of stage {name} {how_ended(process.returncode)}: what it said stands"
+            " above; the same command begins this stage again"
         )
     answer = msgspec.json.decode(said, type=_Answer)
     if answer.error is not None:

@@ -1,4 +1,5 @@
-"""Timed runs of a work through an engine: a model is opened once, and engines with other knobs run over it by turns.
+"""Timed runs of a work through an engine: a model is opened once, and engines with other knobs run
+over it by turns.
 
 It knows engines and clocks; what a figure means for a choice is `decide.py`'s.
 """
@@ -43,7 +44,8 @@ class Timing:
 
 
 class OpenModel:
-    """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works, knob=value ...)`."""
+    """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works,
+    knob=value ...)`."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.runner = config, open_model(config, folder)
@@ -51,18 +53,26 @@ class OpenModel:
     def __enter__(self) -> OpenModel:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
         self.runner.close()
         give_back()
 
     def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
-        """Runs works with these scheduling knobs in place of the config's; nothing is cached from runs before."""
-        told: dict[str, Any] = {name: getattr(place, name) for name, place in self.config.places().items()}
-        engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))  # its model, and kernels, are open
+        """Runs works with these scheduling knobs in place of the config's; nothing is cached from
+        runs before."""
+        told: dict[str, Any] = {
+            name: getattr(place, name) for name, place in self.config.places().items()
+        }
+        engine = engine_over(
+            self.runner, Config.of(**{**told, **(knobs or {})})
+        )  # its model, and kernels, are open
         return _sum([_timed(engine, self.runner, work) for work in works])
 
     def look(self, work: WorkSample) -> WorkSample:
-        """Runs a work whose answers the model ends, and returns it with the lengths that they had."""
+        """Runs a work whose answers the model ends,
+        and returns it with the lengths that they had."""
         drawn, counts = self.answers(work), [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts[:-1]])
         outputs = [
@@ -71,9 +81,12 @@ class OpenModel:
         ]
         return replace(work, outputs=outputs, ends=False)
 
-    def answers(self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None) -> list[list[int]]:
-        """Returns the tokens of every sample, a prompt's one after the other. tell: hears of how many more, as they are
-        drawn; of an answer that ends early, of its whole length at its end."""
+    def answers(
+        self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None
+    ) -> list[list[int]]:
+        """Returns the tokens of every sample, a prompt's one after the other. tell: hears of how
+        many more, as they are drawn; of an answer that ends early, of its whole length at its end.
+        """
         counts = [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts])
         found: list[list[int]] = [[] for _ in range(work.samples)]
@@ -85,7 +98,8 @@ class OpenModel:
 
 
 def give_back() -> None:
-    """Gives memory that nobody holds any more back to the device, whose free bytes the next engine asks for."""
+    """Gives memory that nobody holds any more back to the device, whose free bytes the next engine
+    asks for."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -104,9 +118,11 @@ class _WholeWork(RooflineGauge):
         return limit_seconds(self._steps.columns(), self._sizes, self._machine)
 
 
-def in_time(model: OpenModel, works: list[WorkSample], room: float, tell: Callable[[str], None]) -> list[WorkSample]:
-    """Returns works that take about `room` seconds together: with answers so short, and where prompts alone take too
-    long, so few. tell: hears by how much; all of it is run once to see."""
+def in_time(
+    model: OpenModel, works: list[WorkSample], room: float, tell: Callable[[str], None]
+) -> list[WorkSample]:
+    """Returns works that take about `room` seconds together: with answers so short, and where
+    prompts alone take too long, so few. tell: hears by how much; all of it is run once to see."""
     short = [work.cut(0.0, 2) for work in works]
     model.run(short)  # once for what only the first run of all does
     prompts, whole = model.run(short).seconds, model.run(works).seconds
@@ -114,15 +130,22 @@ def in_time(model: OpenModel, works: list[WorkSample], room: float, tell: Callab
         return works
     if room <= 2 * prompts:
         share = room / (2 * prompts)
-        tell(f"timed runs are of {share:.1%} of the prompts, with short answers: all would take longer than there is")
+        tell(
+            f"timed runs are of {share:.1%} of the prompts, with short answers: all would take"
+            " longer than there is"
+        )
         return [work.fewer(share).cut(prompts / max(whole - prompts, prompts)) for work in works]
     share = (room - prompts) / (whole - prompts)
-    tell(f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than there is")
+    tell(
+        f"answers are cut to {share:.0%} of their length in timed runs: all would take longer than"
+        " there is"
+    )
     return [work.cut(share) for work in works]
 
 
 def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
-    """Returns tokens of KV that a trial's engine needs, so that two fit beside each other: the largest work's."""
+    """Returns tokens of KV that a trial's engine needs, so that two fit beside each other: the
+    largest work's."""
     most = max(work.tokens * min(1.0, work.concurrency / work.samples) for work in works)
     longest = config.memory.max_model_len or longest_of(works)
     return -(-int(max(most, longest)) // BLOCK_SIZE) * BLOCK_SIZE
@@ -130,7 +153,14 @@ def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
 
 def longest_of(works: Sequence[WorkSample]) -> int:
     """Returns tokens of the longest prompt with its answer."""
-    return max(len(p) + out for work in works for p, out in zip(work.prompts, work.outputs, strict=True)) + 1
+    return (
+        max(
+            len(p) + out
+            for work in works
+            for p, out in zip(work.prompts, work.outputs, strict=True)
+        )
+        + 1
+    )
 
 
 def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
@@ -150,16 +180,22 @@ def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
 
 
 def _turn(engine: Engine, work: WorkSample) -> Iterator[tuple[int, int, list[int], bool]]:
-    """Runs a work; yields (prompt's place, sample, tokens, whether that was its end) as it comes."""
+    """Runs a work; yields (prompt's place, sample, tokens,
+    whether that was its end) as it comes."""
     places = zip(work.prompts, work.sampling, work.outputs, strict=True)
     for place, (prompt, params, out) in enumerate(places):
-        sampling = SamplingParams(**params, max_tokens=out, ignore_eos=not work.ends, detokenize=False)
+        sampling = SamplingParams(
+            **params, max_tokens=out, ignore_eos=not work.ends, detokenize=False
+        )
         refused = engine.submit(
-            Request(request_id=place, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling)
+            Request(
+                request_id=place, prompt=np.array(prompt, np.int32).tobytes(), sampling=sampling
+            )
         )
         if refused is not None:
             raise UsageError(
-                f"prompt {place} of {work.told} cannot run: {refused.error.message}", param=refused.error.param
+                f"prompt {place} of {work.told} cannot run: {refused.error.message}",
+                param=refused.error.param,
             )
     while engine.has_work:
         news = engine.step()

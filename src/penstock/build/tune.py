@@ -1,6 +1,8 @@
-"""Tune: the engine's knobs by whole runs of the work, by turns with what they are without a build; then what to expect.
+"""Tune: the engine's knobs by whole runs of the work, by turns with what they are without a build;
+then what to expect.
 
-    learn how long answers are -> cut runs to the time there is -> a knob after the other -> steps' seconds
+    learn how long answers are -> cut runs to the time there is -> a knob after the other -> steps'
+    seconds
     -> all that was chosen against all defaults: where that is no faster, the defaults stay
 
 It joins trials, choices and a clock. Each knob is tried with those chosen before it.
@@ -35,9 +37,15 @@ from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
-KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = 0.2, 0.1, 0.2  # of the time: kernels, the steps' table, the last comparison
+KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (
+    0.2,
+    0.1,
+    0.2,
+)  # of the time: kernels, the steps' table, the last comparison
 RUNS = 16  # of the work in a round of all choices, about: what runs are cut to the time by
-SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})  # may differ over one open model
+SCHEDULING = frozenset(
+    {"max_num_batched_tokens", "steps_ahead", "prefix_groups"}
+)  # may differ over one open model
 
 
 Run = Callable[[Sequence[WorkSample]], Timing]
@@ -61,8 +69,11 @@ class Tuned(msgspec.Struct):
     works: list[WorkSample]
 
 
-def tune(options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | None = None) -> Result:
-    """Tunes the model folder that stands in options' `out`: a stage's call. coarse_kv: why K and V stay wide."""
+def tune(
+    options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | None = None
+) -> Result:
+    """Tunes the model folder that stands in options' `out`: a stage's call. coarse_kv: why K and V
+    stay wide."""
     asked = msgspec.convert(options, BuildOptions)
     tuner = Tuner(asked, msgspec.convert(works, list[WorkSample]), coarse_kv)
     told: dict[str, Any] = msgspec.to_builtins(tuner.run())
@@ -70,7 +81,8 @@ def tune(options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | 
 
 
 class Tuner:
-    """The tuning of one build. coarse_kv: why K and V in eight bits are not among the choices. clock: seconds."""
+    """The tuning of one build. coarse_kv: why K and V in eight bits are not among the choices.
+    clock: seconds."""
 
     def __init__(
         self,
@@ -90,7 +102,8 @@ class Tuner:
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
-        """Opens the model, once or twice beside itself, and takes what wins. With no time at all it takes nothing."""
+        """Opens the model, once or twice beside itself, and takes what wins. With no time at all it
+        takes nothing."""
         if not self._seconds:
             if any(work.ends for work in self._works):
                 with OpenModel(self._config(), self._folder) as model:
@@ -99,23 +112,36 @@ class Tuner:
             return Tuned(self._decisions, self._chosen, {}, [], StepSeconds(), self._works)
         kernels = self._seconds * KERNELS_SHARE
         if self._config().parallel.tensor_parallel_size > 1:
-            _say("kernels' cuts are left at their defaults: they are timed on a whole model, and ranks have shares")
+            _say(
+                "kernels' cuts are left at their defaults: they are timed on a whole model, and"
+                " ranks have shares"
+            )
         else:
-            self._decisions += tune_kernels(self._config(), self._folder, self._works, self._clock() + kernels, _tell)
-        self._tunables = {each.name: each.chosen for each in self._decisions if each.chosen != each.default}
+            self._decisions += tune_kernels(
+                self._config(), self._folder, self._works, self._clock() + kernels, _tell
+            )
+        self._tunables = {
+            each.name: each.chosen for each in self._decisions if each.chosen != each.default
+        }
         with OpenModel(self._config(), self._folder) as model:
             self._look(model)
             runs = in_time(model, self._works, self._seconds / (RUNS * REPEATS), _say)
-            self._end = self._clock() + self._seconds * (1.0 - KERNELS_SHARE - TABLE_SHARE - LAST_SHARE)
+            self._end = self._clock() + self._seconds * (
+                1.0 - KERNELS_SHARE - TABLE_SHARE - LAST_SHARE
+            )
             waiting, reopened = self._scheduling(model), self._reopening()
             for place, (name, candidates) in enumerate(waiting):
                 share = (self._end - self._clock()) / (len(waiting) + len(reopened) - place)
                 self._try(name, candidates, share, partial(self._timed, model, runs, name))
-            steps = [step for work in self._works for step in steps_like(work.facts(), model.runner)]
+            steps = [
+                step for work in self._works for step in steps_like(work.facts(), model.runner)
+            ]
             unspent = 0.0 if reopened else max(0.0, self._end - self._clock())
             table = time_steps(model.runner, steps, self._seconds * TABLE_SHARE + unspent)
         for place, (name, value) in enumerate(reopened):
-            self._try_reopened(name, value, runs, (self._end - self._clock()) / (len(reopened) - place))
+            self._try_reopened(
+                name, value, runs, (self._end - self._clock()) / (len(reopened) - place)
+            )
         expected = self._compare(runs)
         self._choose_graphs()
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
@@ -130,20 +156,34 @@ class Tuner:
     # --- one knob
 
     def _scheduling(self, model: OpenModel) -> list[tuple[str, list[Value]]]:
-        """The knobs that an open model can be run with other values of, each with its default first."""
-        tokens, rows = model.runner.max_batched_tokens, max(work.concurrency for work in self._works)
-        fewer: list[Value] = [n for n in (tokens // 2, tokens // 4, tokens // 8) if n >= max(rows, 256)]
+        """The knobs that an open model can be run with other values of, each with its default
+        first."""
+        tokens, rows = (
+            model.runner.max_batched_tokens,
+            max(work.concurrency for work in self._works),
+        )
+        fewer: list[Value] = [
+            n for n in (tokens // 2, tokens // 4, tokens // 8) if n >= max(rows, 256)
+        ]
         wanted: list[tuple[str, list[Value]]] = [
             ("max_num_batched_tokens", [None, *fewer]),
             ("steps_ahead", [1, 0, 2]),
         ]
         if any(work.facts().shares for work in self._works) and model.runner.grouping:
             wanted.append(("prefix_groups", ["auto", "always", "off"]))
-        return [(name, values) for name, values in wanted if name not in self._options.named and len(values) > 1]
+        return [
+            (name, values)
+            for name, values in wanted
+            if name not in self._options.named and len(values) > 1
+        ]
 
-    def _try(self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]) -> None:
+    def _try(
+        self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]
+    ) -> None:
         """share: seconds."""
-        measured = measure(candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock)
+        measured = measure(
+            candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock
+        )
         self._take(decide(name, candidates, measured, self._unit, more=self._more))
 
     def _take(self, decision: Decision) -> None:
@@ -157,7 +197,9 @@ class Tuner:
 
     def _figure(self, timings: Sequence[Timing]) -> float:
         if self._more:
-            return sum(each.output_tokens for each in timings) / sum(each.seconds for each in timings)
+            return sum(each.output_tokens for each in timings) / sum(
+                each.seconds for each in timings
+            )
         return 1e3 * sum(each.latency for each in timings) / len(timings)
 
     # --- knobs that a model is opened with
@@ -166,11 +208,15 @@ class Tuner:
         """Knobs that need an engine of their own, with the one value to try."""
         device = find_device(self._config().model.device)
         if device.type == "cpu":
-            return []  # no graphs of so many rows, and eight bits of KV cost time there (docs/design/eight_bits.md)
+            # no graphs of so many rows, and eight bits of KV cost time there
+            # (docs/design/eight_bits.md)
+            return []
         rows = padded(max(work.concurrency for work in self._works))
         wanted: list[tuple[str, Value]] = [("max_num_seqs", rows)]
         if self._coarse_kv is not None:
-            self._take(Decision(name="kv_cache_dtype", chosen="auto", default="auto", note=self._coarse_kv))
+            self._take(
+                Decision(name="kv_cache_dtype", chosen="auto", default="auto", note=self._coarse_kv)
+            )
         elif reads_eight_bits(device, find_ops(self._config())) and not self._options.retune:
             wanted.append(("kv_cache_dtype", "fp8"))
         return [each for each in wanted if each[0] not in self._options.named]
@@ -183,12 +229,17 @@ class Tuner:
                 by_value = dict(zip(candidates, engines, strict=True))
                 self._try(name, candidates, share, lambda each: by_value[each](runs))
         except CapacityError as error:
-            self._take(decide(name, candidates, {}, self._unit, more=self._more, note=f"not timed: {error}"))
+            self._take(
+                decide(
+                    name, candidates, {}, self._unit, more=self._more, note=f"not timed: {error}"
+                )
+            )
 
     @contextmanager
     def _beside(self, runs: list[WorkSample], sides: Sequence[Choices]) -> Iterator[list[Run]]:
-        """Engines with these choices, open beside each other and warm: one model for those that differ in scheduling
-        alone, else one each, with no more KV than the runs need. CapacityError where they don't fit."""
+        """Engines with these choices, open beside each other and warm: one model for those that
+        differ in scheduling alone, else one each, with no more KV than the runs need. CapacityError
+        where they don't fit."""
         own = [(_without(side.knobs, SCHEDULING), side.tunables) for side in sides]
         with ExitStack() as opened:
             models: list[OpenModel] = []
@@ -198,44 +249,65 @@ class Tuner:
                     continue
                 config = self._config(tunables, **knobs)
                 if any(other != own[0] for other in own):
-                    config.memory.kv_cache_tokens = max(kv_tokens_of(runs, config), self._context(config))
+                    config.memory.kv_cache_tokens = max(
+                        kv_tokens_of(runs, config), self._context(config)
+                    )
                 models.append(opened.enter_context(OpenModel(config, self._folder)))
                 models[-1].run([runs[0].cut(0.0, 2)])
             scheduling = [_without(side.knobs, side.knobs.keys() - SCHEDULING) for side in sides]
-            yield [partial(model.run, knobs=each) for model, each in zip(models, scheduling, strict=True)]
+            yield [
+                partial(model.run, knobs=each)
+                for model, each in zip(models, scheduling, strict=True)
+            ]
 
     def _context(self, config: Config) -> int:
         return config.memory.max_model_len or read_model_config(self._folder).context
 
     def _choose_graphs(self) -> None:
         """Has a GPU's start capture sizes up to the work's rows close together, and no others."""
-        name, rows = "max_cudagraph_capture_size", padded(max(work.concurrency for work in self._works))
+        name, rows = (
+            "max_cudagraph_capture_size",
+            padded(max(work.concurrency for work in self._works)),
+        )
         gpu = find_device(self._config().model.device).type == "cuda"
         if gpu and rows < GRAPH_ROWS and name not in self._options.named:
-            note = "the most rows of the work: a shorter start, and steps of more rows are padded further"
+            note = (
+                "the most rows of the work: a shorter start, and steps of more rows are padded"
+                " further"
+            )
             self._take(Decision(name=name, chosen=rows, default=None, note=note))
 
     # --- all of it
 
     def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
-        """Runs each work with all that was chosen and with the defaults, and takes the choices back where they come to
-        no more. Returns what to expect."""
+        """Runs each work with all that was chosen and with the defaults, and takes the choices back
+        where they come to no more. Returns what to expect."""
         both = [Choices(self._chosen, self._tunables), Choices({}, {})]
         both = both if both[0] != both[1] else both[:1]
         sides = []
         try:
             with self._beside(runs, both) as engines:
                 sides = self._rounds(runs, engines)
-        except CapacityError:  # one after the other: what the clock does meanwhile is in the figures
+        except (
+            CapacityError
+        ):  # one after the other: what the clock does meanwhile is in the figures
             for each in both:
                 with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)
-        best = self._settle(*([self._figure(each) for each in side] for side in sides)) if len(both) > 1 else 0
+        best = (
+            self._settle(*([self._figure(each) for each in side] for side in sides))
+            if len(both) > 1
+            else 0
+        )
         rounds = sides[best] if runs is self._works else self._whole_runs()
-        return [self._expect(work, [each[place] for each in rounds]) for place, work in enumerate(self._works)]
+        return [
+            self._expect(work, [each[place] for each in rounds])
+            for place, work in enumerate(self._works)
+        ]
 
     def _whole_runs(self) -> list[list[Timing]]:
-        """Runs of the works, uncut, with what was chosen: REPEATS, or as many as there is time for, one at least."""
+        """Runs of the works, uncut, with what was chosen: REPEATS, or as many as there is time for,
+        one at least."""
         end, rounds = self._clock() + self._seconds * LAST_SHARE, list[list[Timing]]()
         with self._beside(self._works, [Choices(self._chosen, self._tunables)]) as (engine,):
             while not rounds or (len(rounds) < REPEATS and self._clock() < end):
@@ -251,17 +323,30 @@ class Tuner:
         return sides
 
     def _settle(self, chosen: list[float], default: list[float]) -> int:
-        """Which side stays, 0: what was chosen. Single choices win by three rounds, which noise does now and then."""
-        decision = decide("all together", ["defaults", "chosen"], {"defaults": default, "chosen": chosen},
-                          self._unit, more=self._more)  # fmt: skip
+        """Which side stays, 0: what was chosen. Single choices win by three rounds, which noise
+        does now and then."""
+        decision = decide(
+            "all together",
+            ["defaults", "chosen"],
+            {"defaults": default, "chosen": chosen},
+            self._unit,
+            more=self._more,
+        )
         faster = decision.chosen == "chosen"
         if not faster:
             self._chosen, self._tunables = {}, {}
             note = "was taken back: all choices together won by no more than the noise"
             self._decisions = [
-                replace(each, chosen=each.default, won_percent=0.0, note=f"{name_of(each.chosen)} {note}")
-                if each.chosen != each.default
-                else each
+                (
+                    replace(
+                        each,
+                        chosen=each.default,
+                        won_percent=0.0,
+                        note=f"{name_of(each.chosen)} {note}",
+                    )
+                    if each.chosen != each.default
+                    else each
+                )
                 for each in self._decisions
             ]
         self._decisions.append(decision)
@@ -270,12 +355,16 @@ class Tuner:
 
     def _expect(self, work: WorkSample, timings: Sequence[Timing]) -> ExpectedWork:
         rates = [each.output_tokens / each.seconds for each in timings]
-        shares = [each.least_seconds / each.seconds for each in timings if each.least_seconds is not None]
+        shares = [
+            each.least_seconds / each.seconds for each in timings if each.least_seconds is not None
+        ]
         return ExpectedWork(
             told=work.told,
             output_tokens_per_second=round(middle(rates), 1),
             noise_percent=round(noise_percent(rates), 2) if len(rates) > 1 else None,
-            requests_per_second=round(middle([each.requests / each.seconds for each in timings]), 3),
+            requests_per_second=round(
+                middle([each.requests / each.seconds for each in timings]), 3
+            ),
             request_ms=round(middle([1e3 * each.latency for each in timings]), 2),
             share_of_limit=round(middle(shares), 4) if shares else None,
         )

@@ -1,8 +1,10 @@
-"""Kernels' tunables, timed on the model's own layers: a decode step's forward and head, in a graph, at the work's rows;
-what is for prompts alone in steps of a prompt, launched as they are without rows beside them.
+"""Kernels' tunables, timed on the model's own layers: a decode step's forward and head, in a graph,
+at the work's rows; what is for prompts alone in steps of a prompt, launched as they are without
+rows beside them.
 
-One model is loaded; for each candidate its operations are set, the step captured and replayed, by turns with the
-default's. It knows a model and step inputs; no rows, no engine. Where nothing is compiled there is nothing to time.
+One model is loaded; for each candidate its operations are set, the step captured and replayed, by
+turns with the default's. It knows a model and step inputs; no rows, no engine. Where nothing is
+compiled there is nothing to time.
 """
 
 from __future__ import annotations
@@ -42,22 +44,33 @@ Step = tuple[Tensor, StepInputs]
 
 
 def tune_kernels(
-    config: Config, folder: Path, works: Sequence[WorkSample], deadline: float, tell: Callable[[Decision], None]
+    config: Config,
+    folder: Path,
+    works: Sequence[WorkSample],
+    deadline: float,
+    tell: Callable[[Decision], None],
 ) -> list[Decision]:
-    """Returns a decision for each tunable that this model's kernels have; none on a CPU. deadline: of time.monotonic.
-    tell: hears each."""
+    """Returns a decision for each tunable that this model's kernels have; none on a CPU. deadline:
+    of time.monotonic. tell: hears each."""
     device = find_device(config.model.device)
     if device.type == "cpu":
         return []
     rows = sorted({1, *(padded(min(work.concurrency, FULL_ROWS)) for work in works)})
-    context = round(statistics.fmean(f.prompt_tokens + f.output_tokens / 2 for f in (work.facts() for work in works)))
+    context = round(
+        statistics.fmean(
+            f.prompt_tokens + f.output_tokens / 2 for f in (work.facts() for work in works)
+        )
+    )
     with torch.inference_mode():
         trial = _Trial(config, folder, rows, context)
         found: list[Decision] = []
         waiting = [each for each in TUNABLES if trial.has(each)]
         for place, tunable in enumerate(waiting):
             end = time.monotonic() + (deadline - time.monotonic()) / (len(waiting) - place)
-            candidates: list[Value] = [tunable.default, *(n for n in tunable.candidates if n != tunable.default)]
+            candidates: list[Value] = [
+                tunable.default,
+                *(n for n in tunable.candidates if n != tunable.default),
+            ]
             by_value = {value: trial.ready(tunable, value) for value in candidates}
             measured = measure(candidates, partial(_ms_of, by_value), end)
             found.append(decide(tunable.name, candidates, measured, "ms a step", more=False))
@@ -79,7 +92,9 @@ class _Trial:
         self._model, self._ops = load_for(config, folder, model_config, device, context + 1)
         settle_kv(config, folder, self._model, self._ops)
         each = -(-(context + 1) // BLOCK_SIZE)
-        self._kv = KvCache(self._model.keepers, max(rows) * each + 2, device, slots=max(rows)).layers
+        self._kv = KvCache(
+            self._model.keepers, max(rows) * each + 2, device, slots=max(rows)
+        ).layers
         self._steps = [decode_step(count, context, each, device) for count in rows]
         lengths = [tokens for tokens in PROMPTS if tokens < context] or [context]
         self._prompts = [_prompt_step(tokens, each, device) for tokens in lengths]
@@ -91,8 +106,14 @@ class _Trial:
             return False
         operation = getattr(self._ops, tunable.op)
         if tunable.op in ("attention", OF_PROMPTS):
-            return any((kind.latent is not None) == (tunable.op == OF_PROMPTS) for kind in self._model.kinds)
-        return any(product is not None and _is(product.multiply, operation) for product in self._own.values())
+            return any(
+                (kind.latent is not None) == (tunable.op == OF_PROMPTS)
+                for kind in self._model.kinds
+            )
+        return any(
+            product is not None and _is(product.multiply, operation)
+            for product in self._own.values()
+        )
 
     def ready(self, tunable: Tunable, value: Value) -> list[Callable[[], object]]:
         """The steps with this value, as launches of them."""
@@ -127,7 +148,8 @@ class _Trial:
 
 
 def decode_step(rows: int, context: int, each: int, device: torch.device) -> Step:
-    """Returns ids [rows] and inputs of rows that stand alone, `context` tokens stored before each, in `each` blocks."""
+    """Returns ids [rows] and inputs of rows that stand alone, `context` tokens stored before each,
+    in `each` blocks."""
     at = torch.full((rows,), context, dtype=torch.int64, device=device)
     table = torch.arange(1, rows * each + 1, dtype=torch.int32, device=device).view(rows, each)
     decode = DecodeInputs(
@@ -142,7 +164,9 @@ def decode_step(rows: int, context: int, each: int, device: torch.device) -> Ste
     slots = table[:, context // BLOCK_SIZE].long() * BLOCK_SIZE + context % BLOCK_SIZE
     every = torch.arange(rows, device=device)
     states = StateInputs(every, torch.ones(rows, dtype=torch.bool, device=device), every[:0])
-    return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(at, slots, rows, decode, None, states=states)
+    return torch.zeros(rows, dtype=torch.int64, device=device), StepInputs(
+        at, slots, rows, decode, None, states=states
+    )
 
 
 def _prompt_step(tokens: int, each: int, device: torch.device) -> Step:

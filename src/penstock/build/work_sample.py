@@ -1,4 +1,5 @@
-"""The work that an engine is fitted to: shapes, or a sample of a user's rows, as token ids, lengths and parameters.
+"""The work that an engine is fitted to: shapes, or a sample of a user's rows, as token ids, lengths
+and parameters.
 
 It knows ids and SamplingParams; no engine, no files: rows are handed over.
 """
@@ -27,11 +28,20 @@ from penstock.text.tokenizer import Tokenizer
 
 MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # of a sample
 LONGEST_LOOK = 1024  # tokens of an answer to a row that names no max_tokens
-# What of a row's parameters a timed run keeps: what it costs to draw. How long answers are is known then.
+# What of a row's parameters a timed run keeps: what it costs to draw. How long answers are is known
+# then.
 DRAWN_BY = (
-    "n", "temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "logprobs", "seed",
-)  # fmt: skip
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "seed",
+)
 
 
 class WorkRow(Protocol):
@@ -47,9 +57,9 @@ class WorkRow(Protocol):
 class WorkSample(msgspec.Struct, kw_only=True):
     """Requests that are run together. A list's entries are one for each prompt.
 
-    sampling: SamplingParams' fields.   outputs: tokens of each answer.   ends: whether those are bounds, and the model
-    ends answers before them; else all are that long.   concurrency: samples that run at once.   drawn: prompts are ids
-    drawn from the vocabulary, and nobody's text.
+    sampling: SamplingParams' fields.   outputs: tokens of each answer.   ends: whether those are
+    bounds, and the model ends answers before them; else all are that long.   concurrency: samples
+    that run at once.   drawn: prompts are ids drawn from the vocabulary, and nobody's text.
     """
 
     told: str
@@ -88,7 +98,11 @@ class WorkSample(msgspec.Struct, kw_only=True):
     def fewer(self, share: float) -> WorkSample:
         """Returns this share of the prompts, spread evenly, one at least."""
         step = max(1, round(1 / max(share, 1e-6)))
-        prompts, sampling, outputs = self.prompts[::step], self.sampling[::step], self.outputs[::step]
+        prompts, sampling, outputs = (
+            self.prompts[::step],
+            self.sampling[::step],
+            self.outputs[::step],
+        )
         return msgspec.structs.replace(self, prompts=prompts, sampling=sampling, outputs=outputs)
 
     def cut(self, share: float, least: int = 8) -> WorkSample:
@@ -98,8 +112,8 @@ class WorkSample(msgspec.Struct, kw_only=True):
 
 
 def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSample:
-    """Returns a shape's requests: ids drawn from the vocabulary, the same each time. UsageError where a request is
-    longer than the context."""
+    """Returns a shape's requests: ids drawn from the vocabulary, the same each time. UsageError
+    where a request is longer than the context."""
     if shape.prompt_tokens + shape.output_tokens > context:
         raise UsageError(
             f"shape {shape.told} is longer than the context of {context} tokens: lower it"
@@ -109,7 +123,10 @@ def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSampl
     draw = random.Random(shape.told)
     first = [] if config.bos_id is None else [config.bos_id]
     each = shape.prompt_tokens - len(first)
-    prompts = [first + [draw.randrange(config.vocab_size) for _ in range(each)] for _ in range(shape.concurrency)]
+    prompts = [
+        first + [draw.randrange(config.vocab_size) for _ in range(each)]
+        for _ in range(shape.concurrency)
+    ]
     return WorkSample(
         told=shape.told,
         prompts=prompts,
@@ -123,8 +140,9 @@ def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSampl
 def rows_work(
     told: str, rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int, most_rows: int | None
 ) -> WorkSample:
-    """Returns a file's sample as ids. most_rows: of the engine, where the user named them. UsageError for rows that the
-    model cannot take (longer than the context, ids outside its vocabulary), all of them by their numbers."""
+    """Returns a file's sample as ids. most_rows: of the engine, where the user named them.
+    UsageError for rows that the model cannot take (longer than the context, ids outside its
+    vocabulary), all of them by their numbers."""
     prompts = _ids(rows, tokenizer, context)
     asked = [row.params.max_tokens or LONGEST_LOOK for row in rows]
     work = WorkSample(
@@ -139,8 +157,8 @@ def rows_work(
 
 
 def spread(rows: Iterable[WorkRow], count: int) -> list[WorkRow]:
-    """Returns at most MOST_PROMPTS of `count` rows, spread evenly, of MOST_SAMPLES samples together at most (one row at
-    least)."""
+    """Returns at most MOST_PROMPTS of `count` rows, spread evenly, of MOST_SAMPLES samples together
+    at most (one row at least)."""
     step = -(-count // MOST_PROMPTS)
     some = [row for place, row in enumerate(rows) if place % step == 0]
     each = -(-sum(row.params.n for row in some) // MOST_SAMPLES)
@@ -164,12 +182,18 @@ def _ids(rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int) -> list[li
         for row in rows:
             try:
                 if row.messages is not None:
-                    sandbox = sandbox or opened.enter_context(closing(Sandbox.open(tokenizer, context)))
+                    sandbox = sandbox or opened.enter_context(
+                        closing(Sandbox.open(tokenizer, context))
+                    )
                     options = dict(row.chat)
                     options["template_kwargs"] = options.pop("chat_template_kwargs", None)
                     ids = sandbox.run(ChatJob(messages=row.messages, **options)).ids[0]
                 else:
-                    ids = tokenizer.encode(row.prompt) if isinstance(row.prompt, str) else list(row.prompt or ())
+                    ids = (
+                        tokenizer.encode(row.prompt)
+                        if isinstance(row.prompt, str)
+                        else list(row.prompt or ())
+                    )
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, row.params, context, tokenizer.vocab_size)
                 found.append(ids)

@@ -1,7 +1,9 @@
-"""ArrayCodec: words with numpy arrays in them to bytes and back, for what crosses between processes. Never pickle.
+"""ArrayCodec: words with numpy arrays in them to bytes and back, for what crosses between
+processes. Never pickle.
 
-An array is an extension of msgpack: its dtype's character, its dimensions, its bytes. What is read is held to the types
-that the words are declared with; an array's dtype is the sender's. It knows no processes.
+An array is an extension of msgpack: its dtype's character, its dimensions, its bytes. What is read
+is held to the types that the words are declared with; an array's dtype is the sender's. It knows no
+processes.
 """
 
 from __future__ import annotations
@@ -17,13 +19,15 @@ from penstock.errors import EngineError
 
 ARRAY = 1  # the extension's code
 LONGEST_WHY = 200  # characters of why bytes cannot be read
-_HEAD = struct.Struct("<cBHiii")  # the dtype's character, dimensions' count, two bytes' room, three dimensions
+_HEAD = struct.Struct(
+    "<cBHiii"
+)  # the dtype's character, dimensions' count, two bytes' room, three dimensions
 Word = TypeVar("Word")
 
 
 class ArrayCodec(Generic[Word]):
-    """Words of `kind`, a type or a union of tagged ones; `what` is their name in errors. record: the one structured
-    dtype that their arrays may have."""
+    """Words of `kind`, a type or a union of tagged ones; `what` is their name in errors. record:
+    the one structured dtype that their arrays may have."""
 
     def __init__(self, kind: Any, what: str, record: np.dtype[np.void] | None = None) -> None:
         self._what, self._record = what, record
@@ -37,9 +41,8 @@ class ArrayCodec(Generic[Word]):
         """Returns the word, whose arrays are its own. EngineError for bytes that are none."""
         try:
             word: Word = self._decoder.decode(data)
-        except (
-            Exception
-        ) as error:  # msgspec's own, numpy's and struct's of an array, UsageError of a request's sampling
+        except Exception as error:
+            # msgspec's own, numpy's and struct's of an array, UsageError of a request's sampling
             why = f"{type(error).__name__}: {error}"[:LONGEST_WHY]
             raise EngineError(f"{self._what} cannot be read ({why})") from error
         return word
@@ -50,8 +53,12 @@ class ArrayCodec(Generic[Word]):
         if not isinstance(value, np.ndarray):
             raise NotImplementedError(f"{type(value).__name__} doesn't cross between processes")
         plain = value.dtype.kind in "biuf" and value.dtype.isnative
-        if value.ndim > 3 or not (plain or (self._record is not None and value.dtype == self._record)):
-            raise NotImplementedError(f"an array of {value.dtype} and {value.ndim} dimensions doesn't cross")
+        if value.ndim > 3 or not (
+            plain or (self._record is not None and value.dtype == self._record)
+        ):
+            raise NotImplementedError(
+                f"an array of {value.dtype} and {value.ndim} dimensions doesn't cross"
+            )
         head = _HEAD.pack(value.dtype.char.encode(), value.ndim, 0, *(*value.shape, 0, 0, 0)[:3])
         return msgspec.msgpack.Ext(ARRAY, head + value.tobytes())
 

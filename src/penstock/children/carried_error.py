@@ -21,9 +21,12 @@ class CarriedError(msgspec.Struct, tag="failed", frozen=True):
 
     @classmethod
     def of(cls, error: BaseException, what: str = "") -> CarriedError:
-        """Returns an error to carry; one that isn't ours becomes an EngineError, whose message begins with `what`."""
+        """Returns an error to carry; one that isn't ours becomes an EngineError, whose message
+        begins with `what`."""
         if isinstance(error, PenstockError):
-            rule = error.rule if isinstance(error, UsageError) and error.rule != str(error) else None
+            rule = (
+                error.rule if isinstance(error, UsageError) and error.rule != str(error) else None
+            )
             return cls(type(error).__name__, str(error), error.param, rule)
         return cls(EngineError.__name__, f"{what}{type(error).__name__}: {error}")
 

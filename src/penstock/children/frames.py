@@ -32,7 +32,8 @@ def send(channel: socket.socket, data: bytes | bytearray) -> None:
 
 
 def receive(channel: socket.socket) -> bytearray | None:
-    """Waits for a word's bytes. Returns None at the socket's end, or where the other side has gone amid a word."""
+    """Waits for a word's bytes. Returns None at the socket's end, or where the other side has gone
+    amid a word."""
     head = _exactly(channel, HEADER)
     return None if head is None else _exactly(channel, int.from_bytes(head, "little"))
 
@@ -50,7 +51,8 @@ class Frames:
         self._channel, self._data = channel, bytearray()
 
     def read(self) -> list[bytes]:
-        """Receives once. Returns the words that are whole. Raises EOFError at the socket's end, OSError."""
+        """Receives once. Returns the words that are whole. Raises EOFError at the socket's end,
+        OSError."""
         piece = self._channel.recv(PIECE)
         if not piece:
             raise EOFError

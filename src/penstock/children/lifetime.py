@@ -1,5 +1,6 @@
-"""What doesn't end a process of ours, and what does: lines that nobody takes, and signals that are its parent's, don't;
-the end of the process that started it does. It knows descriptors, signals and Linux; no engine.
+"""What doesn't end a process of ours, and what does: lines that nobody takes, and signals that are
+its parent's, don't; the end of the process that started it does. It knows descriptors, signals and
+Linux; no engine.
 """
 
 from __future__ import annotations
@@ -12,7 +13,9 @@ import signal
 import sys
 from typing import Any
 
-_SET_PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG, prctl(2); it is sent when the thread that started us ends
+_SET_PARENT_DEATH_SIGNAL = (
+    1  # PR_SET_PDEATHSIG, prctl(2); it is sent when the thread that started us ends
+)
 
 
 def begin_child() -> None:
@@ -23,17 +26,18 @@ def begin_child() -> None:
 
 
 def leave_signals() -> None:
-    """Ignores what ends a group of processes: Ctrl-C and a terminal's end reach the whole terminal, a service manager's
-    SIGTERM the whole group. The parent says when to end."""
+    """Ignores what ends a group of processes: Ctrl-C and a terminal's end reach the whole terminal,
+    a service manager's SIGTERM the whole group. The parent says when to end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it has gone; on Linux. Elsewhere the standard input is
-    all there is: children of ours watch it, for it ends with the parent. That takes a thread that runs: one that hangs
-    inside a library, with the interpreter's lock held, or a process that was stopped, would never look. A parent that
-    has gone already is for the caller to see, by its standard input."""
+    """Has the kernel kill this process when the one that started it has gone; on Linux. Elsewhere
+    the standard input is all there is: children of ours watch it, for it ends with the parent. That
+    takes a thread that runs: one that hangs inside a library, with the interpreter's lock held, or
+    a process that was stopped, would never look. A parent that has gone already is for the caller
+    to see, by its standard input."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         if prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL.value, 0, 0, 0):
@@ -41,9 +45,11 @@ def end_with_parent() -> None:
 
 
 def lose_lines() -> None:
-    """From here on lines that standard output or error doesn't take (a full disk, a reader that left) are lost: they
-    raise nothing. Where somebody put another object in their place, that stays."""
-    # One of them that was closed at the start would be the number of the next socket or file that is opened.
+    """From here on lines that standard output or error doesn't take (a full disk, a reader that
+    left) are lost: they raise nothing. Where somebody put another object in their place, that
+    stays."""
+    # One of them that was closed at the start would be the number of the next socket or file that
+    # is opened.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -64,8 +70,9 @@ def _lossy(stream: Any, what: str) -> io.TextIOWrapper:
 
 
 class LossyFile(io.FileIO):
-    """A file whose write raises nothing: no service may suffer for a line about it. Lost lines are told once, on
-    standard error; where a part of one was written, the next begins on a line of its own. what: its name there."""
+    """A file whose write raises nothing: no service may suffer for a line about it. Lost lines are
+    told once, on standard error; where a part of one was written, the next begins on a line of its
+    own. what: its name there."""
 
     _lost = _torn = False
 
@@ -77,7 +84,9 @@ class LossyFile(io.FileIO):
         data = b"\n" * self._torn + bytes(data)
         why: str | None = "no room"
         try:
-            written = super().write(data) or 0  # None: a pipe that is full, and that nobody waits for
+            written = (
+                super().write(data) or 0
+            )  # None: a pipe that is full, and that nobody waits for
         except OSError as error:
             written, why = 0, error.strerror
         if written:
@@ -85,6 +94,9 @@ class LossyFile(io.FileIO):
         if written < len(data) and not self._lost:
             self._lost = True
             with contextlib.suppress(OSError):
-                line = f"penstock: lines of {self._what} are lost ({why}): see that they can be written"
+                line = (
+                    f"penstock: lines of {self._what} are lost ({why}): see that they can be"
+                    " written"
+                )
                 print(line, file=sys.stderr, flush=True)
         return written

@@ -1,4 +1,5 @@
-"""What a process may take, and what it has, by the kernel: resource limits and /proc. It knows one process: its own."""
+"""What a process may take, and what it has, by the kernel: resource limits and /proc. It knows one
+process: its own."""
 
 from __future__ import annotations
 
@@ -8,13 +9,15 @@ import sys
 
 
 def bound(which: int, most: int) -> None:
-    """Sets the soft limit, which is what counts; no higher than the hard one that we were started with."""
+    """Sets the soft limit, which is what counts; no higher than the hard one that we were started
+    with."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 class ProcessMemory:
-    """What the process has. To open the system's file for each job would take longer than to render a chat's frame."""
+    """What the process has. To open the system's file for each job would take longer than to render
+    a chat's frame."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None

@@ -1,4 +1,5 @@
-"""How a child is started, and how its end is put into words. It knows processes; not what they do."""
+"""How a child is started, and how its end is put into words. It knows processes;
+not what they do."""
 
 from __future__ import annotations
 
@@ -28,13 +29,19 @@ def spawn(
     stderr: int | IO[bytes] | None = None,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child. what: its name in errors.   fds: descriptors that it inherits.   environment: variables beside
-    ours.   session: it gets one of its own, so that an interrupt at the terminal is its parent's alone. Raises
-    CapacityError."""
+    """Starts a child. what: its name in errors.   fds: descriptors that it inherits.   environment:
+    variables beside ours.   session: it gets one of its own, so that an interrupt at the terminal
+    is its parent's alone. Raises CapacityError."""
     everything = None if environment is None else {**os.environ, **environment}
     try:
         return subprocess.Popen(
-            command, stdin=QUIET, stdout=stdout, stderr=stderr, pass_fds=fds, env=everything, start_new_session=session
+            command,
+            stdin=QUIET,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=fds,
+            env=everything,
+            start_new_session=session,
         )
     except OSError as error:
         raise could_not_start(what, error) from error
@@ -42,9 +49,16 @@ def spawn(
 
 def could_not_start(what: str, error: OSError) -> CapacityError:
     """Returns the error to raise where a child could not be started."""
-    return CapacityError(f"{what} could not be started: {error.strerror}: free memory or raise the process limit")
+    return CapacityError(
+        f"{what} could not be started: {error.strerror}: free memory or raise the process limit"
+    )
 
 
 def how_ended(code: int | None) -> str:
-    """Returns how a child ended, by its exit code: `ended with code 1`, `was killed by signal 9`."""
-    return f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
+    """Returns how a child ended, by its exit code: `ended with code 1`,
+    `was killed by signal 9`."""
+    return (
+        f"was killed by signal {-code}"
+        if code is not None and code < 0
+        else f"ended with code {code}"
+    )

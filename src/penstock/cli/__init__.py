@@ -1,6 +1,8 @@
-"""The command line of `penstock` and `python -m penstock`. Every command imports what it needs when it runs.
+"""The command line of `penstock` and `python -m penstock`. Every command imports what it needs when
+it runs.
 
-The distribution penstock installs all commands, penstock-client those of `root` alone: they need no engine.
+The distribution penstock installs all commands, penstock-client those of `root` alone: they need no
+engine.
 """
 
 from importlib import import_module

@@ -1,4 +1,5 @@
-"""The almanac's commands: parse, import, call. It knows what they are called; the work is the almanac's."""
+"""The almanac's commands: parse, import, call. It knows what they are called; the work is the
+almanac's."""
 
 from __future__ import annotations
 
@@ -9,18 +10,25 @@ import typer
 
 from penstock.cli.exit_codes import OneLineCommand
 
-almanac_app = typer.Typer(help="The almanac: how fast is any engine.", no_args_is_help=True, rich_markup_mode=None)
+almanac_app = typer.Typer(
+    help="The almanac: how fast is any engine.", no_args_is_help=True, rich_markup_mode=None
+)
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
 NO_RECORD = "run.json"  # what else lies in a run's folder
-BEGIN = "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock almanac add RUN`"
+BEGIN = (
+    "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock"
+    " almanac add RUN`"
+)
 
 
 @almanac_app.command("build", cls=OneLineCommand)
 def build_command(
     *,
-    out: Annotated[Path, typer.Option(help="Folder for the page: a new one, an empty one or an older page.")],
+    out: Annotated[
+        Path, typer.Option(help="Folder for the page: a new one, an empty one or an older page.")
+    ],
     records: Records = RECORDS,
 ) -> None:
     """Make the page: one folder of static files that opens from the file system.
@@ -39,7 +47,9 @@ def build_command(
 def serve_command(
     *,
     records: Records = RECORDS,
-    port: Annotated[int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)] = 8080,
+    port: Annotated[
+        int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)
+    ] = 8080,
 ) -> None:
     """Make the page in a temporary folder and show it on this machine."""
     import tempfile
@@ -55,13 +65,17 @@ def serve_command(
 
 @almanac_app.command("add", cls=OneLineCommand)
 def add_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of measured runs; one a shape.")],
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Folders of measured runs; one a shape.")
+    ],
     *,
     records: Records = RECORDS,
 ) -> None:
-    """Take measured runs into the almanac: a record's file each, after every number was derived again.
+    """Take measured runs into the almanac: a record's file each, after every number was derived
+    again.
 
-    Of a run that another version measured, what this one derives goes in, and a line says what that changes."""
+    Of a run that another version measured, what this one derives goes in, and a line says what that
+    changes."""
     from penstock.almanac.collect import add
     from penstock.bench.write_record import commit
     from penstock.errors import RecordError
@@ -81,16 +95,23 @@ def add_command(
 def validate_command(
     paths: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[PATH...]", help="Records, runs, or folders of them. Left out: almanac/records."),
+        typer.Argument(
+            metavar="[PATH...]",
+            help="Records, runs, or folders of them. Left out: almanac/records.",
+        ),
     ] = None,
     *,
-    raw: Annotated[Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")] = None,
+    raw: Annotated[
+        Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")
+    ] = None,
 ) -> None:
-    """Check records: their form, and whether they contradict themselves. Those are named, and the exit code is 1.
+    """Check records: their form, and whether they contradict themselves. Those are named, and the
+    exit code is 1.
 
-    With its raw data beside it every number of a record is derived again: that alone says that it was measured. Of
-    the others it is said that they were not re-derived; points that name no raw data are refused. Of the almanac's own
-    folder the places are checked too: one file a run, each where it belongs, and nothing else."""
+    With its raw data beside it every number of a record is derived again: that alone says that it
+    was measured. Of the others it is said that they were not re-derived; points that name no raw
+    data are refused. Of the almanac's own folder the places are checked too: one file a run, each
+    where it belongs, and nothing else."""
     if paths or raw:
         _validate(paths, raw)
     else:
@@ -129,8 +150,14 @@ def _validate(paths: list[Path] | None, raw: Path | None) -> None:
 
     files = [file for path in paths or [] for file in _records_in(path)]
     if not files or (raw is not None and len(files) > 1):
-        told = "--raw belongs to one record" if raw else f"there is no record in {', '.join(map(str, paths or []))}"
-        raise UsageError(f"{told}: name a record, a run's folder or a folder of records", param="path")
+        told = (
+            "--raw belongs to one record"
+            if raw
+            else f"there is no record in {', '.join(map(str, paths or []))}"
+        )
+        raise UsageError(
+            f"{told}: name a record, a run's folder or a folder of records", param="path"
+        )
     held, derived = 0, 0
     for file in files:
         beside = raw or file.with_name(RAW)
@@ -147,9 +174,13 @@ def _validate(paths: list[Path] | None, raw: Path | None) -> None:
 
 
 def _checked(held: int, count: int, derived: int) -> str:
-    rest = f"{held - derived} not re-derived, for their raw data isn't here" if derived < held else ""
+    rest = (
+        f"{held - derived} not re-derived, for their raw data isn't here" if derived < held else ""
+    )
     whole = f"{derived} re-derived from their raw data" if derived else ""
-    return ", ".join(part for part in (f"{held} of {count} records hold together", whole, rest) if part)
+    return ", ".join(
+        part for part in (f"{held} of {count} records hold together", whole, rest) if part
+    )
 
 
 def _records_in(path: Path) -> list[Path]:

@@ -17,11 +17,16 @@ batch_app = typer.Typer(
 
 Url = Annotated[
     str,
-    typer.Option(envvar=["PENSTOCK_URL", "OPENAI_BASE_URL"], help="The server; it was started with --state-dir."),
+    typer.Option(
+        envvar=["PENSTOCK_URL", "OPENAI_BASE_URL"],
+        help="The server; it was started with --state-dir.",
+    ),
 ]
 Key = Annotated[
     str | None,
-    typer.Option(envvar=["PENSTOCK_API_KEY", "OPENAI_API_KEY"], help="Of a server that asks for one."),
+    typer.Option(
+        envvar=["PENSTOCK_API_KEY", "OPENAI_API_KEY"], help="Of a server that asks for one."
+    ),
 ]
 Id = Annotated[str, typer.Argument(metavar="ID", help="What `penstock batch submit` printed.")]
 URL = "http://127.0.0.1:8000"
@@ -30,11 +35,17 @@ URL = "http://127.0.0.1:8000"
 @batch_app.command("submit", cls=OneLineCommand)
 def submit_command(
     file: Annotated[
-        Path, typer.Argument(metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have; not packed.")
+        Path,
+        typer.Argument(
+            metavar="FILE", help="Requests, a JSON line each, as OpenAI's batches have; not packed."
+        ),
     ],
     *,
     endpoint: Annotated[
-        str | None, typer.Option(help="/v1/completions or /v1/chat/completions. Left out: the first line's url.")
+        str | None,
+        typer.Option(
+            help="/v1/completions or /v1/chat/completions. Left out: the first line's url."
+        ),
     ] = None,
     url: Url = URL,
     api_key: Key = None,
@@ -72,10 +83,15 @@ def fetch_command(
     batch_id: Id,
     out: Annotated[
         Path,
-        typer.Argument(metavar="OUT", help="File for the answers; beside out.jsonl, out.errors.jsonl for the failed."),
+        typer.Argument(
+            metavar="OUT",
+            help="File for the answers; beside out.jsonl, out.errors.jsonl for the failed.",
+        ),
     ],
     *,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace both files, whatever they hold.")] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace both files, whatever they hold.")
+    ] = False,
     url: Url = URL,
     api_key: Key = None,
 ) -> None:

@@ -1,4 +1,5 @@
-"""The bench's commands for servers: parse, import, call. It knows what they are called; the work is the bench's."""
+"""The bench's commands for servers: parse, import, call. It knows what they are called; the work is
+the bench's."""
 
 from __future__ import annotations
 
@@ -18,11 +19,24 @@ if TYPE_CHECKING:
     from penstock.bench.run_spec import ServerSpec
 
 bench_app = typer.Typer(
-    help="Measure: any server's speed, or this machine's.", no_args_is_help=True, rich_markup_mode=None
+    help="Measure: any server's speed, or this machine's.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
 )
 
 # Variables that engines and their libraries heed; keys are left out whatever they begin with.
-HEEDED = ("OMP_", "KMP_", "MKL_", "GGML_", "LLAMA_ARG_", "CUDA_", "NCCL_", "TORCH_", "PYTORCH_", "VLLM_")
+HEEDED = (
+    "OMP_",
+    "KMP_",
+    "MKL_",
+    "GGML_",
+    "LLAMA_ARG_",
+    "CUDA_",
+    "NCCL_",
+    "TORCH_",
+    "PYTORCH_",
+    "VLLM_",
+)
 MINUTES = 28.0  # within half an hour: a start and a last point go over
 MOST_GOALS, MOST_WORDS = 20, 200  # that a record holds
 FEWEST_IDS = 1000  # that every model's vocabulary has
@@ -30,74 +44,136 @@ FEWEST_IDS = 1000  # that every model's vocabulary has
 
 @bench_app.command("run", cls=OneLineCommand)
 def bench_run(
-    url: Annotated[str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")] = None,
+    url: Annotated[
+        str | None, typer.Argument(metavar="[URL]", help="A server that is there; or --engine.")
+    ] = None,
     *,
     model: Annotated[
-        str, typer.Option(help="A model's folder, file or id, or `demo`; for a URL the name that it has there.")
+        str,
+        typer.Option(
+            help="A model's folder, file or id, or `demo`; for a URL the name that it has there."
+        ),
     ],
-    engine: Annotated[str | None, typer.Option(help="An engine to start, or a .toml file that describes one.")] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="An engine to start, or a .toml file that describes one.")
+    ] = None,
     shape: Annotated[
-        list[str] | None, typer.Option(help="128x1024, monkeys[:N][@ROWS.jsonl] or a ShareGPT-form .json; again.")
+        list[str] | None,
+        typer.Option(help="128x1024, monkeys[:N][@ROWS.jsonl] or a ShareGPT-form .json; again."),
     ] = None,
-    suite: Annotated[str | None, typer.Option(help="almanac: six exact shapes and monkeys.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder of the run; the same one goes on where it was.")] = Path(
-        "bench-out"
-    ),
+    suite: Annotated[
+        str | None, typer.Option(help="almanac: six exact shapes and monkeys.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="Folder of the run; the same one goes on where it was.")
+    ] = Path("bench-out"),
     minutes: Annotated[
-        float | None, typer.Option(help="For all shapes together, about; 28 unless --short or --full is given.", min=1)
+        float | None,
+        typer.Option(
+            help="For all shapes together, about; 28 unless --short or --full is given.", min=1
+        ),
     ] = None,
-    short: Annotated[bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")] = False,
+    short: Annotated[
+        bool, typer.Option(help="Windows of 10 s, one start, few requests: a hint, marked so.")
+    ] = False,
     full: Annotated[
         bool, typer.Option(help="The whole method, whatever it takes: three starts, 1,000 at once.")
     ] = False,
-    goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
-    quantile: Annotated[float | None, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)] = None,
-    starts: Annotated[int | None, typer.Option(help="Starts of the server.", min=1, max=100)] = None,
-    warm_up: Annotated[float | None, typer.Option(help="Seconds before a window.", min=0.1, max=1e5)] = None,
-    window: Annotated[float | None, typer.Option(help="Seconds of a point, at least.", min=0.5, max=1e5)] = None,
-    longest: Annotated[float | None, typer.Option(help="Seconds of a point, at most.", min=1.0, max=1e5)] = None,
-    drain: Annotated[
-        float | None, typer.Option(help="Seconds that a window's requests may go on, at least.", min=0.1)
+    goal: Annotated[
+        list[float] | None, typer.Option(help="First token within so many seconds; again.")
     ] = None,
-    stall: Annotated[float | None, typer.Option(help="Seconds a server may be silent.", min=1.0)] = None,
+    quantile: Annotated[
+        float | None, typer.Option(help="By which share of the requests.", min=0.01, max=0.999)
+    ] = None,
+    starts: Annotated[
+        int | None, typer.Option(help="Starts of the server.", min=1, max=100)
+    ] = None,
+    warm_up: Annotated[
+        float | None, typer.Option(help="Seconds before a window.", min=0.1, max=1e5)
+    ] = None,
+    window: Annotated[
+        float | None, typer.Option(help="Seconds of a point, at least.", min=0.5, max=1e5)
+    ] = None,
+    longest: Annotated[
+        float | None, typer.Option(help="Seconds of a point, at most.", min=1.0, max=1e5)
+    ] = None,
+    drain: Annotated[
+        float | None,
+        typer.Option(help="Seconds that a window's requests may go on, at least.", min=0.1),
+    ] = None,
+    stall: Annotated[
+        float | None, typer.Option(help="Seconds a server may be silent.", min=1.0)
+    ] = None,
     enough: Annotated[int | None, typer.Option(help="Requests near a crossing.", min=1)] = None,
-    at_once: Annotated[int | None, typer.Option(help="Requests of the saturated point.", min=1)] = None,
+    at_once: Annotated[
+        int | None, typer.Option(help="Requests of the saturated point.", min=1)
+    ] = None,
     alone: Annotated[int | None, typer.Option(help="Requests of the single point.", min=1)] = None,
     bisections: Annotated[int | None, typer.Option(help="Rates tried a goal.", min=0)] = None,
     ladder: Annotated[bool | None, typer.Option(help="Also 2, 4, 8, ... at a time.")] = None,
-    options: Annotated[str, typer.Option(help="More words for the engine's server, in one text.")] = "",
-    env: Annotated[list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")] = None,
-    server_cores: Annotated[
-        int | None, typer.Option(help="Of an engine that we start. Left out: all but one a client process.", min=1)
+    options: Annotated[
+        str, typer.Option(help="More words for the engine's server, in one text.")
+    ] = "",
+    env: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE for the engine's server; again.")
     ] = None,
-    configuration: Annotated[str | None, typer.Option(help="A word for these options in the record.")] = None,
-    python: Annotated[str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")] = None,
+    server_cores: Annotated[
+        int | None,
+        typer.Option(
+            help="Of an engine that we start. Left out: all but one a client process.", min=1
+        ),
+    ] = None,
+    configuration: Annotated[
+        str | None, typer.Option(help="A word for these options in the record.")
+    ] = None,
+    python: Annotated[
+        str | None, typer.Option(help="The interpreter that has the engine. Left out: this one.")
+    ] = None,
     engine_name: Annotated[str | None, typer.Option(help="What serves at the URL.")] = None,
     engine_version: Annotated[str | None, typer.Option(help="Its version.")] = None,
     machine: Annotated[
         Path | None,
-        typer.Option(help="A .json in the record's form, of a server elsewhere or with some of several GPUs."),
+        typer.Option(
+            help="A .json in the record's form, of a server elsewhere or with some of several GPUs."
+        ),
     ] = None,
-    api_key: Annotated[str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="OPENAI_API_KEY", help="Of a server that asks for one.")
+    ] = None,
     model_name: Annotated[str | None, typer.Option(help="The model's name in the record.")] = None,
     folder: Annotated[
-        Path | None, typer.Option(help="With the model's config.json and tokenizer.json, where --model is no folder.")
+        Path | None,
+        typer.Option(
+            help="With the model's config.json and tokenizer.json, where --model is no folder."
+        ),
     ] = None,
-    dtype: Annotated[str | None, typer.Option(help="Of the weights, where no config.json tells.")] = None,
-    tokenizer: Annotated[Path | None, typer.Option(help="tokenizer.json, for servers that take no ids.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="Of the weights, where no config.json tells.")
+    ] = None,
+    tokenizer: Annotated[
+        Path | None, typer.Option(help="tokenizer.json, for servers that take no ids.")
+    ] = None,
     text: Annotated[bool, typer.Option(help="Send texts even where ids would do.")] = False,
-    vocabulary: Annotated[int | None, typer.Option(help="Ids that prompts are drawn from.", min=32)] = None,
-    random_weights: Annotated[bool, typer.Option(help="The model's weights are random: said in the record.")] = False,
-    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
+    vocabulary: Annotated[
+        int | None, typer.Option(help="Ids that prompts are drawn from.", min=32)
+    ] = None,
+    random_weights: Annotated[
+        bool, typer.Option(help="The model's weights are random: said in the record.")
+    ] = False,
+    price: Annotated[
+        float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
+    ] = None,
     processes: Annotated[
-        int | None, typer.Option(help="Client processes. Left out: a quarter of the cores.", min=1, max=1024)
+        int | None,
+        typer.Option(help="Client processes. Left out: a quarter of the cores.", min=1, max=1024),
     ] = None,
     seed: Annotated[int, typer.Option(help="Of prompts and arrivals.", min=0, max=2**63 - 1)] = 0,
 ) -> None:
-    """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in time.
+    """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in
+    time.
 
-    Writes a folder a shape: raw samples, record.json, table.txt, report/index.html. `penstock almanac add` takes it
-    from there."""
+    Writes a folder a shape: raw samples, record.json, table.txt, report/index.html. `penstock
+    almanac add` takes it from there."""
     given = dict(locals())
     stopped_by_sigterm(lambda: _run(given))
 
@@ -118,19 +194,34 @@ def _run(given: dict[str, Any]) -> None:
     processes = given["processes"] or _processes()
     subject = _subject(given)
     cores = cores_here()
-    share = server_share(cores, processes, given["server_cores"]) if subject.peer is not None else []
+    share = (
+        server_share(cores, processes, given["server_cores"]) if subject.peer is not None else []
+    )
     subject = replace(subject, cores=tuple(share))
     machine = machine_of(
-        given["machine"], given["url"], {**os.environ, **subject.environment}, started=subject.peer is not None
+        given["machine"],
+        given["url"],
+        {**os.environ, **subject.environment},
+        started=subject.peer is not None,
     )
     if share:
         machine = machine.model_copy(update={"server_cores": len(share)})
-    run_all(RunSpec(
-        subject=subject, works=works, settings=settings, out=given["out"], seed=given["seed"], processes=processes,
-        machine=machine, ceiling=_ceiling(clients_at_once(cores, share, processes)), price=given["price"],
-        configuration=given["configuration"] or ("tuned" if given["options"] or given["env"] else "default"),
-        commit=commit(),
-    ))  # fmt: skip
+    run_all(
+        RunSpec(
+            subject=subject,
+            works=works,
+            settings=settings,
+            out=given["out"],
+            seed=given["seed"],
+            processes=processes,
+            machine=machine,
+            ceiling=_ceiling(clients_at_once(cores, share, processes)),
+            price=given["price"],
+            configuration=given["configuration"]
+            or ("tuned" if given["options"] or given["env"] else "default"),
+            commit=commit(),
+        )
+    )
 
 
 def _processes() -> int:
@@ -140,7 +231,8 @@ def _processes() -> int:
 
 
 def _subject(given: dict[str, Any]) -> ServerSpec:
-    """What is measured; an engine that we start is asked for its version. Raises UsageError for what doesn't fit."""
+    """What is measured; an engine that we start is asked for its version. Raises UsageError for
+    what doesn't fit."""
     from penstock.bench.peers import peer
     from penstock.bench.run_spec import ServerSpec
     from penstock.bench.write_record import model_config, option_files
@@ -153,30 +245,51 @@ def _subject(given: dict[str, Any]) -> ServerSpec:
     there = ("engine_name", "engine_version", "api_key", "machine")
     ours = ("options", "env", "starts", "server_cores", "python")
     only = there if engine else ours
-    if said := [name for name in only if given[name] and not (name == "api_key" and _from_environment())]:
+    if said := [
+        name for name in only if given[name] and not (name == "api_key" and _from_environment())
+    ]:
         other = "a URL" if engine else "--engine"
-        raise UsageError(f"--{said[0].replace('_', '-')} goes with {other} alone: leave it out", param=said[0])
+        raise UsageError(
+            f"--{said[0].replace('_', '-')} goes with {other} alone: leave it out", param=said[0]
+        )
     known = peer(engine) if engine else None
     packaged = _packaged(named) if engine else None
     model = str(packaged) if packaged and engine != "penstock" else named
     folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
-    ids, options = not given["text"] and (known is None or known.ids), tuple(_words(given["options"], "options"))
+    ids, options = (
+        not given["text"] and (known is None or known.ids),
+        tuple(_words(given["options"], "options")),
+    )
     if given[unread := "tokenizer" if ids else "vocabulary"]:
-        told = f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
+        told = (
+            f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
+        )
         raise UsageError(told, param=unread)
     vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
     return ServerSpec(
-        name=given["model_name"] or Path(named).name, model=model, peer=known, url=url, python=python,
+        name=given["model_name"] or Path(named).name,
+        model=model,
+        peer=known,
+        url=url,
+        python=python,
         version=known.version_of(python) if known else given["engine_version"] or "unknown",
-        engine=given["engine_name"] or "unknown", folder=folder, options=options,
-        environment=(_inherited() if known else {}) | _environment(given["env"] or []), files=option_files(options),
-        api_key=given["api_key"], vocabulary=vocabulary, tokenizer=given["tokenizer"] or folder, ids=ids,
-        dtype=given["dtype"], random_weights=given["random_weights"],
-    )  # fmt: skip
+        engine=given["engine_name"] or "unknown",
+        folder=folder,
+        options=options,
+        environment=(_inherited() if known else {}) | _environment(given["env"] or []),
+        files=option_files(options),
+        api_key=given["api_key"],
+        vocabulary=vocabulary,
+        tokenizer=given["tokenizer"] or folder,
+        ids=ids,
+        dtype=given["dtype"],
+        random_weights=given["random_weights"],
+    )
 
 
 def _words(text: str, option: str) -> list[str]:
-    """As a shell parts them. Raises UsageError for a quote that is not closed, and for more than a record holds."""
+    """As a shell parts them. Raises UsageError for a quote that is not closed, and for more than a
+    record holds."""
     import shlex
 
     from penstock.errors import UsageError
@@ -184,9 +297,13 @@ def _words(text: str, option: str) -> list[str]:
     try:
         words = shlex.split(text)
     except ValueError as error:
-        raise UsageError(f"--{option} {text!r} is none as a shell takes it: {error}", param=option) from error
+        raise UsageError(
+            f"--{option} {text!r} is none as a shell takes it: {error}", param=option
+        ) from error
     if len(words) > MOST_WORDS:
-        raise UsageError(f"--{option} has {len(words)} words: a record holds {MOST_WORDS}", param=option)
+        raise UsageError(
+            f"--{option} has {len(words)} words: a record holds {MOST_WORDS}", param=option
+        )
     return words
 
 
@@ -194,11 +311,14 @@ def _from_environment() -> bool:
     """A key that lies in the environment for other uses is no option that was given."""
     import os
 
-    return "OPENAI_API_KEY" in os.environ and not any(word.startswith("--api-key") for word in sys.argv)
+    return "OPENAI_API_KEY" in os.environ and not any(
+        word.startswith("--api-key") for word in sys.argv
+    )
 
 
 def _packaged(name: str) -> Path | None:
-    """`demo` is a folder of the package, to any engine. Raises UsageError in penstock-client, which has no model."""
+    """`demo` is a folder of the package, to any engine. Raises UsageError in penstock-client, which
+    has no model."""
     from importlib.util import find_spec
 
     from penstock.errors import UsageError
@@ -207,7 +327,8 @@ def _packaged(name: str) -> Path | None:
         return None
     if find_spec("penstock.demo") is None:
         raise UsageError(
-            "the demo model is in penstock, and this is penstock-client: name a folder, or pip install penstock",
+            "the demo model is in penstock, and this is penstock-client: name a folder, or pip"
+            " install penstock",
             param="model",
         )
     from penstock.demo import model_folder
@@ -216,10 +337,15 @@ def _packaged(name: str) -> Path | None:
 
 
 def _inherited() -> dict[str, str]:
-    """What a server that we start takes over from this shell and runs otherwise for: it belongs into the record."""
+    """What a server that we start takes over from this shell and runs otherwise for: it belongs
+    into the record."""
     import os
 
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith(HEEDED) and "KEY" not in name}
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(HEEDED) and "KEY" not in name
+    }
 
 
 def _environment(given: list[str]) -> dict[str, str]:
@@ -257,19 +383,25 @@ def _settings(given: dict[str, Any], shapes: int) -> Settings:
         said["goals"] = _goals(given["goal"])
     settings = replace(usual, budget=budget, **said)
     if settings.longest < settings.window:
-        raise UsageError(f"--longest {settings.longest:g} is less than --window {settings.window:g}", param="longest")
+        raise UsageError(
+            f"--longest {settings.longest:g} is less than --window {settings.window:g}",
+            param="longest",
+        )
     return replace(settings, starts=1) if given["url"] else settings
 
 
 def _goals(given: list[float]) -> tuple[float, ...]:
-    """Each once, the shortest first. Raises UsageError for what is no time, and for more than a record holds."""
+    """Each once, the shortest first. Raises UsageError for what is no time, and for more than a
+    record holds."""
     from penstock.errors import UsageError
 
     goals = tuple(sorted(set(given)))
     if wrong := [goal for goal in goals if not 0 < goal < 1e6]:
         raise UsageError(f"--goal {wrong[0]} is no time: give seconds above 0", param="goal")
     if len(goals) > MOST_GOALS:
-        raise UsageError(f"{len(goals)} goals: a record holds {MOST_GOALS}, leave some out", param="goal")
+        raise UsageError(
+            f"{len(goals)} goals: a record holds {MOST_GOALS}, leave some out", param="goal"
+        )
     return goals
 
 
@@ -287,12 +419,15 @@ def bench_compare(
 @bench_app.command("calibrate", cls=OneLineCommand)
 def bench_calibrate(
     *,
-    most: Annotated[int | None, typer.Option(help="Client processes, at most. Left out: the cores.", min=1)] = None,
+    most: Annotated[
+        int | None, typer.Option(help="Client processes, at most. Left out: the cores.", min=1)
+    ] = None,
     seconds: Annotated[float, typer.Option(help="Of each trial.", min=0.5)] = 2.0,
 ) -> None:
     """Measure what this machine's client can hear, against a server that computes nothing.
 
-    `bench run` reads it: each point's headroom is this ceiling over what was asked of the client."""
+    `bench run` reads it: each point's headroom is this ceiling over what was asked of the client.
+    """
     from penstock.bench.calibrate import calibrate, write_ceiling
 
     path = write_ceiling(calibrate(most=most, seconds=seconds, say=typer.echo))
@@ -301,7 +436,10 @@ def bench_calibrate(
 
 @bench_app.command("import", cls=OneLineCommand)
 def bench_import(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Of vllm bench serve --save-result --save-detailed.")],
+    file: Annotated[
+        Path,
+        typer.Argument(metavar="FILE", help="Of vllm bench serve --save-result --save-detailed."),
+    ],
     *,
     out: Annotated[Path, typer.Option(help="Folder for the record and its raw data: a new one.")],
     engine_name: Annotated[str, typer.Option(help="What was measured.")] = "vllm",
@@ -309,11 +447,18 @@ def bench_import(
     command: Annotated[str, typer.Option(help="What started it, as one would type it.")],
     dtype: Annotated[str, typer.Option(help="Of the model's weights.")],
     random_weights: Annotated[bool, typer.Option(help="The model's weights were random.")] = False,
-    machine: Annotated[Path | None, typer.Option(help="A .json in the record's form. Left out: this machine.")] = None,
-    goal: Annotated[list[float] | None, typer.Option(help="First token within so many seconds; again.")] = None,
-    price: Annotated[float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)] = None,
+    machine: Annotated[
+        Path | None, typer.Option(help="A .json in the record's form. Left out: this machine.")
+    ] = None,
+    goal: Annotated[
+        list[float] | None, typer.Option(help="First token within so many seconds; again.")
+    ] = None,
+    price: Annotated[
+        float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
+    ] = None,
 ) -> None:
-    """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no point is ranked."""
+    """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no
+    point is ranked."""
     _import(dict(locals()))
 
 
@@ -328,18 +473,26 @@ def _import(given: dict[str, Any]) -> None:
 
     goals = _goals(given["goal"]) if given["goal"] else Settings().goals
     engine = EngineInfo(
-        name=word(given["engine_name"]), version=word(given["engine_version"]), command=line(given["command"]),
+        name=word(given["engine_name"]),
+        version=word(given["engine_version"]),
+        command=line(given["command"]),
         configuration=Configuration(
             name="imported", flags=[line(each) for each in _words(given["command"], "command")[1:]]
         ),
-    )  # fmt: skip
+    )
     results = read_vllm(given["file"])
     machine, out = machine_of(given["machine"], None, started=False), given["out"]
     with _new_folder(out), room(out):
         record = record_of(
-            results, out / "raw.parquet", engine=engine, machine=machine, goals=goals, dtype=word(given["dtype"]),
-            weights="random" if given["random_weights"] else "real", price=given["price"],
-        )  # fmt: skip
+            results,
+            out / "raw.parquet",
+            engine=engine,
+            machine=machine,
+            goals=goals,
+            dtype=word(given["dtype"]),
+            weights="random" if given["random_weights"] else "real",
+            price=given["price"],
+        )
         write_whole(out / "record.json", record.model_dump_json(by_alias=True, indent=1))
     print_table(record, sys.stdout)
     typer.echo(f"{out}: `penstock almanac add` takes it from there")
@@ -347,8 +500,8 @@ def _import(given: dict[str, Any]) -> None:
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[None]:
-    """It stays only if what is put into it is whole, so that the same command can be tried again. Raises UsageError
-    where it cannot be made, as where it is there."""
+    """It stays only if what is put into it is whole, so that the same command can be tried again.
+    Raises UsageError where it cannot be made, as where it is there."""
     import shutil
 
     from penstock.errors import UsageError
@@ -356,7 +509,9 @@ def _new_folder(out: Path) -> Iterator[None]:
     try:
         out.mkdir(parents=True)
     except OSError as error:
-        raise UsageError(f"{out} cannot be made ({error.strerror}): give a new folder", param="out") from error
+        raise UsageError(
+            f"{out} cannot be made ({error.strerror}): give a new folder", param="out"
+        ) from error
     try:
         yield
     except BaseException:

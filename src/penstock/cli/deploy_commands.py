@@ -1,4 +1,5 @@
-"""`penstock deploy`: takes Penstock to a cloud or a cluster. Modal's file it writes and forgets; Ray Serve it asks."""
+"""`penstock deploy`: takes Penstock to a cloud or a cluster. Modal's file it writes and forgets;
+Ray Serve it asks."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ import typer
 from penstock.cli.engine_options import EngineCommand, engine_options, given_options, refuse_options
 from penstock.errors import UsageError, escaped
 
-deploy_app = typer.Typer(help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None)
+deploy_app = typer.Typer(
+    help="Take Penstock to others' machines.", no_args_is_help=True, rich_markup_mode=None
+)
 
 _NOT_KEPT = (
     "model",
@@ -38,49 +41,91 @@ def deploy() -> None:
 @engine_options(*_NOT_KEPT)
 def modal(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="A hub id, `demo`, or a folder of the volume: /penstock/...")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="A hub id, `demo`, or a folder of the volume: /penstock/..."
+        ),
     ],
     *,
     out: Annotated[Path, typer.Option(help="The file to write, a new one.")] = Path("app.py"),
-    name: Annotated[str | None, typer.Option(help="The app's name. Left out: made of MODEL.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="The app's name. Left out: made of MODEL.")
+    ] = None,
     package: Annotated[
         str | None,
         typer.Option(
-            help="Where the image takes Penstock from: a checkout's folder, an address (git+https://...), or "
-            "penstock==VERSION. Left out: the checkout that this one runs from."
+            help=(
+                "Where the image takes Penstock from: a checkout's folder, an address"
+                " (git+https://...), or "
+                "penstock==VERSION. Left out: the checkout that this one runs from."
+            )
         ),
     ] = None,
     gpu: Annotated[
-        str, typer.Option(help="Modal's word for it, :N for several, ! for exactly that; `none`: CPUs alone.")
+        str,
+        typer.Option(
+            help="Modal's word for it, :N for several, ! for exactly that; `none`: CPUs alone."
+        ),
     ] = "H100!",
     cpu: Annotated[float, typer.Option(help="Cores of a container, at least.")] = 8.0,
-    revision: Annotated[str | None, typer.Option(help="The hub's branch, tag or commit: pin it.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="The hub's branch, tag or commit: pin it.")
+    ] = None,
     shape: Annotated[
         list[str] | None,
-        typer.Option(help="INxOUT:CONCURRENCY that `build` fits it to; may be given again. Left out: 256x256:128."),
+        typer.Option(
+            help=(
+                "INxOUT:CONCURRENCY that `build` fits it to; may be given again. Left out:"
+                " 256x256:128."
+            )
+        ),
     ] = None,
-    volume: Annotated[str, typer.Option(help="Modal volume of artifacts and reports.")] = "penstock",
-    hub_volume: Annotated[str, typer.Option(help="Modal volume of the hub's downloads.")] = "huggingface-cache",
-    hub_secret: Annotated[str | None, typer.Option(help="Modal secret with HF_TOKEN, for gated models.")] = None,
+    volume: Annotated[
+        str, typer.Option(help="Modal volume of artifacts and reports.")
+    ] = "penstock",
+    hub_volume: Annotated[
+        str, typer.Option(help="Modal volume of the hub's downloads.")
+    ] = "huggingface-cache",
+    hub_secret: Annotated[
+        str | None, typer.Option(help="Modal secret with HF_TOKEN, for gated models.")
+    ] = None,
     key_secret: Annotated[
         str | None, typer.Option(help="Modal secret with PENSTOCK_API_KEY, which is asked for.")
     ] = None,
     unauthenticated: Annotated[
-        bool, typer.Option("--unauthenticated", help="Without Modal's proxy auth; wants --key-secret.")
+        bool,
+        typer.Option("--unauthenticated", help="Without Modal's proxy auth; wants --key-secret."),
     ] = False,
     routing_region: Annotated[str, typer.Option(help="Where Modal takes requests in.")] = "us-east",
     target_concurrency: Annotated[
-        int, typer.Option(help="HTTP requests a container before there are more; one may be of many samples.")
+        int,
+        typer.Option(
+            help="HTTP requests a container before there are more; one may be of many samples."
+        ),
     ] = 256,
     max_concurrency: Annotated[
-        int | None, typer.Option(help="HTTP requests a container at most; past it Modal answers 429. Left out: any.")
+        int | None,
+        typer.Option(
+            help="HTTP requests a container at most; past it Modal answers 429. Left out: any."
+        ),
     ] = None,
-    min_containers: Annotated[int, typer.Option(help="Containers that stay while nobody asks.")] = 0,
-    max_containers: Annotated[int | None, typer.Option(help="Containers at most. Left out: Modal's own bound.")] = None,
-    scaledown_window: Annotated[int, typer.Option(help="Seconds without requests before a container ends.")] = 300,
-    startup_timeout: Annotated[int, typer.Option(help="Seconds until a container must listen.")] = 900,
+    min_containers: Annotated[
+        int, typer.Option(help="Containers that stay while nobody asks.")
+    ] = 0,
+    max_containers: Annotated[
+        int | None, typer.Option(help="Containers at most. Left out: Modal's own bound.")
+    ] = None,
+    scaledown_window: Annotated[
+        int, typer.Option(help="Seconds without requests before a container ends.")
+    ] = 300,
+    startup_timeout: Annotated[
+        int, typer.Option(help="Seconds until a container must listen.")
+    ] = 900,
     shutdown_timeout: Annotated[
-        int, typer.Option(help="Seconds that running requests get at a container's end; Modal waits 30 more.")
+        int,
+        typer.Option(
+            help="Seconds that running requests get at a container's end; Modal waits 30 more."
+        ),
     ] = 60,
     knobs: dict[str, Any],
 ) -> None:
@@ -93,17 +138,32 @@ def modal(
     package = package or default_package()
     if package is None:
         raise UsageError(
-            "this Penstock runs from no checkout: say --package, where the image takes it from", param="package"
+            "this Penstock runs from no checkout: say --package, where the image takes it from",
+            param="package",
         )
     deployment = ModalDeployment(
-        model=model, name=name or _app_name(model), package=package, cpu=cpu,
-        gpu=None if gpu.lower() == "none" else gpu, revision=revision, knobs=knobs,
-        shapes=tuple(shape or ["256x256:128"]), volume=volume, hub_volume=hub_volume, hub_secret=hub_secret,
-        key_secret=key_secret, unauthenticated=unauthenticated, routing_region=routing_region,
-        target_concurrency=target_concurrency, max_concurrency=max_concurrency, min_containers=min_containers,
-        max_containers=max_containers, scaledown_window=scaledown_window, startup_timeout=startup_timeout,
+        model=model,
+        name=name or _app_name(model),
+        package=package,
+        cpu=cpu,
+        gpu=None if gpu.lower() == "none" else gpu,
+        revision=revision,
+        knobs=knobs,
+        shapes=tuple(shape or ["256x256:128"]),
+        volume=volume,
+        hub_volume=hub_volume,
+        hub_secret=hub_secret,
+        key_secret=key_secret,
+        unauthenticated=unauthenticated,
+        routing_region=routing_region,
+        target_concurrency=target_concurrency,
+        max_concurrency=max_concurrency,
+        min_containers=min_containers,
+        max_containers=max_containers,
+        scaledown_window=scaledown_window,
+        startup_timeout=startup_timeout,
         shutdown_timeout=shutdown_timeout,
-    )  # fmt: skip
+    )
     write_modal_app(deployment, out)
     build, serve, monkeys = (_word(f"{out}{what}") for what in ("::build", "", "::monkeys"))
     print(f"{serve}: modal run {build}, modal deploy {serve}, modal run {monkeys}")
@@ -117,7 +177,8 @@ def ray(
     app: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[app.yaml]", help="A Serve config file of one Penstock application. Left out: options."
+            metavar="[app.yaml]",
+            help="A Serve config file of one Penstock application. Left out: options.",
         ),
     ] = None,
     *,
@@ -125,12 +186,16 @@ def ray(
     address: Annotated[
         str | None,
         typer.Option(
-            help="The Ray cluster: `auto` or HOST:PORT. Left out: RAY_ADDRESS, else a cluster of this machine's own, "
-            "which ends with the command."
+            help=(
+                "The Ray cluster: `auto` or HOST:PORT. Left out: RAY_ADDRESS, else a cluster of"
+                " this machine's own, "
+                "which ends with the command."
+            )
         ),
     ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Write the config file there, a new one, and bring nothing anywhere.")
+        Path | None,
+        typer.Option(help="Write the config file there, a new one, and bring nothing anywhere."),
     ] = None,
     name: Annotated[str, typer.Option(help="The application's name in Serve.")] = "penstock",
     host: Annotated[
@@ -139,34 +204,59 @@ def ray(
     port: Annotated[int, typer.Option(help="Port that Serve listens on.")] = 8000,
     route_prefix: Annotated[str, typer.Option(help="Path that the application is under.")] = "/",
     served_model_name: Annotated[
-        str | None, typer.Option(help="The name clients give. Left out: the model as it stands here.")
+        str | None,
+        typer.Option(help="The name clients give. Left out: the model as it stands here."),
     ] = None,
     cpus: Annotated[float, typer.Option(help="Cores that Ray sets aside for a replica.")] = 1.0,
-    min_replicas: Annotated[int, typer.Option(help="Replicas that stay while nobody asks; 0 is none.")] = 1,
-    max_replicas: Annotated[int | None, typer.Option(help="Replicas at most. Left out: as many as at least.")] = None,
+    min_replicas: Annotated[
+        int, typer.Option(help="Replicas that stay while nobody asks; 0 is none.")
+    ] = 1,
+    max_replicas: Annotated[
+        int | None, typer.Option(help="Replicas at most. Left out: as many as at least.")
+    ] = None,
     target_seconds: Annotated[
         float, typer.Option(help="Seconds of work that a replica may have before there are more.")
     ] = 30.0,
-    upscale_delay: Annotated[float, typer.Option(help="Seconds that it must have so much. From zero at once.")] = 10.0,
-    downscale_delay: Annotated[float, typer.Option(help="Seconds of too little before a replica ends.")] = 300.0,
+    upscale_delay: Annotated[
+        float, typer.Option(help="Seconds that it must have so much. From zero at once.")
+    ] = 10.0,
+    downscale_delay: Annotated[
+        float, typer.Option(help="Seconds of too little before a replica ends.")
+    ] = 300.0,
     api_key_file: Annotated[
-        Path | None, typer.Option(help="As serve's; the same path on every machine. Else PENSTOCK_API_KEY there.")
+        Path | None,
+        typer.Option(
+            help="As serve's; the same path on every machine. Else PENSTOCK_API_KEY there."
+        ),
     ] = None,
     allow_no_key: Annotated[
         bool,
-        typer.Option("--allow-no-key", help="Serve others without a key: a gateway in front checks who asks."),
+        typer.Option(
+            "--allow-no-key", help="Serve others without a key: a gateway in front checks who asks."
+        ),
     ] = False,
     allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A Host to answer, beside addresses; * is any. May be given again.")
+        list[str] | None,
+        typer.Option(help="A Host to answer, beside addresses; * is any. May be given again."),
     ] = None,
     state_dir: Annotated[
-        Path | None, typer.Option(help="Shared folder of files and batches; wants one replica, no more and no fewer.")
+        Path | None,
+        typer.Option(
+            help="Shared folder of files and batches; wants one replica, no more and no fewer."
+        ),
     ] = None,
     enable_auto_tool_choice: Annotated[
-        bool, typer.Option("--enable-auto-tool-choice", help="Let models decide whether they call a tool.")
+        bool,
+        typer.Option(
+            "--enable-auto-tool-choice", help="Let models decide whether they call a tool."
+        ),
     ] = False,
-    tool_call_parser: Annotated[str | None, typer.Option(help="As serve's: how calls are written.")] = None,
-    reasoning_parser: Annotated[str | None, typer.Option(help="As serve's: keep what the model thinks apart.")] = None,
+    tool_call_parser: Annotated[
+        str | None, typer.Option(help="As serve's: how calls are written.")
+    ] = None,
+    reasoning_parser: Annotated[
+        str | None, typer.Option(help="As serve's: keep what the model thinks apart.")
+    ] = None,
     startup_timeout: Annotated[
         float, typer.Option(help="Seconds after which a start is given up and tried anew.")
     ] = 900.0,
@@ -176,7 +266,10 @@ def ray(
     step_timeout: Annotated[
         float,
         typer.Option(
-            help="Seconds with work and without a step (on a CPU: a layer of one), after which an engine ends."
+            help=(
+                "Seconds with work and without a step (on a CPU: a layer of one), after which an"
+                " engine ends."
+            )
         ),
     ] = 120.0,
     knobs: dict[str, Any],
@@ -186,25 +279,46 @@ def ray(
     Plain Serve with our server in each replica, HAProxy in front."""
     from penstock.cli.exit_codes import stopped_by_sigterm
     from penstock.deploy.ray_deployment import RayDeployment
-    from penstock.deploy.run_ray import ServeFile, absolute_model, deploy_on_ray, read_serve_file, write_serve_file
+    from penstock.deploy.run_ray import (
+        ServeFile,
+        absolute_model,
+        deploy_on_ray,
+        read_serve_file,
+        write_serve_file,
+    )
     from penstock.ray_cluster import needs_ray
 
     needs_ray()
     if app is not None:
-        refuse_options(given_options(context, "app", "address"), f"is said in {app}: change it there")
+        refuse_options(
+            given_options(context, "app", "address"), f"is said in {app}: change it there"
+        )
         stopped_by_sigterm(lambda: deploy_on_ray(read_serve_file(app), address))
         return
     if "model" in knobs:
         knobs["model"] = absolute_model(knobs["model"])
     deployment = RayDeployment(
-        name=name, served_model_name=served_model_name, cpus=cpus, min_replicas=min_replicas,
-        max_replicas=max_replicas, target_seconds=target_seconds, upscale_delay=upscale_delay,
-        downscale_delay=downscale_delay, host=host, api_key_file=_whole_path(api_key_file),
-        allow_no_key=allow_no_key, allowed_hosts=tuple(allowed_host or ()), state_dir=_whole_path(state_dir),
-        startup_timeout=startup_timeout, shutdown_timeout=shutdown_timeout, step_timeout=step_timeout,
-        enable_auto_tool_choice=enable_auto_tool_choice, tool_call_parser=tool_call_parser,
-        reasoning_parser=reasoning_parser, knobs=knobs,
-    )  # fmt: skip
+        name=name,
+        served_model_name=served_model_name,
+        cpus=cpus,
+        min_replicas=min_replicas,
+        max_replicas=max_replicas,
+        target_seconds=target_seconds,
+        upscale_delay=upscale_delay,
+        downscale_delay=downscale_delay,
+        host=host,
+        api_key_file=_whole_path(api_key_file),
+        allow_no_key=allow_no_key,
+        allowed_hosts=tuple(allowed_host or ()),
+        state_dir=_whole_path(state_dir),
+        startup_timeout=startup_timeout,
+        shutdown_timeout=shutdown_timeout,
+        step_timeout=step_timeout,
+        enable_auto_tool_choice=enable_auto_tool_choice,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
+        knobs=knobs,
+    )
     file = ServeFile(deployment, port, route_prefix)
     if out is None:
         stopped_by_sigterm(lambda: deploy_on_ray(file, address))
@@ -218,7 +332,8 @@ def _whole_path(path: Path | None) -> str | None:
 
 
 def _word(text: str) -> str:
-    """A word for a shell, of a command to be copied from the screen; what cannot be shown is an escape."""
+    """A word for a shell, of a command to be copied from the screen; what cannot be shown is an
+    escape."""
     return escaped(shlex.quote(text))
 
 

@@ -1,6 +1,8 @@
-"""An option for every knob of an engine, made from `penstock.config`'s fields: names, types, defaults and help alike.
+"""An option for every knob of an engine, made from `penstock.config`'s fields: names, types,
+defaults and help alike.
 
-vLLM's arguments are read beside them, by the table of `penstock.vllm_arguments`. It knows no command.
+vLLM's arguments are read beside them, by the table of `penstock.vllm_arguments`. It knows no
+command.
 """
 
 from __future__ import annotations
@@ -25,18 +27,24 @@ if TYPE_CHECKING:
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for every knob of Config but those left out; those that the user typed arrive as its
-    `knobs`."""
+    """Gives a command an option for every knob of Config but those left out; those that the user
+    typed arrive as its `knobs`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
-        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "knobs"]
+        own = [
+            p
+            for p in inspect.signature(command, eval_str=True).parameters.values()
+            if p.name != "knobs"
+        ]
         options = knob_parameters(leave_out)
         names = {option.name for option in options}
 
         @wraps(command)
         def run(**values: Any) -> None:
             knobs = {name: values.pop(name) for name in list(values) if name in names}
-            command(**values, knobs={name: value for name, value in knobs.items() if value is not None})
+            command(
+                **values, knobs={name: value for name, value in knobs.items() if value is not None}
+            )
 
         parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in [*own, *options]]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -49,8 +57,14 @@ def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[
 
 def given_options(context: typer.Context, *but: str) -> dict[str, str]:
     """Returns the command's options that the user typed: name -> flag."""
-    flags = {param.name: param.opts[0] for param in context.command.params if param.name and param.name not in but}
-    sources = {name: getattr(context.get_parameter_source(name), "name", "DEFAULT") for name in flags}
+    flags = {
+        param.name: param.opts[0]
+        for param in context.command.params
+        if param.name and param.name not in but
+    }
+    sources = {
+        name: getattr(context.get_parameter_source(name), "name", "DEFAULT") for name in flags
+    }
     return {name: flag for name, flag in flags.items() if sources[name] != "DEFAULT"}
 
 
@@ -61,7 +75,8 @@ def refuse_options(given: dict[str, str], why: str) -> None:
 
 
 def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
-    """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default and help."""
+    """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default
+    and help."""
     parameters = []
     for group in Config().groups():
         hints = get_type_hints(type(group))
@@ -81,8 +96,9 @@ def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
 
 
 class EngineCommand(OneLineCommand):
-    """A command with engine options. vLLM's arguments are taken out of its words before the parser sees them: none is
-    in its help, or near enough to a mistyped option to be offered in its place."""
+    """A command with engine options. vLLM's arguments are taken out of its words before the parser
+    sees them: none is in its help, or near enough to a mistyped option to be offered in its place.
+    """
 
     serves = False
 
@@ -111,12 +127,22 @@ class ServeCommand(EngineCommand):
 
 
 def _part(
-    args: Iterator[str], params: list[Any], table: dict[str, Argument], words: list[str], given: dict[str, Any]
+    args: Iterator[str],
+    params: list[Any],
+    table: dict[str, Argument],
+    words: list[str],
+    given: dict[str, Any],
 ) -> None:
-    """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments. Raises UsageError."""
+    """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments.
+    Raises UsageError."""
     from penstock.vllm_arguments import ours, sift
 
-    own = {flag: param for param in params for flag in (*param.opts, *param.secondary_opts) if flag.startswith("--")}
+    own = {
+        flag: param
+        for param in params
+        for flag in (*param.opts, *param.secondary_opts)
+        if flag.startswith("--")
+    }
     for word in args:
         if word == "--":
             words += [word, *args]
@@ -144,12 +170,18 @@ def _part(
 def _typed(name: str, value: Any) -> str:
     """An argument with its value, as it is typed."""
     flag = name.replace("_", "-")
-    return f"--{flag} {value}" if not isinstance(value, bool) else f"--{flag}" if value else f"--no-{flag}"
+    return (
+        f"--{flag} {value}"
+        if not isinstance(value, bool)
+        else f"--{flag}"
+        if value
+        else f"--no-{flag}"
+    )
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """An option's name, vLLM's short ones in full and with dashes, as vLLM takes underscores too; and what is joined to
-    it as its value."""
+    """An option's name, vLLM's short ones in full and with dashes, as vLLM takes underscores too;
+    and what is joined to it as its value."""
     from penstock.vllm_arguments import SHORT
 
     flag, joined, text = word.partition("=")
@@ -167,7 +199,8 @@ def _needed(word: str, text: str | None, args: Iterator[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """The value that an argument of vLLM's has where it stands as text: JSON, None, or the text itself."""
+    """The value that an argument of vLLM's has where it stands as text: JSON, None, or the text
+    itself."""
     if text in ("None", "none"):
         return None
     with suppress(ValueError, RecursionError):

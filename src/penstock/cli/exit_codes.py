@@ -1,7 +1,9 @@
-"""How a command ends that goes wrong or is stopped: one line on stderr and an exit code, never a traceback.
+"""How a command ends that goes wrong or is stopped: one line on stderr and an exit code, never a
+traceback.
 
-A PenstockError is `penstock: <its line>` and its own code, a command line that cannot be read 2; Ctrl-C ends with 130
-and SIGTERM, for jobs that go on where they were, with 143, and how to go on. It knows no command.
+A PenstockError is `penstock: <its line>` and its own code, a command line that cannot be read 2;
+Ctrl-C ends with 130 and SIGTERM, for jobs that go on where they were, with 143, and how to go on.
+It knows no command.
 """
 
 from __future__ import annotations
@@ -32,8 +34,11 @@ class OneLineCommand(TyperCommand):
         for param in self.params if empty else ():
             given = ctx.params.get(str(param.name))
             if Path() in (given if isinstance(given, (list, tuple)) else [given]):
-                # A shell's variable that isn't set, mostly; as a path it would be the folder that one stands in.
-                name = param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
+                # A shell's variable that isn't set, mostly; as a path it would be the folder that
+                # one stands in.
+                name = (
+                    param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
+                )
                 ctx.fail(f"an empty path stands for {name}: name a file or a folder")
         return left
 
@@ -45,7 +50,8 @@ class OneLineCommand(TyperCommand):
 def with_one_line(call: Callable[[], Any], options: Collection[str] = ()) -> Any:
     """Runs a command; what goes wrong by a user's hand comes out as one line, never as a traceback.
 
-    options: the command's own, by their names in Python: where the line names one, it is written as the user types it.
+    options: the command's own, by their names in Python: where the line names one, it is written as
+    the user types it.
     """
     try:
         return call()
@@ -57,8 +63,9 @@ def with_one_line(call: Callable[[], Any], options: Collection[str] = ()) -> Any
 
 
 def stopped_by_sigterm(job: Callable[[], object]) -> None:
-    """Runs a job that goes on where it was. SIGTERM, which is how a service manager or a cluster stops one, does what
-    Ctrl-C does: at the end of the step, all that is done is written, and how to go on is said."""
+    """Runs a job that goes on where it was. SIGTERM, which is how a service manager or a cluster
+    stops one, does what Ctrl-C does: at the end of the step, all that is done is written, and how
+    to go on is said."""
     came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -86,19 +93,28 @@ def _stopped(stop: KeyboardInterrupt, code: int) -> typer.Exit:
 
 
 def _as_typed(line: str, options: Collection[str]) -> str:
-    """`max_num_seqs` becomes `--max-num-seqs`. One word alone (n, seed) may be a word of the sentence: it stays."""
+    """`max_num_seqs` becomes `--max-num-seqs`. One word alone (n, seed) may be a word of the
+    sentence: it stays."""
     names = [name for name in options if "_" in name]
     if not names:
         return line
-    return re.sub(rf"(?<![\w.-])({'|'.join(names)})(?![\w=])", lambda m: "--" + m[1].replace("_", "-"), line)
+    return re.sub(
+        rf"(?<![\w.-])({'|'.join(names)})(?![\w=])", lambda m: "--" + m[1].replace("_", "-"), line
+    )
 
 
 def misread(error: Any, *, engine: bool) -> int:
-    """Says in one line what the parser makes of a command line that it cannot read, and returns the exit code.
+    """Says in one line what the parser makes of a command line that it cannot read, and returns the
+    exit code.
 
-    engine: whether the engine's commands are installed; where they aren't, the line says what brings them."""
-    near = get_close_matches(getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9)
-    if hasattr(error, "possibilities"):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
+    engine: whether the engine's commands are installed; where they aren't, the line says what
+    brings them."""
+    near = get_close_matches(
+        getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9
+    )
+    if hasattr(
+        error, "possibilities"
+    ):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
         error.possibilities = near
     said: str = error.format_message()
     if "\n" in said:  # no words at all were given: the parser's answer is the help

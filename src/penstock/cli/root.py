@@ -1,6 +1,8 @@
-"""`penstock` itself, with the commands that speak to servers over HTTP and need no engine: bench, almanac, batch.
+"""`penstock` itself, with the commands that speak to servers over HTTP and need no engine: bench,
+almanac, batch.
 
-The distribution penstock-client installs these alone; `commands` adds the engine's where the engine is installed.
+The distribution penstock-client installs these alone; `commands` adds the engine's where the engine
+is installed.
 """
 
 from __future__ import annotations
@@ -19,8 +21,12 @@ from penstock.cli.exit_codes import misread
 
 HERE = Path(__file__).parent
 ENGINE = (HERE / "commands.py").is_file()  # whether the engine's commands are installed
-CLIENT = (HERE / "client.txt").is_file()  # whether penstock-client is: its wheel alone has this file
-MISREAD: type[Exception] = typer.BadParameter.__bases__[0]  # the parser's UsageError, whose module moved with typer's
+CLIENT = (
+    HERE / "client.txt"
+).is_file()  # whether penstock-client is: its wheel alone has this file
+MISREAD: type[Exception] = typer.BadParameter.__bases__[
+    0
+]  # the parser's UsageError, whose module moved with typer's
 
 app = typer.Typer(
     name="penstock",
@@ -41,8 +47,9 @@ def main() -> None:
     """The entry point of `penstock` and `python -m penstock`."""
     if ENGINE and CLIENT:
         print(
-            "penstock: penstock and penstock-client are both installed here, and write the same files: "
-            "`pip uninstall penstock-client penstock`, then `pip install penstock`, which has all commands",
+            "penstock: penstock and penstock-client are both installed here, and write the same"
+            " files: `pip uninstall penstock-client penstock`, then `pip install penstock`, which"
+            " has all commands",
             file=sys.stderr,
         )
         sys.exit(2)
@@ -59,10 +66,19 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(epilog="" if ENGINE else "This is penstock-client: `pip install penstock` brings the engine's commands.")
+@app.callback(
+    epilog=(
+        ""
+        if ENGINE
+        else "This is penstock-client: `pip install penstock` brings the engine's commands."
+    )
+)
 def root(
     version: Annotated[
-        bool, typer.Option("--version", help="Print the version and stop.", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", help="Print the version and stop.", callback=_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Runs open-weight language models at full pressure."""

@@ -11,15 +11,18 @@ HERE = Path(__file__).parent
 
 
 def model_folder() -> Path:
-    """The folder with the demo model: config, weights and tokenizer as `transformers` and Penstock read them."""
+    """The folder with the demo model: config, weights and tokenizer as `transformers` and Penstock
+    read them."""
     return HERE / "model"
 
 
 def problems_file() -> Path:
-    """Held-out problems as JSON lines, rows `question` and `answer`; no (kind, numbers) of theirs was trained on."""
+    """Held-out problems as JSON lines, rows `question` and `answer`; no (kind, numbers) of theirs
+    was trained on."""
     return HERE / "problems" / "test.jsonl"
 
 
 def shots_file() -> Path:
-    """Problems of the training side as JSON lines, rows `question` and `answer`: the few-shot examples."""
+    """Problems of the training side as JSON lines, rows `question` and `answer`: the few-shot
+    examples."""
     return HERE / "problems" / "shots.jsonl"

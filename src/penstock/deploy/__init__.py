@@ -1,1 +1,2 @@
-"""Takes Penstock to somebody else's machines: files that are then the user's own, and an application of Ray Serve."""
+"""Takes Penstock to somebody else's machines: files that are then the user's own, and an
+application of Ray Serve."""

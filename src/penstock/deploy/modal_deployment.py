@@ -1,6 +1,8 @@
-"""A deployment on Modal: what runs there, on what, how many at once and for how long, and its command lines.
+"""A deployment on Modal: what runs there, on what, how many at once and for how long, and its
+command lines.
 
-It knows the names of Penstock's commands and Modal's limits, and imports neither: `write_modal_app` makes the file.
+It knows the names of Penstock's commands and Modal's limits, and imports neither: `write_modal_app`
+makes the file.
 """
 
 from __future__ import annotations
@@ -13,12 +15,15 @@ from typing import Any
 from penstock.errors import UsageError
 
 PORT = 8000
-FOLDER = "/penstock"  # where our volume is mounted: artifacts, what monkeys wrote, models that the user has put there
+# where our volume is mounted: artifacts, what monkeys wrote, models that the user has put there
+FOLDER = "/penstock"
 LONGEST_GRACE = 3600  # Modal's bound of exit_grace_period, seconds
 GRACE_OVER_DRAIN = 30  # seconds from the end of the drain to Modal's kill
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GPU = re.compile(r"[A-Za-z][A-Za-z0-9-]*!?(?::([1-8]))?")
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # with - before it, it would be an option of our own commands
+_HUB_ID = re.compile(
+    r"\w[\w.-]*/\w[\w.-]*"
+)  # with - before it, it would be an option of our own commands
 _SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*:[1-9]\d*")
 _SERVED_ONLY = ("data_parallel_size",)  # knobs that no artifact keeps
 
@@ -27,9 +32,10 @@ _SERVED_ONLY = ("data_parallel_size",)  # knobs that no artifact keeps
 class ModalDeployment:
     """What is asked for. Raises UsageError for what Modal or the image could not do.
 
-    model: a hub id, a folder of the volume (/penstock/...), or `demo`. gpu: Modal's word, with ! and :N where wanted;
-    None: CPUs alone. package: where the image takes Penstock from, a checkout's folder or what pip installs.
-    knobs: engine options, by their names in Python. shapes: INxOUT:CONCURRENCY that `build` fits it to. Times: seconds.
+    model: a hub id, a folder of the volume (/penstock/...), or `demo`. gpu: Modal's word, with !
+    and :N where wanted; None: CPUs alone. package: where the image takes Penstock from, a
+    checkout's folder or what pip installs. knobs: engine options, by their names in Python. shapes:
+    INxOUT:CONCURRENCY that `build` fits it to. Times: seconds.
     """
 
     model: str
@@ -47,7 +53,9 @@ class ModalDeployment:
     unauthenticated: bool = False  # without Modal's own check of who asks
     routing_region: str = "us-east"
     target_concurrency: int = 256  # HTTP requests a container, each of n samples
-    max_concurrency: int | None = None  # past it Modal answers 429; None: the server's own bounds alone
+    max_concurrency: int | None = (
+        None  # past it Modal answers 429; None: the server's own bounds alone
+    )
     min_containers: int = 0
     max_containers: int | None = None
     scaledown_window: int = 300
@@ -60,16 +68,22 @@ class ModalDeployment:
         self._check_numbers()
         if self.unauthenticated and self.key_secret is None:
             raise UsageError(
-                "unauthenticated means that anybody may ask: name the secret with PENSTOCK_API_KEY by key_secret",
+                "unauthenticated means that anybody may ask: name the secret with PENSTOCK_API_KEY"
+                " by key_secret",
                 param="unauthenticated",
             )
 
     def _check_model(self) -> None:
-        known = self.model == "demo" or self.model.startswith(f"{FOLDER}/") or _HUB_ID.fullmatch(self.model)
+        known = (
+            self.model == "demo"
+            or self.model.startswith(f"{FOLDER}/")
+            or _HUB_ID.fullmatch(self.model)
+        )
         if not known or Path(self.model).is_dir():
             raise UsageError(
-                f"{self.model!r} will not be in the container: name a hub id, or put the folder into the volume "
-                f"(modal volume put {self.volume} FOLDER /models/NAME) and name it as {FOLDER}/models/NAME",
+                f"{self.model!r} will not be in the container: name a hub id, or put the folder"
+                f" into the volume (modal volume put {self.volume} FOLDER /models/NAME) and name it"
+                f" as {FOLDER}/models/NAME",
                 param="model",
             )
         if self.revision is not None and (self.model == "demo" or self.model.startswith("/")):
@@ -80,11 +94,14 @@ class ModalDeployment:
             name = getattr(self, what)
             if name is not None and not _NAME.fullmatch(name):
                 raise UsageError(
-                    f"{what} is letters, digits, -, _ and . (64 at most), as Modal's names are, not {name!r}",
+                    f"{what} is letters, digits, -, _ and . (64 at most), as Modal's names are, not"
+                    f" {name!r}",
                     param=what,
                 )
         if self.gpu is not None and not _GPU.fullmatch(self.gpu):
-            raise UsageError(f"gpu is a word of Modal's as H100!, L40S or H200:2, not {self.gpu!r}", param="gpu")
+            raise UsageError(
+                f"gpu is a word of Modal's as H100!, L40S or H200:2, not {self.gpu!r}", param="gpu"
+            )
         if self.gpus != self.gpus_needed:
             raise UsageError(
                 f"gpu gives {self.gpus} and the engine options want {self.gpus_needed}: "
@@ -93,10 +110,17 @@ class ModalDeployment:
             )
         for shape in self.shapes:
             if not _SHAPE.fullmatch(shape):
-                raise UsageError(f"shape is INxOUT:CONCURRENCY as 256x256:128, not {shape!r}", param="shape")
+                raise UsageError(
+                    f"shape is INxOUT:CONCURRENCY as 256x256:128, not {shape!r}", param="shape"
+                )
 
     def _check_numbers(self) -> None:
-        least = {"target_concurrency": 1, "max_concurrency": 1, "min_containers": 0, "max_containers": 1}
+        least = {
+            "target_concurrency": 1,
+            "max_concurrency": 1,
+            "min_containers": 0,
+            "max_containers": 1,
+        }
         least |= {"scaledown_window": 2, "startup_timeout": 1, "shutdown_timeout": 0}
         for what, lowest in least.items():
             number = getattr(self, what)
@@ -104,16 +128,24 @@ class ModalDeployment:
                 raise UsageError(f"{what} is {lowest} or more, not {number}", param=what)
         if self.exit_grace_period > LONGEST_GRACE:
             raise UsageError(
-                f"shutdown_timeout is {LONGEST_GRACE - GRACE_OVER_DRAIN} at most: Modal waits an hour and no longer",
+                f"shutdown_timeout is {LONGEST_GRACE - GRACE_OVER_DRAIN} at most: Modal waits an"
+                " hour and no longer",
                 param="shutdown_timeout",
             )
         pairs = {
-            "target_concurrency": (self.target_concurrency, self.max_concurrency, "max_concurrency"),
+            "target_concurrency": (
+                self.target_concurrency,
+                self.max_concurrency,
+                "max_concurrency",
+            ),
             "min_containers": (self.min_containers, self.max_containers, "max_containers"),
         }
         for what, (low, high, bound) in pairs.items():
             if high is not None and low > high:
-                raise UsageError(f"{what} {low} is above {bound} {high}: lower it, or raise the other", param=what)
+                raise UsageError(
+                    f"{what} {low} is above {bound} {high}: lower it, or raise the other",
+                    param=what,
+                )
         if not 0.125 <= self.cpu <= 64:
             raise UsageError(f"cpu is 0.125 to 64 cores, not {self.cpu}", param="cpu")
 
@@ -130,7 +162,9 @@ class ModalDeployment:
         """How many GPUs the engine takes: ranks times replicas; without any, none."""
         if self.gpu is None:
             return 0
-        return int(self.knobs.get("tensor_parallel_size", 1) * self.knobs.get("data_parallel_size", 1))
+        return int(
+            self.knobs.get("tensor_parallel_size", 1) * self.knobs.get("data_parallel_size", 1)
+        )
 
     @property
     def exit_grace_period(self) -> int:
@@ -143,25 +177,36 @@ class ModalDeployment:
         return f"{FOLDER}/built/{self.name}"
 
     def from_hub(self) -> list[str]:
-        """Words that name the model before it is built: itself, its revision, and what an artifact would keep."""
+        """Words that name the model before it is built: itself, its revision, and what an artifact
+        would keep."""
         knobs = {name: value for name, value in self.knobs.items() if name not in _SERVED_ONLY}
         return [self.model, *_options({"revision": self.revision} | knobs)]
 
     def serve_options(self) -> list[str]:
-        """Words of `penstock serve` behind the model. Without a key Modal's proxy has seen to who asks."""
+        """Words of `penstock serve` behind the model. Without a key Modal's proxy has seen to who
+        asks."""
         words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", self.model]
         words += ["--shutdown-timeout", str(self.shutdown_timeout)]
         words += [] if self.key_secret else ["--allow-no-key", "--allowed-host", "*"]
         return words + self._served_only()
 
     def build_command(self) -> list[str]:
-        """The line that fits the model to the GPU, into the volume; the same one goes on after a kill."""
+        """The line that fits the model to the GPU, into the volume; the same one goes on after a
+        kill."""
         shapes = [word for shape in self.shapes for word in ("--shape", shape)]
         return ["penstock", "build", *self.from_hub(), "--out", self.artifact, *shapes]
 
     def monkeys_options(self) -> list[str]:
         """Words of `penstock monkeys` behind the model that don't change from run to run."""
-        return ["--few-shot", "4", "--temperature", "0.6", "--max-tokens", "1024", *self._served_only()]
+        return [
+            "--few-shot",
+            "4",
+            "--temperature",
+            "0.6",
+            "--max-tokens",
+            "1024",
+            *self._served_only(),
+        ]
 
     def _served_only(self) -> list[str]:
         return _options({name: self.knobs[name] for name in _SERVED_ONLY if name in self.knobs})

@@ -1,6 +1,8 @@
-"""`build_app`: a Ray Serve application of Penstock's own server, for Serve's config files and for Python.
+"""`build_app`: a Ray Serve application of Penstock's own server, for Serve's config files and for
+Python.
 
-    applications: [{name: penstock, import_path: "penstock.deploy.ray:build_app", args: {model: Qwen/Qwen3-8B}}]
+    applications: [{name: penstock, import_path: "penstock.deploy.ray:build_app", args: {model:
+    Qwen/Qwen3-8B}}]
 
 It knows Serve; what a replica does is ray_replica's, what is asked for ray_deployment's.
 """

@@ -1,5 +1,6 @@
-"""One replica on Ray Serve: an engine in a process of its own, as under `penstock serve`, and our application over it,
-which Serve gives its connections to. It knows the parts of a server; what Serve is asked for is ray_deployment's.
+"""One replica on Ray Serve: an engine in a process of its own, as under `penstock serve`, and our
+application over it, which Serve gives its connections to. It knows the parts of a server; what
+Serve is asked for is ray_deployment's.
 """
 
 from __future__ import annotations
@@ -26,13 +27,16 @@ if TYPE_CHECKING:
 
     from penstock.engine.async_client import AsyncClient
 
-EVERYWHERE = "0.0.0.0"  # what a replica takes for granted of Serve's address where nothing is said of it
+EVERYWHERE = (  # what a replica takes for granted of Serve's address where nothing is said of it
+    "0.0.0.0"
+)
 
 
 class ServeReplica:
     """What Serve makes of a deployment: it calls what is here by these names.
 
-    args: RayDeployment's.   engine: the command of the engine's process; tests bring one that computes nothing."""
+    args: RayDeployment's.   engine: the command of the engine's process; tests bring one that
+    computes nothing."""
 
     def __init__(self, args: dict[str, Any], engine: tuple[str, ...] = ENGINE) -> None:
         self._deployment = RayDeployment.of(args)
@@ -41,14 +45,17 @@ class ServeReplica:
         self._draining = asyncio.Event()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Starts the engine, and returns the application over it. Raises what the engine raised while it loaded."""
+        """Starts the engine, and returns the application over it. Raises what the engine raised
+        while it loaded."""
         deployment = self._deployment
         site = site_of(deployment)
         os.environ.pop(ENVIRONMENT, None)  # the engine is started with what is left
         state = self._open.enter_context(opened(deployment.state_dir))
         self._client = await self._launch()
         self._open.push_async_callback(self._client.close)
-        app, self._service, manager = await self._open.enter_async_context(opened_app(self._client, site, state=state))
+        app, self._service, manager = await self._open.enter_async_context(
+            opened_app(self._client, site, state=state)
+        )
         if manager is not None:
             await manager.go_on()
             self._open.push_async_callback(manager.end)
@@ -58,14 +65,16 @@ class ServeReplica:
         return app
 
     async def _launch(self) -> AsyncClient:
-        """Raises EngineError where it takes too long, and what `launch` raises: then Serve tries anew."""
+        """Raises EngineError where it takes too long, and what `launch` raises: then Serve tries
+        anew."""
         deployment = self._deployment
         try:
             async with asyncio.timeout(deployment.startup_timeout):
                 return await launch(deployment.config, self._engine, deployment.step_timeout)
         except TimeoutError as error:
             raise EngineError(
-                f"the engine was not ready after {deployment.startup_timeout:g} s: raise startup_timeout"
+                f"the engine was not ready after {deployment.startup_timeout:g} s: raise"
+                " startup_timeout"
             ) from error
 
     def check_health(self) -> None:
@@ -78,11 +87,16 @@ class ServeReplica:
         return {SHARE: share_of(self._client.stats(), self._deployment.target_seconds)}
 
     async def _watch(self) -> None:
-        """With a dead engine the process ends, once whoever waits has heard of it: Serve starts another at once."""
+        """With a dead engine the process ends, once whoever waits has heard of it: Serve starts
+        another at once."""
         while not self._client.gone:
             await asyncio.sleep(LOOK_EVERY)
         if not self._draining.is_set():
-            print(f"penstock: the engine died while serving: {self._client.death}", file=sys.stderr, flush=True)
+            print(
+                f"penstock: the engine died while serving: {self._client.death}",
+                file=sys.stderr,
+                flush=True,
+            )
             await asyncio.sleep(LAST_WORDS)  # each call hears of it by its own client
             os._exit(1)
 
@@ -94,12 +108,17 @@ class ServeReplica:
 
 def site_of(deployment: RayDeployment) -> Site:
     """Returns what the server of a replica is called and lets in. Raises UsageError."""
-    limits = HttpLimits(drain_seconds=deployment.shutdown_timeout, step_timeout=deployment.step_timeout)
+    limits = HttpLimits(
+        drain_seconds=deployment.shutdown_timeout, step_timeout=deployment.step_timeout
+    )
     limits.check()
     key_file = None if deployment.api_key_file is None else Path(deployment.api_key_file)
     keys = gather_keys([], key_file, os.environ)
     access = AccessPolicy(keys=keys, hosts=check_hosts(deployment.allowed_hosts))
     check_public(deployment.host or EVERYWHERE, access, allow_no_key=deployment.allow_no_key)
     return Site(
-        deployment.served_model_name or deployment.config.model.model, access, limits, parsers=deployment.parsers
+        deployment.served_model_name or deployment.config.model.model,
+        access,
+        limits,
+        parsers=deployment.parsers,
     )

@@ -1,6 +1,8 @@
-"""Writes the file of a Modal app as a person would: Modal's own words, and nothing of ours in it but command lines.
+"""Writes the file of a Modal app as a person would: Modal's own words, and nothing of ours in it
+but command lines.
 
-It knows the deployment's dataclass and a template. It never imports Modal, asks for no account and deploys nothing.
+It knows the deployment's dataclass and a template. It never imports Modal, asks for no account and
+deploys nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ WIDE = 120  # characters of a line
 
 
 def write_modal_app(deployment: ModalDeployment, out: Path) -> None:
-    """Writes the app to `out`, a new file. Raises UsageError where one is, or where the package cannot be had."""
+    """Writes the app to `out`, a new file. Raises UsageError where one is, or where the package
+    cannot be had."""
     write_new(out, modal_app(deployment, out).encode())
 
 
@@ -32,32 +35,51 @@ def modal_app(deployment: ModalDeployment, out: Path) -> str:
     """Returns the text of the app that will lie at `out`; a checkout is named from there."""
     checkout, requirement = _package(deployment.package, out.parent)
     loader = Environment(
-        loader=PackageLoader("penstock", "deploy"), undefined=StrictUndefined, trim_blocks=True,
-        keep_trailing_newline=True, autoescape=False,  # it writes Python, whose texts _python and _inside quote
-    )  # fmt: skip
+        loader=PackageLoader("penstock", "deploy"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # it writes Python, whose texts _python and _inside quote
+    )
     tools = ["build-essential", "git"] if "git+" in requirement else ["build-essential"]
     return loader.get_template("modal_app.py.jinja").render(
-        d=deployment, command=partial(_command, out.name), port=PORT, folder=FOLDER, checkout=checkout,
-        in_image=IN_IMAGE, requirement=requirement, apt=", ".join(map(_python, tools)), inside=_inside, py=_python,
+        d=deployment,
+        command=partial(_command, out.name),
+        port=PORT,
+        folder=FOLDER,
+        checkout=checkout,
+        in_image=IN_IMAGE,
+        requirement=requirement,
+        apt=", ".join(map(_python, tools)),
+        inside=_inside,
+        py=_python,
         words=_words,
-    )  # fmt: skip
+    )
 
 
 def default_package() -> str | None:
-    """Returns the checkout that this Penstock runs from; None where it was installed without one."""
+    """Returns the checkout that this Penstock runs from;
+    None where it was installed without one."""
     checkout = Path(__file__).resolve().parents[3]
     return str(checkout) if (checkout / "pyproject.toml").is_file() else None
 
 
 def modal_missing() -> str | None:
-    """Returns a line where Modal's client isn't here or is older than `app.server`; None where it will do."""
+    """Returns a line where Modal's client isn't here or is older than `app.server`; None where it
+    will do."""
     try:
         found = version("modal")
     except PackageNotFoundError:
-        return "Modal's client isn't installed here, and the file needs it: pip install 'penstock[modal]'"
+        return (
+            "Modal's client isn't installed here, and the file needs it: pip install"
+            " 'penstock[modal]'"
+        )
     numbers = tuple(int(part) for part in found.split(".")[:3] if part.isdigit())
     if numbers < LEAST:
-        return f"Modal's client is {found} here, and the file needs 1.5.1 or later: pip install -U 'penstock[modal]'"
+        return (
+            f"Modal's client is {found} here, and the file needs 1.5.1 or later: pip install -U"
+            " 'penstock[modal]'"
+        )
     return None
 
 
@@ -84,9 +106,9 @@ def _python(text: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """A text as it stands between double quotes of Python, one or three. What could end them, end the line, or look
-    like something else (a sign that turns the direction of what is read) is an escape: JSON's would be halves for signs
-    beyond 16 bits, which Python doesn't join."""
+    """A text as it stands between double quotes of Python, one or three. What could end them, end
+    the line, or look like something else (a sign that turns the direction of what is read) is an
+    escape: JSON's would be halves for signs beyond 16 bits, which Python doesn't join."""
     return escaped(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 

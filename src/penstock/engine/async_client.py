@@ -1,6 +1,7 @@
 """AsyncClient: a client for an asyncio loop, over an engine in another process.
 
-It knows the channel, the client that makes text, and whether the engine's process lives; not how it was started.
+It knows the channel, the client that makes text, and whether the engine's process lives; not how it
+was started.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ PART = 65_536  # tokens of a message that are read in one turn of the loop; abou
 
 
 class ReplicaState(NamedTuple):
-    """What is known of one replica: whether requests go to it, how often it was started again, what it said last."""
+    """What is known of one replica: whether requests go to it, how often it was started again, what
+    it said last."""
 
     ready: bool
     restarts: int
@@ -47,7 +49,8 @@ class ReplicaState(NamedTuple):
 
 
 class EngineProcess(Protocol):
-    """The engine's process: asyncio's own where we are its parent, else what the parent says of it."""
+    """The engine's process: asyncio's own where we are its parent,
+    else what the parent says of it."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -58,8 +61,8 @@ class EngineProcess(Protocol):
 
 
 class SharedEngine:
-    """The process of an engine that another one started for several clients: it ends with the last of them. ask_kill:
-    has that one kill it."""
+    """The process of an engine that another one started for several clients: it ends with the last
+    of them. ask_kill: has that one kill it."""
 
     def __init__(self, ask_kill: Callable[[], None]) -> None:
         self.returncode: int | None = None
@@ -78,10 +81,11 @@ class SharedEngine:
 
 
 class AsyncClient:
-    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that others use too.
+    """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that
+    others use too.
 
-    Once the engine is dead: open_at_death: the requests that it had then; cut_before_death: whether one was cut, in all
-    or in part, so shortly before that the engine may have been at it still."""
+    Once the engine is dead: open_at_death: the requests that it had then; cut_before_death: whether
+    one was cut, in all or in part, so shortly before that the engine may have been at it still."""
 
     def __init__(
         self,
@@ -95,7 +99,9 @@ class AsyncClient:
         """on_stats: takes each stats that come, and how many of our requests are in them."""
         self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
-        self._progress = time.monotonic()  # when a step was last heard of, or work began where there was none
+        self._progress = (
+            time.monotonic()
+        )  # when a step was last heard of, or work began where there was none
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
         self._changing = False  # something is done between steps
@@ -135,8 +141,8 @@ class AsyncClient:
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed or seen to go on, or since there is work where there was none; 0 while
-        there is none, it sleeps, or something is done between steps."""
+        """Seconds since a step was completed or seen to go on, or since there is work where there
+        was none; 0 while there is none, it sleeps, or something is done between steps."""
         works = self._streams and not self.asleep and not self._changing
         return time.monotonic() - self._progress if works else 0.0
 
@@ -150,7 +156,10 @@ class AsyncClient:
 
     def restart(self) -> None:
         """Raises UsageError: there is nobody to serve meanwhile."""
-        rule = "one engine cannot restart beside another: start the server again, or give it --data-parallel-size"
+        rule = (
+            "one engine cannot restart beside another: start the server again, or give it"
+            " --data-parallel-size"
+        )
         raise UsageError(rule)
 
     def submit(
@@ -167,23 +176,30 @@ class AsyncClient:
         answers: bool = False,
         make: Callable[[PendingRequest, CancelRequest], Stream] = Stream,
     ) -> Stream:
-        """Sends a request; request.Request says what samples, background, tenant and salt are, Client.submit what
-        group_stop and answers are. make: its stream. Raises UsageError where it can never be served, EngineError where
-        the engine is gone."""
+        """Sends a request; request.Request says what samples, background, tenant and salt are,
+        Client.submit what group_stop and answers are. make: its stream. Raises UsageError where it
+        can never be served, EngineError where the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(
-            prompt_ids, sampling, stream=stream, samples=samples, background=background, tenant=tenant, salt=salt,
-            group_stop=group_stop, answers=answers,
-        )  # fmt: skip
+            prompt_ids,
+            sampling,
+            stream=stream,
+            samples=samples,
+            background=background,
+            tenant=tenant,
+            salt=salt,
+            group_stop=group_stop,
+            answers=answers,
+        )
         if not self._streams:
             self._progress = time.monotonic()
         self._streams[asked.request_id] = made = make(asked, self._cancel)
         return made
 
     async def control(self, word: Control) -> None:
-        """Has the engine do something between steps (control.py), and waits for it. Raises what it raised, EngineError
-        where it is gone."""
+        """Has the engine do something between steps (control.py), and waits for it. Raises what it
+        raised, EngineError where it is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         number = next(self._control_numbers)
@@ -195,12 +211,14 @@ class AsyncClient:
             self._controls.pop(number, None)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
-        """Ends the engine's process, unless others use it too; requests under way get an EngineError. hurry: once it is
-        set, the engine gets HURRIED alone to end."""
+        """Ends the engine's process, unless others use it too; requests under way get an
+        EngineError. hurry: once it is set, the engine gets HURRIED alone to end."""
         if self._closing:
             return
         self._closing = True
-        patience = END_PATIENCE if self._dead is None else HURRIED  # what failed has nothing to bring to an end
+        patience = (
+            END_PATIENCE if self._dead is None else HURRIED
+        )  # what failed has nothing to bring to an end
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
             self._end.send_down(Close())
@@ -213,9 +231,14 @@ class AsyncClient:
         self._end.close(flush=self._process.returncode is None)
 
     async def _end_process(self, patience: float, hurry: asyncio.Event) -> None:
-        ended, hurried = asyncio.ensure_future(self._process.wait()), asyncio.ensure_future(hurry.wait())
+        ended, hurried = (
+            asyncio.ensure_future(self._process.wait()),
+            asyncio.ensure_future(hurry.wait()),
+        )
         try:
-            await asyncio.wait((ended, hurried), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (ended, hurried), timeout=patience, return_when=asyncio.FIRST_COMPLETED
+            )
             if hurried.done():
                 await asyncio.wait((ended,), timeout=HURRIED)
         finally:
@@ -243,7 +266,9 @@ class AsyncClient:
 
     def _fault(self, request_id: int, error: Exception) -> None:
         """One request's news made our code fail: it ends with that, alone."""
-        logging.getLogger(__name__).error("a request was ended: its news could not be made into text", exc_info=error)
+        logging.getLogger(__name__).error(
+            "a request was ended: its news could not be made into text", exc_info=error
+        )
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             stream.end(FaultError("the server failed at this request; its log says how"))
@@ -261,9 +286,16 @@ class AsyncClient:
                 elif isinstance(word, GoesOn):
                     self._progress = time.monotonic()
                 elif isinstance(word, Weights):
-                    self.weights_version, self.asleep, self._changing = word.version, word.asleep, word.changing
+                    self.weights_version, self.asleep, self._changing = (
+                        word.version,
+                        word.asleep,
+                        word.changing,
+                    )
                     self._progress = time.monotonic()
-                elif isinstance(word, Controlled) and (done := self._controls.get(word.number)) is not None:
+                elif (
+                    isinstance(word, Controlled)
+                    and (done := self._controls.get(word.number)) is not None
+                ):
                     if word.refused is None:
                         done.set_result(None)
                     else:
@@ -271,7 +303,9 @@ class AsyncClient:
         except EngineError as error:
             self._fail(error)
         except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
-            failure = EngineError(f"the client cannot read the engine's news: {type(error).__name__}: {error}")
+            failure = EngineError(
+                f"the client cannot read the engine's news: {type(error).__name__}: {error}"
+            )
             failure.__cause__ = error
             self._fail(failure)
 
@@ -295,7 +329,9 @@ class AsyncClient:
             return
         for place, part in enumerate(word.deltas.in_parts(PART)):
             if place:
-                await asyncio.sleep(0)  # the loop turns: a large message takes longer than others' streams can wait
+                await asyncio.sleep(
+                    0
+                )  # the loop turns: a large message takes longer than others' streams can wait
             self._deltas(part)
 
     def _deltas(self, news: Deltas) -> None:
@@ -319,16 +355,20 @@ class AsyncClient:
         if not self._closing:
             await asyncio.sleep(0.2)  # its last words may still be on the way
             hung = self.step_age > self.step_timeout
-            self._fail(self._hung() if hung else EngineError(f"the engine's process {how_ended(code)}"))
+            self._fail(
+                self._hung() if hung else EngineError(f"the engine's process {how_ended(code)}")
+            )
 
     async def _look(self) -> None:
-        """Ends an engine that completes no step while it has work, where it doesn't do so itself (watchdog.py): it is
-        stopped, or stuck where no signal reaches it. It gets a second more than it gives itself."""
+        """Ends an engine that completes no step while it has work, where it doesn't do so itself
+        (watchdog.py): it is stopped, or stuck where no signal reaches it. It gets a second more
+        than it gives itself."""
         pause = min(1.0, self.step_timeout / LOOKS)
         late = 0
         while self._dead is None:
             await asyncio.sleep(pause)
-            # Seen late three times: where this loop was held up, the news that waits is read before the third.
+            # Seen late three times: where this loop was held up, the news that waits is read before
+            # the third.
             late = late + 1 if self.step_age > self.step_timeout + 1.0 else 0
             if late == 3:
                 self._fail(self._hung())
@@ -336,7 +376,10 @@ class AsyncClient:
                     self._process.kill()
 
     def _hung(self) -> EngineError:
-        late = f"the engine completed no step for {self.step_timeout:g} s though it had work, and was ended"
+        late = (
+            f"the engine completed no step for {self.step_timeout:g} s though it had work, and was"
+            " ended"
+        )
         return EngineError(f"{late} (where steps take that long, raise --step-timeout)")
 
     def _fail(self, error: PenstockError) -> None:

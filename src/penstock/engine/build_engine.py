@@ -46,12 +46,15 @@ class EngineFacts:
 
 
 def model_folder(config: Config) -> Path:
-    """Where the model's files are: the package's own for `demo`, else a folder or the hub's copy."""
+    """Where the model's files are: the package's own for `demo`,
+    else a folder or the hub's copy."""
     if config.model.model == "demo":
         from penstock import demo
 
         if config.model.revision is not None:
-            raise UsageError("the demo model has no revisions: leave --revision out", param="revision")
+            raise UsageError(
+                "the demo model has no revisions: leave --revision out", param="revision"
+            )
         return demo.model_folder()
     from penstock.weights.find import find_model
 
@@ -59,8 +62,9 @@ def model_folder(config: Config) -> Path:
 
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
-    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was asked already. Of
-    an artifact, what differs from where it was built is told on standard error."""
+    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was
+    asked already. Of an artifact, what differs from where it was built is told on standard error.
+    """
     config.check()
     wake_gpu(config.model.device)
     with nullcontext() if "torch" in sys.modules else unswept():
@@ -82,7 +86,9 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
         if not config.model.skip_tokenizer_init:
             compact = config.model.disable_any_whitespace
             of_tokenizer = config.model.tokenizer_folder(folder)
-            masks = MaskPool(of_tokenizer, runner.vocab_size, ends, opened=runner.map_masks, compact=compact)
+            masks = MaskPool(
+                of_tokenizer, runner.vocab_size, ends, opened=runner.map_masks, compact=compact
+            )
         engine = engine_over(runner, config, masks)
     except BaseException:
         runner.close()
@@ -104,21 +110,28 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
 
 
 def open_model(config: Config, folder: Path) -> TorchRunner:
-    """Opens the model of `folder` over its ranks. A sample ends at the tokenizer's eos_token too, where there is one.
-    Raises as open_runner, and TokenizerError."""
+    """Opens the model of `folder` over its ranks. A sample ends at the tokenizer's eos_token too,
+    where there is one. Raises as open_runner, and TokenizerError."""
     from penstock.ranks.rank_runner import open_parallel
 
-    known = None if config.model.skip_tokenizer_init else read_end_of_text(config.model.tokenizer_folder(folder))
+    known = (
+        None
+        if config.model.skip_tokenizer_init
+        else read_end_of_text(config.model.tokenizer_folder(folder))
+    )
     return open_parallel(replace(config, end_of_text=known), folder)
 
 
 def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = None) -> Engine:
-    """Returns an engine with a scheduler of its own over a runner that is ready and whose last engine, if it had one,
-    has no work. Rows and tokens of a step may be fewer than the runner was opened with: config's, where it names them.
+    """Returns an engine with a scheduler of its own over a runner that is ready and whose last
+    engine, if it had one, has no work. Rows and tokens of a step may be fewer than the runner was
+    opened with: config's, where it names them.
     """
     batching, schedule = config.batching, config.schedule
     pages = runner.layer_pages
-    tokens = min(runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens)
+    tokens = min(
+        runner.max_batched_tokens, batching.max_num_batched_tokens or runner.max_batched_tokens
+    )
     scheduler = Scheduler(
         SchedulerConfig(
             num_blocks=runner.kv_pages,

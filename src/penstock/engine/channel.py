@@ -1,9 +1,9 @@
 """The channel: how requests go down to an engine in another process, and how its news come up.
 
-Typed msgpack (children/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count their requests by
-themselves: the engine's end makes ids of its own out of theirs, sends each client what is its own, and notices when one
-has gone. In-process users (`llm`) call the engine directly and need none of this. It knows the words that cross;
-neither scheduling nor text.
+Typed msgpack (children/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count
+their requests by themselves: the engine's end makes ids of its own out of theirs, sends each client
+what is its own, and notices when one has gone. In-process users (`llm`) call the engine directly
+and need none of this. It knows the words that cross; neither scheduling nor text.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
-    """Up: what one step brought, and the engine's stats now and then. heard: how many requests of this client are in
-    those."""
+    """Up: what one step brought, and the engine's stats now and then. heard: how many requests of
+    this client are in those."""
 
     deltas: Deltas | None
     refused: list[Refused]
@@ -68,7 +68,8 @@ Down = Ask | Cancel | Close | Control
 Up = Ready | CarriedError | StepOutputs | GoesOn | Controlled | Weights
 
 
-_WHAT = "a message between server and engine"  # bytes that are none come from who is broken, or no part of this engine
+# bytes that are none come from who is broken, or no part of this engine
+_WHAT = "a message between server and engine"
 DOWN: ArrayCodec[Down] = ArrayCodec(Down, _WHAT)
 UP: ArrayCodec[Up] = ArrayCodec(Up, _WHAT)
 
@@ -92,13 +93,16 @@ Heard = Ask | Cancel | Left | ControlOf
 
 
 class EngineEnd:
-    """The engine's end: where requests arrive and news leaves. A client is a number, its place among `addresses`."""
+    """The engine's end: where requests arrive and news leaves. A client is a number, its place
+    among `addresses`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        self._clients: dict[zmq.Socket[bytes], int] = {}  # by socket, and by the monitor that tells of its end
+        self._clients: dict[
+            zmq.Socket[bytes], int
+        ] = {}  # by socket, and by the monitor that tells of its end
         self.owners = ClientIds(len(addresses))
         self._heard = [0] * len(addresses)  # requests, a client
         for client, address in enumerate(addresses):
@@ -110,7 +114,8 @@ class EngineEnd:
         return len(self._sockets)
 
     def receive(self, wait_ms: int) -> list[Heard]:
-        """All words that are here; waits for the first for at most `wait_ms` (-1: for ever). Raises EngineError."""
+        """All words that are here; waits for the first for at most `wait_ms` (-1: for ever). Raises
+        EngineError."""
         words: list[Heard] = []
         while found := self._poller.poll(wait_ms if not words else 0):
             for socket, _ in found:
@@ -131,7 +136,9 @@ class EngineEnd:
         deltas = self.owners.deltas(word.deltas)
         refused = self.owners.refused(word.refused)
         for client, socket in self._sockets.items():
-            part = StepOutputs(deltas.get(client), refused.get(client, []), word.stats, self._heard[client])
+            part = StepOutputs(
+                deltas.get(client), refused.get(client, []), word.stats, self._heard[client]
+            )
             if part.deltas is not None or part.refused or part.stats is not None:
                 socket.send(UP.encode(part), copy=False)
 
@@ -156,7 +163,8 @@ class EngineEnd:
             self._poller.register(each, zmq.POLLIN)
 
     def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Heard]:
-        """Words of a client, or of the monitor of its socket, whose only news is that its process has gone."""
+        """Words of a client, or of the monitor of its socket, whose only news is that its process
+        has gone."""
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
             return self._left(client)
@@ -177,7 +185,9 @@ class EngineEnd:
         self._heard[client] += 1
         if self.owners.count == 1:
             return word
-        return Ask(replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id)))
+        return Ask(
+            replace(word.request, request_id=self.owners.engine_id(client, word.request.request_id))
+        )
 
     def _left(self, client: int) -> list[Heard]:
         self._drop(client, linger=0)
@@ -203,8 +213,9 @@ class ClientEnd:
         self._words: list[bytes] = []  # of this turn of the loop
 
     def send_down(self, word: Down) -> None:
-        """Queues a word; never waits (the queue has no bound: what is admitted is bounded above it). All words of a
-        turn of the loop go out as one message at its end: each by itself took a fifth of what a row of bulk costs."""
+        """Queues a word; never waits (the queue has no bound: what is admitted is bounded above
+        it). All words of a turn of the loop go out as one message at its end: each by itself took a
+        fifth of what a row of bulk costs."""
         data = DOWN.encode(word)
         if not self._words:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -213,8 +224,9 @@ class ClientEnd:
     def _flush(self) -> None:
         """Sends what was queued.
 
-        Through the asyncio socket, not through a shadow of it: a send takes the descriptor's one wake-up, and only the
-        asyncio socket then looks for itself whether news has come. (Through a shadow, bursts left `receive` asleep.)
+        Through the asyncio socket, not through a shadow of it: a send takes the descriptor's one
+        wake-up, and only the asyncio socket then looks for itself whether news has come. (Through a
+        shadow, bursts left `receive` asleep.)
         """
         words, self._words = self._words, []
         if words:

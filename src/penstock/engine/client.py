@@ -1,9 +1,12 @@
-"""Client: the engine's end that knows text. Ids go down; deltas come up and become text, stop strings, logprobs.
+"""Client: the engine's end that knows text. Ids go down; deltas come up and become text, stop
+strings, logprobs.
 
-    submit -> Request (ids) --down--> engine --up--> Deltas (columns) -> take -> Delta (text, one sample's news)
+    submit -> Request (ids) --down--> engine --up--> Deltas (columns) -> take -> Delta (text, one
+    sample's news)
 
-Text is touched late: a sample that is not streamed is decoded once, at its end, many in one call; one with stop strings
-also when a watched token was drawn. It knows ids and text; not how messages travel.
+Text is touched late: a sample that is not streamed is decoded once, at its end, many in one call;
+one with stop strings also when a watched token was drawn. It knows ids and text; not how messages
+travel.
 """
 
 from __future__ import annotations
@@ -30,14 +33,17 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
-_NOT_FINITE = "the model's logits were not finite: try another dtype; where none helps, its weights have NaN or inf"
+_NOT_FINITE = (
+    "the model's logits were not finite: try another dtype; where none helps, its weights have NaN"
+    " or inf"
+)
 _UNFIT = (
-    "no token could follow: the grammar passed its limits, another parameter barred what it left, or the model's "
-    "logits were not finite"
+    "no token could follow: the grammar passed its limits, another parameter barred what it left,"
+    " or the model's logits were not finite"
 )
 _NONE_LEFT = (
-    "allowed_token_ids left no token to draw beside what bad_words and min_tokens bar, or the model's logits were not "
-    "finite: allow others, or bar fewer"
+    "allowed_token_ids left no token to draw beside what bad_words and min_tokens bar, or the"
+    " model's logits were not finite: allow others, or bar fewer"
 )
 
 
@@ -51,19 +57,23 @@ class PendingRequest:
     stream: bool
     stops: StopStrings | None
     remaining: int
-    samples: dict[int, SampleDecoder] = field(default_factory=dict)  # those that have had news before their end
+    samples: dict[int, SampleDecoder] = field(
+        default_factory=dict
+    )  # those that have had news before their end
     over: set[int] = field(default_factory=set)  # samples that have ended
     group_stop: GroupStop | None = None
     begins: bool = True  # whether the samples' text does, or goes on behind the prompt's
     num_cached_tokens: int = 0
     waited: float = 0.0  # seconds in the engine's line
-    begun: float | None = None  # of time.perf_counter(): when it was heard that its first token is drawn
+    begun: float | None = (
+        None  # of time.perf_counter(): when it was heard that its first token is drawn
+    )
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class Client:
-    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample, None or REST)
-    to cancel."""
+    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample,
+    None or REST) to cancel."""
 
     def __init__(
         self,
@@ -72,8 +82,8 @@ class Client:
         send: Callable[[Request | tuple[int, int | None]], None],
         on_fault: Callable[[int, Exception], None] | None = None,
     ) -> None:
-        """on_fault: takes (request id, exception) of a request whose news could not be made into text; it has been
-        ended, the others' news go on. None: the exception is raised by take()."""
+        """on_fault: takes (request id, exception) of a request whose news could not be made into
+        text; it has been ended, the others' news go on. None: the exception is raised by take()."""
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
         self._grouped: dict[int, GroupStop] = {}  # by the requests that have one
@@ -93,29 +103,40 @@ class Client:
         group_stop: GroupStop | None = None,
         answers: bool = False,
     ) -> PendingRequest:
-        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never be served.
+        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never
+        be served.
 
-        answers: the text is a message's, and so begins without a space, as a form's does not: that is kept whole. Else
-        it goes on behind the prompt's text.
+        answers: the text is a message's, and so begins without a space, as a form's does not: that
+        is kept whole. Else it goes on behind the prompt's text.
 
-        group_stop: in place of its own stop_when's: of a request whose other samples are drawn elsewhere, or that has
-        another rule."""
+        group_stop: in place of its own stop_when's: of a request whose other samples are drawn
+        elsewhere, or that has another rule."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
-        check_request(len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size)
+        check_request(
+            len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size
+        )
         stops = None
         if params.stop:
             if self.tokenizer is None:
-                raise UsageError("stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop")
-            stops = self.tokenizer.stop_strings(params.stop_strings, skip_special_tokens=params.skip_special_tokens)
+                raise UsageError(
+                    "stop strings need a tokenizer: leave skip_tokenizer_init off", param="stop"
+                )
+            stops = self.tokenizer.stop_strings(
+                params.stop_strings, skip_special_tokens=params.skip_special_tokens
+            )
         words = self._word_ids(params.bad_words) if params.bad_words else []
         check_choice(params, words, self.facts.eos_token_ids)
         if group_stop is None and params.stop_when is not None:
             group_stop = GroupStop.of(params.stop_when)
         if group_stop is not None and self.tokenizer is None:
-            raise UsageError("stop_when needs a tokenizer: leave skip_tokenizer_init off", param="stop_when")
+            raise UsageError(
+                "stop_when needs a tokenizer: leave skip_tokenizer_init off", param="stop_when"
+            )
         request_id = next(self._ids)
         count = params.n if samples is None else len(samples)
-        asked = PendingRequest(request_id, list(prompt_ids), params, stream, stops, count, group_stop=group_stop)
+        asked = PendingRequest(
+            request_id, list(prompt_ids), params, stream, stops, count, group_stop=group_stop
+        )
         asked.begins = self._begins(prompt_ids, params, answers)
         self._send(
             Request(
@@ -131,7 +152,9 @@ class Client:
                 bad_words=words,
             )
         )
-        self.asked[request_id] = asked  # after sending, which may raise: what never went down is not waited for
+        self.asked[request_id] = (
+            asked  # after sending, which may raise: what never went down is not waited for
+        )
         if group_stop is not None:
             self._grouped[request_id] = group_stop
             group_stop.on_over(lambda: self.end_rest(request_id))
@@ -143,7 +166,9 @@ class Client:
         form = params.structured_outputs
         if answers and (form is None or not form.kinds):
             return True
-        return self.tokenizer.begins_behind(prompt_ids, skip_special_tokens=params.skip_special_tokens)
+        return self.tokenizer.begins_behind(
+            prompt_ids, skip_special_tokens=params.skip_special_tokens
+        )
 
     def end_rest(self, request_id: int) -> None:
         """Has the samples that have not ended end, and told with what they made."""
@@ -152,7 +177,9 @@ class Client:
 
     def _word_ids(self, words: list[str]) -> list[list[int]]:
         if self.tokenizer is None:
-            raise UsageError("bad_words need a tokenizer: leave skip_tokenizer_init off", param="bad_words")
+            raise UsageError(
+                "bad_words need a tokenizer: leave skip_tokenizer_init off", param="bad_words"
+            )
         if words != self._words[0]:
             from penstock.text.bad_words import bad_word_ids
 
@@ -182,8 +209,11 @@ class Client:
             except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
                 self._fault(news.request, error)
         out: list[Delta] = []
-        late: list[tuple[Delta, PendingRequest]] = []  # whole samples without stop strings: decoded together
-        # Whole columns become lists at once: taking numbers out of arrays one by one was a third of this loop.
+        late: list[
+            tuple[Delta, PendingRequest]
+        ] = []  # whole samples without stop strings: decoded together
+        # Whole columns become lists at once: taking numbers out of arrays one by one was a third of
+        # this loop.
         columns = up.request.tolist(), up.sample.tolist(), up.finish.tolist(), up.stop_id.tolist()
         start, every = up.start.tolist(), up.tokens.tolist()
         for i, (request_id, index, finish, stop_id) in enumerate(zip(*columns, strict=True)):
@@ -198,7 +228,9 @@ class Client:
                 if asked.params.logprobs is not None:
                     k = asked.params.logprobs
                     ranked = asked.params.logprob_token_ids is None
-                    scores = LazyLogprobs.of(up, i, k, self.tokenizer, brief=asked.stream, ranked=ranked)
+                    scores = LazyLogprobs.of(
+                        up, i, k, self.tokenizer, brief=asked.stream, ranked=ranked
+                    )
                     scores = scores[: len(tokens)]
                 if asked.stops is None and not asked.stream:
                     delta = Delta(asked.request_id, index, token_ids=tokens, logprobs=scores)
@@ -223,7 +255,8 @@ class Client:
         for request_id in [number for number in self._grouped if number not in self.asked]:
             del self._grouped[request_id]
 
-    # --- one sample ---------------------------------------------------------------------------------------------------
+    # --- one sample
+    # ---------------------------------------------------------------------------------------------------
 
     def _news(
         self,
@@ -246,7 +279,9 @@ class Client:
         return delta
 
     def _finish(self, asked: PendingRequest, delta: Delta, finish: int, stop_id: int) -> None:
-        stopped = delta.stop_reason is not None  # by a stop string, which the engine doesn't know of
+        stopped = (
+            delta.stop_reason is not None
+        )  # by a stop string, which the engine doesn't know of
         if stopped:
             delta.finish_reason = "stop"
             if finish == GOES_ON:
@@ -274,14 +309,19 @@ class Client:
         alike: dict[tuple[bool, bool], list[tuple[Delta, PendingRequest]]] = {}
         for delta, asked in late:
             if asked.params.detokenize:
-                alike.setdefault((asked.params.skip_special_tokens, asked.begins), []).append((delta, asked))
+                alike.setdefault((asked.params.skip_special_tokens, asked.begins), []).append(
+                    (delta, asked)
+                )
         for (skip, begins), mine in alike.items():
             how = {"skip_special_tokens": skip, "begins": begins}
             kept = [visible_tokens(d.token_ids, d.finish_reason, a.params) for d, a in mine]
             try:
                 texts = self.tokenizer.decode_batch(kept, **how)
             except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
-                texts = [self._decode_one(d.request_id, ids, how) for (d, _), ids in zip(mine, kept, strict=True)]
+                texts = [
+                    self._decode_one(d.request_id, ids, how)
+                    for (d, _), ids in zip(mine, kept, strict=True)
+                ]
             for (delta, _), text in zip(mine, texts, strict=True):
                 delta.text = text
 
@@ -302,45 +342,66 @@ class Client:
             self._send((request_id, None))
         self._on_fault(request_id, error)
 
-    # --- the rest -----------------------------------------------------------------------------------------------------
+    # --- the rest
+    # -----------------------------------------------------------------------------------------------------
 
     def _prompt_news(self, news: PromptNews) -> None:
         asked = self.asked.get(news.request)
         if asked is None:
             return
-        asked.num_cached_tokens, asked.waited, asked.begun = news.cached_tokens, news.waited, time.perf_counter()
-        found = LazyLogprobs.of_prompt(asked.prompt_ids, news, asked.params.prompt_logprobs or 0, self.tokenizer)
+        asked.num_cached_tokens, asked.waited, asked.begun = (
+            news.cached_tokens,
+            news.waited,
+            time.perf_counter(),
+        )
+        found = LazyLogprobs.of_prompt(
+            asked.prompt_ids, news, asked.params.prompt_logprobs or 0, self.tokenizer
+        )
         if found is not None:
             asked.prompt_logprobs = [None, *found]
 
 
-def check_choice(params: SamplingParams, words: Sequence[Sequence[int]], ends: Sequence[int]) -> None:
-    """words: the ids of bad_words; ends: the model's end ids. Raises UsageError where of allowed_token_ids no token may
-    come first: bad words of one token are barred always, end and stop ids within min_tokens."""
+def check_choice(
+    params: SamplingParams, words: Sequence[Sequence[int]], ends: Sequence[int]
+) -> None:
+    """words: the ids of bad_words; ends: the model's end ids. Raises UsageError where of
+    allowed_token_ids no token may come first: bad words of one token are barred always, end and
+    stop ids within min_tokens."""
     left = set(params.allowed_token_ids or ())
     if not left:
         return
-    barring = ["bad_words"] if left & (barred := {word[0] for word in words if len(word) == 1}) else []
+    barring = (
+        ["bad_words"] if left & (barred := {word[0] for word in words if len(word) == 1}) else []
+    )
     left -= barred
     if params.min_tokens > 0:
         ending = {*(params.stop_token_ids or ()), *(() if params.ignore_eos else ends)}
         barring += ["min_tokens"] if left & ending else []
         left -= ending
     if not left:
-        rule = f"allowed_token_ids and {' and '.join(barring)} leave no token to draw: allow others, or bar fewer"
+        rule = (
+            f"allowed_token_ids and {' and '.join(barring)} leave no token to draw: allow others,"
+            " or bar fewer"
+        )
         raise UsageError(rule, param="allowed_token_ids", rule=rule)
 
 
 def _say_why(delta: Delta, group_stop: GroupStop) -> None:
-    """Notes why a group's end has ended a sample: its answers agree, or they could not be looked for."""
+    """Notes why a group's end has ended a sample: its answers agree, or they could not be looked
+    for."""
     if group_stop.fault is None:
         delta.stop_reason = STOP_WHEN
     else:
-        delta.finish_reason, delta.error, delta.error_param = "error", str(group_stop.fault), STOP_WHEN
+        delta.finish_reason, delta.error, delta.error_param = (
+            "error",
+            str(group_stop.fault),
+            STOP_WHEN,
+        )
 
 
 def _no_token(params: SamplingParams) -> tuple[str, str | None]:
-    """Returns why no token could be drawn, as far as anyone can tell, and the parameter at fault, if one is."""
+    """Returns why no token could be drawn, as far as anyone can tell, and the parameter at fault,
+    if one is."""
     if params.structured_outputs is not None:
         return _UNFIT, "structured_outputs"
     return (_NONE_LEFT, "allowed_token_ids") if params.allowed_token_ids else (_NOT_FINITE, None)

@@ -1,7 +1,8 @@
 """ClientIds: whose request is whose, where several clients share an engine.
 
-Each client counts its requests from 0. The engine's id of a request is the client's times the number of clients, plus
-the client's own number: unique, and it names its owner. It knows ids and columns; no processes, no messages.
+Each client counts its requests from 0. The engine's id of a request is the client's times the
+number of clients, plus the client's own number: unique, and it names its owner. It knows ids and
+columns; no processes, no messages.
 """
 
 from __future__ import annotations
@@ -27,13 +28,16 @@ class ClientIds:
         return engine_id % self.count == client
 
     def deltas(self, every: Deltas | None) -> dict[int, Deltas]:
-        """Cuts a step's news into each client's own, in its own ids; clients without any are left out."""
+        """Cuts a step's news into each client's own, in its own ids; clients without any are left
+        out."""
         if every is None:
             return {}
         owner = every.request % self.count
         prompts: dict[int, list[PromptNews]] = {}
         for news in every.prompts:
-            prompts.setdefault(news.request % self.count, []).append(replace(news, request=news.request // self.count))
+            prompts.setdefault(news.request % self.count, []).append(
+                replace(news, request=news.request // self.count)
+            )
         clients = {*np.flatnonzero(np.bincount(owner, minlength=self.count)).tolist(), *prompts}
         found = {}
         for client in clients:

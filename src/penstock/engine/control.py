@@ -1,8 +1,10 @@
-"""ControlQueue: what a client asks to be done between steps (other weights, an empty cache, a sleep), one by one.
+"""ControlQueue: what a client asks to be done between steps (other weights, an empty cache, a
+sleep), one by one.
 
-Until it is done, and as long as the engine sleeps, no request that comes is taken up. What runs is waited for (`wait`),
-ended at once and told with what it made (`abort`), or goes on behind it (`keep`): then an answer may be of two versions
-of the weights, and its prompt's keys and values are those of the first. It knows an engine and words; no channel.
+Until it is done, and as long as the engine sleeps, no request that comes is taken up. What runs is
+waited for (`wait`), ended at once and told with what it made (`abort`), or goes on behind it
+(`keep`): then an answer may be of two versions of the weights, and its prompt's keys and values are
+those of the first. It knows an engine and words; no channel.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Controlled(msgspec.Struct, tag="controlled", frozen=True):
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
-    """Up, to all clients: what the answers from here on are made with, and what sleeps. changing: something is done
-    between steps now, which takes as long as it takes."""
+    """Up, to all clients: what the answers from here on are made with, and what sleeps. changing:
+    something is done between steps now, which takes as long as it takes."""
 
     version: str
     asleep: tuple[str, ...] = ()
@@ -59,7 +61,9 @@ class ControlQueue:
         self._engine = engine
         self._asked: deque[tuple[int, Control]] = deque()
         self._work: dict[str, Callable[[Control], None]] = {
-            UPDATE: lambda word: engine.update_weights(word.shared or Path(word.folder), word.version),
+            UPDATE: lambda word: engine.update_weights(
+                word.shared or Path(word.folder), word.version
+            ),
             PREFIX_CACHE: lambda word: engine.reset_prefix_cache(),
             SLEEP: lambda word: engine.sleep(word.level),
             WAKE_UP: lambda word: engine.wake_up(word.tags),
@@ -77,7 +81,8 @@ class ControlQueue:
 
     @property
     def defers(self) -> bool:
-        """Whether requests that come wait: behind what is to be done, or for the engine to wake up."""
+        """Whether requests that come wait: behind what is to be done,
+        or for the engine to wake up."""
         return self.waiting or bool(self._engine.asleep)
 
     def put(self, client: int, word: Control) -> None:
@@ -90,7 +95,9 @@ class ControlQueue:
     @property
     def due(self) -> bool:
         """Whether what runs allows the first thing to be done now."""
-        return self.waiting and not self._engine.flights and (self.holds or not self._engine.has_work)
+        return (
+            self.waiting and not self._engine.flights and (self.holds or not self._engine.has_work)
+        )
 
     def next(self) -> tuple[int, Controlled]:
         """Does the first thing. Returns who asked, and how it went."""

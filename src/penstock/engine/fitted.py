@@ -1,8 +1,11 @@
-"""Fitted: a folder's artifact as it is opened here: which of its choices are taken, what differs from where it was
-built, its files verified beside the loading. docs/design/artifact.md has the table of what differs and what is done.
+"""Fitted: a folder's artifact as it is opened here: which of its choices are taken, what differs
+from where it was built, its files verified beside the loading. docs/design/artifact.md has the
+table of what differs and what is done.
 
-    a knob          the user's, where it is named; else the artifact's, where its choices hold here; else the default
-    a file          kernels' binaries are verified before they are loaded, all else while the weights load
+    a knob          the user's, where it is named; else the artifact's, where its choices hold here;
+    else the default
+    a file          kernels' binaries are verified before they are loaded, all else while the
+    weights load
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from penstock.kernels.tunables import known
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
 
-# Never an artifact's to say: which model, how to open it, and what would make a longer request fail.
+# Never an artifact's to say: which model, how to open it, and what would make a longer request
+# fail.
 NOT_ITS_OWN = frozenset(
     {
         "model",
@@ -54,18 +58,22 @@ class Fitted:
 
 
 def fit(config: Config, folder: Path) -> Fitted | None:
-    """Returns None for a folder that is no artifact. CheckpointError for an unfinished or unreadable one, UsageError
-    for `sealed` without one."""
+    """Returns None for a folder that is no artifact. CheckpointError for an unfinished or
+    unreadable one, UsageError for `sealed` without one."""
     manifest = find_manifest(folder)
     if manifest is None:
         if config.model.sealed:
             raise UsageError(
-                f"sealed is for artifacts, and {folder} is none: make one by penstock build, or leave --sealed out",
+                f"sealed is for artifacts, and {folder} is none: make one by penstock build, or"
+                " leave --sealed out",
                 param="sealed",
             )
         return None
     if config.model.lora is not None:
-        rule = f"{folder} is an artifact, whose weights are settled: build it with --lora, or leave lora out"
+        rule = (
+            f"{folder} is an artifact, whose weights are settled: build it with --lora, or leave"
+            " lora out"
+        )
         raise UsageError(rule, param="lora")
     from penstock.execute.built_on import built_on
     from penstock.execute.open_runner import find_device
@@ -83,8 +91,8 @@ def fit(config: Config, folder: Path) -> Fitted | None:
 
 
 def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> TorchRunner:
-    """Opens the artifact's model while its files are verified. CheckpointError for a file that isn't as it was built;
-    EngineError where it is sealed and a kernel would have to be compiled."""
+    """Opens the artifact's model while its files are verified. CheckpointError for a file that
+    isn't as it was built; EngineError where it is sealed and a kernel would have to be compiled."""
     folder, files = fitted.folder, fitted.manifest.files
     kernels = {name: told for name, told in files.items() if name.startswith(f"{KERNELS}/")}
     if (folder / KERNELS).is_dir():
@@ -93,9 +101,13 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
     from penstock.execute.open_runner import find_ops
 
     binaries = find_ops(fitted.config).binaries
-    let_go: Callable[[], object] = partial(binaries.close, folder / KERNELS) if binaries is not None else lambda: None
+    let_go: Callable[[], object] = (
+        partial(binaries.close, folder / KERNELS) if binaries is not None else lambda: None
+    )
     with ThreadPoolExecutor(1, "penstock-verify") as beside:
-        checking = beside.submit(verify_files, folder, {n: told for n, told in files.items() if n not in kernels})
+        checking = beside.submit(
+            verify_files, folder, {n: told for n, told in files.items() if n not in kernels}
+        )
         try:
             if binaries is not None:
                 binaries.open(folder / KERNELS, sealed=fitted.config.model.sealed)
@@ -115,40 +127,71 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
 
 
 def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
-    """Returns what differs between where an artifact was built and here, a line each with what is done about it."""
+    """Returns what differs between where an artifact was built and here, a line each with what is
+    done about it."""
     then, notes = manifest.built_on, []
     retune = f"penstock build --retune {folder} makes them for this machine"
     if (then.device == "cpu") != (here.device == "cpu") or then.capability != here.capability:
-        notes.append(f"built on {_named(then)}, opened on {_named(here)}: its choices are left out; {retune}")
+        notes.append(
+            f"built on {_named(then)}, opened on {_named(here)}: its choices are left out; {retune}"
+        )
     elif _chip(then) != _chip(here):
-        notes.append(f"built on {_chip(then)}, opened on {_chip(here)}: its choices are taken as they are; {retune}")
+        notes.append(
+            f"built on {_chip(then)}, opened on {_chip(here)}: its choices are taken as they are;"
+            f" {retune}"
+        )
     gpu = here.device != "cpu"
     versions = [("penstock", manifest.penstock, __version__), ("triton", then.triton, here.triton)]
     compiled = "kernels that are others by it are compiled anew, which --sealed refuses"
-    notes += [f"built with {n} {a}, opened with {b}: {compiled}" for n, a, b in versions if gpu and _other(a, b)]
-    timed = [("torch", then.torch, here.torch), ("CUDA", then.cuda, here.cuda), ("driver", then.driver, here.driver)]
     notes += [
-        f"built with {n} {a}, opened with {b}: its choices are taken as they are" for n, a, b in timed if _other(a, b)
+        f"built with {n} {a}, opened with {b}: {compiled}"
+        for n, a, b in versions
+        if gpu and _other(a, b)
     ]
-    if gpu and any(name.startswith(f"{KERNELS}/") for name in manifest.files) and not (folder / KERNELS).is_dir():
-        notes.append(f"its folder {KERNELS} is not there: kernels are compiled anew, which --sealed refuses")
+    timed = [
+        ("torch", then.torch, here.torch),
+        ("CUDA", then.cuda, here.cuda),
+        ("driver", then.driver, here.driver),
+    ]
+    notes += [
+        f"built with {n} {a}, opened with {b}: its choices are taken as they are"
+        for n, a, b in timed
+        if _other(a, b)
+    ]
+    if (
+        gpu
+        and any(name.startswith(f"{KERNELS}/") for name in manifest.files)
+        and not (folder / KERNELS).is_dir()
+    ):
+        notes.append(
+            f"its folder {KERNELS} is not there: kernels are compiled anew, which --sealed refuses"
+        )
     return notes
 
 
-def _with_choices(config: Config, manifest: Manifest | None, folder: Path) -> tuple[Config, list[str], list[str]]:
-    """The user's config with the manifest's knobs, where they were left alone -> it, which they are, and notes."""
+def _with_choices(
+    config: Config, manifest: Manifest | None, folder: Path
+) -> tuple[Config, list[str], list[str]]:
+    """The user's config with the manifest's knobs, where they were left alone -> it, which they
+    are, and notes."""
     fitted, told, notes = Config.of(**config.told()), config.told(), list[str]()
     if manifest is not None:
         fitted.tuned = known(manifest.tunables)
         strange = manifest.tunables.keys() - fitted.tuned.keys()
-        notes += [f"it sets {name} of kernels to what this penstock doesn't know: left out" for name in sorted(strange)]
+        notes += [
+            f"it sets {name} of kernels to what this penstock doesn't know: left out"
+            for name in sorted(strange)
+        ]
     fitted.named, taken, places = config.named, dict[str, Value](), fitted.places()
     for name, value in (manifest.engine if manifest is not None else {}).items():
         if name not in places:
             notes.append(f"it sets {name}, which this penstock doesn't know: left out")
         elif name not in told and name not in NOT_ITS_OWN:
             taken[name] = value
-    rows, tokens = (taken.get(name, getattr(places[name], name)) for name in ("max_num_seqs", "max_num_batched_tokens"))
+    rows, tokens = (
+        taken.get(name, getattr(places[name], name))
+        for name in ("max_num_seqs", "max_num_batched_tokens")
+    )
     if isinstance(rows, int) and isinstance(tokens, int) and tokens < rows:
         lost = "max_num_seqs" if "max_num_seqs" in taken else "max_num_batched_tokens"
         taken.pop(lost, None)
@@ -163,7 +206,8 @@ def _with_choices(config: Config, manifest: Manifest | None, folder: Path) -> tu
 
 
 def ranks_of(config: Config) -> int:
-    """Returns how many ranks a model is opened on: an artifact says so. CheckpointError for an unfinished one."""
+    """Returns how many ranks a model is opened on: an artifact says so. CheckpointError for an
+    unfinished one."""
     folder = Path(config.model.model).expanduser()
     manifest = find_manifest(folder) if folder.is_dir() else None
     return config.parallel.tensor_parallel_size if manifest is None else _ranks_of(manifest)
@@ -176,21 +220,29 @@ def _ranks_of(manifest: Manifest) -> int:
 
 
 def _check_ranks(config: Config, manifest: Manifest, folder: Path) -> None:
-    """Raises UsageError where the user names another number of ranks than the artifact was built for."""
+    """Raises UsageError where the user names another number of ranks than the artifact was built
+    for."""
     ranks, built = config.parallel.tensor_parallel_size, _ranks_of(manifest)
     if "tensor_parallel_size" in config.named and ranks != built:
         raise UsageError(
-            f"artifact {folder} is built for tensor_parallel_size {built}, not {ranks}: leave the option out, or "
-            f"make another by penstock build --tensor-parallel-size {ranks}",
+            f"artifact {folder} is built for tensor_parallel_size {built}, not {ranks}: leave the"
+            f" option out, or make another by penstock build --tensor-parallel-size {ranks}",
             param="tensor_parallel_size",
         )
 
 
 def _refuse_strangers(folder: Path, listed: Collection[str]) -> None:
-    """Raises CheckpointError where kernels' binaries are there that the manifest has no checksum of."""
-    there = {path.relative_to(folder).as_posix() for path in (folder / KERNELS).rglob("*") if not path.is_dir()}
+    """Raises CheckpointError where kernels' binaries are there that the manifest has no checksum
+    of."""
+    there = {
+        path.relative_to(folder).as_posix()
+        for path in (folder / KERNELS).rglob("*")
+        if not path.is_dir()
+    }
     if strange := sorted(there - set(listed)):
-        raise CheckpointError(f"{folder / strange[0]} is not in the artifact's manifest: remove it, or build again")
+        raise CheckpointError(
+            f"{folder / strange[0]} is not in the artifact's manifest: remove it, or build again"
+        )
 
 
 def _other(then: str | None, here: str | None) -> bool:

@@ -1,5 +1,6 @@
-"""GroupStop: hears the samples of one request as they end, and ends the rest once enough of them agree. It knows texts
-and ends of samples; whose engines draw them is told by those who put them there."""
+"""GroupStop: hears the samples of one request as they end, and ends the rest once enough of them
+agree. It knows texts and ends of samples; whose engines draw them is told by those who put them
+there."""
 
 from __future__ import annotations
 
@@ -15,12 +16,13 @@ Find = Callable[[str], "str | asyncio.Future[str | None] | None"]
 
 
 class GroupStop:
-    """The count of one request's answers. `over`: enough agree; whoever draws more of its samples ends them then.
-    fault: why answers could not be looked for beside the loop: samples that are ended by it end with that."""
+    """The count of one request's answers. `over`: enough agree; whoever draws more of its samples
+    ends them then. fault: why answers could not be looked for beside the loop: samples that are
+    ended by it end with that."""
 
     def __init__(self, find: Find, agree: int, known: Iterable[str | None] = ()) -> None:
-        """find: the answer in a sample's text, or None; or what will be that, which is looked for elsewhere, one text
-        at a time.   known: answers of samples that ended before."""
+        """find: the answer in a sample's text, or None; or what will be that, which is looked for
+        elsewhere, one text at a time.   known: answers of samples that ended before."""
         self._find, self._agree = find, agree
         self._looking = False  # elsewhere, for the answer in a text
         self._waiting: deque[str] = deque()  # texts, meanwhile
@@ -47,7 +49,8 @@ class GroupStop:
             self._ends.append(end)
 
     def hear(self, delta: Delta) -> None:
-        """Takes news of a sample. Where its answer cannot be looked for it ends in an error, and so do the others."""
+        """Takes news of a sample. Where its answer cannot be looked for it ends in an error, and so
+        do the others."""
         if delta.finish_reason is None:
             self._texts.setdefault(delta.index, []).append(delta.text)
             return

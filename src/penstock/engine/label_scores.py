@@ -1,5 +1,5 @@
-"""Label scores: how likely each of some tokens is as the next one after a prompt. The request draws one token, in the
-step that ends its prompt. It knows logprobs as they come up; no prompts."""
+"""Label scores: how likely each of some tokens is as the next one after a prompt. The request draws
+one token, in the step that ends its prompt. It knows logprobs as they come up; no prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ def label_params(labels: list[int]) -> SamplingParams:
 
 
 def label_probs(delta: Delta, *, softmax: bool) -> list[float]:
-    """Returns the labels' probabilities in their order: among themselves with softmax, else among all tokens."""
+    """Returns the labels' probabilities in their order: among themselves with softmax, else among
+    all tokens."""
     found = delta.logprobs
     assert isinstance(found, LazyLogprobs) and len(found) == 1, "a label's request draws one token"
     logprobs = found.columns[4][0].astype(np.float64)

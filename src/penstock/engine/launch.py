@@ -1,7 +1,9 @@
-"""launch: starts an engine in a process of its own and gives a client for this event loop once it is ready.
+"""launch: starts an engine in a process of its own and gives a client for this event loop once it
+is ready.
 
-Where there are several engines, or several processes that share one, supervisor.py starts them and each process joins
-(replica_set.py), by the parts that are here. It knows processes and the channel's addresses; not what crosses.
+Where there are several engines, or several processes that share one, supervisor.py starts them and
+each process joins (replica_set.py), by the parts that are here. It knows processes and the
+channel's addresses; not what crosses.
 """
 
 from __future__ import annotations
@@ -35,17 +37,20 @@ ENGINE = command_of("penstock.engine.process")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """visible: a replica's CUDA_VISIBLE_DEVICES, None for ours; cores: what it is pinned to, none for ours."""
+    """visible: a replica's CUDA_VISIBLE_DEVICES, None for ours; cores: what it is pinned to, none
+    for ours."""
 
     visible: str | None = None
     cores: list[int] = field(default_factory=list)
 
 
-async def launch(config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT) -> AsyncClient:
+async def launch(
+    config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
+) -> AsyncClient:
     """Starts the engine and waits until it is ready. Raises what the engine raised while it loaded.
 
-    `engine` is the command of its process; benchmarks bring one that computes nothing. An engine that completes no
-    step for `step_timeout` seconds, while it has work, is ended.
+    `engine` is the command of its process; benchmarks bring one that computes nothing. An engine
+    that completes no step for `step_timeout` seconds, while it has work, is ended.
     """
     config.check()
     with addresses(1) as (address,):
@@ -66,8 +71,11 @@ async def launch(config: Config, engine: Sequence[str] = ENGINE, step_timeout: f
 
 @contextlib.contextmanager
 def addresses(clients: int) -> Iterator[list[str]]:
-    """An address a client. Inside, both ends of each must come to hold it; afterwards nobody else can join."""
-    folder = Path(tempfile.mkdtemp(prefix="penstock-"))  # readable by this user alone, and so are the sockets in it
+    """An address a client. Inside, both ends of each must come to hold it; afterwards nobody else
+    can join."""
+    folder = Path(
+        tempfile.mkdtemp(prefix="penstock-")
+    )  # readable by this user alone, and so are the sockets in it
     try:
         yield [f"ipc://{folder / f'client{client}'}" for client in range(clients)]
     finally:
@@ -81,24 +89,37 @@ async def start(
     step_timeout: float = STEP_TIMEOUT,
     place: Place = Place(),
 ) -> asyncio.subprocess.Process:
-    """Starts the engine's process for a client at each address, in its place; it loads from now on. Raises
-    CapacityError."""
-    environment = None if place.visible is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.visible}
+    """Starts the engine's process for a client at each address, in its place; it loads from now on.
+    Raises CapacityError."""
+    environment = (
+        None if place.visible is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.visible}
+    )
     try:
-        process = await asyncio.create_subprocess_exec(*engine, stdin=asyncio.subprocess.PIPE, env=environment)
+        process = await asyncio.create_subprocess_exec(
+            *engine, stdin=asyncio.subprocess.PIPE, env=environment
+        )
     except OSError as error:
         raise could_not_start("the engine's process", error) from error
     # The line on standard input, which stays open: its end would be the engine's.
     assert process.stdin is not None
-    knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}  # it is one of them
-    said = {"addresses": list(addresses), "knobs": knobs, "step_timeout": step_timeout, "cores": place.cores}
+    knobs = {
+        name: value for name, value in config.told().items() if name != "data_parallel_size"
+    }  # it is one of them
+    said = {
+        "addresses": list(addresses),
+        "knobs": knobs,
+        "step_timeout": step_timeout,
+        "cores": place.cores,
+    }
     process.stdin.write(msgspec.json.encode(said) + b"\n")
     return process
 
 
-async def join(end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float) -> AsyncClient:
-    """Waits until the engine is ready and gives its client. Raises what the engine raised while it loaded, or
-    TokenizerError; `end` is closed then."""
+async def join(
+    end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float
+) -> AsyncClient:
+    """Waits until the engine is ready and gives its client. Raises what the engine raised while it
+    loaded, or TokenizerError; `end` is closed then."""
     try:
         facts = await facts_of(end, process)
         loaded = load_tokenizer(facts) if tokenizer else None
@@ -125,7 +146,9 @@ async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
         if not word.done():
             await asyncio.wait({word}, timeout=0.5)  # its last words may still be on the way
         if not word.done():
-            raise EngineError(f"the engine's process {how_ended(process.returncode)} while it loaded")
+            raise EngineError(
+                f"the engine's process {how_ended(process.returncode)} while it loaded"
+            )
         return _facts(word.result())
     finally:
         for task in (word, gone):

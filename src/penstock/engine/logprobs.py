@@ -1,6 +1,8 @@
-"""LazyLogprobs: logprobs of a sample's tokens as they came up, in columns; a position's dict is made when looked at.
+"""LazyLogprobs: logprobs of a sample's tokens as they came up, in columns; a position's dict is
+made when looked at.
 
-    output.logprobs[3] -> {token: Logprob, ...}     a step of 8,192 rows would make 8,192 dicts that few users look at
+    output.logprobs[3] -> {token: Logprob, ...}     a step of 8,192 rows would make 8,192 dicts that
+    few users look at
 
 It knows numbers and how a token is spelt; nothing of samples.
 """
@@ -24,28 +26,51 @@ Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids 
 
 
 class LazyLogprobs(Sequence[PositionLogprobs]):
-    """Holds the logprobs of t tokens; equal to a list of the same dicts, and copied or pickled as one."""
+    """Holds the logprobs of t tokens; equal to a list of the same dicts, and copied or pickled as
+    one."""
 
-    def __init__(self, columns: Columns, spell: Callable[[int], str] | None, *, ranked: bool = True) -> None:
-        """ranked: the ids beside each token are the most likely, in their order; else those that were named."""
+    def __init__(
+        self, columns: Columns, spell: Callable[[int], str] | None, *, ranked: bool = True
+    ) -> None:
+        """ranked: the ids beside each token are the most likely, in their order; else those that
+        were named."""
         self._columns, self._spell, self._ranked = columns, spell, ranked
 
     @classmethod
     def of(
-        cls, up: Deltas, i: int, k: int, tokenizer: Tokenizer | None, *, brief: bool = False, ranked: bool = True
+        cls,
+        up: Deltas,
+        i: int,
+        k: int,
+        tokenizer: Tokenizer | None,
+        *,
+        brief: bool = False,
+        ranked: bool = True,
     ) -> LazyLogprobs:
-        """Those of a message's sample i, with the k most likely, or those that were named. Copies: one sample doesn't
-        keep the message alive, unless it is `brief`: an event's, gone when that is sent."""
-        assert up.chosen is not None and up.rank is not None and up.top_ids is not None and up.top is not None, (
-            "tokens came up without the logprobs that were asked for"
-        )
+        """Those of a message's sample i, with the k most likely, or those that were named. Copies:
+        one sample doesn't keep the message alive, unless it is `brief`: an event's, gone when that
+        is sent."""
+        assert (
+            up.chosen is not None
+            and up.rank is not None
+            and up.top_ids is not None
+            and up.top is not None
+        ), "tokens came up without the logprobs that were asked for"
         mine = slice(up.start[i], up.start[i + 1])
-        views = (up.tokens[mine], up.chosen[mine], up.rank[mine], up.top_ids[mine, :k], up.top[mine, :k])
+        views = (
+            up.tokens[mine],
+            up.chosen[mine],
+            up.rank[mine],
+            up.top_ids[mine, :k],
+            up.top[mine, :k],
+        )
         spell = None if tokenizer is None else tokenizer.token_text
         return cls(views if brief else tuple(view.copy() for view in views), spell, ranked=ranked)
 
     @classmethod
-    def of_prompt(cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None) -> LazyLogprobs | None:
+    def of_prompt(
+        cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None
+    ) -> LazyLogprobs | None:
         """Those of prompt tokens 1, 2, ...; None where the news has none."""
         if news.chosen is None or news.rank is None or news.top_ids is None or news.top is None:
             return None
@@ -55,7 +80,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     @classmethod
     def joined(cls, parts: list[LazyLogprobs]) -> LazyLogprobs:
-        """Parts of one sample, one after the other; at least one. Those without tokens may be of any width."""
+        """Parts of one sample, one after the other; at least one. Those without tokens may be of
+        any width."""
         parts = [part for part in parts if len(part)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
@@ -75,7 +101,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         return self._columns
 
     def added_to(self, total: float) -> float:
-        """Returns `total` and the chosen tokens' logprobs, summed one after the other: the same in parts or whole."""
+        """Returns `total` and the chosen tokens' logprobs, summed one after the other: the same in
+        parts or whole."""
         return float(np.cumsum(np.concatenate(([total], self._columns[1])), dtype=np.float64)[-1])
 
     def __len__(self) -> int:
@@ -99,7 +126,9 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     def __iter__(self) -> Iterator[PositionLogprobs]:
         """For each token a dict of itself and the k most likely, most likely first, as vLLM's."""
         spell = self._spell if self._spell is not None else _unspelt
-        for token, chosen, rank, ids, values in zip(*(column.tolist() for column in self._columns), strict=True):
+        for token, chosen, rank, ids, values in zip(
+            *(column.tolist() for column in self._columns), strict=True
+        ):
             found: PositionLogprobs = {token: Logprob(chosen, rank, spell(token))}
             for place, (other, value) in enumerate(zip(ids, values, strict=True), start=1):
                 if other >= 0 and other != token:
@@ -121,7 +150,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
 
 class GrowingLogprobs:
-    """Gathers the logprobs of a sample that comes in parts, in arrays that double: no token is copied at each part."""
+    """Gathers the logprobs of a sample that comes in parts, in arrays that double: no token is
+    copied at each part."""
 
     def __init__(self) -> None:
         self._last: LazyLogprobs | None = None  # the last part, for how it is spelt

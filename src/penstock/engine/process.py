@@ -1,8 +1,10 @@
-"""The engine's process: `python -m penstock.engine.process`, started by launch.py and by nobody else.
+"""The engine's process: `python -m penstock.engine.process`, started by launch.py and by nobody
+else.
 
-It reads one line of JSON from standard input (the knobs and an address for each client), loads the model, says Ready,
-and turns the loop until all clients have closed; the requests of one that goes away are ended. Standard input stays
-open for as long as the parent lives: its end is ours. It knows the loop and the channel.
+It reads one line of JSON from standard input (the knobs and an address for each client), loads the
+model, says Ready, and turns the loop until all clients have closed; the requests of one that goes
+away are ended. Standard input stays open for as long as the parent lives: its end is ours. It knows
+the loop and the channel.
 """
 
 from __future__ import annotations
@@ -23,7 +25,17 @@ from penstock.children.carried_error import CarriedError
 from penstock.children.lifetime import begin_child
 from penstock.config import Config
 from penstock.engine.build_engine import EngineFacts, build_engine
-from penstock.engine.channel import Ask, Cancel, ControlOf, EngineEnd, GoesOn, Heard, Left, Ready, StepOutputs
+from penstock.engine.channel import (
+    Ask,
+    Cancel,
+    ControlOf,
+    EngineEnd,
+    GoesOn,
+    Heard,
+    Left,
+    Ready,
+    StepOutputs,
+)
 from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
@@ -31,7 +43,9 @@ from penstock.errors import PenstockError
 from penstock.masks.compile_queue import CompileQueue
 from penstock.request import REST
 
-COMPILE_LOOK = 1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
+COMPILE_LOOK = (
+    1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
+)
 STATS_EVERY = 0.1  # seconds between stats on the way up
 
 
@@ -58,8 +72,9 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
     _say_what_loads()
     try:
         engine, facts = open(Config.of(**start.knobs))
-        # What is loaded by now (torch's modules, the model) lives to the end. Looked through again in each full
-        # collection it made steps of 5 to 23 ms, 0.5 ms being usual: from here on the collector leaves it out.
+        # What is loaded by now (torch's modules, the model) lives to the end. Looked through again
+        # in each full collection it made steps of 5 to 23 ms, 0.5 ms being usual: from here on the
+        # collector leaves it out.
         gc.collect()
         gc.freeze()
         end.send_up(Ready(facts))
@@ -77,7 +92,8 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
 
 
 def _say_what_loads() -> None:
-    """Has our own log, from `info` on, be lines on standard error: whoever started this process waits for it."""
+    """Has our own log, from `info` on, be lines on standard error: whoever started this process
+    waits for it."""
     ours, lines = logging.getLogger("penstock"), logging.StreamHandler()
     lines.setFormatter(logging.Formatter("penstock: %(message)s"))
     ours.addHandler(lines)
@@ -95,7 +111,9 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
     engine.runner.watch(goes_on)
     compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
-    later: list[Heard] = []  # while something is to be done between steps, or it sleeps: what came for requests
+    later: list[
+        Heard
+    ] = []  # while something is to be done between steps, or it sleeps: what came for requests
     while True:
         refused: list[Refused] = []
         words = later if later and not controls.defers else []
@@ -114,9 +132,15 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
                     refused += [refusal] if refusal is not None else []
             elif isinstance(word, Left):
                 controls.drop(word.client)
-                later = [held for held in later if not _is_asked_by(held, partial(end.owners.owns, word.client))]
+                later = [
+                    held
+                    for held in later
+                    if not _is_asked_by(held, partial(end.owners.owns, word.client))
+                ]
                 compiling.drop(partial(end.owners.owns, word.client))
-                for request_id in [n for n in engine.scheduler.live if end.owners.owns(word.client, n)]:
+                for request_id in [
+                    n for n in engine.scheduler.live if end.owners.owns(word.client, n)
+                ]:
                     engine.cancel(request_id)
             elif not compiling.cancel(word.request_id, word.sample):
                 engine.cancel(word.request_id, word.sample)
@@ -143,9 +167,15 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
         if idle:
             watchdog.idle()
         now = time.monotonic()
-        stats = engine.stats() if (idle and not compiling.waiting) or now - told > STATS_EVERY else None
+        stats = (
+            engine.stats() if (idle and not compiling.waiting) or now - told > STATS_EVERY else None
+        )
         told = now if stats is not None else told
-        if stats is not None or refused or (deltas is not None and (deltas.count or deltas.prompts)):
+        if (
+            stats is not None
+            or refused
+            or (deltas is not None and (deltas.count or deltas.prompts))
+        ):
             end.send_up(StepOutputs(deltas, refused, stats))
 
 
@@ -157,9 +187,12 @@ def _end_all(engine: Engine, compiling: CompileQueue) -> None:
 
 
 def _is_of_waiting(word: Heard, later: list[Heard]) -> bool:
-    """Whether a word waits behind what is to be done between steps: a request, and what ends one that does."""
+    """Whether a word waits behind what is to be done between steps: a request, and what ends one
+    that does."""
     if isinstance(word, Cancel):
-        return any(isinstance(held, Ask) and held.request.request_id == word.request_id for held in later)
+        return any(
+            isinstance(held, Ask) and held.request.request_id == word.request_id for held in later
+        )
     return isinstance(word, Ask)
 
 
@@ -170,7 +203,8 @@ def _is_asked_by(word: Heard, owns: Callable[[int], bool]) -> bool:
 def _end_with_parent() -> None:
     """Blocks until standard input ends, which it does when the parent is gone, however it went.
 
-    Read from the descriptor, not from the buffered object: a reader inside that lock aborts the interpreter's exit.
+    Read from the descriptor, not from the buffered object: a reader inside that lock aborts the
+    interpreter's exit.
     """
     while os.read(0, 4096):
         pass

@@ -1,4 +1,5 @@
-"""Stream: one request's news for a reader on an asyncio loop, which may be slow. It knows deltas; no engine."""
+"""Stream: one request's news for a reader on an asyncio loop, which may be slow. It knows deltas;
+no engine."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from penstock.errors import PenstockError
 from penstock.request import Delta
 
 BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
-SCORED = 16  # tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
+# tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
+SCORED = 16
 
 
 class CancelRequest(Protocol):
@@ -22,8 +24,8 @@ class CancelRequest(Protocol):
 
 
 class Stream:
-    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one reader, who may
-    `listen` and `take` instead."""
+    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one
+    reader, who may `listen` and `take` instead."""
 
     def __init__(self, asked: PendingRequest, cancel: CancelRequest) -> None:
         self.asked = asked
@@ -31,11 +33,14 @@ class Stream:
         self._news: list[Delta] = []  # what the reader hasn't taken
         self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
         self._end: PenstockError | bool = False  # whether, and with what, it has ended
-        self._waiter: asyncio.Future[None] | None = None  # the reader's, while there is nothing for it
+        self._waiter: asyncio.Future[None] | None = (
+            None  # the reader's, while there is nothing for it
+        )
         self._hear: Callable[[], None] | None = None  # the reader's, of one that listens
 
     def cancel(self) -> None:
-        """Ends the request wherever it stands and ends the iteration; its blocks go back. Idempotent."""
+        """Ends the request wherever it stands and ends the iteration; its blocks go back.
+        Idempotent."""
         self._cancel(self.asked)
         self.end()
 
@@ -57,17 +62,21 @@ class Stream:
                     self._waiter = asyncio.get_running_loop().create_future()
                     await self._waiter
         finally:
-            self.cancel()  # a reader that goes away early frees the blocks; after the last delta it changes nothing
+            # a reader that goes away early frees the blocks; after the last delta it changes
+            # nothing
+            self.cancel()
 
     def listen(self, hear: Callable[[], None]) -> None:
-        """Has `hear` called when there is news, and at the end: who reads thousands of streams has no task for each."""
+        """Has `hear` called when there is news, and at the end: who reads thousands of streams has
+        no task for each."""
         if self._end is False:
             self._hear = hear
         if self._news or self._end is not False:
             hear()
 
     def take(self) -> tuple[list[Delta], bool]:
-        """Returns what has come, and whether no more will. Raises what it ended with, in place of what came before."""
+        """Returns what has come, and whether no more will. Raises what it ended with, in place of
+        what came before."""
         if isinstance(self._end, PenstockError):
             raise self._end
         news, self._news = self._news, []
@@ -77,7 +86,9 @@ class Stream:
         """StepOutputs; the list is the stream's from here on. None come after the end."""
         if self._news:
             for delta in news:
-                if isinstance(delta.logprobs, LazyLogprobs):  # a reader that is behind keeps no message after message
+                if isinstance(
+                    delta.logprobs, LazyLogprobs
+                ):  # a reader that is behind keeps no message after message
                     delta.logprobs = delta.logprobs.apart()
             self._news += news
             if len(self._news) > self._merge_at:
@@ -91,11 +102,13 @@ class Stream:
         if self._end is False:
             self._end = True if error is None else error
         self._wake()
-        self._hear = None  # who listens holds the stream: a cycle, which would lie until the collector comes
+        self._hear = (
+            None  # who listens holds the stream: a cycle, which would lie until the collector comes
+        )
 
     def _merge(self) -> None:
-        """The reader is far behind: a sample's deltas become one, with logprobs one for about SCORED tokens. So what
-        waits is bounded by the samples and their tokens."""
+        """The reader is far behind: a sample's deltas become one, with logprobs one for about
+        SCORED tokens. So what waits is bounded by the samples and their tokens."""
         last: dict[int, Delta] = {}
         scores: dict[int, list[LazyLogprobs]] = {}  # of the last deltas, in parts
         kept: list[Delta] = []

@@ -1,13 +1,15 @@
-"""How near steps come to what the hardware could do at most: the least time of a step by arithmetic, and a gauge of it.
+"""How near steps come to what the hardware could do at most: the least time of a step by
+arithmetic, and a gauge of it.
 
-A step is at least: its matrix products at the machine's rate (or its weights read once, where that is longer), K and V
-read once by each layer (a prefix once a group), a row's recurrent state read and written, attention's own products at
-the best rate, and the logits read once more for sampling. Of experts those are read that tokens meet which choose
-evenly: where they all choose the same ones it is less. Prompts over latent vectors absorb them, or make keys and values
-of them, whichever is less. The parts of a step follow each other, so their times add up.
-`benchmarks/shapes.py` holds works against the rates that it measured (step_limit.py beside it), the gauge holds a
-running engine's steps against the data sheet's (execute/gpu_specs.py): both are a Machine. It knows step plans, sizes
-and a clock; no devices.
+A step is at least: its matrix products at the machine's rate (or its weights read once, where that
+is longer), K and V read once by each layer (a prefix once a group), a row's recurrent state read
+and written, attention's own products at the best rate, and the logits read once more for sampling.
+Of experts those are read that tokens meet which choose evenly: where they all choose the same ones
+it is less. Prompts over latent vectors absorb them, or make keys and values of them, whichever is
+less. The parts of a step follow each other, so their times add up. `benchmarks/shapes.py` holds
+works against the rates that it measured (step_limit.py beside it), the gauge holds a running
+engine's steps against the data sheet's (execute/gpu_specs.py): both are a Machine. It knows step
+plans, sizes and a clock; no devices.
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ class Machine(Protocol):
         """Bytes a second of its memory, read and written together."""
 
     def layer_seconds(self, tokens: Float64, numbers: int) -> Float64:
-        """Returns seconds of a layer's products, matrices of so many numbers, for each count of tokens; 0 for none."""
+        """Returns seconds of a layer's products, matrices of so many numbers, for each count of
+        tokens; 0 for none."""
 
     def head_seconds(self, rows: Float64, numbers: int) -> Float64:
         """The same of the head's product."""
@@ -60,10 +63,10 @@ _OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
 class Steps:
     """Columns of the steps that were launched, one entry a step.
 
-    rows: tokens drawn.   own: stored tokens that rows read by themselves.
-    shared: tokens of prefixes, read once a group.   shared_pairs: (row, prefix token) pairs.
-    chunk: prompt tokens prefilled.   chunk_pairs: (token, token before it).
-    chunk_context: stored tokens that chunks read.   Layers with a window share nothing: `own 4096` is theirs.
+    rows: tokens drawn.   own: stored tokens that rows read by themselves. shared: tokens of
+    prefixes, read once a group.   shared_pairs: (row, prefix token) pairs. chunk: prompt tokens
+    prefilled.   chunk_pairs: (token, token before it). chunk_context: stored tokens that chunks
+    read.   Layers with a window share nothing: `own 4096` is theirs.
     """
 
     def __init__(self, windows: Iterable[int] = ()) -> None:
@@ -77,7 +80,9 @@ class Steps:
         shared = pairs = 0
         if plan.group_length.size:
             shared = int(plan.group_length.sum(dtype=np.int64))
-            pairs = int(np.diff(plan.group_start).astype(np.int64) @ plan.group_length.astype(np.int64))
+            pairs = int(
+                np.diff(plan.group_start).astype(np.int64) @ plan.group_length.astype(np.int64)
+            )
         tokens = 0 if plan.chunks is None else plan.chunks.tokens.size
         lists["rows"].append(int(plan.query_rows.size))
         lists["own"].append(int(plan.lengths.sum(dtype=np.int64)) + count - pairs)
@@ -124,7 +129,9 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     for count, layers in ((tokens, below), (rows, 1)):
         seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)
         for experts, of_layers in sizes.routed:
-            seconds = seconds + layers * of_layers / sizes.layers * _experts_seconds(count, experts, machine)
+            seconds = seconds + layers * of_layers / sizes.layers * _experts_seconds(
+                count, experts, machine
+            )
     if sizes.ahead:
         seconds = seconds + machine.layer_seconds(tokens, sizes.ahead)
     moved = tokens * (sizes.stored + sizes.row_bytes)  # bytes
@@ -134,7 +141,9 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
         suffix = "" if each.window is None else f" {each.window}"
         read, pairs = steps[f"own{suffix}"], steps[f"chunk_pairs{suffix}"]
         context = steps[f"chunk_context{suffix}"]
-        if (latent := each.latent) is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
+        if (
+            latent := each.latent
+        ) is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
             made = (context - steps["chunk"]) * latent.expansion + pairs * latent.expanded_pair
             pairs = np.minimum(pairs, made / latent.absorbed_pair)
         read, pairs = read + context * share, pairs * share
@@ -155,19 +164,26 @@ def _experts_seconds(tokens: Float64, experts: RoutedNumbers, machine: Machine) 
 class RooflineGauge:
     """Least time over time taken, of the steps of the last second of work.
 
-    Taken is what passes from one reading to the next, or from the first launch after a rest: so the host's delays
-    count, and times without work don't. It costs a few sums a step, and the arithmetic once for many.
+    Taken is what passes from one reading to the next, or from the first launch after a rest: so the
+    host's delays count, and times without work don't. It costs a few sums a step, and the
+    arithmetic once for many.
     """
 
     def __init__(
-        self, sizes: ModelSizes, machine: Machine, clock: Callable[[], float] = time.monotonic, every: float = 1.0
+        self,
+        sizes: ModelSizes,
+        machine: Machine,
+        clock: Callable[[], float] = time.monotonic,
+        every: float = 1.0,
     ) -> None:
         """every: seconds of steps that a value is made of."""
         self.every = every
         self.share = 0.0  # of the last whole second of steps; 0 until there was one
         self._sizes, self._machine, self._clock = sizes, machine, clock
         self._steps = Steps(sizes.windows)
-        self._since: float | None = None  # from when the next reading's time counts; None: from the next launch
+        self._since: float | None = (
+            None  # from when the next reading's time counts; None: from the next launch
+        )
         self._read = 0  # steps at the front that have been read and not summed
         self._least = self._taken = 0.0
 
@@ -189,7 +205,9 @@ class RooflineGauge:
         self._since = now
         self._read += 1
         if self._read == AT_ONCE or self._taken >= self.every:
-            self._least += limit_seconds(self._steps.columns(self._read), self._sizes, self._machine)
+            self._least += limit_seconds(
+                self._steps.columns(self._read), self._sizes, self._machine
+            )
             self._steps.forget(self._read)
             self._read = 0
         if self._taken >= self.every:

@@ -1,4 +1,5 @@
-"""SampleDecoder: one sample's text as it grows, for samples that are streamed or watched for stop strings.
+"""SampleDecoder: one sample's text as it grows, for samples that are streamed or watched for stop
+strings.
 
 It knows one sample's tokens; nothing of requests and channels.
 """
@@ -17,7 +18,8 @@ if TYPE_CHECKING:
 
 
 class SampleDecoder:
-    """Tokens in, Delta out. A stop string sets `stop_reason` and cuts text and tokens where it was completed."""
+    """Tokens in, Delta out. A stop string sets `stop_reason` and cuts text and tokens where it was
+    completed."""
 
     def __init__(
         self,
@@ -32,17 +34,34 @@ class SampleDecoder:
         from penstock.text.stop_strings import StopChecker
 
         self.params, self.stops, self.tokenizer, self.stream = params, stops, tokenizer, stream
-        self._how = {"skip_special_tokens": params.skip_special_tokens, "begins": begins}  # its text is made
+        self._how = {
+            "skip_special_tokens": params.skip_special_tokens,
+            "begins": begins,
+        }  # its text is made
         self.ids: list[int] = []
         self.scores: list[LazyLogprobs] = []
         spoken = tokenizer is not None and params.detokenize
-        self._detokenizer = Detokenizer(tokenizer, **self._how) if spoken and stream and tokenizer is not None else None
+        self._detokenizer = (
+            Detokenizer(tokenizer, **self._how)
+            if spoken and stream and tokenizer is not None
+            else None
+        )
         self._checker = (
-            StopChecker(stops, include=params.include_stop_str_in_output) if stops is not None and stream else None
+            StopChecker(stops, include=params.include_stop_str_in_output)
+            if stops is not None and stream
+            else None
         )
 
-    def take(self, request_id: int, index: int, tokens: list[int], finish: int, scores: LazyLogprobs | None) -> Delta:
-        """News of the sample: streamed, what is new; else all of it, of use only where it has ended."""
+    def take(
+        self,
+        request_id: int,
+        index: int,
+        tokens: list[int],
+        finish: int,
+        scores: LazyLogprobs | None,
+    ) -> Delta:
+        """News of the sample: streamed, what is new; else all of it, of use only where it has
+        ended."""
         delta = Delta(request_id, index)
         if self.stream:
             self._stream(delta, tokens, finish)
@@ -76,8 +95,14 @@ class SampleDecoder:
             delta.token_ids.append(token)
             new = "" if last and hidden else self._detokenizer.push([token])
             armed = len(self.ids) > self.params.min_tokens
-            if armed and (run := self._detokenizer.held_run()) and self._checker.would_stop(new + run):
-                new += self._detokenizer.flush()  # no further token is waited for, as no whole sample waits for one
+            if (
+                armed
+                and (run := self._detokenizer.held_run())
+                and self._checker.would_stop(new + run)
+            ):
+                new += (
+                    self._detokenizer.flush()
+                )  # no further token is waited for, as no whole sample waits for one
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()
             emitted, stop = self._checker.push(new, armed=armed)
@@ -96,7 +121,9 @@ class SampleDecoder:
         shown = self.ids[:-1] if self._hides_last(finish) else self.ids
         read = self.tokenizer.settled if finish == GOES_ON else self.tokenizer.decode
         delta.text = read(shown, **self._how)
-        barred = self.params.min_tokens  # as an end id, a stop string ends no sample within its first min_tokens tokens
+        barred = (
+            self.params.min_tokens
+        )  # as an end id, a stop string ends no sample within its first min_tokens tokens
         if self.stops is None or len(self.ids) <= barred:
             return
         seen = len(self.tokenizer.settled(self.ids[:barred], **self._how)) if barred else 0

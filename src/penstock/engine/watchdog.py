@@ -1,8 +1,9 @@
-"""Watchdog: an engine that completes no step while it has work, nor a layer of one, says where it hangs, and ends.
+"""Watchdog: an engine that completes no step while it has work, nor a layer of one, says where it
+hangs, and ends.
 
-The alarm is faulthandler's own thread, outside Python's interpreter, since what hangs may hold its lock for ever. What
-no process can do for itself, ending while it is stopped or stuck in a driver, is its client's (async_client.py), which
-sees the same steps. It knows time alone.
+The alarm is faulthandler's own thread, outside Python's interpreter, since what hangs may hold its
+lock for ever. What no process can do for itself, ending while it is stopped or stuck in a driver,
+is its client's (async_client.py), which sees the same steps. It knows time alone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import faulthandler
 import time
 
-STEP_TIMEOUT = 120.0  # seconds without a step, or a layer of one on a CPU, while there is work, after which it ends
+# seconds without a step, or a layer of one on a CPU, while there is work, after which it ends
+STEP_TIMEOUT = 120.0
 LATE = 0.25  # of it, from which on the engine isn't well
 
 
@@ -19,7 +21,9 @@ class Watchdog:
 
     def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
         self._timeout = step_timeout
-        self._again = min(1.0, step_timeout / 20)  # it is set no more often than that: it starts a thread, 50 us
+        self._again = min(
+            1.0, step_timeout / 20
+        )  # it is set no more often than that: it starts a thread, 50 us
         self._set: float | None = None  # when it was
 
     def began(self) -> None:

@@ -1,5 +1,5 @@
-"""built_on: this machine and its libraries, as an artifact's manifest tells of the ones that it was built with. It asks
-torch and /proc, loads no model, and imports no triton."""
+"""built_on: this machine and its libraries, as an artifact's manifest tells of the ones that it was
+built with. It asks torch and /proc, loads no model, and imports no triton."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """How many threads an engine on the CPU computes with: one a core that other work leaves free.
 
-torch takes a thread a core, and a product ends when the last of them has run: beside two busy processes on two cores
-the demo model made 35 tok/s by two threads and 300 by one. `OMP_NUM_THREADS` decides alone where it is set. The number
-is settled before the model is loaded, and stays: a row's bits may hang on it.
+torch takes a thread a core, and a product ends when the last of them has run: beside two busy
+processes on two cores the demo model made 35 tok/s by two threads and 300 by one. `OMP_NUM_THREADS`
+decides alone where it is set. The number is settled before the model is loaded, and stays: a row's
+bits may hang on it.
 """
 
 from __future__ import annotations
@@ -15,16 +16,22 @@ from pathlib import Path
 
 import torch
 
-STAT, QUOTA = Path("/proc/stat"), Path("/sys/fs/cgroup/cpu.max")  # proc_stat(5), cgroup v2's cpu controller
-WINDOW, WINDOWS = 0.05, 20  # seconds that are looked at, and how often where cores are busy: a start nearby is short
+STAT, QUOTA = (
+    Path("/proc/stat"),
+    Path("/sys/fs/cgroup/cpu.max"),
+)  # proc_stat(5), cgroup v2's cpu controller
+WINDOW, WINDOWS = (
+    0.05,
+    20,
+)  # seconds that are looked at, and how often where cores are busy: a start nearby is short
 IDLE = (3, 4)  # of a core's times in /proc/stat: idle, and waiting for a disk
 
 Times = dict[int, tuple[int, int]]  # of a core: clock ticks in which it was idle, and all
 
 
 def settle_threads(device: torch.device) -> None:
-    """Takes fewer of torch's threads where other work or a quota leaves fewer cores, and says so. Call it in the thread
-    that computes."""
+    """Takes fewer of torch's threads where other work or a quota leaves fewer cores, and says so.
+    Call it in the thread that computes."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1 or "OMP_NUM_THREADS" in os.environ or not STAT.exists():
         return
@@ -34,7 +41,8 @@ def settle_threads(device: torch.device) -> None:
     if most < threads:
         why = f"a quota leaves {quota:g}" if quota <= free else f"other work leaves {free:.1f}"
         print(
-            f"penstock: of {len(cores)} cores {why}: {most} of {threads} threads compute (OMP_NUM_THREADS overrides)",
+            f"penstock: of {len(cores)} cores {why}: {most} of {threads} threads compute"
+            " (OMP_NUM_THREADS overrides)",
             file=sys.stderr,
             flush=True,
         )
@@ -42,17 +50,22 @@ def settle_threads(device: torch.device) -> None:
 
 
 def free_cores(
-    cores: Iterable[int], enough: float, look: Callable[[], str] = STAT.read_text,
+    cores: Iterable[int],
+    enough: float,
+    look: Callable[[], str] = STAT.read_text,
     wait: Callable[[float], None] = time.sleep,
-) -> float:  # fmt: skip
-    """Returns how many of these cores were idle in the best of some windows; the first in which `enough` were ends the
-    look. Where the system counts nothing all are."""
+) -> float:
+    """Returns how many of these cores were idle in the best of some windows; the first in which
+    `enough` were ends the look. Where the system counts nothing all are."""
     cores, best = set(cores), 0.0
     before = times_of(look(), cores)
     for _ in range(WINDOWS):
         wait(WINDOW)
         after = times_of(look(), cores)
-        spans = [(after[core][0] - before[core][0], after[core][1] - before[core][1]) for core in after.keys() & before]
+        spans = [
+            (after[core][0] - before[core][0], after[core][1] - before[core][1])
+            for core in after.keys() & before
+        ]
         if not any(whole for _, whole in spans):
             return float(len(cores))
         best, before = max(best, sum(idle / whole for idle, whole in spans if whole)), after

@@ -1,11 +1,13 @@
-"""DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read the rows' columns.
+"""DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read
+the rows' columns.
 
-    a slice    head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of chosen and most likely
+    a slice    head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of
+    chosen and most likely
                -> logprobs of named ids
     at last    advance: the tokens go into the rows, and what the host gets into `sampled_ids`
 
-The same launches for every mix of rows: programs of rows that ask for nothing return at once. It knows the head, the
-rows and their columns; no plans.
+The same launches for every mix of rows: programs of rows that ask for nothing return at once. It
+knows the head, the rows and their columns; no plans.
 """
 
 from __future__ import annotations
@@ -27,11 +29,14 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 Int32 = NDArray[np.int32]
-BIAS_POOL = 1 << 18  # biases of all rows that graphs know the place of; more of them move to a larger pool
+BIAS_POOL = (
+    1 << 18
+)  # biases of all rows that graphs know the place of; more of them move to a larger pool
 
 
 class DeviceSampler:
-    """capacity: rows of a step; slice_rows: how many rows of logits exist at once; mask_slots: token masks."""
+    """capacity: rows of a step; slice_rows: how many rows of logits exist at once; mask_slots:
+    token masks."""
 
     def __init__(
         self,
@@ -50,9 +55,12 @@ class DeviceSampler:
         self._ranks = None if part is None else RankSampler(ops, rows, self._scratch, part)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
-        # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it never moves.
+        # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it
+        # never moves.
         self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
-        self.forced = torch.full((capacity,), -1, dtype=torch.int32, device=device)  # a query's token; -1: it is drawn
+        self.forced = torch.full(
+            (capacity,), -1, dtype=torch.int32, device=device
+        )  # a query's token; -1: it is drawn
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
@@ -64,7 +72,10 @@ class DeviceSampler:
         """Entries `first` and on of the pool. ids [m] int32, values [m] float32."""
         last = first + ids.shape[0]
         if last > self.bias_ids.shape[0]:
-            self.bias_ids, self.bias_values = _longer(self.bias_ids, last), _longer(self.bias_values, last)
+            self.bias_ids, self.bias_values = (
+                _longer(self.bias_ids, last),
+                _longer(self.bias_values, last),
+            )
             self.pool_moved = True
         self.bias_ids[first:last].copy_(ids)
         self.bias_values[first:last].copy_(values)
@@ -85,12 +96,12 @@ class DeviceSampler:
         asking: Asking = NOBODY,
         forces: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S], and with
-        WANTS_LOGPROBS chosen[:S], rank[:S].
+        """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S],
+        and with WANTS_LOGPROBS chosen[:S], rank[:S].
 
-        wants: what any of the rows may ask for. most: of how many of the most likely tokens to tell; what is known of
-        them is given, ids and logprobs [S, most]. asking: where ranks share a vocabulary, which queries ask. forces:
-        some say what `force` was told.
+        wants: what any of the rows may ask for. most: of how many of the most likely tokens to
+        tell; what is known of them is given, ids and logprobs [S, most]. asking: where ranks share
+        a vocabulary, which queries ask. forces: some say what `force` was told.
         """
         count = row_ids.shape[0]
         device = hidden.device
@@ -101,8 +112,12 @@ class DeviceSampler:
             part = slice(first, last)
             some, forced = asking.within(first, last), self.forced[part] if forces else None
             told = ids[part], top[part]
-            self._slice(row_ids[part], position[part], hidden[part], first, wants, most, told, some, forced)
-        self._ops.advance(row_ids, queries, self._drawn[:count], self._rows, self.sampled_ids[:count])
+            self._slice(
+                row_ids[part], position[part], hidden[part], first, wants, most, told, some, forced
+            )
+        self._ops.advance(
+            row_ids, queries, self._drawn[:count], self._rows, self.sampled_ids[:count]
+        )
         return ids, top
 
     def _slice(
@@ -123,21 +138,37 @@ class DeviceSampler:
         if adjusts:
             biases = self.bias_ids, self.bias_values
             part = self._model.vocabulary
-            ops.adjust(logits, row_ids, position, rows, self._slot_token, *biases, self.masks, scratch, part)
+            ops.adjust(
+                logits,
+                row_ids,
+                position,
+                rows,
+                self._slot_token,
+                *biases,
+                self.masks,
+                scratch,
+                part,
+            )
         out = (self.chosen[first:last], self.rank[first:last], *told)
         if self._ranks is not None:
             self._ranks.draw(logits, row_ids, position, drawn, adjusts, asking, forced, out)
             if wants & WANTS_LABELS:
                 labels = self.chosen[first:last], *told
-                label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, labels, self._model.vocabulary)
+                label_logprobs(
+                    logits, row_ids, rows, self.bias_ids, drawn, labels, self._model.vocabulary
+                )
             return
         filters = bool(wants & WANTS_FILTER)
-        ops.sample_rows(logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts)
+        ops.sample_rows(
+            logits, row_ids, position, rows, scratch, drawn, filters=filters, adjusts=adjusts
+        )
         say(forced, drawn)
         if wants & WANTS_LOGPROBS:
             ops.logprobs_rows(logits, row_ids, rows, drawn, most, scratch, out)
         if wants & WANTS_LABELS:
-            label_logprobs(logits, row_ids, rows, self.bias_ids, drawn, (self.chosen[first:last], *told))
+            label_logprobs(
+                logits, row_ids, rows, self.bias_ids, drawn, (self.chosen[first:last], *told)
+            )
 
 
 def _longer(pool: Tensor, size: int) -> Tensor:

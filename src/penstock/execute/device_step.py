@@ -1,13 +1,16 @@
-"""DeviceStep: a step as launches that read the rows on the device, so that it can be captured, or issued a step ahead.
+"""DeviceStep: a step as launches that read the rows on the device, so that it can be captured, or
+issued a step ahead.
 
     host, a step      stage: the plan packed, one copy to the device    `staged_plan`
-    device, a step    what the plan changes, where there is any         here, in schedule.step's order
-                      the launch of the step's kind: forward, draw      `step_kinds`, from `step_launches`
+    device, a step    what the plan changes, where there is any         here, in schedule.step's
+    order
+                      the launch of the step's kind: forward, draw      `step_kinds`, from
+                      `step_launches`
 
-Where kernels are compiled, a step of S rows runs as the next larger of a few sizes; what is padded is the dead row, and
-always done. In plain torch the same launches run at their own sizes, and nothing is captured. Nothing here waits for
-the device.
-It knows plans, rows, KV, the model and its draw; no sequences.
+Where kernels are compiled, a step of S rows runs as the next larger of a few sizes; what is padded
+is the dead row, and always done. In plain torch the same launches run at their own sizes, and
+nothing is captured. Nothing here waits for the device. It knows plans, rows, KV, the model and its
+draw; no sequences.
 """
 
 from __future__ import annotations
@@ -52,16 +55,38 @@ class DeviceStep:
         masks: MappedMasks,
         windows: WindowTables | None = None,
     ) -> None:
-        self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = model, ops, rows, asked, kv, scorer
+        self.model, self.ops, self.rows, self.asked, self.kv, self.scorer = (
+            model,
+            ops,
+            rows,
+            asked,
+            kv,
+            scorer,
+        )
         self._windows = windows  # None: all layers keep K and V in the same blocks
         self.max_rows = rows.length.shape[0] - 1
         self._sizes = sizes = PADDED if ops.compiled else EXACT
-        capacity, device = max(sizes.rows(self.max_rows), sizes.beside(self.max_rows, 1).rows), rows.device
+        capacity, device = (
+            max(sizes.rows(self.max_rows), sizes.beside(self.max_rows, 1).rows),
+            rows.device,
+        )
         groups = sizes.groups(capacity, capacity)
         self.staging = Staging(capacity, groups, device)
-        self.sampler = DeviceSampler(model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots)
+        self.sampler = DeviceSampler(
+            model, ops, rows, kv.slot_token, slice_rows, capacity, mask_slots
+        )
         self.launches = StepLaunches(
-            model, ops, rows, kv, self.staging, self.sampler, sizes, windows, capacity, groups, max_tokens
+            model,
+            ops,
+            rows,
+            kv,
+            self.staging,
+            self.sampler,
+            sizes,
+            windows,
+            capacity,
+            groups,
+            max_tokens,
         )
         self._block_copier = ops.block_copier(kv.by_block)
         self._slot_copier = ops.block_copier(kv.by_slot) if kv.by_slot else None
@@ -70,35 +95,55 @@ class DeviceStep:
         )
         self.draw = draw = StepDraw(self.launches, asked, scorer, model.vocabulary, ops.compiled)
         self._decode, self._beside = Decode(self.launches, draw), Beside(self.launches, draw)
-        self._late = Late(self._decode, self._beside, draw, self.launches, self.staging, masks, self.max_rows)
+        self._late = Late(
+            self._decode, self._beside, draw, self.launches, self.staging, masks, self.max_rows
+        )
 
     @property
     def graphs(self) -> Graphs | None:
         return self.launches.graphs
 
-    def capture(self, sizes: Sequence[int], grouping: bool, asking: bool, room: int | None) -> dict[str, Any]:
+    def capture(
+        self, sizes: Sequence[int], grouping: bool, asking: bool, room: int | None
+    ) -> dict[str, Any]:
         """Compiles and captures decode steps of `sizes` rows -> what that was, for describe().
 
-        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them. grouping, asking:
-        steps with prefix groups, and draws with all that rows may ask. Without `asking` as little as there may be:
-        sizes a factor of two apart; the others are captured when they are met.
+        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them.
+        grouping, asking: steps with prefix groups, and draws with all that rows may ask. Without
+        `asking` as little as there may be: sizes a factor of two apart; the others are captured
+        when they are met.
 
         No rows may live yet: it runs dead ones.
         """
-        launches, rows, width = self.launches, self.staging.rows.shape[0], self.model.config.hidden_size
+        launches, rows, width = (
+            self.launches,
+            self.staging.rows.shape[0],
+            self.model.config.hidden_size,
+        )
         hidden = torch.zeros(rows, width, dtype=self.model.dtype, device=self.rows.device)
         self.staging.rows.fill_(self.max_rows)
         launches.graphs = captured = Graphs(hidden)
-        first = sizes if asking else [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
-        captured.capture(first, grouping, asking, launches.forward_rows, launches.draw_for_graph, room)
+        first = (
+            sizes
+            if asking
+            else [size for size in sizes if size & (size - 1) == 0 or size == max(sizes)]
+        )
+        captured.capture(
+            first, grouping, asking, launches.forward_rows, launches.draw_for_graph, room
+        )
         if not asking:
             captured.capture_later(sizes)
         for tokens in CHUNK_GRAPHS:
             captured.capture_beside(1, tokens, False, launches.forward_few(1, tokens, False))
-        return {"sizes": sorted(captured.by_size), "seconds": round(captured.seconds, 2), "bytes": captured.bytes}
+        return {
+            "sizes": sorted(captured.by_size),
+            "seconds": round(captured.seconds, 2),
+            "bytes": captured.bytes,
+        }
 
     def step(self, plan: StepPlan) -> Outcome:
-        """Launches a step and gives what it leaves on the device; of one that draws late the forward, and nothing."""
+        """Launches a step and gives what it leaves on the device; of one that draws late the
+        forward, and nothing."""
         staged = self._stager.stage(plan, self._sizes_of(plan))
         self._change(staged)
         if not staged.queries and staged.chunks is None:
@@ -108,11 +153,13 @@ class DeviceStep:
         return (self._decode if staged.chunks is None else self._beside).launch(staged)
 
     def end(self, late: LateMasks) -> Outcome:
-        """Launches the draw of the step that was launched last, which draws late, and gives what that step leaves."""
+        """Launches the draw of the step that was launched last, which draws late, and gives what
+        that step leaves."""
         return self._late.draw(late)
 
     def _sizes_of(self, plan: StepPlan) -> BesideSizes:
-        """What the step runs as; of several ranks the same on all, whatever each of them has captured."""
+        """What the step runs as; of several ranks the same on all, whatever each of them has
+        captured."""
         rows, chunks = plan.query_rows.size, plan.chunks
         if chunks is not None and chunks.tokens.size:
             return self._sizes.beside(rows, chunks.tokens.size)

@@ -1,7 +1,7 @@
 """Executor: where launched steps run, in order, and flights: steps that are not read yet.
 
-It knows work and results; nothing of what a step is. On the CPU the executor is one thread; on CUDA it is a stream, and
-what comes back lies in pinned memory behind an event.
+It knows work and results; nothing of what a step is. On the CPU the executor is one thread; on CUDA
+it is a stream, and what comes back lies in pinned memory behind an event.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ Made = TypeVar("Made")
 Work = Callable[[], Outcome]
 LOOK = 1.0  # seconds between two looks of who waits for a step
 TRIM = 60.0  # seconds between two returns of memory that nothing lives in
-# glibc's; other C libraries have none. It keeps what steps of many sizes took and gave back: of 795 MB of an engine
-# under mixed load for 8 minutes, 206.
+# glibc's; other C libraries have none. It keeps what steps of many sizes took and gave back: of 795
+# MB of an engine under mixed load for 8 minutes, 206.
 _malloc_trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: None)
 
 
@@ -55,13 +55,14 @@ class Executor(Protocol):
     """Runs work in the order of its launch."""
 
     def call(self, work: Callable[[], Made]) -> Made:
-        """Runs work that is no step, waits for it, and gives what it made or raises what it raised."""
+        """Runs work that is no step, waits for it,
+        and gives what it made or raises what it raised."""
 
     def launch(self, work: Work) -> Flight: ...
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Has `look` called each LOOK seconds by whoever waits for a step, in the waiting thread. On CUDA it isn't:
-        no step there takes long."""
+        """Has `look` called each LOOK seconds by whoever waits for a step, in the waiting thread.
+        On CUDA it isn't: no step there takes long."""
 
     def close(self) -> None: ...
 
@@ -72,11 +73,13 @@ def open_executor(device: torch.device) -> Executor:
 
 
 class ThreadExecutor:
-    """The CPU's executor. After an error every later step fails with it: the rows' state is not to be trusted any more.
+    """The CPU's executor. After an error every later step fails with it: the rows' state is not to
+    be trusted any more.
 
-    The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that ever used it, and once
-    there are more of them than processors it stops waiting actively: with a second team in the loading thread a decode
-    step of 1,024 rows took 1.5 times as long (attention 72 ms against 45).
+    The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that ever
+    used it, and once there are more of them than processors it stops waiting actively: with a
+    second team in the loading thread a decode step of 1,024 rows took 1.5 times as long (attention
+    72 ms against 45).
     """
 
     def __init__(self) -> None:
@@ -152,8 +155,8 @@ class _ThreadFlight:
 
 
 class StreamExecutor:
-    """CUDA's executor: launches go out at once from the caller's thread, on a stream of its own. Once one has failed,
-    later ones fail with it: half a step may have gone out."""
+    """CUDA's executor: launches go out at once from the caller's thread, on a stream of its own.
+    Once one has failed, later ones fail with it: half a step may have gone out."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -228,16 +231,21 @@ def _to_host(x: Tensor, pinned: bool) -> Tensor:
 def _logprobs_to_host(found: Logprobs | None, pinned: bool) -> Logprobs | None:
     if found is None:
         return None
-    chosen, rank, ids, top = (_to_host(x, pinned) for x in (found.chosen, found.rank, found.top_ids, found.top))
+    chosen, rank, ids, top = (
+        _to_host(x, pinned) for x in (found.chosen, found.rank, found.top_ids, found.top)
+    )
     return Logprobs(found.where, found.k, chosen, rank, ids, top, found.place)
 
 
 def _read(found: Logprobs | None) -> TokenLogprobs | None:
-    """Each token is told of its own k: past it, ids are -1 and values -inf, as wide as the largest k."""
+    """Each token is told of its own k: past it, ids are -1 and values -inf, as wide as the largest
+    k."""
     if found is None:
         return None
     lines = (found.chosen.numpy(), found.rank.numpy(), found.top_ids.numpy(), found.top.numpy())
-    chosen, rank, ids, top = (line.copy() if found.place is None else line[found.place] for line in lines)
+    chosen, rank, ids, top = (
+        line.copy() if found.place is None else line[found.place] for line in lines
+    )
     width = int(found.k.max(initial=0))
     ids, top = ids[:, :width], top[:, :width]
     for k in set(found.k.tolist()):

@@ -1,5 +1,5 @@
-"""The first step of an engine: a prompt is stored and a token drawn, on every rank, before anybody is told that it is
-ready. It knows a runner and plans of its own; no scheduler, no requests.
+"""The first step of an engine: a prompt is stored and a token drawn, on every rank, before anybody
+is told that it is ready. It knows a runner and plans of its own; no scheduler, no requests.
 """
 
 from __future__ import annotations
@@ -34,29 +34,31 @@ class StartClock:
 
 
 def take_first_step(runner: TorchRunner) -> None:
-    """Stores a prompt in block 1 and draws one token of row 0, which ends with it: what follows finds both free. Raises
-    what a step raises, CheckpointError where the logits were not finite."""
+    """Stores a prompt in block 1 and draws one token of row 0, which ends with it: what follows
+    finds both free. Raises what a step raises, CheckpointError where the logits were not finite."""
     length = max(0, min(BLOCK_SIZE - 2, runner.max_model_len - 2, runner.max_batched_tokens))
     blocks = np.ones((1, 1), np.int32)
     # Below the engine's own numbers, which ranks compare their tokens by.
     chunk = _chunk(length, runner.vocab_size, blocks) if length else None
     prompt = runner.launch(plain_step(-2, _NOTHING, _NOTHING, chunks=chunk))
     rows, lengths = np.zeros(1, np.int32), np.full(1, length, np.int32)
-    drawn = runner.launch(plain_step(-1, rows, lengths, joins=lasting_rows(blocks, length, limit=length + 2)))
+    drawn = runner.launch(
+        plain_step(-1, rows, lengths, joins=lasting_rows(blocks, length, limit=length + 2))
+    )
     prompt.fetch()
     token = int(drawn.fetch().tokens[0])
     if token == BAD_LOGITS:
         raise CheckpointError(
-            "the model's first step gave logits that are not finite: try another dtype; where none helps, its weights "
-            "have NaN or inf"
+            "the model's first step gave logits that are not finite: try another dtype; where none"
+            " helps, its weights have NaN or inf"
         )
     if not 0 <= token < runner.vocab_size:
         raise EngineError(f"the first step drew {token}, which is no token: start the engine anew")
 
 
 def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
-    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens stored [rows]; drawn
-    plainly but for `columns` of JOIN_RECORD."""
+    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens
+    stored [rows]; drawn plainly but for `columns` of JOIN_RECORD."""
     rows = len(blocks)
     records = np.zeros(rows, JOIN_RECORD)
     for name in ("row", "sample", "last_token", "seed"):

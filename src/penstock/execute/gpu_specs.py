@@ -1,7 +1,8 @@
-"""rated: what a GPU's memory and matrix units can do at most, by its data sheet. Others than these are not guessed at.
+"""rated: what a GPU's memory and matrix units can do at most, by its data sheet. Others than these
+are not guessed at.
 
-A CPU has none: its bandwidth and the rate of its products would have to be timed at each start, beside whatever else
-runs there. It knows devices by their names.
+A CPU has none: its bandwidth and the rate of its products would have to be timed at each start,
+beside whatever else runs there. It knows devices by their names.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     import torch
 
 HALF = 2  # bytes of a bf16 or fp16 number
-# torch's name of a whole GPU (a MIG slice has another) -> bytes a second, dense bf16 operations a second.
-# What can be had of them, measured on an H200: copies 4.26e12, products of 8,192 rows 490e12 to 690e12.
+# torch's name of a whole GPU (a MIG slice has another) -> bytes a second, dense bf16 operations a
+# second. What can be had of them, measured on an H200: copies 4.26e12, products of 8,192 rows
+# 490e12 to 690e12.
 DATA_SHEETS = {
     "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),  # SXM
     "NVIDIA H100 PCIe": (2.0e12, 756e12),
@@ -27,7 +29,8 @@ DATA_SHEETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpecs:
-    """copy: bytes a second.   flops: operations a second of dense products.   item: bytes of a number.
+    """copy: bytes a second.   flops: operations a second of dense products.   item: bytes of a
+    number.
 
     It is an engine.hardware.Machine.
     """
@@ -37,8 +40,13 @@ class GpuSpecs:
     flops: float
 
     def layer_seconds(self, tokens: NDArray[Any], numbers: int) -> NDArray[np.float64]:
-        """Returns the seconds of products with matrices of so many numbers: by operations, or by reading them once."""
-        return np.where(tokens > 0, np.maximum(2.0 * numbers * tokens / self.flops, numbers * self.item / self.copy), 0)
+        """Returns the seconds of products with matrices of so many numbers: by operations, or by
+        reading them once."""
+        return np.where(
+            tokens > 0,
+            np.maximum(2.0 * numbers * tokens / self.flops, numbers * self.item / self.copy),
+            0,
+        )
 
     def head_seconds(self, rows: NDArray[Any], numbers: int) -> NDArray[np.float64]:
         return self.layer_seconds(rows, numbers)

@@ -1,16 +1,17 @@
 """KvCache: the memory of a model's state, in the forms that its layers keep it in.
 
-    pages   [blocks, ...] of each paged form, in one geometry with the tokens that lie at each slot of a block
+    pages   [blocks, ...] of each paged form, in one geometry with the tokens that lie at each slot
+    of a block
     slots   [slots, bytes] of each recurrent form, and how many tokens each slot holds
 
-It knows blocks, slots, layers and which blocks a plan hands out; no rows. `slot_token` is what penalties are counted
-from.
+It knows blocks, slots, layers and which blocks a plan hands out; no rows. `slot_token` is what
+penalties are counted from.
 
-Numbers that are not finite must stay with the row that made them, and plain torch's attention masks by adding -inf
-and multiplying by 0, which a NaN survives. So what is masked has to be finite: the scratch block, which pads tables,
-is never written (rows that run too far write to a block behind the scheduler's, the dump), and once a row's logits
-were not finite every plan says that the blocks which it hands out are to be cleared. The host sees such a row before
-it can hand its blocks on.
+Numbers that are not finite must stay with the row that made them, and plain torch's attention masks
+by adding -inf and multiplying by 0, which a NaN survives. So what is masked has to be finite: the
+scratch block, which pads tables, is never written (rows that run too far write to a block behind
+the scheduler's, the dump), and once a row's logits were not finite every plan says that the blocks
+which it hands out are to be cleared. The host sees such a row before it can hand its blocks on.
 """
 
 from __future__ import annotations
@@ -30,15 +31,19 @@ from penstock.layers.block import Keeper
 from penstock.schedule.step import Int32, Int64, StepPlan
 
 _BYTES = {
-    torch.bfloat16: np.uint16, torch.float16: np.uint16, torch.float32: np.uint32, torch.int32: np.uint32,
+    torch.bfloat16: np.uint16,
+    torch.float16: np.uint16,
+    torch.float32: np.uint32,
+    torch.int32: np.uint32,
     torch.uint8: np.uint8,
-}  # fmt: skip
+}
 TOKEN_BYTES = 4  # of a token's id
 
 
 @dataclass(frozen=True, slots=True)
 class PagePlace:
-    """Where a layer's pages lie: from byte `first` on in those of the storage of that number, each of so many bytes."""
+    """Where a layer's pages lie: from byte `first` on in those of the storage of that number, each
+    of so many bytes."""
 
     storage: int
     first: int
@@ -61,13 +66,17 @@ class KvCache:
         *,
         shared: bool = False,
     ) -> None:
-        """keepers: by block of the model. places: of each keeper with pages of its own, where such keepers share
-        storages; None: each has its own. slots: of recurrent state.   shared: all slots are one, for steps whose
-        answers nobody reads."""
+        """keepers: by block of the model. places: of each keeper with pages of its own, where such
+        keepers share storages; None: each has its own. slots: of recurrent state.   shared: all
+        slots are one, for steps whose answers nobody reads."""
         owners = [keeper for each in keepers for keeper in each if keeper.source is None]
-        paged = [(id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)]
+        paged = [
+            (id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)
+        ]
         if places is None:
-            places = [PagePlace(number, 0, form.block_bytes) for number, (_, form) in enumerate(paged)]
+            places = [
+                PagePlace(number, 0, form.block_bytes) for number, (_, form) in enumerate(paged)
+            ]
         sizes = dict(sorted((place.storage, place.bytes) for place in places))
         self._pages = [zeros((blocks, size), torch.uint8, device) for size in sizes.values()]
         views: dict[int, Any] = {}
@@ -77,12 +86,17 @@ class KvCache:
         self._slots: list[Tensor] = []
         for owner in owners:
             if isinstance(owner.form, RecurrentForm):
-                self._slots.append(zeros((1 if shared else slots, owner.form.slot_bytes), torch.uint8, device))
+                self._slots.append(
+                    zeros((1 if shared else slots, owner.form.slot_bytes), torch.uint8, device)
+                )
                 views[id(owner)] = owner.form.over(self._slots[-1].expand(slots, -1))
-        self.layers = [tuple(views[id(keeper.source or keeper)] for keeper in each) for each in keepers]
+        self.layers = [
+            tuple(views[id(keeper.source or keeper)] for keeper in each) for each in keepers
+        ]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
-        # How many tokens each slot holds, in the first of four numbers: copies want 16 bytes a slot.
+        # How many tokens each slot holds, in the first of four numbers: copies want 16 bytes a
+        # slot.
         self._folded = zeros((slots if self._slots else 0, 4), torch.int32, device)
 
     def clear(self, blocks: Tensor) -> None:
@@ -113,12 +127,14 @@ class KvCache:
 
     @property
     def by_slot(self) -> list[Tensor]:
-        """Everything that a slot of recurrent state holds, each tensor's first dimension the slot; [] without any."""
+        """Everything that a slot of recurrent state holds, each tensor's first dimension the slot;
+        [] without any."""
         return [*self._slots, self._folded] if self._slots else []
 
     @property
     def folded(self) -> Tensor | None:
-        """How many tokens each slot of recurrent state holds [slots] int32; None: layers have no such state."""
+        """How many tokens each slot of recurrent state holds [slots] int32; None: layers have no
+        such state."""
         return self._folded[:, 0] if self._slots else None
 
 
@@ -153,17 +169,19 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _past(tables: Int32, stored: Int32) -> Int32:
-    """Entries of tables [k, width] past the blocks that hold `stored` tokens [k]; scratch among them is no harm."""
+    """Entries of tables [k, width] past the blocks that hold `stored` tokens [k]; scratch among
+    them is no harm."""
     full = -(-stored // BLOCK_SIZE)
     past: Int32 = tables[np.arange(tables.shape[1]) >= full[:, None]]
     return past
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since what is masked out of attention is multiplied by 0, and 0 times what lay there before may be no 0.
+    """Zeros, since what is masked out of attention is multiplied by 0, and 0 times what lay there
+    before may be no 0.
 
-    On the CPU they are calloc's: pages come from the system when they are first written, so a large pool costs nothing
-    until it is used.
+    On the CPU they are calloc's: pages come from the system when they are first written, so a large
+    pool costs nothing until it is used.
     """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, _BYTES[dtype])).view(dtype)

@@ -1,12 +1,17 @@
-"""fit_kv: what a model's K and V are stored as, settled once it is loaded and before memory is taken for them.
+"""fit_kv: what a model's K and V are stored as, settled once it is loaded and before memory is
+taken for them.
 
-Where they go to eight bits a short sample runs through the model with plain KV, and of each layer two things are seen:
+Where they go to eight bits a short sample runs through the model with plain KV, and of each layer
+two things are seen:
 
-    scales   a KV head's largest |k| and |v|, as stored: they come to half of what e4m3 holds or less
-    check    by how much the layer's answers move when its keys alone are rounded; past KEY_ERROR its keys stay plain
+    scales   a KV head's largest |k| and |v|, as stored: they come to half of what e4m3 holds or
+    less
+    check    by how much the layer's answers move when its keys alone are rounded; past KEY_ERROR
+    its keys stay plain
 
-Latent vectors have one scale, and are keys and values at once: past KEY_ERROR the layer stays plain.
-It knows a model and token ids; no rows, no scheduler. Why scales are powers of two: docs/design/eight_bits.md.
+Latent vectors have one scale, and are keys and values at once: past KEY_ERROR the layer stays
+plain. It knows a model and token ids; no rows, no scheduler. Why scales are powers of two:
+docs/design/eight_bits.md.
 """
 
 from __future__ import annotations
@@ -23,7 +28,13 @@ from penstock.config import BLOCK_SIZE, KvCacheDtype, StateDtype
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_GPU
-from penstock.kernels.inputs import AttentionKind, ChunkSight, PrefillInputs, StateInputs, StepInputs
+from penstock.kernels.inputs import (
+    AttentionKind,
+    ChunkSight,
+    PrefillInputs,
+    StateInputs,
+    StepInputs,
+)
 from penstock.kernels.layer_kv import LEAST_KV_SCALE, KvForm, LayerKv
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import LatentForm, LatentKv, PagedForm, RecurrentForm
@@ -33,7 +44,9 @@ from penstock.parallel.layout import ALONE, Layout
 
 PROMPTS, TOKENS = 4, 128  # of the built-in sample
 HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
-KEY_ERROR = 0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
+KEY_ERROR = (
+    0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
+)
 Given = list[Tensor | None]
 
 
@@ -43,7 +56,8 @@ class SeenKv:
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
     scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
-    key_error: float  # |answer with rounded keys - answer| / |answer|, of the head (and reader) where it is largest
+    # |answer with rounded keys - answer| / |answer|, of the head (and reader) where it is largest
+    key_error: float
 
 
 def fit_kv(
@@ -56,8 +70,9 @@ def fit_kv(
 ) -> None:
     """Settles the form of each layer's K and V.
 
-    given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.   sample: [prompts,
-    tokens] ids, None: the built-in one, which all ranks run together.   UsageError for a GPU that has no e4m3.
+    given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.
+    sample: [prompts, tokens] ids, None: the built-in one, which all ranks run together.
+    UsageError for a GPU that has no e4m3.
     """
     if asked == "auto":
         return
@@ -73,16 +88,18 @@ def fit_kv(
 
 
 def fit_states(model: Decoder, asked: StateDtype) -> None:
-    """Settles the dtype of recurrent states that add up over all tokens, before memory is taken for them. UsageError
-    where it is told to a model that has none."""
+    """Settles the dtype of recurrent states that add up over all tokens, before memory is taken for
+    them. UsageError where it is told to a model that has none."""
     if asked == "auto":
         return
-    own = [(keeper, form) for keeper in model.owners if isinstance(form := keeper.form, RecurrentForm)]
+    own = [
+        (keeper, form) for keeper in model.owners if isinstance(form := keeper.form, RecurrentForm)
+    ]
     summing = [(keeper, form) for keeper, form in own if any(part.sums for part in form.parts)]
     if not summing:
         raise UsageError(
-            f"mamba_ssm_cache_dtype {asked} is for recurrent states that add up over a sequence, and a "
-            f"{model.config.architecture} has none: leave it auto",
+            f"mamba_ssm_cache_dtype {asked} is for recurrent states that add up over a sequence,"
+            f" and a {model.config.architecture} has none: leave it auto",
             param="mamba_ssm_cache_dtype",
         )
     for keeper, form in summing:
@@ -95,8 +112,8 @@ def with_pages(model: Decoder) -> list[Keeper]:
 
 
 def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
-    """Returns what plain forms become at best: all keys in eight bits, where they are asked for. Their scales are
-    ones."""
+    """Returns what plain forms become at best: all keys in eight bits, where they are asked for.
+    Their scales are ones."""
     if asked == "auto":
         return [*forms]
     if asked == "bfloat16":
@@ -122,18 +139,21 @@ def check_eight_bits(device: torch.device, ops: Ops) -> None:
     if not reads_eight_bits(device, ops):
         has = torch.cuda.get_device_capability(device)
         raise UsageError(
-            "kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100, H200), and this one "
-            f"has {has[0]}.{has[1]}: leave it auto",
+            "kv_cache_dtype fp8 needs a GPU of compute capability 8.9 or more (L4, L40S, H100,"
+            f" H200), and this one has {has[0]}.{has[1]}: leave it auto",
             param="kv_cache_dtype",
         )
 
 
 def built_in_sample(model: Decoder) -> Tensor:
-    """Returns ids drawn from the vocabulary [prompts, tokens], behind the first token where the model has one: the same
-    at each start."""
+    """Returns ids drawn from the vocabulary [prompts, tokens], behind the first token where the
+    model has one: the same at each start."""
     config, length = model.config, min(TOKENS, model.positions)
     drawn = torch.randint(
-        config.vocab_size, (PROMPTS, length), generator=torch.Generator().manual_seed(0), dtype=torch.int64
+        config.vocab_size,
+        (PROMPTS, length),
+        generator=torch.Generator().manual_seed(0),
+        dtype=torch.int64,
     )
     if config.bos_id is not None and config.bos_id < config.vocab_size:
         drawn[:, 0] = config.bos_id
@@ -141,9 +161,11 @@ def built_in_sample(model: Decoder) -> Tensor:
 
 
 @torch.inference_mode()
-def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Given | None = None) -> list[SeenKv]:
-    """Runs the sample through a model whose KV is plain. given: `fit_kv`'s. CheckpointError where K or V are no finite
-    numbers."""
+def look_at_kv(
+    model: Decoder, ops: Ops, sample: Tensor | None = None, given: Given | None = None
+) -> list[SeenKv]:
+    """Runs the sample through a model whose KV is plain. given: `fit_kv`'s. CheckpointError where K
+    or V are no finite numbers."""
     sample = built_in_sample(model) if sample is None else sample
     prompts, tokens = sample.shape
     each = -(-tokens // BLOCK_SIZE)
@@ -162,24 +184,32 @@ def look_at_kv(model: Decoder, ops: Ops, sample: Tensor | None = None, given: Gi
     for number, layer in enumerate(look.seen):
         if not layer.largest.isfinite().all():
             raise CheckpointError(
-                f"keys or values of layer {number} are no finite numbers, for token ids drawn from the vocabulary: "
-                "download the model again, or leave kv_cache_dtype auto"
+                f"keys or values of layer {number} are no finite numbers, for token ids drawn from"
+                " the vocabulary: download the model again, or leave kv_cache_dtype auto"
             )
     return look.seen
 
 
 class _Look:
-    """Stands in for attention, and sees what each layer that stores stores, and what it and those that read it answer,
-    one after the other."""
+    """Stands in for attention, and sees what each layer that stores stores, and what it and those
+    that read it answer, one after the other."""
 
-    def __init__(self, ops: Ops, layers: list[LayerKv | LatentKv], given: Given, blocks: Tensor) -> None:
+    def __init__(
+        self, ops: Ops, layers: list[LayerKv | LatentKv], given: Given, blocks: Tensor
+    ) -> None:
         self._attend, self._attend_latents = ops.attention, ops.latent_attention
         self._layers, self._given, self.blocks = iter(layers), given, blocks
         self.seen: list[SeenKv] = []
         self._stored: list[LayerKv | LatentKv] = []  # of each that was seen
 
     def attention(
-        self, q: Tensor, kv: LayerKv, inputs: StepInputs, kind: AttentionKind, plan: Any, sinks: Tensor | None = None
+        self,
+        q: Tensor,
+        kv: LayerKv,
+        inputs: StepInputs,
+        kind: AttentionKind,
+        plan: Any,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         source = self._source_of(kv)
         answer = self._attend(q, kv, inputs, kind, plan, sinks)
@@ -191,7 +221,9 @@ class _Look:
             given = self._given[len(self.seen)]
             scales = scales_for(largest) if given is None else given.to(q.device)
         by = scales[0, :, None, None]
-        rounded = torch.zeros((len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device)
+        rounded = torch.zeros(
+            (len(kv.storage), *held.shape[1:]), dtype=kv.keys.dtype, device=q.device
+        )
         rounded[self.blocks, :, 0] = _through_e4m3(held[:, :, 0], by).to(rounded.dtype)
         rounded[self.blocks, :, 1] = held[:, :, 1].to(rounded.dtype)
         moved = self._attend(q, LayerKv.plain(rounded), inputs, kind, plan, sinks)
@@ -199,7 +231,13 @@ class _Look:
         return answer
 
     def latent_attention(
-        self, q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: Any
+        self,
+        q: Tensor,
+        up: Tensor,
+        kv: LatentKv,
+        inputs: StepInputs,
+        kind: AttentionKind,
+        plan: Any,
     ) -> Tensor:
         source = self._source_of(kv)
         answer = self._attend_latents(q, up, kv, inputs, kind, plan)
@@ -214,9 +252,13 @@ class _Look:
         return answer
 
     def _source_of(self, kv: LayerKv | LatentKv) -> SeenKv | None:
-        """Returns what was seen of the earlier layer whose state the next one reads; None: it stores its own."""
+        """Returns what was seen of the earlier layer whose state the next one reads; None: it
+        stores its own."""
         assert kv is next(self._layers), "layers attend in their order"
-        return next((seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv), None)
+        return next(
+            (seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv),
+            None,
+        )
 
     def _note(self, kv: LayerKv | LatentKv, source: SeenKv | None, seen: SeenKv) -> None:
         if source is not None:
@@ -227,9 +269,9 @@ class _Look:
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 / HEADROOM at most.
-    Numbers so small that nothing would be seen of them get LEAST_KV_SCALE: kernels mask scores by a large number, which
-    is scaled too."""
+    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 /
+    HEADROOM at most. Numbers so small that nothing would be seen of them get LEAST_KV_SCALE:
+    kernels mask scores by a large number, which is scaled too."""
     least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_KV_SCALE)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
@@ -244,16 +286,28 @@ def _form(plain: KvForm | LatentForm, seen: SeenKv) -> KvForm | LatentForm:
 
 
 def kept_form(
-    plain: KvForm | LatentForm, scales: tuple[list[float], list[float]], device: torch.device, layout: Layout = ALONE
+    plain: KvForm | LatentForm,
+    scales: tuple[list[float], list[float]],
+    device: torch.device,
+    layout: Layout = ALONE,
 ) -> KvForm | LatentForm:
-    """Returns what a layer becomes by the scales of its model's heads, K's (none: keys stay plain) and V's; of several
-    ranks each takes its own heads'. Latent vectors have one, of values; none: the layer stays plain."""
+    """Returns what a layer becomes by the scales of its model's heads, K's (none: keys stay plain)
+    and V's; of several ranks each takes its own heads'. Latent vectors have one, of values; none:
+    the layer stays plain."""
     of_keys, of_values = scales
     if isinstance(plain, LatentForm):
         return replace(plain, scale=torch.tensor(of_values, device=device)) if of_values else plain
     shares, share = layout.share(len(of_values), "KV heads", repeats=True)
-    each = [torch.tensor(part or [1.0] * len(of_values)).view(shares, -1)[share] for part in (of_keys, of_values)]
-    return replace(plain, keys=E4M3 if of_keys else plain.keys, values=E4M3, scales=torch.stack(each).to(device))
+    each = [
+        torch.tensor(part or [1.0] * len(of_values)).view(shares, -1)[share]
+        for part in (of_keys, of_values)
+    ]
+    return replace(
+        plain,
+        keys=E4M3 if of_keys else plain.keys,
+        values=E4M3,
+        scales=torch.stack(each).to(device),
+    )
 
 
 def told_scales(form: KvForm | LatentForm) -> tuple[list[float], list[float]]:
@@ -278,9 +332,9 @@ def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
 
 
 def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -> StepInputs:
-    """Returns a step of whole prompts of one length, or of their next tokens behind so many (context); tables
-    [prompts, blocks] int64. The recurrent state of each is slot 0, 1, ..., which is as it should be for a sequence's
-    beginning."""
+    """Returns a step of whole prompts of one length, or of their next tokens behind so many
+    (context); tables [prompts, blocks] int64. The recurrent state of each is slot 0, 1, ..., which
+    is as it should be for a sequence's beginning."""
     device = tables.device
     position = torch.arange(context, context + tokens, device=device)
     slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE

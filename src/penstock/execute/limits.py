@@ -1,4 +1,5 @@
-"""limits: the knobs that were left to the engine, decided from the model, the device and what memory is really free.
+"""limits: the knobs that were left to the engine, decided from the model, the device and what
+memory is really free.
 
 It knows Config, sizes and memory; it allocates nothing.
 """
@@ -23,14 +24,16 @@ MASK_SLOTS = 1024  # of ceil(vocabulary / 32) words: 16 MB at 128k tokens
 CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
 STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
 GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
-# Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last block, and its next
-# token's block, so that a cache of max_model_len tokens really runs a sequence of that length.
+# Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last
+# block, and its next token's block, so that a cache of max_model_len tokens really runs a sequence
+# of that length.
 SPARE_BLOCKS = 3
-# Tokens of KV that each row finds room for beside its recurrent state, where nobody says how many rows: more rows would
-# wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state takes what 3,000 tokens of its KV do).
+# Tokens of KV that each row finds room for beside its recurrent state, where nobody says how many
+# rows: more rows would wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state
+# takes what 3,000 tokens of its KV do).
 SLOT_TOKENS = 1024
-# Slots that hold prompts' states, for their samples and for later prompts: one for so many rows at least, and as many
-# for each row as a share of what is free has room for.
+# Slots that hold prompts' states, for their samples and for later prompts: one for so many rows at
+# least, and as many for each row as a share of what is free has room for.
 SNAPSHOT_ROWS, LEAST_SNAPSHOTS = 8, 4
 SNAPSHOTS_A_ROW, SNAPSHOT_SHARE = 8, 0.05
 
@@ -47,29 +50,37 @@ class BatchLimits:
 
 @dataclass(slots=True, frozen=True)
 class Limits(BatchLimits):
-    """What a runner is built with. num_blocks counts the scratch block. With several ranks all are built with the same
-    ones (`agreed`): a step is of one shape everywhere."""
+    """What a runner is built with. num_blocks counts the scratch block. With several ranks all are
+    built with the same ones (`agreed`): a step is of one shape everywhere."""
 
     kv_tokens: int
     num_blocks: int
     state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no layer has any
     graph_sizes: tuple[int, ...] = ()  # rows of the steps that are captured, on CUDA
-    plain_graphs: bool = False  # of these, at the start, only steps whose rows share and ask for nothing
+    plain_graphs: bool = (
+        False  # of these, at the start, only steps whose rows share and ask for nothing
+    )
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:
-    """Returns what every rank has room for: the least of each number, and the first rank's graphs."""
-    numbers = [each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")]
-    return replace(limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers})
+    """Returns what every rank has room for: the least of each number,
+    and the first rank's graphs."""
+    numbers = [
+        each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")
+    ]
+    return replace(
+        limits[0], **{name: min(getattr(each, name) for each in limits) for name in numbers}
+    )
 
 
 def batch_limits(config: Config, context: int, device: torch.device) -> BatchLimits:
-    """context: the model's positions. UsageError for knobs that contradict each other or the model."""
+    """context: the model's positions.
+    UsageError for knobs that contradict each other or the model."""
     rows, tokens = config.batching.max_num_seqs, config.batching.max_num_batched_tokens
     if rows is not None and tokens is not None and tokens < rows:
         raise UsageError(
-            f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({rows}), and each row needs a token of a step: "
-            "raise the one or lower the other",
+            f"max_num_batched_tokens ({tokens}) is below max_num_seqs ({rows}), and each row needs"
+            " a token of a step: raise the one or lower the other",
             param="max_num_batched_tokens",
         )
     if rows is None:
@@ -79,7 +90,8 @@ def batch_limits(config: Config, context: int, device: torch.device) -> BatchLim
     length = config.memory.max_model_len or context
     if length > context:
         raise UsageError(
-            f"max_model_len ({length}) is above the model's context of {context}: lower it to {context} or less",
+            f"max_model_len ({length}) is above the model's context of {context}: lower it to"
+            f" {context} or less",
             param="max_model_len",
         )
     return BatchLimits(rows, tokens, length, mask_slots=min(rows, MASK_SLOTS))
@@ -94,12 +106,12 @@ def with_kv(
     sharers: int = 1,
     slot_bytes: int = 0,
 ) -> Limits:
-    """token_bytes: paged state of one token, all layers. weights_to_come: bytes of weights that aren't in memory yet.
-    sharers: ranks that live in this device's memory, each of which takes as much. slot_bytes: recurrent state of one
-    sequence, all layers.
+    """token_bytes: paged state of one token, all layers. weights_to_come: bytes of weights that
+    aren't in memory yet. sharers: ranks that live in this device's memory, each of which takes as
+    much. slot_bytes: recurrent state of one sequence, all layers.
 
-    Called when the weights are in memory and the worst step has run (`warm`), or with the weights' size to tell
-    beforehand. Errors say the way out.
+    Called when the weights are in memory and the worst step has run (`warm`), or with the weights'
+    size to tell beforehand. Errors say the way out.
     """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
@@ -120,8 +132,8 @@ def with_kv(
             )
         if tokens * token_bytes > free:
             raise CapacityError(
-                f"kv_cache_tokens ({tokens}) takes {_gib(tokens * token_bytes)} and {_gib(free)} is free on {device}: "
-                f"lower it to {int(free * 0.9) // token_bytes} or less",
+                f"kv_cache_tokens ({tokens}) takes {_gib(tokens * token_bytes)} and {_gib(free)} is"
+                f" free on {device}: lower it to {int(free * 0.9) // token_bytes} or less",
                 param="kv_cache_tokens",
             )
     else:
@@ -145,23 +157,28 @@ def _share_of(device: torch.device) -> float:
 
 
 def slots_of(rows: int) -> int:
-    """Returns how many slots of recurrent state so many rows need: one each, two that serve all (state_slots.py), and
-    the fewest that hold prompts' states."""
+    """Returns how many slots of recurrent state so many rows need: one each, two that serve all
+    (state_slots.py), and the fewest that hold prompts' states."""
     return first_snapshot(rows) + max(LEAST_SNAPSHOTS, rows // SNAPSHOT_ROWS)
 
 
 def _slots_in(rows: int, free: int, slot_bytes: int) -> int:
-    """Returns how many slots so many rows get: those that they need, and as many snapshots as a share of the memory
-    holds."""
+    """Returns how many slots so many rows get: those that they need, and as many snapshots as a
+    share of the memory holds."""
     more = min(SNAPSHOTS_A_ROW * rows, int(free * SNAPSHOT_SHARE) // slot_bytes)
     return max(slots_of(rows), first_snapshot(rows) + more)
 
 
 def _with_rows_that_fit(
-    limits: BatchLimits, config: Config, slot_bytes: int, token_bytes: int, free: int, device: torch.device
+    limits: BatchLimits,
+    config: Config,
+    slot_bytes: int,
+    token_bytes: int,
+    free: int,
+    device: torch.device,
 ) -> BatchLimits:
-    """Returns the limits with as many rows as their recurrent state fits for. CapacityError where it doesn't for those
-    that were asked for, or for one."""
+    """Returns the limits with as many rows as their recurrent state fits for. CapacityError where
+    it doesn't for those that were asked for, or for one."""
 
     def needed(rows: int) -> int:
         tokens = max(rows * min(limits.max_model_len, SLOT_TOKENS), limits.max_model_len)
@@ -174,8 +191,8 @@ def _with_rows_that_fit(
     taken = slots_of(rows) * slot_bytes
     if taken > free:
         raise CapacityError(
-            f"the recurrent state of {rows} sequences takes {_gib(taken)}, {_gib(slot_bytes)} each, and {_gib(free)} "
-            f"is ours to take on {device}: "
+            f"the recurrent state of {rows} sequences takes {_gib(taken)}, {_gib(slot_bytes)} each,"
+            f" and {_gib(free)} is ours to take on {device}: "
             + (f"set max_num_seqs to {most} or less" if most else "take a larger device"),
             param="max_num_seqs",
         )
@@ -193,24 +210,29 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
     most = limits.max_rows * -(-longest // BLOCK_SIZE) * BLOCK_SIZE
     tokens = min(most, int(free * share) // token_bytes // BLOCK_SIZE * BLOCK_SIZE)
     if tokens < BLOCK_SIZE:
-        more = "raise gpu_memory_utilization, or --device cpu" if device.type == "cuda" else "or take a smaller model"
+        more = (
+            "raise gpu_memory_utilization, or --device cpu"
+            if device.type == "cuda"
+            else "or take a smaller model"
+        )
         raise CapacityError(
-            f"no memory is left for the KV cache on {device}, of which {_gib(free_memory(device))} is free and "
-            f"{_gib(free)} ours to take: end what else runs there, {more}",
+            f"no memory is left for the KV cache on {device}, of which {_gib(free_memory(device))}"
+            f" is free and {_gib(free)} ours to take: end what else runs there, {more}",
             param="gpu_memory_utilization" if device.type == "cuda" else "kv_cache_tokens",
         )
     if tokens < longest:
         raise CapacityError(
-            f"the KV cache of one sequence of {longest} tokens takes {_gib(longest * token_bytes)}, and {share:.0%} of "
-            f"the free memory of {device} is {_gib(int(free * share))}: set max_model_len to {tokens} or less, "
-            "or kv_cache_tokens to take more",
+            f"the KV cache of one sequence of {longest} tokens takes {_gib(longest * token_bytes)},"
+            f" and {share:.0%} of the free memory of {device} is {_gib(int(free * share))}: set"
+            f" max_model_len to {tokens} or less, or kv_cache_tokens to take more",
             param="max_model_len",
         )
     return tokens
 
 
 def room_of(config: Config, device: torch.device) -> int:
-    """Bytes that could yet be taken: on CUDA of the share of the GPU that is ours, less what graphs will take."""
+    """Bytes that could yet be taken: on CUDA of the share of the GPU that is ours, less what graphs
+    will take."""
     free = free_memory(device)
     if device.type == "cpu":
         return free
@@ -239,8 +261,11 @@ def _available() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # no Linux: all there is
 
 
-def _cgroup_rooms(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> list[int]:
-    """What is left under the memory limit of each cgroup above this process; none where there is no limit."""
+def _cgroup_rooms(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What is left under the memory limit of each cgroup above this process; none where there is no
+    limit."""
     if not own.exists():
         return []
     rooms = []

@@ -1,4 +1,5 @@
-"""open_runner: a config and a model folder -> a runner that is ready. Of several ranks each opens its share here.
+"""open_runner: a config and a model folder -> a runner that is ready. Of several ranks each opens
+its share here.
 
 It knows Config, folders and devices; no sequences, no text.
 """
@@ -21,7 +22,14 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.cpu_threads import settle_threads
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.first_step import StartClock, take_first_step
-from penstock.execute.kv_fit import check_eight_bits, fit_kv, fit_states, kept_form, reads_eight_bits, with_pages
+from penstock.execute.kv_fit import (
+    check_eight_bits,
+    fit_kv,
+    fit_states,
+    kept_form,
+    reads_eight_bits,
+    with_pages,
+)
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import Limits, batch_limits, free_memory, with_kv
 from penstock.execute.reload import load_beside
@@ -49,7 +57,8 @@ GPU_ONLY = ("gpu_memory_utilization", "max_cudagraph_capture_size", "per_layer_e
 def open_runner(config: Config, folder: Path) -> TorchRunner:
     """Loads the model of `folder`, sizes and allocates its KV, starts the device.
 
-    Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left behind.
+    Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left
+    behind.
     """
     device, clock = find_device(config.model.device), StartClock()
     executor = open_executor(device)
@@ -87,8 +96,9 @@ def open_share(
 ) -> TorchRunner:
     """Opens what one rank holds of the model, in a call of the executor.
 
-    agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what takes its arguments.
-    met: raises EngineError where a rank was waited for in vain in the steps that were run so far. clock: of the start.
+    agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what
+    takes its arguments. met: raises EngineError where a rank was waited for in vain in the steps
+    that were run so far. clock: of the start.
     """
     clock = clock or StartClock()
     unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
@@ -100,7 +110,11 @@ def open_share(
     model, ops = load_for(config, folder, model_config, device, limits.max_model_len, layout)
     clock.end("weights")
     with _named_failures(device):
-        if layout.size > 1:  # all have loaded their weights: from now on they add up. What they agree on is thrown away
+        if (
+            layout.size > 1
+            # all have loaded their weights: from now on they add up. What they agree on is thrown
+            # away
+        ):
             agree(with_kv(limits, config, 1, device))
         fit_states(model, config.model.mamba_ssm_cache_dtype)
         settle_kv(config, folder, model, ops, layout)
@@ -110,15 +124,24 @@ def open_share(
         clock.end("kernels")
         sharers = layout.size if device.type == "cpu" else 1
         a_token = open_token_bytes(model.paged_forms, pages_of(model, limits.max_model_len))
-        sized = agree(with_kv(limits, config, a_token, device, sharers=sharers, slot_bytes=model.slot_bytes))
-        ends, defaults = end_ids(model_config, generation, config.end_of_text), generation.sampling()
+        sized = agree(
+            with_kv(limits, config, a_token, device, sharers=sharers, slot_bytes=model.slot_bytes)
+        )
+        ends, defaults = (
+            end_ids(model_config, generation, config.end_of_text),
+            generation.sampling(),
+        )
         runner = make(model, ops, sized, ends, defaults, executor, grouping)
         runner.capture(agreed=layout.size > 1)
         clock.end("KV and graphs")
         asked = config.model
-        runner.beside = partial(load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed)
+        runner.beside = partial(
+            load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed
+        )
     if layout.size > 1:
-        agree(sized)  # all have come so far, and nobody is waited for while another compiles or captures
+        agree(
+            sized
+        )  # all have come so far, and nobody is waited for while another compiles or captures
     return runner
 
 
@@ -130,15 +153,19 @@ def load_for(
     positions: int,
     layout: Layout = ALONE,
 ) -> tuple[Decoder, Ops]:
-    """Loads the model of `folder` as the config's numbers, for the kernels that serve them here. `positions`: the
-    longest sequence."""
+    """Loads the model of `folder` as the config's numbers, for the kernels that serve them here.
+    `positions`: the longest sequence."""
     dtype = find_dtype(config.model.dtype, device)
     ops = choose(device, dtype, config.schedule.kernels, config.tuned)
 
     def in_host(shape: Decoder) -> bool:
         beside = table_in_host(shape, config, device)
         if beside and layout.rank == 0:
-            print(f"penstock: {told_place(shape, config.memory.per_layer_embeddings)}", file=sys.stderr, flush=True)
+            print(
+                f"penstock: {told_place(shape, config.memory.per_layer_embeddings)}",
+                file=sys.stderr,
+                flush=True,
+            )
         return beside
 
     model = load_model(
@@ -153,7 +180,9 @@ def load_for(
         layout=layout,
         quantization=config.model.quantization,
         lora=config.model.lora,
-        room=free_memory(device) // layout.size if device.type == "cpu" else None,  # CUDA refuses by itself
+        room=(
+            free_memory(device) // layout.size if device.type == "cpu" else None
+        ),  # CUDA refuses by itself
         in_host=in_host,
     )
     return model, ops
@@ -168,8 +197,8 @@ def find_ops(config: Config) -> Ops:
 def find_kv_dtype(
     asked: KvCacheDtype, stored: StoredQuantization | None, device: torch.device, ops: Ops
 ) -> KvCacheDtype:
-    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads them. UsageError
-    for eight bits where it doesn't and they are asked for."""
+    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads
+    them. UsageError for eight bits where it doesn't and they are asked for."""
     if asked == "auto" and asks_for_eight_bits(stored) and reads_eight_bits(device, ops):
         return "fp8"
     if asked == "fp8":
@@ -185,17 +214,24 @@ def settle_kv(
     layout: Layout = ALONE,
     sample: Tensor | None = None,
 ) -> None:
-    """Settles what K and V of a loaded model are stored as, from here on: as its artifact says, where it does. sample:
-    `fit_kv`'s. Of several ranks all come here at once."""
-    asked, given = find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops), None
+    """Settles what K and V of a loaded model are stored as, from here on: as its artifact says,
+    where it does. sample: `fit_kv`'s. Of several ranks all come here at once."""
+    asked, given = (
+        find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops),
+        None,
+    )
     paged = with_pages(model)
     if asked == "fp8" and config.kv_scales.keys() >= {keeper.name for keeper in paged}:
         for keeper in paged:
             assert isinstance(keeper.form, KvForm | LatentForm)
-            keeper.form = kept_form(keeper.form, config.kv_scales[keeper.name], model.device, layout)
+            keeper.form = kept_form(
+                keeper.form, config.kv_scales[keeper.name], model.device, layout
+            )
         return
     if asked == "fp8" and config.model.load_format != "dummy":
-        heads = {keeper.name: keeper.form.kv_heads for keeper in paged if isinstance(keeper.form, KvForm)}
+        heads = {
+            keeper.name: keeper.form.kv_heads for keeper in paged if isinstance(keeper.form, KvForm)
+        }
         found = read_kv_scales(folder, [*heads], [*heads.values()], layout, model.config)
         by_name = dict(zip(heads, found, strict=True))
         given = [by_name.get(keeper.name) for keeper in paged]  # latent vectors' are measured
@@ -204,12 +240,16 @@ def settle_kv(
 
 @contextmanager
 def _named_failures(device: torch.device) -> Iterator[None]:
-    """What may fail while steps are compiled and memory is taken, as one line that says the way out."""
+    """What may fail while steps are compiled and memory is taken, as one line that says the way
+    out."""
     try:
         yield
     except Exception as error:
-        # torch names a GPU's lack of memory by a class of its own, the CPU's by its allocator's name alone.
-        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error):
+        # torch names a GPU's lack of memory by a class of its own, the CPU's by its allocator's
+        # name alone.
+        if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(
+            error
+        ):
             elsewhere = ", or run on the CPU by --device cpu" if device.type == "cuda" else ""
             raise CapacityError(
                 f"there is no memory for the KV cache, or for the largest step, on {device}: "
@@ -218,22 +258,25 @@ def _named_failures(device: torch.device) -> Iterator[None]:
             ) from error
         if not type(error).__module__.startswith("triton"):
             raise
-        kernels = [f for f in traceback.extract_tb(error.__traceback__) if "/kernels/triton/" in f.filename]
+        kernels = [
+            f for f in traceback.extract_tb(error.__traceback__) if "/kernels/triton/" in f.filename
+        ]
         name = f"{Path(kernels[-1].filename).stem}.{kernels[-1].name}" if kernels else "a kernel"
         told = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise EngineError(
-            f"the kernel {name} does not compile on {device} ({told}): run without it by --kernels reference, "
-            "or on the CPU by --device cpu"
+            f"the kernel {name} does not compile on {device} ({told}): run without it by --kernels"
+            " reference, or on the CPU by --device cpu"
         ) from error
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:
-    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there. rank: that has the GPU of its number,
-    of those that are visible; None: the current one."""
+    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there. rank: that has the
+    GPU of its number, of those that are visible; None: the current one."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise UsageError(
-            f"device 'cuda' was asked for and {_why_no_cuda()}: ask for device 'cpu' or 'auto'", param="device"
+            f"device 'cuda' was asked for and {_why_no_cuda()}: ask for device 'cpu' or 'auto'",
+            param="device",
         )
     if name == "cpu" or not there:
         return torch.device("cpu")
@@ -252,11 +295,16 @@ def _why_no_cuda() -> str:
 
 
 def find_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the device multiplies it natively; else float16 on CUDA, float32 on a CPU."""
+    """`auto`: bfloat16 where the device multiplies it natively; else float16 on CUDA, float32 on a
+    CPU."""
     if name != "auto":
-        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[name]
+        return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[
+            name
+        ]
     if device.type == "cuda":
-        return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        return (
+            torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+        )
     return torch.bfloat16 if cpu_multiplies_bfloat16() else torch.float32
 
 

@@ -1,7 +1,8 @@
-"""Packing: a plan's arrays as the device takes them, padded, and those of every step into the staging buffer.
+"""Packing: a plan's arrays as the device takes them, padded, and those of every step into the
+staging buffer.
 
-It knows plans and places; it launches nothing but views. What of a plan is padded to which size is decided by
-`device_step`, the order of it all is `staged_plan`'s.
+It knows plans and places; it launches nothing but views. What of a plan is padded to which size is
+decided by `device_step`, the order of it all is `staged_plan`'s.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ _NONE: Int32 = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class StagedChunks:
-    """Chunks' tokens, padded with the dump's, what attention is told of them, and what their embeddings are."""
+    """Chunks' tokens, padded with the dump's, what attention is told of them, and what their
+    embeddings are."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int64
@@ -32,12 +34,14 @@ class StagedChunks:
     inputs: PrefillInputs
     states: Tensor | None  # [chunks] int64: slots of recurrent state; None: layers have none
     tags: Tensor | None  # [tokens] int32, where the model reads them
-    embeds: tuple[Tensor, Tensor] | None  # indices into the step's tokens [k] int64, rows [k, hidden] float32
+    embeds: (
+        tuple[Tensor, Tensor] | None
+    )  # indices into the step's tokens [k] int64, rows [k, hidden] float32
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
-    """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as its group's prefix,
-    and the drafts, where there are any."""
+    """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as
+    its group's prefix, and the drafts, where there are any."""
     skip, offset, draft = plan.group_skip, _NONE, _NONE
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
@@ -61,11 +65,15 @@ def without_groups_past(plan: StepPlan, capacity: int) -> None:
     """Groups beyond the capacity go alone: their rows come after all others already."""
     if plan.group_length.size > capacity:
         plan.group_start = plan.group_start[: capacity + 1]
-        plan.group_blocks, plan.group_length = plan.group_blocks[:capacity], plan.group_length[:capacity]
+        plan.group_blocks, plan.group_length = (
+            plan.group_blocks[:capacity],
+            plan.group_length[:capacity],
+        )
 
 
 def join_lines(joins: Joins, bias_start: Int64) -> Int32:
-    """A line a row: its columns, then its table, of few widths, since kernels are compiled for a multiple."""
+    """A line a row: its columns, then its table, of few widths, since kernels are compiled for a
+    multiple."""
     words = -(-(JOIN_WORDS + joins.blocks.shape[1]) // 16) * 16
     lines = np.empty((joins.rows.size, words), np.int32)
     pack_joins(joins, bias_start, lines)
@@ -80,13 +88,22 @@ def new_block_lines(new_blocks: Int32) -> Int32:
 
 
 def pack_chunks(
-    staging: Staging, chunks: Chunks, sizes: BesideSizes, capacity: int, dump_block: int, reads_tags: bool,
+    staging: Staging,
+    chunks: Chunks,
+    sizes: BesideSizes,
+    capacity: int,
+    dump_block: int,
+    reads_tags: bool,
     dump_state: int | None = None,
-) -> StagedChunks:  # fmt: skip
-    """Returns the chunks, staged. sizes, capacity: rows, tokens and chunks of the step, padding included. dump_state:
-    the slot of recurrent state that padding goes to; None: layers have none."""
+) -> StagedChunks:
+    """Returns the chunks, staged. sizes, capacity: rows, tokens and chunks of the step, padding
+    included. dump_state: the slot of recurrent state that padding goes to; None: layers have none.
+    """
     count, size, tokens = chunks.context.size, chunks.tokens.size, sizes.tokens - sizes.rows
-    positions, slots = np.zeros(tokens, np.int64), np.full(tokens, dump_block * BLOCK_SIZE, np.int64)
+    positions, slots = (
+        np.zeros(tokens, np.int64),
+        np.full(tokens, dump_block * BLOCK_SIZE, np.int64),
+    )
     ids = np.zeros(tokens, np.int32)
     positions[:size] = chunk_positions(chunks)
     slots[:size] = chunk_slots(chunks, positions[:size])
@@ -96,7 +113,9 @@ def pack_chunks(
     context = np.zeros(capacity, np.int32)
     context[:count] = chunks.context
     seen = ChunkSight.of(np.diff(chunks.start), chunks.context)
-    inputs = PrefillInputs(staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)), seen)
+    inputs = PrefillInputs(
+        staging.add(start), staging.add(context), staging.add(_widened(chunks.blocks)), seen
+    )
     states = tags = embeds = None
     if dump_state is not None:
         own = np.full(capacity, dump_state, np.int64)
@@ -109,7 +128,9 @@ def pack_chunks(
         tags = staging.add(each)
     if (handed := chunks.embeds) is not None:
         embeds = staging.add(handed.where.astype(np.int64) + sizes.rows), staging.add(handed.rows)
-    return StagedChunks(staging.add(ids), staging.add(positions), staging.add(slots), inputs, states, tags, embeds)
+    return StagedChunks(
+        staging.add(ids), staging.add(positions), staging.add(slots), inputs, states, tags, embeds
+    )
 
 
 def chunk_positions(chunks: Chunks) -> Int64:

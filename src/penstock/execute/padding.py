@@ -1,4 +1,5 @@
-"""sizes: how many rows, groups and tokens a step runs as. Few of each, so that all of them are compiled at start.
+"""sizes: how many rows, groups and tokens a step runs as. Few of each, so that all of them are
+compiled at start.
 
 It knows numbers alone.
 """
@@ -12,13 +13,22 @@ from typing import NamedTuple
 
 GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
 _MAX_GROUPS = 1024
-WHOLE_ROWS = 4  # up to here a plain step is one graph, draw and all: a second one costs microseconds that count there
-# Rows, and tokens of prompts beside them, of steps that are few enough kinds to be graphs: launched one by one such a
-# step takes the host 6 to 12 ms, and the device a half or less. Larger ones the device takes longer for.
+# up to here a plain step is one graph, draw and all: a second one costs microseconds that count
+# there
+WHOLE_ROWS = 4
+# Rows, and tokens of prompts beside them, of steps that are few enough kinds to be graphs: launched
+# one by one such a step takes the host 6 to 12 ms, and the device a half or less. Larger ones the
+# device takes longer for.
 BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 BESIDE_CHUNKS = 16  # at most of them; chunk_capacity's least
-CHUNK_GRAPHS = (32, 64, 128, 256, 512)  # tokens of a step of one row and a prompt's chunk that is captured at the start
+CHUNK_GRAPHS = (
+    32,
+    64,
+    128,
+    256,
+    512,
+)  # tokens of a step of one row and a prompt's chunk that is captured at the start
 
 
 def padded(rows: int) -> int:
@@ -35,17 +45,22 @@ def sizes_up_to(rows: int) -> list[int]:
 
 
 def graph_sizes(rows: int, close: int = GRAPH_ROWS) -> list[int]:
-    """The sizes up to `rows` that are captured, the largest first: of 64 to 512 rows every second, since a size takes
-    its time of the start and eight more rows next to nothing of a step. Above `close` rows they are a factor of two
-    apart."""
+    """The sizes up to `rows` that are captured, the largest first: of 64 to 512 rows every second,
+    since a size takes its time of the start and eight more rows next to nothing of a step. Above
+    `close` rows they are a factor of two apart."""
     top, sizes = padded(rows), sizes_up_to(rows)
-    near = [size for size in sizes if size <= padded(close) and (size <= 64 or size > 512 or size % 16 == 0)]
+    near = [
+        size
+        for size in sizes
+        if size <= padded(close) and (size <= 64 or size > 512 or size % 16 == 0)
+    ]
     far = {padded(min(rows, close << power)) for power in range(rows.bit_length())}
     return sorted({*near, *far, top}, reverse=True)
 
 
 def group_capacity(size: int) -> int:
-    """Prefix groups that a step of this size has room for: rows of groups past it are attended alone.
+    """Prefix groups that a step of this size has room for: rows of groups past it are attended
+    alone.
 
     An empty place costs a program a layer that returns at once.
     """
@@ -58,7 +73,8 @@ def group_capacity(size: int) -> int:
 
 
 def chunk_capacity(chunks: int) -> int:
-    """How many chunks a step with so many is padded to, with empty ones: 16, 256, 4,096, then a factor of four apart.
+    """How many chunks a step with so many is padded to, with empty ones: 16, 256, 4,096, then a
+    factor of four apart.
 
     An empty chunk costs a program a KV head and layer that returns at once.
     """
@@ -74,7 +90,8 @@ def padded_tokens(tokens: int) -> int:
 
 
 class BesideSizes(NamedTuple):
-    """What rows and the tokens of prompts beside them run as. few: whether that is one of few kinds."""
+    """What rows and the tokens of prompts beside them run as. few: whether that is one of few
+    kinds."""
 
     rows: int
     tokens: int  # of rows and prompts
@@ -82,8 +99,9 @@ class BesideSizes(NamedTuple):
 
 
 def padded_beside(rows: int, tokens: int) -> BesideSizes:
-    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short. A prompt's part
-    alone runs beside a dead row, as its last part does beside the row that it brings."""
+    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short.
+    A prompt's part alone runs beside a dead row, as its last part does beside the row that it
+    brings."""
     if rows <= BESIDE_ROWS[-1]:
         size = BESIDE_ROWS[bisect_left(BESIDE_ROWS, rows)]
         whole = size // 16 * 16
@@ -98,11 +116,18 @@ class StepSizes:
     """What a step of so many rows, groups, chunks and tokens runs as."""
 
     rows: Callable[[int], int]
-    groups: Callable[[int, int], int]  # the rows' size, groups -> places for groups; those past them go alone
+    groups: Callable[
+        [int, int], int
+    ]  # the rows' size, groups -> places for groups; those past them go alone
     chunks: Callable[[int], int]
     beside: Callable[[int, int], BesideSizes]  # rows, tokens of chunks
 
 
 PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_beside)
 # In plain torch padding would cost, and buy nothing.
-EXACT = StepSizes(int, lambda size, groups: groups, int, lambda rows, tokens: BesideSizes(rows, rows + tokens, False))
+EXACT = StepSizes(
+    int,
+    lambda size, groups: groups,
+    int,
+    lambda rows, tokens: BesideSizes(rows, rows + tokens, False),
+)

@@ -28,7 +28,9 @@ class Logprobs:
     rank: Tensor  # [m] int32
     top_ids: Tensor  # [m, max k] int32
     top: Tensor  # [m, max k] float32
-    place: Int64 | None = None  # the tensors have more lines, and these are the m; None: all, in order
+    place: Int64 | None = (
+        None  # the tensors have more lines, and these are the m; None: all, in order
+    )
 
 
 class PromptScorer:
@@ -38,7 +40,8 @@ class PromptScorer:
         self._model, self._ops, self.slice_rows = model, ops, slice_rows
 
     def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
-        """hidden [tokens, d] of the chunks -> for each token whose chunk asks, what it gave the prompt's next token."""
+        """hidden [tokens, d] of the chunks -> for each token whose chunk asks, what it gave the
+        prompt's next token."""
         k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
         where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
         parts = []

@@ -1,9 +1,13 @@
-"""RankSampler: a slice of logits -> its rows' tokens, where several ranks share the vocabulary. All get the same ones.
+"""RankSampler: a slice of logits -> its rows' tokens, where several ranks share the vocabulary. All
+get the same ones.
 
-    every row             the column's own draw from what this rank has; 12 bytes a row go round (its top, then the
+    every row             the column's own draw from what this rank has; 12 bytes a row go round
+    (its top, then the
                           winner's score and id)
-    rows with filters     reference/rank_filters.py    | the rows of a step that ask, whose numbers the host knows: no
-    rows with logprobs    reference/logprobs.py        | graph holds these, and nobody waits for the device
+    rows with filters     reference/rank_filters.py    | the rows of a step that ask, whose numbers
+    the host knows: no
+    rows with logprobs    reference/logprobs.py        | graph holds these, and nobody waits for the
+    device
 
 It knows rows, columns and what ranks exchange; no head, no plans.
 """
@@ -51,8 +55,8 @@ NOBODY = Asking(_NONE, _NONE)
 
 
 def say(forced: Tensor | None, drawn: Tensor) -> None:
-    """Puts forced tokens [n], -1 where there is none, in the place of drawn ones [n], but of rows that are done, or
-    whose logits are not finite."""
+    """Puts forced tokens [n], -1 where there is none, in the place of drawn ones [n], but of rows
+    that are done, or whose logits are not finite."""
     if forced is not None:
         drawn.copy_(torch.where((forced >= 0) & (drawn >= 0), forced, drawn))
 
@@ -77,14 +81,25 @@ class RankSampler:
         forced: Tensor | None,
         out: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n], and of those that ask for
-        logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]. forced: as `say` takes it."""
+        """logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n], and of
+        those that ask for logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]. forced:
+        as `say` takes it."""
         self.ops.sample_rows(
-            logits, row_ids, position, self.rows, self.scratch, drawn, filters=False, adjusts=adjusts, part=self.part
+            logits,
+            row_ids,
+            position,
+            self.rows,
+            self.scratch,
+            drawn,
+            filters=False,
+            adjusts=adjusts,
+            part=self.part,
         )
         if asking.filters.size:
             where = to_device(asking.filters, logits.device)
-            inputs = inputs_of(row_ids[where], position[where], self.rows, any_filter=True, any_random=True)
+            inputs = inputs_of(
+                row_ids[where], position[where], self.rows, any_filter=True, any_random=True
+            )
             found = filtered(self._adjusted(logits, row_ids, where, adjusts), inputs, self.part)
             drawn[where] = torch.where(drawn[where] >= 0, found, drawn[where])
         say(forced, drawn)

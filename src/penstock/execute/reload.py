@@ -1,8 +1,10 @@
-"""Other weights for a model that runs: loaded beside it, looked at, and put in their place between two steps.
+"""Other weights for a model that runs: loaded beside it, looked at, and put in their place between
+two steps.
 
-On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that are there; on the CPU,
-and where an engine sleeps, the layers change places. Until all of it is loaded and found to be numbers, nothing of the
-old is touched. It knows a model and a folder; no rows, no requests.
+On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that
+are there; on the CPU, and where an engine sleeps, the layers change places. Until all of it is
+loaded and found to be numbers, nothing of the old is touched. It knows a model and a folder; no
+rows, no requests.
 """
 
 from __future__ import annotations
@@ -30,22 +32,41 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 def load_beside(
     model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
 ) -> Decoder:
-    """Returns the weights of a folder, or of another process, in a prepared model's form, of nothing else: no byte of
-    that one is touched. Raises CheckpointError where they are of another model, not whole, or no finite numbers,
-    UsageError where they lie otherwise, and CapacityError where both don't fit the device."""
-    shared, folder = (None, source) if isinstance(source, Path) else (source, Path("another process"))
-    if shared is None and not os.path.isdir(folder):  # which says no, and doesn't raise, for names that none can have
-        raise CheckpointError(f"no folder {folder}: name one as transformers saves it, on the engine's machine")
+    """Returns the weights of a folder, or of another process, in a prepared model's form, of
+    nothing else: no byte of that one is touched. Raises CheckpointError where they are of another
+    model, not whole, or no finite numbers, UsageError where they lie otherwise, and CapacityError
+    where both don't fit the device."""
+    shared, folder = (
+        (None, source) if isinstance(source, Path) else (source, Path("another process"))
+    )
+    if shared is None and not os.path.isdir(
+        folder
+    ):  # which says no, and doesn't raise, for names that none can have
+        raise CheckpointError(
+            f"no folder {folder}: name one as transformers saves it, on the engine's machine"
+        )
     config = read_model_config(folder) if shared is None else model.config
     named = (each.name for each in fields(config))
     other = [name for name in named if getattr(config, name) != getattr(model.config, name, None)]
     if other or type(config) is not type(model.config):
-        raise CheckpointError(f"{folder} is of another model: its {', '.join(other) or 'model_type'} differ")
+        raise CheckpointError(
+            f"{folder} is of another model: its {', '.join(other) or 'model_type'} differ"
+        )
     new = load_model(
-        folder, load_format="auto", dtype=model.dtype, device=model.device, ops=model.ops, seed=seed,
-        positions=model.positions, config=config, layout=layout, quantization=quantization, finite=True,
-        shared=shared, in_host=lambda shape: model.table_in_host,
-    )  # fmt: skip
+        folder,
+        load_format="auto",
+        dtype=model.dtype,
+        device=model.device,
+        ops=model.ops,
+        seed=seed,
+        positions=model.positions,
+        config=config,
+        layout=layout,
+        quantization=quantization,
+        finite=True,
+        shared=shared,
+        in_host=lambda shape: model.table_in_host,
+    )
     for keeper, own in zip(new.owners, model.owners, strict=True):
         keeper.form = own.form  # what state is stored as stays
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
@@ -57,18 +78,23 @@ def load_beside(
 
 
 def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
-    """Puts what was loaded beside a model in its place. captured: whether steps know the arrays by their addresses."""
+    """Puts what was loaded beside a model in its place. captured: whether steps know the arrays by
+    their addresses."""
     if captured:
         fresh = dict(arrays_of(new.parts))
         for name, array in arrays_of(model.parts):
-            if array.device != model.device:  # host memory, which kernels of the last step may yet be reading
+            if (
+                array.device != model.device
+            ):  # host memory, which kernels of the last step may yet be reading
                 torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:
         model.take_parts_of(new)
 
 
-def arrays_of(part: Any, at: str = "", seen: set[int] | None = None) -> Iterator[tuple[str, Tensor]]:
+def arrays_of(
+    part: Any, at: str = "", seen: set[int] | None = None
+) -> Iterator[tuple[str, Tensor]]:
     """Yields every array below a part of a model once, with the names on the way to it."""
     seen = set() if seen is None else seen
     if id(part) in seen:

@@ -1,7 +1,8 @@
-"""TorchRunner: runs step plans on one device, in the order of their launch. `schedule.step.Runner` is its contract.
+"""TorchRunner: runs step plans on one device, in the order of their launch. `schedule.step.Runner`
+is its contract.
 
-It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step asks nothing of the
-host but its plan, so several may be launched before one is read.
+It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step
+asks nothing of the host but its plan, so several may be launched before one is read.
 """
 
 from __future__ import annotations
@@ -50,7 +51,10 @@ SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
 MAX_SLICE = 1024  # rows of logits at once
 SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
-SLOW_FP4 = "weights in four-bit floats are widened for each product here: less memory, and slower than without"
+SLOW_FP4 = (
+    "weights in four-bit floats are widened for each product here: less memory, and slower than"
+    " without"
+)
 
 
 class TorchRunner:
@@ -83,8 +87,12 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         self.model_sizes = ModelSizes.of(model)
         kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
-        read = model.kv_share / (1 if kind.latent is None else 2)  # a latent vector is key and value at once
-        times = prefix_cost_times(ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read)
+        read = model.kv_share / (
+            1 if kind.latent is None else 2
+        )  # a latent vector is key and value at once
+        times = prefix_cost_times(
+            ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read
+        )
         self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
@@ -99,7 +107,8 @@ class TorchRunner:
         if widens_fp4(ops) and in_fp4(model.weights()):
             self._about["slow"] = SLOW_FP4
         elif widens_fp8(ops) and any(
-            weight.dtype == E4M3 and not isinstance(weight, E4m3Scales) for weight in model.weights()
+            weight.dtype == E4M3 and not isinstance(weight, E4m3Scales)
+            for weight in model.weights()
         ):
             self._about["slow"] = SLOW_FP8
         self.layer_pages = pages_of(model, limits.max_model_len)
@@ -120,13 +129,15 @@ class TorchRunner:
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
-        self.beside: Callable[[WeightsSource], Decoder] | None = None  # loads other weights; told by who opens it
+        self.beside: Callable[[WeightsSource], Decoder] | None = (
+            None  # loads other weights; told by who opens it
+        )
         self._beside: Decoder | None = None
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
-        """Once, before the first launch, in an executor's call: captures the steps that graphs are for, on CUDA. The
-        runner is ready then.
+        """Once, before the first launch, in an executor's call: captures the steps that graphs are
+        for, on CUDA. The runner is ready then.
 
         agreed: with other ranks, each of which captures all of them."""
         self._capture(agreed)
@@ -138,8 +149,8 @@ class TorchRunner:
         self._about["start_seconds"] = dict(seconds)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called by whoever waits for a step, now and then, while layers of it are run. On the CPU: a
-        step of a large model may take minutes there."""
+        """Has `goes_on` called by whoever waits for a step, now and then, while layers of it are
+        run. On the CPU: a step of a large model may take minutes there."""
         before = self._model.blocks_run
 
         def look() -> None:
@@ -159,25 +170,28 @@ class TorchRunner:
         return self._executor.launch(lambda: self._end(late))
 
     def map_masks(self, words: NDArray[np.int32]) -> None:
-        """Late draws will be told of masks of this board [places, words]. Those of another they are told of too."""
+        """Late draws will be told of masks of this board [places, words]. Those of another they are
+        told of too."""
         self._executor.call(lambda: self._masks.open(words))
 
     def counts(self) -> dict[str, int]:
-        """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and `jit_loads`. Of the
-        whole process, whichever of its runners launched them."""
+        """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and
+        `jit_loads`. Of the whole process, whichever of its runners launched them."""
         now = self._at_ready if self._binaries is None else self._binaries.counts()
         names = ("jit_compiles", "jit_loads")
-        return {name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)}
+        return {
+            name: end - begin for name, begin, end in zip(names, self._at_ready, now, strict=True)
+        }
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Puts other weights in the place of the model's, where no step is under way. Raises as execute.reload does;
-        the old ones stay then."""
+        """Puts other weights in the place of the model's, where no step is under way. Raises as
+        execute.reload does; the old ones stay then."""
         self.load_beside(source)
         self.take_beside()
 
     def load_beside(self, source: WeightsSource) -> None:
-        """Loads weights for `take_beside`. Raises as execute.reload does, and FaultError for what nobody thought of:
-        nothing of the old ones was touched."""
+        """Loads weights for `take_beside`. Raises as execute.reload does, and FaultError for what
+        nobody thought of: nothing of the old ones was touched."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
         try:
@@ -186,7 +200,9 @@ class TorchRunner:
             raise
         except Exception as error:
             log.exception("weights could not be loaded")
-            raise FaultError(f"the engine failed at these weights ({type(error).__name__}: {error})") from error
+            raise FaultError(
+                f"the engine failed at these weights ({type(error).__name__}: {error})"
+            ) from error
 
     def take_beside(self) -> None:
         """Puts what was loaded in the model's place; it sleeps no more."""
@@ -205,21 +221,22 @@ class TorchRunner:
         return (WEIGHTS,) * (self._resting is not None) + (KV_CACHE,) * self._kv_sleeps
 
     def sleep(self, level: int) -> None:
-        """Gives the memory of KV, rows and captured steps back, and that of the weights: 1 keeps them in host memory, 2
-        doesn't. No row may live."""
+        """Gives the memory of KV, rows and captured steps back, and that of the weights: 1 keeps
+        them in host memory, 2 doesn't. No row may live."""
         self._executor.call(lambda: self._rest(level))
 
     def wake_up(self, tags: Collection[str]) -> None:
-        """Has what is named wake up; weights that are gone wait for `update_weights`. The rest of the memory is taken
-        once nothing sleeps. CapacityError where there is none: what sleeps then may be woken again."""
+        """Has what is named wake up; weights that are gone wait for `update_weights`. The rest of
+        the memory is taken once nothing sleeps. CapacityError where there is none: what sleeps then
+        may be woken again."""
         self._executor.call(lambda: self._wake(tags))
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
 
     def close(self) -> None:
-        """Ends the device's thread and gives the memory of weights, KV and rows back, which the next runner of this
-        process may take. Flights that wait fail. Twice is once."""
+        """Ends the device's thread and gives the memory of weights, KV and rows back, which the
+        next runner of this process may take. Flights that wait fail. Twice is once."""
         if not self._closed:
             device = self._model.device
             self._closed = True
@@ -236,14 +253,22 @@ class TorchRunner:
         return self._state is not None and self._state.graphs is not None
 
     def _capture(self, agreed: bool) -> None:
-        if self._state is not None and self._state.ops.compiled and self._state.rows.device.type == "cuda":
+        if (
+            self._state is not None
+            and self._state.ops.compiled
+            and self._state.rows.device.type == "cuda"
+        ):
             room = None if agreed else graph_bytes(self._state.rows.device)
             every = not self._plain_graphs
-            self._about["graphs"] = self._state.capture(self._graph_sizes, self.grouping and every, every, room)
+            self._about["graphs"] = self._state.capture(
+                self._graph_sizes, self.grouping and every, every, room
+            )
 
     def _rest(self, level: int) -> None:
         if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)  # the last steps are done, whoever has read them
+            torch.cuda.synchronize(
+                self._model.device
+            )  # the last steps are done, whoever has read them
         self._state, self._kv_sleeps = None, True
         if self._resting is None:
             self._resting = RestingWeights(self._model, level)
@@ -297,11 +322,24 @@ def _step(
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
     windows = None if pages is None else WindowTables(pages, rows, kv.dump_block + 1)
-    return DeviceStep(model, row_ops, rows, mirror, kv, scorer, slice_rows, tokens, limits.mask_slots, masks, windows)
+    return DeviceStep(
+        model,
+        row_ops,
+        rows,
+        mirror,
+        kv,
+        scorer,
+        slice_rows,
+        tokens,
+        limits.mask_slots,
+        masks,
+        windows,
+    )
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
-    """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what steps need."""
+    """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what
+    steps need."""
     if not choose_rows(ops).compiled:
         return
     pages = pages_of(model, limits.max_model_len)
@@ -317,7 +355,10 @@ def _named_shortage(device: torch.device) -> Iterator[None]:
     try:
         yield
     except (MemoryError, torch.OutOfMemoryError) as error:
-        told = f"there is no memory on {device} to wake up in: end what else took it meanwhile, and wake it up again"
+        told = (
+            f"there is no memory on {device} to wake up in: end what else took it meanwhile, and"
+            " wake it up again"
+        )
         raise CapacityError(told) from error
 
 

@@ -1,6 +1,8 @@
-"""SamplingMirror: what each row asks of the sampler, on the host: nobody has to ask the device which rows ask for what.
+"""SamplingMirror: what each row asks of the sampler, on the host: nobody has to ask the device
+which rows ask for what.
 
-It knows row numbers and the columns of their joins; it is written in the order of the launches, by whoever runs them.
+It knows row numbers and the columns of their joins; it is written in the order of the launches, by
+whoever runs them.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from penstock.schedule.step import Float32, Int32, Int64, Joins
 
 
 class SamplingMirror:
-    """Columns by row number. Biases lie one row's after another's in a pool, packed again when it is full."""
+    """Columns by row number. Biases lie one row's after another's in a pool, packed again when it
+    is full."""
 
     def __init__(self, max_rows: int) -> None:
         rows = max_rows + 1
@@ -26,7 +29,8 @@ class SamplingMirror:
         self.bias_end = 0
 
     def join(self, joins: Joins) -> slice:
-        """Takes rows in. Returns what of the pool has changed; `moved`: others' biases lie elsewhere now too."""
+        """Takes rows in. Returns what of the pool has changed; `moved`: others' biases lie
+        elsewhere now too."""
         rows, records, before = joins.rows, joins.records, self.bias_end
         self.moved = False
         self.wants[rows] = records["wants"]
@@ -57,7 +61,10 @@ class SamplingMirror:
         owners = np.flatnonzero(self._bias_count)
         places = self._places(owners)
         size = 2 * (places.size + wanted)
-        for name, kept in (("bias_ids", self.bias_ids[places]), ("bias_values", self.bias_values[places])):
+        for name, kept in (
+            ("bias_ids", self.bias_ids[places]),
+            ("bias_values", self.bias_values[places]),
+        ):
             pool = np.zeros(size, kept.dtype)
             pool[: kept.size] = kept
             setattr(self, name, pool)

@@ -1,6 +1,8 @@
-"""RestingWeights: a model's weights while its engine sleeps. Level 1 keeps them in host memory, level 2 nowhere.
+"""RestingWeights: a model's weights while its engine sleeps. Level 1 keeps them in host memory,
+level 2 nowhere.
 
-    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds it again; what lies
+    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds
+    it again; what lies
                in host memory stays
     CPU     1: they lie in host memory as it is
     both    2: each array gives way to one of its shape that holds nothing
@@ -27,7 +29,8 @@ class RestingWeights:
 
     def __init__(self, model: Decoder, level: int) -> None:
         self._model, self.gone = model, False
-        # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and V.
+        # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and
+        # V.
         scales = [form.scales for form in model.paged_forms if isinstance(form, KvForm)]
         scales += [form.scale for form in model.paged_forms if isinstance(form, LatentForm)]
         self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
@@ -60,15 +63,17 @@ def to_host(arrays: list[Tensor]) -> list[tuple[torch.UntypedStorage, Tensor]]:
     hosts = []
     for storage in storages.values():
         if storage.nbytes():
-            host = torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
+            host = torch.empty(
+                storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda"
+            )
             hosts.append((storage, host.copy_(_bytes_of(storage))))
             storage.resize_(0)
     return hosts
 
 
 def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns what stands in a part's place: for an array its like on torch's meta device, for a tuple one of such, for
-    all else itself, in which arrays have given way."""
+    """Returns what stands in a part's place: for an array its like on torch's meta device, for a
+    tuple one of such, for all else itself, in which arrays have given way."""
     if id(part) in twins:
         return twins[id(part)][1]
     if isinstance(part, Tensor):
@@ -85,7 +90,9 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
         if isinstance(part, (list, dict)):
             part[name] = other
         else:
-            object.__setattr__(part, name, other)  # many are frozen: they were, for as long as they had numbers
+            object.__setattr__(
+                part, name, other
+            )  # many are frozen: they were, for as long as they had numbers
     return twin
 
 

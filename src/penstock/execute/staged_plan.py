@@ -1,8 +1,9 @@
-"""StagedPlan: what a step's plan brings, as tensors on the device. PlanStager packs it all, and sends it by one copy.
+"""StagedPlan: what a step's plan brings, as tensors on the device. PlanStager packs it all, and
+sends it by one copy.
 
-What the device holds already is not in it: group blocks of the step before, and the queries' fixed arrays, which lie
-in `Staging`. It launches nothing but the copy: what becomes of these tensors, and in which order, stands in
-`device_step`.
+What the device holds already is not in it: group blocks of the step before, and the queries' fixed
+arrays, which lie in `Staging`. It launches nothing but the copy: what becomes of these tensors, and
+in which order, stands in `device_step`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class StagedJoins:
 
 @dataclass(slots=True)
 class StagedPlan:
-    """A plan and its tensors, in the order in which a step takes them in. None: the plan brings nothing of the kind."""
+    """A plan and its tensors, in the order in which a step takes them in. None: the plan brings
+    nothing of the kind."""
 
     plan: StepPlan
     sizes: BesideSizes  # what the step's queries, and its tokens in all, run as
@@ -54,31 +56,51 @@ class StagedPlan:
     moved_blocks: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
     moved_slots: tuple[Tensor, Tensor] | None = None  # the same, of recurrent state
     joins: StagedJoins | None = None
-    new_blocks: Tensor | None = None  # [m, 3] int32: row, index in its table, block; padded with row -1
-    masks: tuple[Tensor, Tensor] | None = None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
+    new_blocks: Tensor | None = (
+        None  # [m, 3] int32: row, index in its table, block; padded with row -1
+    )
+    masks: tuple[Tensor, Tensor] | None = (
+        None  # slots [m] int64, words [m, ceil(vocabulary / 32)] int32
+    )
     group_blocks: Tensor | None = None  # [groups, width] int32
     chunks: StagedChunks | None = None
 
 
 class PlanStager:
-    """Packs plans into `staging` at `sizes`. asked: takes the joining rows in, to know where their biases lie.
+    """Packs plans into `staging` at `sizes`. asked: takes the joining rows in, to know where their
+    biases lie.
 
-    keeps_groups: whether group blocks that were sent once stay where the next steps read them. reads_tags: whether the
-    model does.
+    keeps_groups: whether group blocks that were sent once stay where the next steps read them.
+    reads_tags: whether the model does.
     """
 
     def __init__(
-        self, staging: Staging, sizes: StepSizes, asked: SamplingMirror, kv: KvCache, windows: WindowTables | None,
-        max_rows: int, keeps_groups: bool, reads_tags: bool,
-    ) -> None:  # fmt: skip
-        self._staging, self._sizes, self._asked, self._kv, self._windows = staging, sizes, asked, kv, windows
+        self,
+        staging: Staging,
+        sizes: StepSizes,
+        asked: SamplingMirror,
+        kv: KvCache,
+        windows: WindowTables | None,
+        max_rows: int,
+        keeps_groups: bool,
+        reads_tags: bool,
+    ) -> None:
+        self._staging, self._sizes, self._asked, self._kv, self._windows = (
+            staging,
+            sizes,
+            asked,
+            kv,
+            windows,
+        )
         self._dead_row, self._keeps_groups, self._reads_tags = max_rows, keeps_groups, reads_tags
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
 
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
-        """Sends a plan to the device -> its tensors, which hold what they should until the next plan is staged.
+        """Sends a plan to the device -> its tensors, which hold what they should until the next
+        plan is staged.
 
-        sizes: what its queries, and its tokens in all, run as. Prefix groups that have no place leave the plan.
+        sizes: what its queries, and its tokens in all, run as. Prefix groups that have no place
+        leave the plan.
         """
         staging, add, size = self._staging, self._staging.add, sizes.rows
         places = self._sizes.groups(size, plan.group_length.size)
@@ -86,7 +108,9 @@ class PlanStager:
         staging.begin()
         packing.pack_rows(staging, plan, size, self._dead_row)
         packing.pack_groups(staging, plan, places)
-        staged = StagedPlan(plan, sizes, plan.query_rows.size, places if plan.group_length.size else 0)
+        staged = StagedPlan(
+            plan, sizes, plan.query_rows.size, places if plan.group_length.size else 0
+        )
         if self._windows is not None:
             staged.pages = self._windows.stage(plan, staging)
         if plan.clears:
@@ -107,7 +131,13 @@ class PlanStager:
             capacity = self._sizes.chunks(plan.chunks.context.size)
             dump_state = None if self._kv.folded is None else self._dead_row
             staged.chunks = packing.pack_chunks(
-                staging, plan.chunks, sizes, capacity, self._kv.dump_block, self._reads_tags, dump_state
+                staging,
+                plan.chunks,
+                sizes,
+                capacity,
+                self._kv.dump_block,
+                self._reads_tags,
+                dump_state,
             )
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:
@@ -125,7 +155,8 @@ class PlanStager:
         return StagedJoins(add(packing.join_lines(joins, asked.bias_first[joins.rows])), biases)
 
     def _there(self, group_blocks: Int32) -> bool:
-        """Whether the device holds these group blocks; what it doesn't is taken to be sent with this plan."""
+        """Whether the device holds these group blocks; what it doesn't is taken to be sent with
+        this plan."""
         if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
             return True
         self._sent_groups = group_blocks

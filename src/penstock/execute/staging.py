@@ -1,12 +1,17 @@
-"""Staging: what a step needs from the host, as int32 words in one pinned buffer, sent by one asynchronous copy.
+"""Staging: what a step needs from the host, as int32 words in one pinned buffer, sent by one
+asynchronous copy.
 
-    fixed part, at one address for ever (graphs read it):   rows | skip | offset | draft | group start | group length
-    loose part, packed anew each step (launched one by one): group blocks, copies, new blocks, joins, chunks
+    fixed part, at one address for ever (graphs read it):   rows | skip | offset | draft | group
+    start | group length
+    loose part, packed anew each step (launched one by one): group blocks, copies, new blocks,
+    joins, chunks
 
-What the fixed part holds already isn't sent again: a step of the same rows as the last sends nothing.
+What the fixed part holds already isn't sent again: a step of the same rows as the last sends
+nothing.
 
-It knows arrays and places; not what a step does with them. A pinned buffer is written again only once the copy out of
-it is done: there are as many as flights may be out, so nobody waits for that in practice.
+It knows arrays and places; not what a step does with them. A pinned buffer is written again only
+once the copy out of it is done: there are as many as flights may be out, so nobody waits for that
+in practice.
 """
 
 from __future__ import annotations
@@ -23,7 +28,8 @@ from penstock.schedule.step import Int32
 
 log = logging.getLogger(__name__)
 
-RING = 6  # pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
+# pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
+RING = 6
 LOOSE_WORDS = 1 << 20  # of the loose part; arrays that it has no room for take memory of their own
 _FIXED = ("rows", "skip", "offset", "draft", "group_start", "group_length")
 _ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
@@ -54,11 +60,15 @@ class Staging:
         )
         self._places = dict(zip(_FIXED, starts, strict=False))
         # On the CPU a copy is done when it returns: one buffer will do.
-        self._ring = [_Buffer.of(self._words, device) for _ in range(RING if device.type == "cuda" else 1)]
+        self._ring = [
+            _Buffer.of(self._words, device) for _ in range(RING if device.type == "cuda" else 1)
+        ]
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
-        self._now: dict[str, tuple[Int32, int, int]] = {}  # what write() was given since begin(): values, fill, size
+        self._now: dict[
+            str, tuple[Int32, int, int]
+        ] = {}  # what write() was given since begin(): values, fill, size
         self._sent: dict[str, tuple[Int32, int, int]] = {}  # what the device holds of it
 
     def begin(self) -> None:
@@ -70,12 +80,13 @@ class Staging:
         self._now = {}
 
     def write(self, name: str, values: Int32, fill: int, size: int) -> None:
-        """The first `size` words of a fixed array: values (which stay as they are from now on), then `fill`."""
+        """The first `size` words of a fixed array: values (which stay as they are from now on),
+        then `fill`."""
         self._now[name] = (values, fill, size)
 
     def add(self, array: NDArray[np.generic]) -> Tensor:
-        """Returns an array of the loose part on the device: int32, float32, int64, or bool (which becomes int32). It
-        holds what it should after send(), until the next step's is launched."""
+        """Returns an array of the loose part on the device: int32, float32, int64, or bool (which
+        becomes int32). It holds what it should after send(), until the next step's is launched."""
         if array.dtype == np.bool_ or array.dtype == np.uint8:
             array = array.astype(np.int32)
         words: Int32 = np.ascontiguousarray(array).view(np.int32).reshape(-1)
@@ -87,7 +98,8 @@ class Staging:
         return self._device[first:last].view(_KINDS[array.dtype.str[1:]]).view(array.shape)
 
     def send(self) -> None:
-        """One copy, in the order of the current stream; none where the device holds everything already."""
+        """One copy, in the order of the current stream; none where the device holds everything
+        already."""
         begin = self._fixed if self._is_there() else 0
         if begin == self._end:
             return
@@ -98,7 +110,9 @@ class Staging:
                 first = self._places[name]
                 buffer[first : first + values.size] = values
                 buffer[first + values.size : first + size] = fill
-        self._device[begin : self._end].copy_(self._buffer.pinned[begin : self._end], non_blocking=True)
+        self._device[begin : self._end].copy_(
+            self._buffer.pinned[begin : self._end], non_blocking=True
+        )
         self._buffer.sent()
 
     def forget(self) -> None:
@@ -125,14 +139,17 @@ class MappedMasks:
         self._there: Tensor | None = None
 
     def open(self, words: Int32) -> None:
-        """Has a GPU read this board where it lies, so that no masks of it are copied by the host. It stays until
-        `close`."""
+        """Has a GPU read this board where it lies, so that no masks of it are copied by the host.
+        It stays until `close`."""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):
             failed = int(torch.cuda.cudart().cudaHostRegister(words.ctypes.data, words.nbytes, 0))  # type: ignore[no-untyped-call]
             if failed:
-                log.warning("masks are copied by the host: the GPU cannot read its memory (CUDA error %d)", failed)
+                log.warning(
+                    "masks are copied by the host: the GPU cannot read its memory (CUDA error %d)",
+                    failed,
+                )
                 return
             self._words, self._there = words, torch.as_tensor(_Mapped(words), device=self._device)
 
@@ -153,8 +170,11 @@ class _Mapped:
 
     def __init__(self, array: NDArray[np.int32]) -> None:
         self.__cuda_array_interface__ = {
-            "data": (array.ctypes.data, False), "shape": array.shape, "typestr": array.dtype.str, "version": 3
-        }  # fmt: skip
+            "data": (array.ctypes.data, False),
+            "shape": array.shape,
+            "typestr": array.dtype.str,
+            "version": 3,
+        }
 
 
 @dataclass(slots=True)

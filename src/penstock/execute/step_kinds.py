@@ -1,10 +1,14 @@
 """The kinds of a step, each with its `launch`: what goes out once the plan's changes have.
 
-    Decode    rows alone: one graph, or the forward's graph and the draw's; without them launch by launch
-    Beside    chunks of prompts, and rows if any: a graph where the step is of few kinds, else launch by launch
-    Late      a step that draws late: the forward of one of these at its launch, masks and draw once they are known
+    Decode    rows alone: one graph, or the forward's graph and the draw's; without them launch by
+    launch
+    Beside    chunks of prompts, and rows if any: a graph where the step is of few kinds, else
+    launch by launch
+    Late      a step that draws late: the forward of one of these at its launch, masks and draw once
+    they are known
 
-StepDraw is the draw that all of them end with. A kind knows staged plans, launches and graphs; no sequences.
+StepDraw is the draw that all of them end with. A kind knows staged plans, launches and graphs; no
+sequences.
 """
 
 from __future__ import annotations
@@ -30,21 +34,30 @@ NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 class StepDraw:
-    """Tokens of a step's queries, by a graph or launch by launch, and the logprobs that its prompts are asked for.
+    """Tokens of a step's queries, by a graph or launch by launch, and the logprobs that its prompts
+    are asked for.
 
-    compiled: whether kernels are compiled for few forms of what rows ask; part: as the model's `vocabulary`.
+    compiled: whether kernels are compiled for few forms of what rows ask; part: as the model's
+    `vocabulary`.
     """
 
     def __init__(
-        self, launches: StepLaunches, asked: SamplingMirror, scorer: PromptScorer, part: VocabularyPart | None,
+        self,
+        launches: StepLaunches,
+        asked: SamplingMirror,
+        scorer: PromptScorer,
+        part: VocabularyPart | None,
         compiled: bool,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._launches, self._asked, self._scorer, self._part = launches, asked, scorer, part
         self._compiled = compiled
-        self.proposer: Proposer | None = None  # makes drafts behind each draw; whoever has one puts it here
+        self.proposer: Proposer | None = (
+            None  # makes drafts behind each draw; whoever has one puts it here
+        )
 
     def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
-        """hidden [tokens, d]: what the step's forward left. forces: some queries' tokens are known."""
+        """hidden [tokens, d]: what the step's forward left. forces:
+        some queries' tokens are known."""
         plan, outcome, queries = staged.plan, Outcome(NO_TOKENS), staged.queries
         if queries:
             size = min(self._launches.size_of(queries), staged.sizes.rows)
@@ -56,9 +69,11 @@ class StepDraw:
             outcome.prompt_logprobs = self._scorer.score(hidden[staged.sizes.rows :], plan.chunks)
         return outcome
 
-    def _drawn(self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool) -> Logprobs | None:
-        """Draws a token for each query, padded to `size`, into `sampled_ids`, and takes it into the rows -> the
-        logprobs that are asked for."""
+    def _drawn(
+        self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool
+    ) -> Logprobs | None:
+        """Draws a token for each query, padded to `size`, into `sampled_ids`, and takes it into the
+        rows -> the logprobs that are asked for."""
         launches, sampler, plan = self._launches, self._launches.sampler, staged.plan
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
@@ -75,15 +90,24 @@ class StepDraw:
         if graph is not None:
             graph.replay()
         else:
-            wants = (EVERY if every else PLAIN) | plan.wants & WANTS_LABELS if self._compiled else plan.wants
-            ids, top = launches.draw(size, hidden, wants, most, asking, forces, plan.drafts is not None)
+            wants = (
+                (EVERY if every else PLAIN) | plan.wants & WANTS_LABELS
+                if self._compiled
+                else plan.wants
+            )
+            ids, top = launches.draw(
+                size, hidden, wants, most, asking, forces, plan.drafts is not None
+            )
         if not where.size:
             return None
-        chosen, rank, ids, top = (told[: staged.queries] for told in (sampler.chosen, sampler.rank, ids, top))
+        chosen, rank, ids, top = (
+            told[: staged.queries] for told in (sampler.chosen, sampler.rank, ids, top)
+        )
         return Logprobs(where, k, chosen, rank, ids, top, where)
 
     def _asking(self, plan: StepPlan, logprobs: np.ndarray) -> Asking:
-        """Which queries ask for filters, and which for logprobs, where ranks share the vocabulary."""
+        """Which queries ask for filters, and which for logprobs,
+        where ranks share the vocabulary."""
         if self._part is None or not plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
             return NOBODY
         filters = np.flatnonzero(self._asked.wants[plan.query_rows] & WANTS_FILTER)
@@ -132,12 +156,23 @@ class Beside:
         return self._draw.launch(staged, self.forward(staged))
 
     def forward(self, staged: StagedPlan) -> Tensor:
-        """Launches the forward -> hidden states [size or more, d]: of rows; of chunks too where they are asked for."""
-        launches, graphs, sizes, plan = self._launches, self._launches.graphs, staged.sizes, staged.plan
+        """Launches the forward -> hidden states [size or more, d]: of rows; of chunks too where
+        they are asked for."""
+        launches, graphs, sizes, plan = (
+            self._launches,
+            self._launches.graphs,
+            staged.sizes,
+            staged.plan,
+        )
         assert staged.chunks is not None and plan.chunks is not None
         chunks, few = staged.chunks.inputs, launches.few_chunks
         scored, embeds, states = plan.chunks.scored, staged.chunks.embeds, staged.chunks.states
-        fits = sizes.few and chunks.context.shape == few.context.shape and not scored and embeds is None
+        fits = (
+            sizes.few
+            and chunks.context.shape == few.context.shape
+            and not scored
+            and embeds is None
+        )
         if graphs is not None and fits:
             grouped = staged.groups > 0
             launch = launches.forward_few(sizes.rows, sizes.tokens, grouped)
@@ -152,19 +187,35 @@ class Beside:
                 graph.replay()
                 return graphs.hidden
         drafts = plan.drafts is not None
-        return launches.forward(sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored, embeds)
+        return launches.forward(
+            sizes.rows, staged.groups, chunks, states, sizes.tokens, drafts, scored, embeds
+        )
 
 
 class Late:
-    """Steps that draw late: rows have constraints, whose masks hang on tokens in flight at the launch."""
+    """Steps that draw late: rows have constraints, whose masks hang on tokens in flight at the
+    launch."""
 
     def __init__(
-        self, decode: Decode, beside: Beside, draw: StepDraw, launches: StepLaunches, staging: Staging,
-        masks: MappedMasks, max_rows: int,
-    ) -> None:  # fmt: skip
-        self._decode, self._beside, self._draw, self._sampler = decode, beside, draw, launches.sampler
+        self,
+        decode: Decode,
+        beside: Beside,
+        draw: StepDraw,
+        launches: StepLaunches,
+        staging: Staging,
+        masks: MappedMasks,
+        max_rows: int,
+    ) -> None:
+        self._decode, self._beside, self._draw, self._sampler = (
+            decode,
+            beside,
+            draw,
+            launches.sampler,
+        )
         self._staging, self._masks, self._max_rows = staging, masks, max_rows
-        self._waits: tuple[StagedPlan, Tensor] | None = None  # the step whose draw is still to be launched
+        self._waits: tuple[StagedPlan, Tensor] | None = (
+            None  # the step whose draw is still to be launched
+        )
 
     def launch(self, staged: StagedPlan) -> Outcome:
         """Launches the forward -> nothing yet."""
@@ -180,7 +231,8 @@ class Late:
         return self._draw.launch(staged, hidden, forces=late.forced.size > 0)
 
     def _take(self, plan: StepPlan, late: LateMasks) -> None:
-        """Masks to their slots. For the draw the dead row stands in the place of one that sits it out."""
+        """Masks to their slots. For the draw the dead row stands in the place of one that sits it
+        out."""
         device = self._staging.device
         if late.slots.size:
             slots = to_device(late.slots.astype(np.int64), device)

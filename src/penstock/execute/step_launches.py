@@ -1,10 +1,12 @@
-"""StepLaunches: the launches of a step's forward and of its draw, as sizes alone decide them, so that graphs hold them.
+"""StepLaunches: the launches of a step's forward and of its draw, as sizes alone decide them, so
+that graphs hold them.
 
     forward    prepare: row numbers -> tokens, positions, slots; then the model
     draw       head and draw in slices; advance
 
-What they read lies at one address for ever: the queries in `Staging`, a step's tokens in its columns, the rows'
-columns, and chunks of few kinds. It knows rows, KV, the model and its draw; no plans.
+What they read lies at one address for ever: the queries in `Staging`, a step's tokens in its
+columns, the rows' columns, and chunks of few kinds. It knows rows, KV, the model and its draw; no
+plans.
 """
 
 from __future__ import annotations
@@ -26,7 +28,14 @@ from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.staging import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
-from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, Queries, StateInputs, StepInputs
+from penstock.kernels.inputs import (
+    DecodeInputs,
+    GroupInputs,
+    PrefillInputs,
+    Queries,
+    StateInputs,
+    StepInputs,
+)
 from penstock.kernels.ops import RowOps
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
@@ -43,7 +52,9 @@ class StepTensors:
 
     @classmethod
     def of(cls, tokens: int, device: torch.device, reads_tags: bool) -> StepTensors:
-        ids, positions, slots = (torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3))
+        ids, positions, slots = (
+            torch.zeros(tokens, dtype=torch.int64, device=device) for _ in range(3)
+        )
         tags = torch.zeros(tokens, dtype=torch.int32, device=device) if reads_tags else None
         return cls(ids, positions, slots, tags)
 
@@ -58,27 +69,46 @@ class StepTensors:
 
 
 class StepLaunches:
-    """capacity: queries of a step, padding included; groups: prefix groups of one; max_tokens: of rows and chunks."""
+    """capacity: queries of a step, padding included; groups: prefix groups of one; max_tokens: of
+    rows and chunks."""
 
     def __init__(
-        self, model: Decoder, ops: RowOps, rows: RowState, kv: KvCache, staging: Staging, sampler: DeviceSampler,
-        sizes: StepSizes, windows: WindowTables | None, capacity: int, groups: int, max_tokens: int,
-    ) -> None:  # fmt: skip
+        self,
+        model: Decoder,
+        ops: RowOps,
+        rows: RowState,
+        kv: KvCache,
+        staging: Staging,
+        sampler: DeviceSampler,
+        sizes: StepSizes,
+        windows: WindowTables | None,
+        capacity: int,
+        groups: int,
+        max_tokens: int,
+    ) -> None:
         self._model, self._ops, self._rows, self._kv, self._staging = model, ops, rows, kv, staging
         self.sampler, self._sizes, self._windows = sampler, sizes, windows
         device, width = rows.device, rows.block_table.shape[1]
         tokens = capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED
         self.columns = StepTensors.of(tokens, device, model.reads_tags)
         # For graphs, one address; in plain torch a step's lie where they were staged.
-        self._group_blocks = torch.zeros(groups if ops.compiled else 0, width, dtype=torch.int32, device=device)
+        self._group_blocks = torch.zeros(
+            groups if ops.compiled else 0, width, dtype=torch.int32, device=device
+        )
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
         # Where graphs of rows and chunks find the chunks: as packing.pack_chunks gives them.
         self.few_chunks = PrefillInputs(
             start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
             context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
-            block_table=torch.zeros((BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device),
+            block_table=torch.zeros(
+                (BESIDE_CHUNKS, -(-width // 16) * 16), dtype=torch.int32, device=device
+            ),
         )
-        self.few_states = None if kv.folded is None else torch.zeros(BESIDE_CHUNKS, dtype=torch.int64, device=device)
+        self.few_states = (
+            None
+            if kv.folded is None
+            else torch.zeros(BESIDE_CHUNKS, dtype=torch.int64, device=device)
+        )
         self.graphs: Graphs | None = None
 
     def size_of(self, rows: int) -> int:
@@ -96,10 +126,13 @@ class StepLaunches:
 
     def take_drafts(self, size: int) -> None:
         """Takes the drafts that the device made for the step's queries."""
-        self._ops.take_drafts(self._staging.rows[:size], self.queries(size, drafts=True), self._rows)
+        self._ops.take_drafts(
+            self._staging.rows[:size], self.queries(size, drafts=True), self._rows
+        )
 
     def forward_rows(self, size: int, grouped: bool) -> Tensor:
-        """prepare and forward of `size` rows alone, with as many places for prefix groups as compiled steps have."""
+        """prepare and forward of `size` rows alone, with as many places for prefix groups as
+        compiled steps have."""
         return self.forward(size, self._sizes.groups(size, 0) if grouped else 0)
 
     def forward_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
@@ -108,40 +141,63 @@ class StepLaunches:
         return partial(self.forward, size, groups, self.few_chunks, self.few_states, tokens)
 
     def forward(
-        self, size: int, groups: int, chunks: PrefillInputs | None = None, chunk_states: Tensor | None = None,
-        tokens: int = 0, drafts: bool = False, scored: bool = False, embeds: tuple[Tensor, Tensor] | None = None,
-    ) -> Tensor:  # fmt: skip
-        """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the columns -> normed
-        hidden states of the rows, with `scored` (or where there are none) of the chunks too. groups: places for prefix
-        groups. chunk_states: slots of recurrent state. tokens: with the chunks'. drafts: whether some rows have more
-        than one query. embeds: as Decoder.forward takes them."""
+        self,
+        size: int,
+        groups: int,
+        chunks: PrefillInputs | None = None,
+        chunk_states: Tensor | None = None,
+        tokens: int = 0,
+        drafts: bool = False,
+        scored: bool = False,
+        embeds: tuple[Tensor, Tensor] | None = None,
+    ) -> Tensor:
+        """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the
+        columns -> normed hidden states of the rows, with `scored` (or where there are none) of the
+        chunks too. groups: places for prefix groups. chunk_states: slots of recurrent state.
+        tokens: with the chunks'. drafts: whether some rows have more than one query. embeds: as
+        Decoder.forward takes them."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
             self._ops.prepare(
-                self._staging.rows[:size], self.queries(size, drafts), self._rows, self._kv.slot_token,
-                self._kv.dump_block, columns.tokens, columns.positions, columns.slots,
-            )  # fmt: skip
+                self._staging.rows[:size],
+                self.queries(size, drafts),
+                self._rows,
+                self._kv.slot_token,
+                self._kv.dump_block,
+                columns.tokens,
+                columns.positions,
+                columns.slots,
+            )
             if columns.tags is not None:
-                torch.index_select(self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size])
+                torch.index_select(
+                    self._rows.tag, 0, self._staging.rows[:size], out=columns.tags[:size]
+                )
         decode = self._decode(size, groups) if size else None
-        inputs = StepInputs(columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks)
+        inputs = StepInputs(
+            columns.positions[:tokens], columns.slots[:tokens], size, decode, chunks
+        )
         inputs.tags = None if columns.tags is None else columns.tags[:tokens]
         if decode is not None and groups:
             inputs.alone = replace(decode, groups=None, skip=self._no_skip[:size])
         if (folded := self._kv.folded) is not None:
             inputs.states = self._states(size, folded, chunk_states)
         if self._windows is not None:
-            inputs.by_layer = self._windows.by_layer(inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED])
+            inputs.by_layer = self._windows.by_layer(
+                inputs, columns.slots[: -(-tokens // ALIGNED) * ALIGNED]
+            )
         of_rows = chunks is not None and size > 0 and not scored
-        hidden = self._model.forward(columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows, embeds=embeds)
+        hidden = self._model.forward(
+            columns.tokens[:tokens], inputs, self._kv.layers, of_rows=of_rows, embeds=embeds
+        )
         if folded is not None and inputs.states is not None:
             self._count_folded(folded, inputs.states, chunks)
         return hidden
 
     def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
-        """Returns where the step's recurrent state lies: a row's slot is of its number. It folds its newest token in
-        unless the slot holds that already, or the row has ended, as the dump's slots say."""
+        """Returns where the step's recurrent state lies: a row's slot is of its number. It folds
+        its newest token in unless the slot holds that already, or the row has ended, as the dump's
+        slots say."""
         rows, columns = self._staging.rows[:size], self.columns
         ends = columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
         folds = (folded.index_select(0, rows) == columns.positions[:size]) & ~ends
@@ -154,27 +210,43 @@ class StepLaunches:
         rows = states.slots.to(torch.int64)
         folded.index_copy_(0, rows, folded.index_select(0, rows) + states.folds.to(torch.int32))
         if chunks is not None:
-            folded.index_copy_(0, states.chunk_slots, chunks.context + (chunks.start[1:] - chunks.start[:-1]))
+            folded.index_copy_(
+                0, states.chunk_slots, chunks.context + (chunks.start[1:] - chunks.start[:-1])
+            )
 
     def draw(
-        self, size: int, hidden: Tensor, wants: int, most: int = 0, asking: Asking = NOBODY, forces: bool = False,
+        self,
+        size: int,
+        hidden: Tensor,
+        wants: int,
+        most: int = 0,
+        asking: Asking = NOBODY,
+        forces: bool = False,
         drafts: bool = False,
-    ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """Draws for the step's queries, and takes what was drawn into the rows: as `DeviceSampler.launch`."""
-        ids, queries, position = self._staging.rows[:size], self.queries(size, drafts), self.columns.positions[:size]
+    ) -> tuple[Tensor, Tensor]:
+        """Draws for the step's queries, and takes what was drawn into the rows: as
+        `DeviceSampler.launch`."""
+        ids, queries, position = (
+            self._staging.rows[:size],
+            self.queries(size, drafts),
+            self.columns.positions[:size],
+        )
         return self.sampler.launch(ids, queries, position, hidden, wants, most, asking, forces)
 
     def propose(self, proposer: Proposer, size: int, hidden: Tensor) -> None:
         """Makes drafts for the rows of the step that was drawn last."""
-        proposer.launch(self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden)
+        proposer.launch(
+            self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden
+        )
 
     def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
-        """The draw as graphs hold it. every: with all that rows may ask; forces: some queries' tokens are known."""
+        """The draw as graphs hold it. every: with all that rows may ask; forces: some queries'
+        tokens are known."""
         self.draw(size, hidden, EVERY if every else PLAIN, forces=forces)
 
     def queries(self, size: int, drafts: bool) -> Queries | None:
-        """Returns what the step's queries are of their rows; None where each is its row's only one, as far as kernels
-        needn't be the same for both."""
+        """Returns what the step's queries are of their rows; None where each is its row's only one,
+        as far as kernels needn't be the same for both."""
         if not self._ops.compiled and not drafts:
             return None
         return Queries(self._staging.offset[:size], self._staging.draft[:size])

@@ -1,7 +1,8 @@
 """The table of step seconds: real steps of a runner, timed at a grid of what a step may be of.
 
-Steps are launched one ahead, as the engine does. It knows a runner and plans of its own; no scheduler, no requests. Who
-reads the table is `penstock simulate`; what its columns mean stands with StepSeconds.
+Steps are launched one ahead, as the engine does. It knows a runner and plans of its own; no
+scheduler, no requests. Who reads the table is `penstock simulate`; what its columns mean stands
+with StepSeconds.
 """
 
 from __future__ import annotations
@@ -25,11 +26,16 @@ WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
 ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
 ROUNDS = 3  # the least of them counts: whatever else a machine does only adds
 ENTRY_SECONDS = 2.0  # past which an entry gets no further round
-MUCH = 0.5  # of a step's seconds: where launching it takes so much, the device may wait for the host
+MUCH = (
+    0.5  # of a step's seconds: where launching it takes so much, the device may wait for the host
+)
 FEW = 64  # tokens before rows that prompts stand beside
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
-_SPREAD, _SPREAD_ROWS = 512, (16, 128, 256, 512, 1024, 4096)  # tokens either way, before so many rows
+_SPREAD, _SPREAD_ROWS = (
+    512,
+    (16, 128, 256, 512, 1024, 4096),
+)  # tokens either way, before so many rows
 
 
 class TimedStep(NamedTuple):
@@ -50,8 +56,8 @@ def time_steps(
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepSeconds:
-    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners inwards. clock: of
-    the steps' seconds."""
+    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners
+    inwards. clock: of the steps' seconds."""
     end = time.monotonic() + seconds
     timed, took, device = list[TimedStep](), list[float](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):
@@ -82,19 +88,26 @@ def held_by(runner: TorchRunner) -> TimedEngine:
 
 
 def steps_like(facts: BuiltFor, runner: TorchRunner) -> list[TimedStep]:
-    """Returns the steps that a work is made of: one row and all its rows, at their beginning and at their end; its
-    prompts, alone and beside them; the prefix that rows share. A table of these alone answers for that work."""
+    """Returns the steps that a work is made of: one row and all its rows, at their beginning and at
+    their end; its prompts, alone and beside them; the prefix that rows share. A table of these
+    alone answers for that work."""
     rows = min(facts.concurrency, runner.max_rows, runner.max_batched_tokens - 1)
     length, end = facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens
     prompts = min(length * facts.concurrency, 8192, runner.max_batched_tokens - rows)
     usual, own = min(USUAL_PROMPT, prompts), min(length, prompts)
     steps = [TimedStep(count, context) for count in (rows, 1) for context in (length, end)]
-    steps += [TimedStep(0, 0, prompts, own), TimedStep(0, 0, prompts, usual), TimedStep(rows, length, prompts, usual)]
+    steps += [
+        TimedStep(0, 0, prompts, own),
+        TimedStep(0, 0, prompts, usual),
+        TimedStep(rows, length, prompts, usual),
+    ]
     if facts.shares and runner.grouping:
         siblings = facts.samples // facts.prompts
         members, shared = (siblings, length) if siblings > 1 else (rows, facts.shared_tokens)
         if shared >= BLOCK_SIZE:
-            steps.append(TimedStep(rows, FEW, 0, 0, shared // BLOCK_SIZE * BLOCK_SIZE, min(members, rows)))
+            steps.append(
+                TimedStep(rows, FEW, 0, 0, shared // BLOCK_SIZE * BLOCK_SIZE, min(members, rows))
+            )
     return steps
 
 
@@ -109,19 +122,31 @@ def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
     if runner.grouping:
         for rows in dict.fromkeys((min(most, 1024), most)):
             members = {n: None for n in (*_MEMBERS, rows) if n <= rows}
-            yield from (TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members)
+            yield from (
+                TimedStep(rows, FEW, 0, 0, shared, n) for shared in _SHARED for n in members
+            )
     spread = min(_SPREAD, (runner.max_model_len - _STEPS - BLOCK_SIZE) // 2 - 2)
     if spread > 0:
-        yield from (TimedStep(rows, spread + BLOCK_SIZE, spread=spread) for rows in _SPREAD_ROWS if rows <= most)
+        yield from (
+            TimedStep(rows, spread + BLOCK_SIZE, spread=spread)
+            for rows in _SPREAD_ROWS
+            if rows <= most
+        )
     yield from (TimedStep(rows, context) for rows in near for context in _contexts(runner, rows))
-    yield from (step for rows in (1, 16, 128, 1024, 4096) if rows < most for step in _beside(rows, tokens))
+    yield from (
+        step for rows in (1, 16, 128, 1024, 4096) if rows < most for step in _beside(rows, tokens)
+    )
 
 
 def _beside(rows: int, tokens: int) -> list[TimedStep]:
-    """Prompts of usual length, few tokens of them to as many as go beside these rows: also the most that are a graph
-    beside few rows, and a few more."""
+    """Prompts of usual length, few tokens of them to as many as go beside these rows: also the most
+    that are a graph beside few rows, and a few more."""
     most = BESIDE_TOKENS[-1]
-    each = {n: None for n in (tokens - rows, 1, 512, 64, 2048, most, most + 128) if 0 < n <= tokens - rows}
+    each = {
+        n: None
+        for n in (tokens - rows, 1, 512, 64, 2048, most, most + 128)
+        if 0 < n <= tokens - rows
+    }
     return [TimedStep(rows, FEW if rows else 0, n, min(n, USUAL_PROMPT)) for n in each]
 
 
@@ -133,7 +158,8 @@ def _meshes(most: int) -> tuple[list[int], list[int]]:
 
 
 def _contexts(runner: TorchRunner, rows: int) -> list[int]:
-    """Tokens before each of so many rows: few, the most that there is room for, and some between."""
+    """Tokens before each of so many rows: few, the most that there is room for,
+    and some between."""
     longest = runner.max_model_len - _STEPS - 2
     fit = ((runner.num_blocks - 2) // rows - 1) * BLOCK_SIZE - _STEPS - 1
     most = min(longest, fit)
@@ -143,8 +169,11 @@ def _contexts(runner: TorchRunner, rows: int) -> list[int]:
 _STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # that an entry takes at most
 
 
-def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -> tuple[float, float]:
-    """Seconds of one step, the mean of some that follow each other, where that is least; and those of the device."""
+def _seconds(
+    runner: TorchRunner, step: TimedStep, clock: Callable[[], float]
+) -> tuple[float, float]:
+    """Seconds of one step, the mean of some that follow each other, where that is least; and those
+    of the device."""
     plans = _Plans(runner, step)
     run_ahead(runner, plans.next, WARM)
     steps, found, host = LEAST_STEPS, list[float](), list[float]()
@@ -160,7 +189,8 @@ def _seconds(runner: TorchRunner, step: TimedStep, clock: Callable[[], float]) -
 
 
 def _behind_prompts(runner: TorchRunner, plans: _Plans, clock: Callable[[], float]) -> float:
-    """Seconds of a step that lies ready when the device comes to it: it was launched while that had prompts to do."""
+    """Seconds of a step that lies ready when the device comes to it: it was launched while that had
+    prompts to do."""
     long, step = runner.launch(plans.prompts()), runner.launch(plans.next())
     long.fetch()
     begun = clock()
@@ -169,7 +199,8 @@ def _behind_prompts(runner: TorchRunner, plans: _Plans, clock: Callable[[], floa
 
 
 def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> list[float]:
-    """Runs steps, a step ahead as the engine does, and returns the seconds that each launch took of the host."""
+    """Runs steps, a step ahead as the engine does, and returns the seconds that each launch took of
+    the host."""
     before, host = None, list[float]()
     for _ in range(steps):
         each, begun = plan(), time.perf_counter()
@@ -184,8 +215,9 @@ def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> 
 
 
 class _Plans:
-    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside chunks of prompts. As
-    in an engine a step tells a sixteenth of the rows their next block; here it is theirs already."""
+    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside
+    chunks of prompts. As in an engine a step tells a sixteenth of the rows their next block; here
+    it is theirs already."""
 
     def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
         self._runner, self._step = runner, step
@@ -195,11 +227,17 @@ class _Plans:
         self._lengths: Int32 = np.full(step.rows, step.shared + step.context, np.int32)
         if step.spread:
             place = np.random.default_rng(1).permutation(step.rows)
-            self._lengths += (step.spread * (2 * place + 1 - step.rows) // step.rows).astype(np.int32)
+            self._lengths += (step.spread * (2 * place + 1 - step.rows) // step.rows).astype(
+                np.int32
+            )
         self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
-        self._chunked = 1 + self._groups * self._prefix + step.rows * self._own  # the first block of chunks
-        self._tokens = np.random.default_rng(0).integers(runner.vocab_size, size=step.prompt_tokens, dtype=np.int32)
+        self._chunked = (
+            1 + self._groups * self._prefix + step.rows * self._own
+        )  # the first block of chunks
+        self._tokens = np.random.default_rng(0).integers(
+            runner.vocab_size, size=step.prompt_tokens, dtype=np.int32
+        )
         self._number = 0
 
     @property
@@ -207,9 +245,17 @@ class _Plans:
         """Whether the runner holds such a step."""
         step, runner = self._step, self._runner
         tokens = 0 < step.rows + step.prompt_tokens <= runner.max_batched_tokens
-        longest = max(step.shared + step.context + step.spread + _STEPS + 1 if step.rows else 0, step.prompt_length)
+        longest = max(
+            step.shared + step.context + step.spread + _STEPS + 1 if step.rows else 0,
+            step.prompt_length,
+        )
         blocks = self._chunked + self._of_chunk
-        return tokens and step.rows <= runner.max_rows and longest < runner.max_model_len and blocks < runner.num_blocks
+        return (
+            tokens
+            and step.rows <= runner.max_rows
+            and longest < runner.max_model_len
+            and blocks < runner.num_blocks
+        )
 
     def prompts(self) -> StepPlan:
         """Returns a step of as many prompt tokens as there may be, and of no rows."""
@@ -221,14 +267,22 @@ class _Plans:
     def next(self) -> StepPlan:
         number, step = self._number, self._step
         self._number += 1
-        group_start = np.minimum(np.arange(self._groups + 1) * step.members, step.rows).astype(np.int32)
+        group_start = np.minimum(np.arange(self._groups + 1) * step.members, step.rows).astype(
+            np.int32
+        )
         return StepPlan(
-            number=number, rows=np.arange(step.rows, dtype=np.int32), wants=0, lengths=self._lengths + number,
-            group_start=group_start, group_blocks=self._prefixes(),
+            number=number,
+            rows=np.arange(step.rows, dtype=np.int32),
+            wants=0,
+            lengths=self._lengths + number,
+            group_start=group_start,
+            group_blocks=self._prefixes(),
             group_length=np.full(self._groups, step.shared, np.int32),
-            moves=Moves.none(), new_blocks=self._new_blocks(number),
-            joins=self._joins() if number == 0 and step.rows else None, chunks=self._chunks(),
-        )  # fmt: skip
+            moves=Moves.none(),
+            new_blocks=self._new_blocks(number),
+            joins=self._joins() if number == 0 and step.rows else None,
+            chunks=self._chunks(),
+        )
 
     def _new_blocks(self, number: int) -> Int32:
         """Every sixteenth row's block of its next token [rows, 3], at the place where it is."""
@@ -239,7 +293,9 @@ class _Plans:
 
     def _prefixes(self) -> Int32:
         """Blocks of the groups' prefixes [groups, blocks]."""
-        blocks: Int32 = (1 + np.arange(self._groups * self._prefix, dtype=np.int32)).reshape(self._groups, self._prefix)
+        blocks: Int32 = (1 + np.arange(self._groups * self._prefix, dtype=np.int32)).reshape(
+            self._groups, self._prefix
+        )
         return blocks
 
     def _joins(self) -> Joins:
@@ -247,12 +303,15 @@ class _Plans:
         own = first + np.random.default_rng(0).permutation(step.rows * self._own)
         blocks = own.reshape(step.rows, self._own)
         if self._groups:
-            blocks = np.concatenate((self._prefixes()[np.arange(step.rows) // step.members], blocks), axis=1)
+            blocks = np.concatenate(
+                (self._prefixes()[np.arange(step.rows) // step.members], blocks), axis=1
+            )
         self._table = blocks.astype(np.int32)
         return lasting_rows(self._table, self._lengths)
 
     def _chunks(self) -> Chunks | None:
-        """Whole prompts of so many tokens together; they all write to the same blocks, which nobody reads."""
+        """Whole prompts of so many tokens together; they all write to the same blocks, which nobody
+        reads."""
         tokens, length = self._step.prompt_tokens, self._step.prompt_length
         if not tokens:
             return None

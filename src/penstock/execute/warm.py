@@ -1,10 +1,12 @@
-"""warm: the worst steps that may be admitted, run before anybody asks for one, on rows that are all dead.
+"""warm: the worst steps that may be admitted, run before anybody asks for one, on rows that are all
+dead.
 
-It does two things at once: every kernel that a step may need is compiled, and torch's allocator has held the most that
-a step may hold, so that what is then left can go to the KV cache. It knows a DeviceStep and limits.
+It does two things at once: every kernel that a step may need is compiled, and torch's allocator has
+held the most that a step may hold, so that what is then left can go to the KV cache. It knows a
+DeviceStep and limits.
 
-With an empty cache Triton compiles for 9 s, nearly all of it without the interpreter's lock: the sampler's kernels, one
-half of it, are compiled in a thread of their own meanwhile.
+With an empty cache Triton compiles for 9 s, nearly all of it without the interpreter's lock: the
+sampler's kernels, one half of it, are compiled in a thread of their own meanwhile.
 """
 
 from __future__ import annotations
@@ -23,20 +25,25 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
-# Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many rows a program has
-# (264: the last of narrow layers that starts early), also where fewer sequences may run.
+# Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many
+# rows a program has (264: the last of narrow layers that starts early), also where fewer sequences
+# may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
 _SEVERAL = 8  # chunks: more than delta_chunks.py's
-_LARGE_TILES = 660  # rows x KV heads of wide heads that take the larger of two tiles on H100 and H200 (decode.py)
-_MOST_LOW = 1984  # rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
+# rows x KV heads of wide heads that take the larger of two tiles on H100 and H200 (decode.py)
+_LARGE_TILES = 660
+# rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
+_MOST_LOW = 1984
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
-    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be thrown away.
+    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be
+    thrown away.
 
     grouping: whether steps may have prefix groups."""
     most, binaries = limits.max_batched_tokens, step.model.ops.binaries
-    # An artifact's kernels need no compiler: those of smaller steps are loaded when one is captured, or comes.
+    # An artifact's kernels need no compiler: those of smaller steps are loaded when one is
+    # captured, or comes.
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
     _all_rows_ask(step)
@@ -48,7 +55,9 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
-    if compiles and step.kv.by_slot:  # a recurrent state is carried through several chunks by other programs
+    if (
+        compiles and step.kv.by_slot
+    ):  # a recurrent state is carried through several chunks by other programs
         several = np.full(max(1, min(_SEVERAL, most // 16)), min(16, most), np.int32)
         step.step(_plan_of(0, PLAIN, several, MAX_LOGPROBS))
     step.asked.wants[:] = 0
@@ -56,11 +65,15 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
 
 def _compile_bookkeeping(step: DeviceStep) -> None:
-    """What is launched where rows join and grow and blocks are copied: none of them here, which -1 says."""
+    """What is launched where rows join and grow and blocks are copied: none of them here, which -1
+    says."""
     words = -(-JOIN_WORDS // 16) * 16
     step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
     plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
-    plan.new_blocks, plan.moves.blocks = np.full((1, 3), -1, np.int32), np.full((1, 2), -1, np.int32)
+    plan.new_blocks, plan.moves.blocks = (
+        np.full((1, 3), -1, np.int32),
+        np.full((1, 2), -1, np.int32),
+    )
     if step.kv.by_slot:
         plan.moves.slots = np.full((1, 2), -1, np.int32)
     step.step(plan)
@@ -70,7 +83,9 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
     """scored: the most tokens of prompts that are told their logprobs at once."""
     device = step.rows.device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
-    hidden = torch.zeros((sizes[-1], step.model.config.hidden_size), dtype=step.model.dtype, device=device)
+    hidden = torch.zeros(
+        (sizes[-1], step.model.config.hidden_size), dtype=step.model.dtype, device=device
+    )
 
     def draws() -> None:
         with torch.inference_mode(), torch.cuda.stream(stream):
@@ -93,8 +108,11 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
 
 
 def _score_prompts(step: DeviceStep, most: int) -> None:
-    """Prompts are told their logprobs in slices of any size, however few rows may run: the head's products of few."""
-    hidden = torch.zeros((most, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device)
+    """Prompts are told their logprobs in slices of any size, however few rows may run: the head's
+    products of few."""
+    hidden = torch.zeros(
+        (most, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
+    )
     for size in {min(kind, most) for kind in _kinds_of_sizes(most)}:
         targets = torch.zeros(size, dtype=torch.int32, device=step.rows.device)
         step.model.ops.token_logprobs(step.model.logits(hidden[:size]), targets, 1)
@@ -107,19 +125,27 @@ def _all_rows_ask(step: DeviceStep) -> None:
 
 
 def _kinds_of_sizes(rows: int) -> list[int]:
-    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples of 16."""
-    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {min(24, rows), min(1152, rows)}
+    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples
+    of 16."""
+    counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {
+        min(24, rows),
+        min(1152, rows),
+    }
     return sorted({padded(count) for count in counts})
 
 
-def _plan(rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int) -> StepPlan:
+def _plan(
+    rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int
+) -> StepPlan:
     """All rows, and chunks of so many tokens, each as long as a sequence may be."""
     return _plan_of(rows, wants, _sizes(tokens, limits.max_model_len - 1), prompt_logprobs)
 
 
 def _plan_of(rows: int, wants: int, sizes: Int32, prompt_logprobs: int) -> StepPlan:
     chunks = _chunks(sizes, prompt_logprobs) if sizes.size else None
-    return plain_step(0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), wants, chunks=chunks)
+    return plain_step(
+        0, np.arange(rows, dtype=np.int32), np.zeros(rows, np.int32), wants, chunks=chunks
+    )
 
 
 def _sizes(tokens: int, longest: int) -> Int32:

@@ -1,11 +1,15 @@
-"""WindowTables: where layers with windows find a row's blocks: the device's block tables, once for each table of pages.
+"""WindowTables: where layers with windows find a row's blocks: the device's block tables, once for
+each table of pages.
 
-    page     [tables, blocks]  a block's page; the scratch block's is itself, the dump's too. Until a plan
-             says otherwise the first blocks have pages of their own: plans without a scheduler use those
-    of_rows  [tables, rows, width]  every row's block table in pages; entries that a window has passed are stale
+    page     [tables, blocks]  a block's page; the scratch block's is itself, the dump's too. Until
+    a plan
+             says otherwise the first blocks have pages of their own: plans without a scheduler use
+             those
+    of_rows  [tables, rows, width]  every row's block table in pages; entries that a window has
+    passed are stale
 
-Joins and new blocks change them, so a step of rows alone gathers nothing but its slots. It knows pages, blocks and
-rows; no windows: kernels never read what lies before one.
+Joins and new blocks change them, so a step of rows alone gathers nothing but its slots. It knows
+pages, blocks and rows; no windows: kernels never read what lies before one.
 """
 
 from __future__ import annotations
@@ -32,15 +36,16 @@ class StagedPages:
     """What a plan says of pages, on the device. None: nothing of the kind."""
 
     fresh: Tensor | None = None  # [p, 1 + tables] int64: blocks and their pages
-    # [m] int64: fresh blocks and pages, all of which are cleared but those that chunks of this step fill (1.2 ms of a
-    # step of 16,384 prompt tokens)
+    # [m] int64: fresh blocks and pages, all of which are cleared but those that chunks of this step
+    # fill (1.2 ms of a step of 16,384 prompt tokens)
     cleared: Tensor | None = None
     joined: Tensor | None = None  # [k] int64: rows
     grown: Tensor | None = None  # [m, 3] int64: row, index in its table, block
 
 
 class WindowTables:
-    """Tables of `layer_pages`, over the block tables of `rows` and a cache of `blocks` pages, the last one the dump."""
+    """Tables of `layer_pages`, over the block tables of `rows` and a cache of `blocks` pages, the
+    last one the dump."""
 
     def __init__(self, layer_pages: LayerPages, rows: RowState, blocks: int) -> None:
         tables, device = layer_pages.tables, rows.device
@@ -59,7 +64,9 @@ class WindowTables:
         staged = StagedPages()
         if plan.window_pages is not None and plan.window_pages.size:
             fresh = plan.window_pages.astype(np.int64)
-            some = fresh if plan.chunks is None else fresh[~np.isin(fresh[:, 0], _filled(plan.chunks))]
+            some = (
+                fresh if plan.chunks is None else fresh[~np.isin(fresh[:, 0], _filled(plan.chunks))]
+            )
             staged.fresh, staged.cleared = staging.add(fresh), staging.add(some.reshape(-1))
         if plan.joins is not None and plan.joins.rows.size:
             staged.joined = staging.add(plan.joins.rows.astype(np.int64))
@@ -76,13 +83,15 @@ class WindowTables:
         """Follows rows that have joined and grown in the block tables."""
         if (rows := staged.joined) is not None:
             tables = self._rows.block_table.index_select(0, rows)
-            self.of_rows[:, rows] = self.page.index_select(1, tables.flatten()).view(-1, *tables.shape)
+            self.of_rows[:, rows] = self.page.index_select(1, tables.flatten()).view(
+                -1, *tables.shape
+            )
         if (lines := staged.grown) is not None:
             self.of_rows[:, lines[:, 0], lines[:, 1]] = self.page[:, lines[:, 2]]
 
     def by_layer(self, step: StepInputs, slots: Tensor) -> list[StepInputs]:
-        """Returns the step as each layer sees it. slots [tokens or more]: the step's, in a column of them that goes on
-        to a multiple of ALIGNED."""
+        """Returns the step as each layer sees it. slots [tokens or more]: the step's, in a column
+        of them that goes on to a multiple of ALIGNED."""
         pages = self.page.index_select(1, slots >> _BLOCK_BITS).to(torch.int64)
         by_table = pages.mul_(BLOCK_SIZE).add_(slots & (BLOCK_SIZE - 1))
         chunks = None

@@ -1,7 +1,8 @@
-"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. It knows points, not samples.
+"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. It knows points,
+not samples.
 
-Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval as a band, with a
-line at each point: of a single one there is no band.
+Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval
+as a band, with a line at each point: of a single one there is no band.
 """
 
 from __future__ import annotations
@@ -32,12 +33,14 @@ def svg(points: Sequence[Point]) -> str:
         return TOP + (1 - share) * (HEIGHT - TOP - BOTTOM)
 
     grid = "".join(
-        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(s):.1f}" y2="{y(s):.1f}"/>'
-        f'<text class="tick" x="{LEFT - 10}" y="{y(s) + 4:.1f}" text-anchor="end">{percent(s, 0)}</text>'
+        f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(s):.1f}"'
+        f' y2="{y(s):.1f}"/><text class="tick" x="{LEFT - 10}" y="{y(s) + 4:.1f}"'
+        f' text-anchor="end">{percent(s, 0)}</text>'
         for s in (0, 0.25, 0.5, 0.75, 1)
     )
     ticks = "".join(
-        f'<text class="tick" x="{x(p["k"]):.1f}" y="{HEIGHT - BOTTOM + 20}" text-anchor="middle">{p["k"]:,}</text>'
+        f'<text class="tick" x="{x(p["k"]):.1f}" y="{HEIGHT - BOTTOM + 20}"'
+        f' text-anchor="middle">{p["k"]:,}</text>'
         for p in _labelled(points)
     )
     band = " ".join(
@@ -45,27 +48,32 @@ def svg(points: Sequence[Point]) -> str:
         + [f"{x(p['k']):.1f},{y(p['low']):.1f}" for p in reversed(points)]
     )
     spans = "".join(
-        f'<line class="span" x1="{x(p["k"]):.1f}" x2="{x(p["k"]):.1f}" y1="{y(p["high"]):.1f}" y2="{y(p["low"]):.1f}"/>'
+        f'<line class="span" x1="{x(p["k"]):.1f}" x2="{x(p["k"]):.1f}" y1="{y(p["high"]):.1f}"'
+        f' y2="{y(p["low"]):.1f}"/>'
         for p in points
     )
     line = " ".join(f"{x(p['k']):.1f},{y(p['value']):.1f}" for p in points)
     dots = "".join(
-        f'<circle class="dot" cx="{x(p["k"]):.1f}" cy="{y(p["value"]):.1f}" r="4.5"><title>pass@{p["k"]}: '
+        f'<circle class="dot" cx="{x(p["k"]):.1f}" cy="{y(p["value"]):.1f}"'
+        f' r="4.5"><title>pass@{p["k"]}: '
         f"{percent(p['value'])} ({interval(p)})</title></circle>"
         for p in points
     )
     ends = "".join(
-        f'<text class="value" x="{x(p["k"]) + 9:.1f}" y="{y(p["value"]) + dy:.1f}">{percent(p["value"])}</text>'
+        f'<text class="value" x="{x(p["k"]) + 9:.1f}"'
+        f' y="{y(p["value"]) + dy:.1f}">{percent(p["value"])}</text>'
         for p, dy in _ends(points)
     )
     axis = (
-        f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}" text-anchor="middle">samples (k)</text>'
+        f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 6}"'
+        ' text-anchor="middle">samples (k)</text>'
     )
     first, last = (percent(point["value"]) for point in (points[0], points[-1]))
     label = f"Coverage from {first} at one sample to {last} at {points[-1]['k']}"
     return (
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{label}">{grid}{ticks}{axis}'
-        f'<polygon class="band" points="{band}"/>{spans}<polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img"'
+        f' aria-label="{label}">{grid}{ticks}{axis}<polygon class="band"'
+        f' points="{band}"/>{spans}<polyline class="curve" points="{line}"/>{dots}{ends}</svg>'
     )
 
 
@@ -105,7 +113,9 @@ def png(points: Sequence[Point], title: str) -> bytes:
     axes.set_xticks(labelled, [f"{k:,}" for k in labelled])
     axes.minorticks_off()
     axes.set_ylim(0, 1.02)
-    axes.set_yticks([0, 0.25, 0.5, 0.75, 1], [percent(share, 0) for share in (0, 0.25, 0.5, 0.75, 1)])
+    axes.set_yticks(
+        [0, 0.25, 0.5, 0.75, 1], [percent(share, 0) for share in (0, 0.25, 0.5, 0.75, 1)]
+    )
     axes.set_xlabel("samples (k)")
     axes.set_ylabel("coverage (pass@k), 95 % interval")
     axes.grid(axis="y", color="#d8dee4", lw=0.8)

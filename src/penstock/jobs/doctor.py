@@ -1,5 +1,6 @@
-"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens would fit. It asks the
-rooms that decide when an engine is opened (`execute`, `kernels`), and loads no weights.
+"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens
+would fit. It asks the rooms that decide when an engine is opened (`execute`, `kernels`), and loads
+no weights.
 """
 
 from __future__ import annotations
@@ -67,7 +68,8 @@ def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
 
     share = config.memory.gpu_memory_utilization
     rooms = [
-        int(share * torch.cuda.get_device_properties(index).total_memory) for index in range(torch.cuda.device_count())
+        int(share * torch.cuda.get_device_properties(index).total_memory)
+        for index in range(torch.cuda.device_count())
     ]
     model_config = read_model_config(model_folder(config))
     length = config.memory.max_model_len or model_config.context
@@ -75,7 +77,8 @@ def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
 
 
 def versions() -> Facts:
-    """Name and version of each library that the engine stands on; "not installed" where one is missing."""
+    """Name and version of each library that the engine stands on; "not installed" where one is
+    missing."""
     found = [("penstock", __version__), ("python", platform.python_version())]
     return found + [(name, installed(name) or "not installed") for name in PACKAGES]
 
@@ -95,7 +98,10 @@ def machine() -> Facts:
 
     facts = [
         ("system", f"{platform.system()} {platform.release()} ({platform.machine()})"),
-        ("processor", f"{processor()}, {count_here()} to use, {torch.get_num_threads()} threads of torch"),
+        (
+            "processor",
+            f"{processor()}, {count_here()} to use, {torch.get_num_threads()} threads of torch",
+        ),
         ("memory", f"{size_of(free_memory(torch.device('cpu')))} free"),
     ]
     for index in range(torch.cuda.device_count()):
@@ -103,8 +109,17 @@ def machine() -> Facts:
         free = free_memory(torch.device("cuda", index))
         major, minor = properties.major, properties.minor
         size = f"{size_of(free)} of {size_of(properties.total_memory)} free"
-        tried = "" if (major, minor) == TRIED else "; untested: our kernels were tried on 9.0 (H100, H200)"
-        facts.append((f"GPU {index}", f"{properties.name}, compute capability {major}.{minor}, {size}{tried}"))
+        tried = (
+            ""
+            if (major, minor) == TRIED
+            else "; untested: our kernels were tried on 9.0 (H100, H200)"
+        )
+        facts.append(
+            (
+                f"GPU {index}",
+                f"{properties.name}, compute capability {major}.{minor}, {size}{tried}",
+            )
+        )
     if not torch.cuda.device_count():
         why = "torch is built without CUDA" if torch.version.cuda is None else "torch sees none"
         facts.append(("GPU", f"none ({why})"))
@@ -119,20 +134,30 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     served: dict[tuple[str, str], list[str]] = defaultdict(list)
     for operation, (column, reason) in choose(device, dtype, config.schedule.kernels).why.items():
         served[column, reason].append(operation)
-    return [(column, f"{', '.join(names)} ({reason})") for (column, reason), names in served.items()]
+    return [
+        (column, f"{', '.join(names)} ({reason})") for (column, reason), names in served.items()
+    ]
 
 
 def artifact(fitted: Fitted) -> Facts:
     """What its manifest decides here, and what differs from where it was built."""
-    knobs = {name: getattr(place, name) for name, place in fitted.config.places().items() if name in fitted.taken}
-    none = "none: all are named, or don't hold here" if fitted.manifest.engine else "none: defaults hold"
+    knobs = {
+        name: getattr(place, name)
+        for name, place in fitted.config.places().items()
+        if name in fitted.taken
+    }
+    none = (
+        "none: all are named, or don't hold here"
+        if fitted.manifest.engine
+        else "none: defaults hold"
+    )
     chosen = ", ".join(f"{name} {value}" for name, value in knobs.items()) or none
     return [("its choices", chosen), *(("differs", note) for note in fitted.notes)]
 
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """What the model takes here, and how many tokens of KV fit beside its weights. It is made on torch's meta device,
-    which has shapes alone."""
+    """What the model takes here, and how many tokens of KV fit beside its weights. It is made on
+    torch's meta device, which has shapes alone."""
     import torch
 
     from penstock.engine.build_engine import model_folder
@@ -165,12 +190,18 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     if config.model.load_format == "auto":
         find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
     if table_in_host(decoder, config, device):
-        table, decoder = told_place(decoder, config.memory.per_layer_embeddings), shape(ranks, table_in_host=True)
+        table, decoder = (
+            told_place(decoder, config.memory.per_layer_embeddings),
+            shape(ranks, table_in_host=True),
+        )
     ops = choose(device, dtype, config.schedule.kernels)
     fit_states(decoder, config.model.mamba_ssm_cache_dtype)
     kv_dtype = find_kv_dtype(config.model.kv_cache_dtype, stored, device, ops)
     forms = narrowest(decoder.paged_forms, kv_dtype)
-    token, wider = token_bytes(forms), "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8")
+    token, wider = (
+        token_bytes(forms),
+        "; more where the start finds that keys must stay wide" * (kv_dtype == "fp8"),
+    )
     sharers = ranks if device.type == "cpu" else 1
     check_room(decoder, folder, device, free_memory(device) // sharers)
     to_come = (decoder.weights_bytes + decoder.rope_bytes) * sharers
@@ -179,26 +210,47 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
     sized = with_kv(limits, config, open_token_bytes(forms, pages), device, to_come, sharers, slot)
     far = ""
     if pages is not None:
-        far = f"; at most {sized.kv_tokens * (1 + pages.tables):,} where windows of {pages.window:,} tokens have passed"
+        far = (
+            f"; at most {sized.kv_tokens * (1 + pages.tables):,} where windows of {pages.window:,}"
+            " tokens have passed"
+        )
     each = f" on each of {ranks} ranks" if ranks > 1 else ""
     return [
         ("folder", str(folder)),
         ("architecture", f"{decoder.config.architecture}, {_parameters(whole):,} parameters"),
-        ("weights", f"{size_of(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}{each}"),
+        (
+            "weights",
+            f"{size_of(decoder.weights_bytes)} in {_numbers(config, model_config, dtype)}{each}",
+        ),
         *([("per-layer embeddings", table)] if table else []),
         ("context", f"{sized.max_model_len:,} tokens of the model's {decoder.config.context:,}"),
-        ("rows", f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step"),
+        (
+            "rows",
+            f"{sized.max_rows:,} sequences at once, {sized.max_batched_tokens:,} tokens a step",
+        ),
         ("a token of KV", f"{token - TOKEN_BYTES:,} bytes in {kv_words(forms)}{wider}"),
-        *([("recurrent state", f"{size_of(slot)} a sequence, {sized.state_slots:,} of them")] if slot else []),
-        ("KV tokens that fit", _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far),
-        *([("a full step", _full_step(whole, sized.max_batched_tokens, dtype))] if device.type == "cpu" else []),
+        *(
+            [("recurrent state", f"{size_of(slot)} a sequence, {sized.state_slots:,} of them")]
+            if slot
+            else []
+        ),
+        (
+            "KV tokens that fit",
+            _fit(sized.kv_tokens, token - TOKEN_BYTES, sized.max_model_len) + far,
+        ),
+        *(
+            [("a full step", _full_step(whole, sized.max_batched_tokens, dtype))]
+            if device.type == "cpu"
+            else []
+        ),
         *([("left out", left_out(part))] if (part := model_config.text_part) is not None else []),
         *([("activations", wide_rows(dtype))] if stored is not None and stored.narrow_rows else []),
     ]
 
 
 def text(folder: Path, options: ModelOptions) -> Facts:
-    """How texts and their ends are read. Raises CheckpointError for end ids that no model of this vocabulary has."""
+    """How texts and their ends are read. Raises CheckpointError for end ids that no model of this
+    vocabulary has."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer_files import read_end_of_text
@@ -210,9 +262,16 @@ def text(folder: Path, options: ModelOptions) -> Facts:
         of_tokenizer = None
     ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
-        ("end ids", ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string"),
+        (
+            "end ids",
+            ", ".join(map(str, ends)) or "none: answers end at max_tokens or a stop string",
+        ),
         ("tokenizer", _tokenizer(folder, options, model_config.vocab_size, model_config.context)),
-        *([("not served", f"{', '.join(unserved)} of its generation_config.json")] if unserved else []),
+        *(
+            [("not served", f"{', '.join(unserved)} of its generation_config.json")]
+            if unserved
+            else []
+        ),
     ]
 
 
@@ -230,7 +289,10 @@ def _tokenizer(folder: Path, options: ModelOptions, vocab_size: int, context: in
         return "tokenizer.json, without a chat template"
     sandbox = Sandbox.open(tokenizer, context)
     sandbox.close()
-    return f"tokenizer.json, with a chat template{f': {fault}' if (fault := sandbox.chat_fault) else ''}"
+    return (
+        "tokenizer.json, with a chat"
+        f" template{f': {fault}' if (fault := sandbox.chat_fault) else ''}"
+    )
 
 
 def _parameters(decoder: Decoder) -> int:
@@ -238,8 +300,8 @@ def _parameters(decoder: Decoder) -> int:
 
 
 def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
-    """How long the products of a step with so many tokens take, by a product that is timed here, and whether a layer
-    of them comes near the step timeout."""
+    """How long the products of a step with so many tokens take, by a product that is timed here,
+    and whether a layer of them comes near the step timeout."""
     import torch
 
     from penstock.engine.watchdog import STEP_TIMEOUT
@@ -250,26 +312,40 @@ def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
     begun = time.perf_counter()
     torch.nn.functional.linear(x, weight)
     each = (time.perf_counter() - begun) / (rows * size * size)  # seconds of a multiplication
-    seconds = each * tokens * sum(weight.numbers for block in decoder.blocks for weight in block.weights())
+    seconds = (
+        each
+        * tokens
+        * sum(weight.numbers for block in decoder.blocks for weight in block.weights())
+    )
     layer = seconds / len(decoder.blocks)
     said = f"{tokens:,} tokens, about {seconds:,.1f} s of products, {layer:,.2f} s a layer"
     if layer < STEP_TIMEOUT / 4:
         return said
-    return f"{said}: near the step timeout of {STEP_TIMEOUT:g} s for a layer: lower --max-num-batched-tokens"
+    return (
+        f"{said}: near the step timeout of {STEP_TIMEOUT:g} s for a layer: lower"
+        " --max-num-batched-tokens"
+    )
 
 
 def _numbers(config: Config, model_config: ModelConfig, dtype: torch.dtype) -> str:
     """The dtype, and what the matrices are stored in or made into."""
     stored = model_config.quantization
     if stored is not None:
-        kinds = f"{', '.join(sorted(stored.kinds))} ({stored.method})" if stored.kinds else stored.method
+        kinds = (
+            f"{', '.join(sorted(stored.kinds))} ({stored.method})"
+            if stored.kinds
+            else stored.method
+        )
         return f"{kinds} and {_name(dtype)}"
     asked = config.model.quantization
     return _name(dtype) if asked == "auto" else f"{asked} and {_name(dtype)}"
 
 
 def _fit(tokens: int, token_bytes: int, longest: int) -> str:
-    return f"{tokens:,} ({size_of(tokens * token_bytes)}, {tokens // longest:,} sequences of full length)"
+    return (
+        f"{tokens:,} ({size_of(tokens * token_bytes)}, {tokens // longest:,} sequences of full"
+        " length)"
+    )
 
 
 def _device(device: torch.device) -> str:

@@ -1,6 +1,8 @@
-"""The last step of a run whose OUT is .parquet or .gz: made of the journal's lines, once all of them are there.
+"""The last step of a run whose OUT is .parquet or .gz: made of the journal's lines, once all of
+them are there.
 
-    OUT.parquet.jsonl (+ .journal), which a run goes on with --all rows are there--> OUT.parquet, whole or not at all
+    OUT.parquet.jsonl (+ .journal), which a run goes on with --all rows are there--> OUT.parquet,
+    whole or not at all
 
 It knows the rows' form, no engine.
 """
@@ -20,15 +22,22 @@ from penstock.disk import write_whole
 from penstock.errors import JournalError
 from penstock.journal import journal_of
 
-_PLAIN = (str, int, float, bool)  # a carried column's values, where all are of one; else they are JSON, as text
+_PLAIN = (
+    str,
+    int,
+    float,
+    bool,
+)  # a carried column's values, where all are of one; else they are JSON, as text
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
 
 def ledger_of(out: Path) -> Path:
-    """Returns where a run's rows are written while it goes on: OUT itself, or beside what can't be appended to.
+    """Returns where a run's rows are written while it goes on: OUT itself, or beside what can't be
+    appended to.
 
-    Raises JournalError for an OUT that is there and that no run of this name made, UsageError without pyarrow.
+    Raises JournalError for an OUT that is there and that no run of this name made, UsageError
+    without pyarrow.
     """
     if not out.name.endswith(SUFFIXES):
         return out
@@ -36,12 +45,15 @@ def ledger_of(out: Path) -> Path:
         needs_pyarrow()
     ledger = out.with_name(out.name + ".jsonl")
     if out.exists() and not ledger.exists():
-        raise JournalError(f"{out} is there already and no run wrote it: move it away or name another output")
+        raise JournalError(
+            f"{out} is there already and no run wrote it: move it away or name another output"
+        )
     return ledger
 
 
 def finish_output(ledger: Path, out: Path) -> None:
-    """Makes OUT of a ledger that has all rows; where they are one, nothing. Raises JournalError, CapacityError."""
+    """Makes OUT of a ledger that has all rows; where they are one, nothing. Raises JournalError,
+    CapacityError."""
     if ledger != out:
         write = _write_parquet if out.name.endswith(".parquet") else _write_gz
         try:
@@ -53,13 +65,16 @@ def finish_output(ledger: Path, out: Path) -> None:
             RecursionError,
         ) as error:  # pyarrow's own are ValueErrors and TypeErrors
             raise JournalError(
-                f"{ledger} holds a row that no run wrote ({error}): name another output, or delete it and "
-                f"{journal_of(ledger).name} to begin anew"
+                f"{ledger} holds a row that no run wrote ({error}): name another output, or delete"
+                f" it and {journal_of(ledger).name} to begin anew"
             ) from error
 
 
 def _write_gz(ledger: Path, file: BinaryIO) -> None:
-    with ledger.open("rb") as lines, gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed:
+    with (
+        ledger.open("rb") as lines,
+        gzip.GzipFile(fileobj=file, mode="wb", compresslevel=6, mtime=0) as packed,
+    ):
         shutil.copyfileobj(lines, packed, 1 << 20)
 
 
@@ -70,7 +85,12 @@ def _write_parquet(ledger: Path, file: BinaryIO) -> None:
 
     whole = all(isinstance(row["id"], int) and abs(row["id"]) < 2**63 for row in _rows(ledger))
     entry = pa.struct(
-        {"token_id": pa.int64(), "logprob": pa.float64(), "rank": pa.int64(), "decoded_token": pa.string()}
+        {
+            "token_id": pa.int64(),
+            "logprob": pa.float64(),
+            "rank": pa.int64(),
+            "decoded_token": pa.string(),
+        }
     )
     output = {
         "text": pa.string(),
@@ -85,26 +105,36 @@ def _write_parquet(ledger: Path, file: BinaryIO) -> None:
     }
     carried = _carried(ledger, set(columns))
     kinds = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
-    schema = pa.schema(columns | {name: kinds.get(kind, pa.string()) for name, kind in carried.items()})
+    schema = pa.schema(
+        columns | {name: kinds.get(kind, pa.string()) for name, kind in carried.items()}
+    )
     texts = {name for name, kind in carried.items() if kind not in kinds}
     with ParquetWriter(file, schema, compression="zstd") as writer:
         rows = _rows(ledger)
         while some := list(islice(rows, ROW_GROUP)):
             told = some if whole else [row | {"id": _text(row["id"])} for row in some]
-            told = [row | {name: _json(row[name]) for name in texts & row.keys()} for row in told] if texts else told
+            told = (
+                [row | {name: _json(row[name]) for name in texts & row.keys()} for row in told]
+                if texts
+                else told
+            )
             writer.write_table(pa.Table.from_pylist(told, schema))
 
 
 def _carried(ledger: Path, own: set[str]) -> dict[str, type]:
-    """Returns the columns that rows carry beside OUT's own, with the type that all their values are of; object where
-    there is none."""
+    """Returns the columns that rows carry beside OUT's own, with the type that all their values are
+    of; object where there is none."""
     kinds: dict[str, set[type]] = {}
     for row in _rows(ledger):
         for name in row.keys() - own:
             value = row[name]
             fits = type(value) in _PLAIN and not (type(value) is int and abs(value) >= 2**63)
-            kinds.setdefault(name, set()).update({type(value) if fits else object} if value is not None else ())
-    told = {name: {float} if found == {int, float} else found for name, found in sorted(kinds.items())}
+            kinds.setdefault(name, set()).update(
+                {type(value) if fits else object} if value is not None else ()
+            )
+    told = {
+        name: {float} if found == {int, float} else found for name, found in sorted(kinds.items())
+    }
     return {name: next(iter(found)) if len(found) == 1 else object for name, found in told.items()}
 
 
@@ -113,7 +143,9 @@ def _json(value: Any) -> str | None:
 
 
 def _text(key: str | int) -> str:
-    return str(key).encode("utf-8", "backslashreplace").decode()  # half a surrogate pair has no place there
+    return (
+        str(key).encode("utf-8", "backslashreplace").decode()
+    )  # half a surrogate pair has no place there
 
 
 def _rows(ledger: Path) -> Iterator[dict[str, Any]]:

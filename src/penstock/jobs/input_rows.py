@@ -1,8 +1,10 @@
-"""The rows that `penstock run` reads, made into prompts and sampling parameters: our own form, with SamplingParams'
-defaults ({"id", "prompt": text or ids, or "messages", "metadata", and any field of SamplingParams or of a chat}), and
-OpenAI's batch form, read as a server's batch reads it ({"custom_id", "method", "url", "body"}).
+"""The rows that `penstock run` reads, made into prompts and sampling parameters: our own form, with
+SamplingParams' defaults ({"id", "prompt": text or ids, or "messages", "metadata", and any field of
+SamplingParams or of a chat}), and OpenAI's batch form, read as a server's batch reads it
+({"custom_id", "method", "url", "body"}).
 
-It knows the forms, no engine. Whatever isn't served is refused by name; rows count from 1, and are lines.
+It knows the forms, no engine. Whatever isn't served is refused by name; rows count from 1, and are
+lines.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ LONGEST_ID = 1 << 20  # characters: a journal's line has an end
 LONGEST_CARRIED = 1 << 20  # characters of JSON, of all that a row carries through to OUT
 OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields of OUT's rows
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
-# The form of a row of ours: what SamplingParams and a chat's options make of their values, they say themselves.
+# The form of a row of ours: what SamplingParams and a chat's options make of their values, they say
+# themselves.
 OwnRow = msgspec.defstruct(
     "OwnRow",
     [
@@ -46,7 +49,8 @@ OwnRow = msgspec.defstruct(
     ],
     forbid_unknown_fields=True,
 )
-# Fields of a body that a server's batch serves and a row of ours doesn't -> what it may say all the same.
+# Fields of a body that a server's batch serves and a row of ours doesn't -> what it may say all the
+# same.
 UNSERVED: dict[str, Any] = {
     "echo": False,
     "prompt_logprobs": None,
@@ -61,12 +65,17 @@ UNSERVED: dict[str, Any] = {
 }
 PARQUET_ROWS = 1024  # that are in memory at once
 # What of a chat's options needs no saying.
-_USUAL = {"add_generation_prompt": True, "continue_final_message": False, "chat_template_kwargs": None}
+_USUAL = {
+    "add_generation_prompt": True,
+    "continue_final_message": False,
+    "chat_template_kwargs": None,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """The sampling defaults of a model whose sizes aren't known here: what they bound, the engine looks at."""
+    """The sampling defaults of a model whose sizes aren't known here: what they bound, the engine
+    looks at."""
 
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     vocab_size: int = 2**31
@@ -78,8 +87,9 @@ NO_MODEL = ModelDefaults()
 
 @dataclass(slots=True)
 class Row:
-    """One row, checked. Either prompt or messages is there. model: what a batch row names, for the record. chat: what
-    it says of `text.chat`. number: its line. carried: its metadata and the columns to keep, which go through to OUT."""
+    """One row, checked. Either prompt or messages is there. model: what a batch row names, for the
+    record. chat: what it says of `text.chat`. number: its line. carried: its metadata and the
+    columns to keep, which go through to OUT."""
 
     id: Id
     prompt: str | list[int] | None
@@ -93,7 +103,8 @@ class Row:
 
 @dataclass(slots=True)
 class Survey:
-    """What the first pass over a file found. fingerprint: of its bytes. models: the first few that batch rows name."""
+    """What the first pass over a file found. fingerprint: of its bytes. models: the first few that
+    batch rows name."""
 
     rows: int
     fingerprint: str
@@ -102,11 +113,19 @@ class Survey:
 
 def kept_columns(told: str | None) -> tuple[str, ...]:
     """Returns the names in `--keep a,b`. Raises UsageError for one that OUT has already."""
-    names = tuple(dict.fromkeys(name.strip() for name in told.split(","))) if told is not None else ()
+    names = (
+        tuple(dict.fromkeys(name.strip() for name in told.split(","))) if told is not None else ()
+    )
     for name in names:
         if not name or name in OUTS_OWN:
-            why = f"{name!r} is OUT's own, and metadata is carried as it is" if name else "a name is empty"
-            raise UsageError(f"--keep takes names of IN's columns, as prompt,answer: {why}", param="keep")
+            why = (
+                f"{name!r} is OUT's own, and metadata is carried as it is"
+                if name
+                else "a name is empty"
+            )
+            raise UsageError(
+                f"--keep takes names of IN's columns, as prompt,answer: {why}", param="keep"
+            )
     return names
 
 
@@ -115,8 +134,8 @@ def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -
 
     keep: columns that go through to OUT.   say: told the rows checked so far, every 100,000.
 
-    Raises one UsageError with the number of every row that is broken, that asks for what isn't served, or whose id was
-    there before.
+    Raises one UsageError with the number of every row that is broken, that asks for what isn't
+    served, or whose id was there before.
     """
     digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
     bad = BadRows()
@@ -130,7 +149,9 @@ def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -
         try:
             row = parse_row(line, number, seed=0, keep=keep)
             if not seen.add(row.id):
-                raise UsageError(f"row {number}: id {row.id!r} was there before: give every row its own")
+                raise UsageError(
+                    f"row {number}: id {row.id!r} was there before: give every row its own"
+                )
         except UsageError as error:
             bad.add(number, str(error))
             continue
@@ -140,9 +161,12 @@ def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -
     return Survey(rows, digest.hexdigest(), list(models))
 
 
-def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int], keep: tuple[str, ...] = ()) -> Iterator[Row]:
-    """Yields the rows of a file one by one. seed: the run's; a row that brings none gets one from it and its id.
-    defaults: the model's sampling defaults, for rows in OpenAI's form. keep: columns that go through to OUT."""
+def read_rows(
+    path: Path, seed: int, defaults: Mapping[str, float | int], keep: tuple[str, ...] = ()
+) -> Iterator[Row]:
+    """Yields the rows of a file one by one. seed: the run's; a row that brings none gets one from
+    it and its id. defaults: the model's sampling defaults, for rows in OpenAI's form. keep: columns
+    that go through to OUT."""
     facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
         if line.strip():
@@ -150,8 +174,8 @@ def read_rows(path: Path, seed: int, defaults: Mapping[str, float | int], keep: 
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; .gz is unpacked on the way, a row of .parquet is a line of what it has. Raises
-    UsageError."""
+    """Lines with their numbers, from 1; .gz is unpacked on the way, a row of .parquet is a line of
+    what it has. Raises UsageError."""
     if not path.is_file():
         raise UsageError(f"no file {path}: name a file of JSON lines, plain or .gz, or .parquet")
     if path.name.endswith(".parquet"):
@@ -159,15 +183,20 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
         return
     number = 0
     try:
-        with cast(BinaryIO, gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")) as file:
+        with cast(
+            BinaryIO, gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb")
+        ) as file:
             for number, line in enumerate(file, 1):
                 yield number, line
     except (EOFError, OSError, zlib.error) as error:
-        raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
+        raise UsageError(
+            f"{path} cannot be read after row {number} ({error}): fetch the file again"
+        ) from error
 
 
 def _parquet_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Rows as JSON. What is null is left out at every depth: a Parquet file has every column in every row."""
+    """Rows as JSON. What is null is left out at every depth: a Parquet file has every column in
+    every row."""
     needs_pyarrow()
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -179,9 +208,13 @@ def _parquet_lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, row in enumerate(rows, 1):
                 yield number, json.dumps(_present(row)).encode()
     except TypeError as error:
-        raise UsageError(f"row {number} of {path} holds what JSON has no word for ({error}): make it a text") from error
+        raise UsageError(
+            f"row {number} of {path} holds what JSON has no word for ({error}): make it a text"
+        ) from error
     except (ArrowException, OSError) as error:
-        raise UsageError(f"{path} cannot be read after row {number} ({error}): fetch the file again") from error
+        raise UsageError(
+            f"{path} cannot be read after row {number} ({error}): fetch the file again"
+        ) from error
 
 
 def _present(value: Any) -> Any:
@@ -190,7 +223,9 @@ def _present(value: Any) -> Any:
     return [_present(inner) for inner in value] if isinstance(value, list) else value
 
 
-def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()) -> Row:
+def parse_row(
+    line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()
+) -> Row:
     """Raises UsageError that begins with the row's number."""
     try:
         row = json.loads(str(line, "utf-8-sig"))
@@ -200,7 +235,12 @@ def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MOD
         carried = _carried(row, keep)
         if not isinstance(row, dict) or "custom_id" not in row:
             made = _own_row(
-                {name: row[name] for name in row if name not in keep or name in _OWN} if keep else row, seed
+                (
+                    {name: row[name] for name in row if name not in keep or name in _OWN}
+                    if keep
+                    else row
+                ),
+                seed,
             )
         else:
             if (left := _without(row, keep, _LINE)) is not row:
@@ -212,7 +252,9 @@ def parse_row(line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MOD
         raise UsageError(f"row {number}: {error}", param=error.param) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"row {number}: {reason_of(error)}") from error
-    except RecursionError as error:  # of what could just be read, not all can be written into an error
+    except (
+        RecursionError
+    ) as error:  # of what could just be read, not all can be written into an error
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 
@@ -221,14 +263,15 @@ _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
 
 
 def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
-    """Returns a row without columns that are kept and no fields of its form; the row itself where it has none."""
+    """Returns a row without columns that are kept and no fields of its form; the row itself where
+    it has none."""
     beside = {name for name in keep if name in row and name not in form}
     return {name: row[name] for name in row if name not in beside} if beside else row
 
 
 def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what goes through to OUT: a row's metadata, a batch row's from its body; and the columns to keep. Raises
-    UsageError past the bound."""
+    """Returns what goes through to OUT: a row's metadata, a batch row's from its body; and the
+    columns to keep. Raises UsageError past the bound."""
     if not isinstance(row, dict):
         return {}
     body = row.get("body")
@@ -239,8 +282,13 @@ def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
     size = len(json.dumps(found, ensure_ascii=False)) if found else 0
     if size > LONGEST_CARRIED:
         what = " and ".join(found)
-        rule = f"at most {LONGEST_CARRIED:,} go through to OUT: shorten it, or keep a name for it there"
-        raise UsageError(f"{what} of this row has {size:,} characters of JSON, and {rule}", param="metadata")
+        rule = (
+            f"at most {LONGEST_CARRIED:,} go through to OUT: shorten it, or keep a name for it"
+            " there"
+        )
+        raise UsageError(
+            f"{what} of this row has {size:,} characters of JSON, and {rule}", param="metadata"
+        )
     return found
 
 
@@ -280,7 +328,9 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
     if isinstance(form, CompletionForm):
         prompt = msgspec.convert(form.prompt, str | TokenIds)
         return Row(line.custom_id, prompt, None, params, form.model)
-    chat = {name: given for name, usual in _USUAL.items() if (given := getattr(form, name)) != usual}
+    chat = {
+        name: given for name, usual in _USUAL.items() if (given := getattr(form, name)) != usual
+    }
     return Row(line.custom_id, None, plain_messages(form), params, form.model, chat)
 
 
@@ -288,12 +338,16 @@ def _check_served(form: CompletionForm | ChatForm) -> None:
     """Raises UsageError for what the outputs of a row have no place for."""
     for name, harmless in UNSERVED.items():
         if getattr(form, name, harmless) != harmless:
-            message = f"{name} is not served by penstock run: leave it out, or send the file by penstock batch"
+            message = (
+                f"{name} is not served by penstock run: leave it out, or send the file by penstock"
+                " batch"
+            )
             raise UsageError(message, param=name)
 
 
 def _seed(seed: int, name: Id) -> int:
-    """A row without a seed gets its own from the run's: so its samples are the same whenever they are drawn."""
+    """A row without a seed gets its own from the run's: so its samples are the same whenever they
+    are drawn."""
     return mix("row", seed, json.dumps(name))
 
 

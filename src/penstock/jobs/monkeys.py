@@ -1,7 +1,9 @@
-"""Repeated sampling over problems with checkable answers: n samples each, how many are right, how fast it went.
+"""Repeated sampling over problems with checkable answers: n samples each, how many are right, how
+fast it went.
 
-samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw whenever it is
-made: its seed comes from the run's seed and the problem's index alone. It knows the engine only as `LLM.stream`.
+samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw
+whenever it is made: its seed comes from the run's seed and the problem's index alone. It knows the
+engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from penstock.disk import check_writable, read_plain
 from penstock.errors import ContextLengthError, JournalError, UsageError
 from penstock.jobs.input_rows import mix
 from penstock.jobs.open_llm import JobEngine, OpenLLM, identity, open_llm
-from penstock.jobs.problems import Problem, digest, draw_shots, find_answer, load_problems, make_prompt
+from penstock.jobs.problems import (
+    Problem,
+    digest,
+    draw_shots,
+    find_answer,
+    load_problems,
+    make_prompt,
+)
 from penstock.jobs.progress import Count, Progress
 from penstock.jobs.report import print_table, write_reports
 from penstock.jobs.stop_rule import StopRule
@@ -36,19 +45,25 @@ if TYPE_CHECKING:
 LARGEST_SUMMARY = 256 << 20  # bytes
 # The fields of a sample that are read again, and what they are.
 FORM: dict[str, Any] = {
-    "problem": int, "sample": int, "text": str, "token_count": int, "prompt_tokens": int, "finish_reason": str,
-    "answer": str | None, "right": bool,
-}  # fmt: skip
+    "problem": int,
+    "sample": int,
+    "text": str,
+    "token_count": int,
+    "prompt_tokens": int,
+    "finish_reason": str,
+    "answer": str | None,
+    "right": bool,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
     """What is asked, of which, how often.
 
-    problems, shots: files or hub datasets; no shots means the other problems of the file.
-    limit: how many problems, from the beginning of the file; None is all.   stop_when: `right` or `agree:K`
-    (stop_rule.py): a problem's samples that are still drawn end then.   sampling: of every problem; n and seed
-    come from here, its own seed must be None.
+    problems, shots: files or hub datasets; no shots means the other problems of the file. limit:
+    how many problems, from the beginning of the file; None is all.   stop_when: `right` or
+    `agree:K` (stop_rule.py): a problem's samples that are still drawn end then.   sampling: of
+    every problem; n and seed come from here, its own seed must be None.
     """
 
     problems: str
@@ -66,9 +81,15 @@ class Options:
 
     def __post_init__(self) -> None:
         _ = self.stop_rule  # raises
-        for name, low, value in (("few_shot", 0, self.few_shot), ("limit", 1, self.limit), ("seed", 0, self.seed)):
+        for name, low, value in (
+            ("few_shot", 0, self.few_shot),
+            ("limit", 1, self.limit),
+            ("seed", 0, self.seed),
+        ):
             if value is not None and value < low:
-                raise UsageError(f"--{name.replace('_', '-')} must be at least {low}, not {value}", param=name)
+                raise UsageError(
+                    f"--{name.replace('_', '-')} must be at least {low}, not {value}", param=name
+                )
 
 
 class _Earlier(msgspec.Struct):
@@ -86,11 +107,15 @@ class Work:
     pool: list[Problem]
 
 
-def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_llm) -> dict[str, Any]:
-    """The whole job: draws what isn't drawn yet, prints the table, writes the files. Gives back the summary.
+def run_monkeys(
+    config: Config, options: Options, build_engine: OpenLLM = open_llm
+) -> dict[str, Any]:
+    """The whole job: draws what isn't drawn yet, prints the table, writes the files. Gives back the
+    summary.
 
-    Raises UsageError for a broken problem file or too few shots, JournalError for an output that cannot be written or
-    belongs to another run, CapacityError for a full disk; KeyboardInterrupt comes through with how to go on in it.
+    Raises UsageError for a broken problem file or too few shots, JournalError for an output that
+    cannot be written or belongs to another run, CapacityError for a full disk; KeyboardInterrupt
+    comes through with how to go on in it.
     """
     work = _load(options)
     made = _make_folder(options.out)
@@ -99,10 +124,17 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
             speed, errors, engine = _draw_missing(config, options, work, journal, build_engine)
             tallies, reasons = count_rows(work.asked, _rows(journal, work), errors)
             if not any(len(tally.answers) == options.sampling.n for tally in tallies):
-                raise ContextLengthError(f"no problem could be sampled in full: {next(iter(errors.values()))}")
+                raise ContextLengthError(
+                    f"no problem could be sampled in full: {next(iter(errors.values()))}"
+                )
             early = options.stop_when is not None
             totals = add_up(tallies, reasons, options.sampling.n, options.seed, early=early)
-            summary = {"settings": _settings(config, options), **totals, "speed": speed, "engine": engine}
+            summary = {
+                "settings": _settings(config, options),
+                **totals,
+                "speed": speed,
+                "engine": engine,
+            }
             write_reports(options.out, summary, partial(_rows, journal, work))
     except BaseException:
         if made and not any(options.out.iterdir()):
@@ -113,17 +145,27 @@ def run_monkeys(config: Config, options: Options, build_engine: OpenLLM = open_l
 
 
 def run_demo(config: Config, out: Path, *, n: int, limit: int) -> None:
-    """`penstock demo`: the job on the model and the problems in the package, offline. Says what it does, does it, says
-    where the report is. Errors as `run_monkeys`."""
+    """`penstock demo`: the job on the model and the problems in the package, offline. Says what it
+    does, does it, says where the report is. Errors as `run_monkeys`."""
     sampling = SamplingParams(n=n, temperature=0.6, max_tokens=256, stop=["Question:"])
     options = Options(
-        problems=str(problems_file()), shots=str(shots_file()), out=out, sampling=sampling, limit=limit, seed=42
+        problems=str(problems_file()),
+        shots=str(shots_file()),
+        out=out,
+        sampling=sampling,
+        limit=limit,
+        seed=42,
     )
-    print("Penstock demo: a small model, trained on word problems, answers each of them many times.")
+    print(
+        "Penstock demo: a small model, trained on word problems, answers each of them many times."
+    )
     count = min(limit, len(load_problems(options.problems, "test")))
     asked = f"{count} problem" + "s" * (count != 1)
     print(f"{asked}, {n} samples each, 4 worked examples before each; everything goes to {out}/")
-    print("The same on any model and file: penstock monkeys MODEL --problems FILE.jsonl --out DIR\n", flush=True)
+    print(
+        "The same on any model and file: penstock monkeys MODEL --problems FILE.jsonl --out DIR\n",
+        flush=True,
+    )
     run_monkeys(config, options)
     print(f"\nOpen {(out / 'report.html').resolve()} in a browser.")
 
@@ -152,16 +194,25 @@ def _make_folder(out: Path) -> bool:
 
 
 def _fingerprint(config: Config, options: Options, work: Work) -> dict[str, Any]:
-    """All that a sample depends on. What only decides how fast it comes (rows, memory) may change between sittings."""
+    """All that a sample depends on. What only decides how fast it comes (rows, memory) may change
+    between sittings."""
     return {
-        **{name: value for name, value in _settings(config, options).items() if name not in ("problems", "shots")},
+        **{
+            name: value
+            for name, value in _settings(config, options).items()
+            if name not in ("problems", "shots")
+        },
         "problems": digest(work.asked),
         "shots": digest(work.pool),
     }
 
 
 def _settings(config: Config, options: Options) -> dict[str, Any]:
-    sampling = {k: v for k, v in asdict(options.sampling).items() if k != "seed" and v != getattr(SamplingParams(), k)}
+    sampling = {
+        k: v
+        for k, v in asdict(options.sampling).items()
+        if k != "seed" and v != getattr(SamplingParams(), k)
+    }
     return {
         **identity(config),
         "problems": options.problems,
@@ -181,7 +232,8 @@ def _settings(config: Config, options: Options) -> dict[str, Any]:
 def _draw_missing(
     config: Config, options: Options, work: Work, journal: Journal, build_engine: OpenLLM
 ) -> tuple[dict[str, Any], dict[int, str], dict[str, Any]]:
-    """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's own figures."""
+    """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's
+    own figures."""
     todo = _todo(options, work, journal)
     if not todo:
         before, engine = _earlier(options.out)
@@ -198,7 +250,9 @@ def _rows(journal: Journal, work: Work) -> Iterator[dict[str, Any]]:
     """The samples that are there. Raises JournalError for a row that `_keep` doesn't write."""
     asked = {problem.index for problem in work.asked}
     for row in journal.rows():
-        sound = row.keys() >= FORM.keys() and all(isinstance(row[name], kind) for name, kind in FORM.items())
+        sound = row.keys() >= FORM.keys() and all(
+            isinstance(row[name], kind) for name, kind in FORM.items()
+        )
         if not sound or row["problem"] not in asked:
             raise journal.foreign(row)
         yield row
@@ -214,7 +268,8 @@ def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]
 
 
 def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The speed and the engine's figures of an earlier sitting; nothing when it was stopped before it wrote them."""
+    """The speed and the engine's figures of an earlier sitting; nothing when it was stopped before
+    it wrote them."""
     path = out / "summary.json"
     if not path.is_file():
         return _speed(0.0, None, Counter()), {}
@@ -223,7 +278,9 @@ def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         if not summary.speed.keys() >= _speed(0.0, None, Counter()).keys():
             raise msgspec.ValidationError("it lacks a part of speed")
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise JournalError(f"{path} is no summary of a run ({error}): take it away, and it is written anew") from error
+        raise JournalError(
+            f"{path} is no summary of a run ({error}): take it away, and it is written anew"
+        ) from error
     return summary.speed, summary.engine
 
 
@@ -260,7 +317,8 @@ def _draw(
 
 
 def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str, Any]:
-    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it has."""
+    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it
+    has."""
     output, prompts = made["output_tokens"], made["prompt_tokens"]
     return {
         "seconds": seconds,
@@ -273,8 +331,11 @@ def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str,
     }
 
 
-def _known(options: Options, work: Work, todo: dict[int, list[int]], journal: Journal) -> dict[int, list[str | None]]:
-    """Problem index -> the answers that the journal holds, where they decide whether more is drawn."""
+def _known(
+    options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
+) -> dict[int, list[str | None]]:
+    """Problem index -> the answers that the journal holds,
+    where they decide whether more is drawn."""
     known: dict[int, list[str | None]] = {index: [] for index in todo}
     if options.stop_when is not None and len(journal):
         for row in _rows(journal, work):
@@ -290,15 +351,20 @@ def _prompts(
     known: dict[int, list[str | None]],
     follow: Callable[[], None],
 ) -> Iterator[Prompt]:
-    """known: answers that were drawn before.   follow: called for each prompt; many are made between two steps."""
+    """known: answers that were drawn before.   follow: called for each prompt; many are made
+    between two steps."""
     from penstock.llm import Prompt
 
     for problem in work.asked:
         follow()
         if problem.index not in todo:
             continue
-        shots = draw_shots(work.pool, problem.question, options.few_shot, options.seed, problem.index)
-        sampling = SamplingParams(**{**asdict(options.sampling), "seed": mix("samples", options.seed, problem.index)})
+        shots = draw_shots(
+            work.pool, problem.question, options.few_shot, options.seed, problem.index
+        )
+        sampling = SamplingParams(
+            **{**asdict(options.sampling), "seed": mix("samples", options.seed, problem.index)}
+        )
         missing, rule = todo[problem.index], options.stop_rule
         yield Prompt(
             key=problem.index,
@@ -313,7 +379,9 @@ def _prompts(
 def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
     output = finished.output
     assert output is not None
-    answer = None if output.finish_reason == "abort" else find_answer(output.text)  # what was cut has given none
+    answer = (
+        None if output.finish_reason == "abort" else find_answer(output.text)
+    )  # what was cut has given none
     row = {
         "problem": problem.index,
         "sample": output.index,

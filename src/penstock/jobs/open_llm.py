@@ -29,21 +29,28 @@ class JobEngine(Protocol):
     def generation_tokens(self) -> int:
         """Output tokens made so far; read from any thread."""
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]: ...
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]: ...
 
     def stats(self) -> dict[str, float]: ...
 
     def __enter__(self) -> JobEngine: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
 class SteppedEngine(JobEngine, Protocol):
     """One that is here, and can be looked up from after each of its steps."""
 
-    def steps(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[list[Finished]]: ...
+    def steps(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[list[Finished]]: ...
     def watch(self, goes_on: Callable[[], None]) -> None: ...
 
 
@@ -62,8 +69,9 @@ def open_llm(config: Config) -> LLM:
 def identity(config: Config) -> dict[str, Any]:
     """What samples depend on of a model and how it is run: a part of every job's fingerprint.
 
-    Rows and memory are left out: they decide how fast samples come, not which. Weights in a folder are told apart by
-    three looks into each file, so that a model trained on under the same name isn't taken for the one before.
+    Rows and memory are left out: they decide how fast samples come, not which. Weights in a folder
+    are told apart by three looks into each file, so that a model trained on under the same name
+    isn't taken for the one before.
     """
     model = config.model
     folder = model_folder() if model.model == "demo" else Path(model.model).expanduser()
@@ -75,8 +83,16 @@ def identity(config: Config) -> dict[str, Any]:
         "load_format": model.load_format,
         "max_model_len": config.memory.max_model_len,
         **({} if model.lora is None else _identity_of_lora(model.lora)),
-        **({} if model.tokenizer is None else {"tokenizer_files": _digest(model.tokenizer_folder(folder))}),
-        **({} if model.chat_template is None else {"chat_template": _text_digest(model.chat_template)}),
+        **(
+            {}
+            if model.tokenizer is None
+            else {"tokenizer_files": _digest(model.tokenizer_folder(folder))}
+        ),
+        **(
+            {}
+            if model.chat_template is None
+            else {"chat_template": _text_digest(model.chat_template)}
+        ),
     }
 
 
@@ -91,7 +107,11 @@ def _text_digest(path: str) -> str:
 
 def _digest(folder: Path) -> str:
     state = blake2b(digest_size=8)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".json", ".jinja") and p.is_file()):
+    for path in sorted(
+        p
+        for p in folder.iterdir()
+        if p.suffix in (".safetensors", ".json", ".jinja") and p.is_file()
+    ):
         size = path.stat().st_size
         state.update(f"{path.name} {size} ".encode())
         with path.open("rb") as file:

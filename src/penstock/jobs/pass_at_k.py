@@ -1,9 +1,10 @@
 """Coverage: how likely it is that at least one of k samples is right. Numbers only.
 
-    pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >= k, c of them right
+    pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >=
+    k, c of them right
 
-The 95 % interval is Gaffke's (2005), over problems; Clopper-Pearson's where each problem's estimate is 0 or 1.
-docs/jobs.md has what it covers.
+The 95 % interval is Gaffke's (2005), over problems; Clopper-Pearson's where each problem's estimate
+is 0 or 1. docs/jobs.md has what it covers.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def powers(n: int) -> list[int]:
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The estimate of one problem. As a product of ratios, so that no binomial grows past a float."""
+    """The estimate of one problem. As a product of ratios,
+    so that no binomial grows past a float."""
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right among {n} samples doesn't exist")
     if n - right < k:
@@ -45,19 +47,25 @@ def pass_at_k(n: int, right: int, k: int) -> float:
     return 1.0 - float(np.prod(1.0 - k / np.arange(n - right + 1, n + 1)))
 
 
-def coverage(samples: Sequence[int], right: Sequence[int], ks: Iterable[int], seed: int) -> list[Coverage]:
-    """samples, right: of each problem, how many were drawn and how many are right. One problem at least."""
+def coverage(
+    samples: Sequence[int], right: Sequence[int], ks: Iterable[int], seed: int
+) -> list[Coverage]:
+    """samples, right: of each problem, how many were drawn and how many are right. One problem at
+    least."""
     ks = list(ks)
     estimates = np.array(
         [[pass_at_k(n, c, k) for k in ks] for n, c in zip(samples, right, strict=True)]
     )  # [problems, k]
     low, high = _interval(estimates, seed)
     return [
-        Coverage(k, float(v), float(a), float(b)) for k, v, a, b in zip(ks, estimates.mean(0), low, high, strict=True)
+        Coverage(k, float(v), float(a), float(b))
+        for k, v, a, b in zip(ks, estimates.mean(0), low, high, strict=True)
     ]
 
 
-def _interval(estimates: NDArray[np.float64], seed: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _interval(
+    estimates: NDArray[np.float64], seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """estimates: [problems, k]. Problems of equal estimates draw their weight together."""
     distinct, counts = np.unique(estimates, axis=0, return_counts=True)
     draw = np.random.default_rng(seed)
@@ -66,7 +74,10 @@ def _interval(estimates: NDArray[np.float64], seed: int) -> tuple[NDArray[np.flo
         rows = min(CHUNK, BOOTSTRAPS - start)
         weights = draw.standard_gamma(counts, (rows, len(counts)))
         another = draw.standard_gamma(1, (rows, 1))
-        total, solved = weights.sum(1, keepdims=True) + another, weights @ distinct  # [rows, 1], [rows, k]
+        total, solved = (
+            weights.sum(1, keepdims=True) + another,
+            weights @ distinct,
+        )  # [rows, 1], [rows, k]
         lows.append(solved / total)
         highs.append((solved + another) / total)
     low = np.percentile(np.concatenate(lows), 2.5, axis=0)
@@ -77,6 +88,7 @@ def _interval(estimates: NDArray[np.float64], seed: int) -> tuple[NDArray[np.flo
 
 
 def majority(answers: Iterable[str | None]) -> str | None:
-    """The answer that most samples gave; among equals the one that came first. None where no sample gave one."""
+    """The answer that most samples gave; among equals the one that came first. None where no sample
+    gave one."""
     counts = Counter(answer for answer in answers if answer is not None)
     return counts.most_common(1)[0][0] if counts else None

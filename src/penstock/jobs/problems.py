@@ -1,10 +1,12 @@
-"""Problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON lines, plain or .gz, of
-parquet or of a hub dataset; their prompts, and the number in a sample. It knows no models.
+"""Problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON
+lines, plain or .gz, of parquet or of a hub dataset; their prompts, and the number in a sample. It
+knows no models.
 
     Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
     Question: {question}\\nAnswer:
 
-Shots are drawn by the run's seed and the problem's index: the same on any machine, never the problem itself.
+Shots are drawn by the run's seed and the problem's index: the same on any machine, never the
+problem itself.
 """
 
 from __future__ import annotations
@@ -26,15 +28,18 @@ from penstock.jobs.input_rows import mix, read_lines
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PREFERRED_FOLDERS = ("main", "default")
-# What follows `####`: a number, perhaps with a sign, $ and commas; not the beginning of a fraction, a time or a power.
+# What follows `####`: a number, perhaps with a sign, $ and commas; not the beginning of a fraction,
+# a time or a power.
 NUMBER = re.compile(
-    r"####[ \t]*([-+]?)[ \t]*\$?[ \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
+    r"####[ \t]*([-+]?)[ \t]*\$?["
+    r" \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem. index: its place in the file, from 0. solution: the worked answer. answer: its number, as text."""
+    """One problem. index: its place in the file, from 0. solution: the worked answer. answer: its
+    number, as text."""
 
     index: int
     question: str
@@ -43,7 +48,8 @@ class Problem:
 
 
 def load_problems(source: str, split: str) -> list[Problem]:
-    """The problems of a file or of a hub dataset (`owner/name`, or `owner/name:beginning/of/a/path`).
+    """The problems of a file or of a hub dataset (`owner/name`, or
+    `owner/name:beginning/of/a/path`).
 
     split: which of a hub dataset's files are meant where the name doesn't say: "test" or "train".
     Raises UsageError for a file that isn't there, isn't readable, or holds a broken row.
@@ -52,10 +58,13 @@ def load_problems(source: str, split: str) -> list[Problem]:
     if not path.exists() and HUB_NAME.fullmatch(source) and not source.endswith(SUFFIXES):
         path = _fetch(source, split)
     problems = [
-        _problem(index, row, f"{source} row {number}") for index, (number, row) in enumerate(_rows(path, source))
+        _problem(index, row, f"{source} row {number}")
+        for index, (number, row) in enumerate(_rows(path, source))
     ]
     if not problems:
-        raise UsageError(f"{source} holds no problem: rows are JSON objects with question and answer")
+        raise UsageError(
+            f"{source} holds no problem: rows are JSON objects with question and answer"
+        )
     return problems
 
 
@@ -69,23 +78,34 @@ def digest(problems: list[Problem]) -> str:
 
 def _problem(index: int, row: Any, where: str) -> Problem:
     if not isinstance(row, dict):
-        raise UsageError(f"{where}: a row is a JSON object with question and answer, not {_name(row)}")
+        raise UsageError(
+            f"{where}: a row is a JSON object with question and answer, not {_name(row)}"
+        )
     for field in ("question", "answer"):
         if not isinstance(row.get(field), str) or not row[field].strip():
-            raise UsageError(f"{where}: {field} must be a text that isn't empty: mend the row or take it out")
+            raise UsageError(
+                f"{where}: {field} must be a text that isn't empty: mend the row or take it out"
+            )
     answer = find_answer(row["answer"])
     if answer is None:
-        raise UsageError(f"{where}: answer doesn't end in `#### number`: mend the row or take it out")
+        raise UsageError(
+            f"{where}: answer doesn't end in `#### number`: mend the row or take it out"
+        )
     return Problem(index, row["question"].strip(), row["answer"].strip(), answer)
 
 
 def _name(value: Any) -> str:
-    return {list: "a list", str: "a text", bool: "true or false"}.get(type(value), "a number or null")
+    return {list: "a list", str: "a text", bool: "true or false"}.get(
+        type(value), "a number or null"
+    )
 
 
 def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
     if not path.is_file():
-        raise UsageError(f"no file {source}: name a .jsonl, .jsonl.gz or .parquet file, or a hub dataset as owner/name")
+        raise UsageError(
+            f"no file {source}: name a .jsonl, .jsonl.gz or .parquet file, or a hub dataset as"
+            " owner/name"
+        )
     if path.name.endswith(".parquet"):
         yield from _parquet_rows(path)
         return
@@ -93,8 +113,13 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 yield number, json.loads(str(line, "utf-8-sig"))
-            except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, or a number of thousands of digits
-                raise UsageError(f"{source} row {number} is no JSON ({error}): mend the row or take it out") from error
+            except (
+                ValueError,
+                RecursionError,
+            ) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+                raise UsageError(
+                    f"{source} row {number} is no JSON ({error}): mend the row or take it out"
+                ) from error
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
@@ -106,7 +131,9 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
         rows = (row for batch in ParquetFile(path).iter_batches() for row in batch.to_pylist())
         yield from enumerate(rows, 1)
     except (ArrowException, OSError) as error:
-        raise UsageError(f"{path} cannot be read as parquet ({error}): fetch the file again") from error
+        raise UsageError(
+            f"{path} cannot be read as parquet ({error}): fetch the file again"
+        ) from error
 
 
 def _fetch(source: str, split: str) -> Path:
@@ -115,16 +142,25 @@ def _fetch(source: str, split: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     name, _, beginning = source.partition(":")
-    # What the hub's client raises when no connection comes about is the HTTP library's own, which changed with its
-    # versions (requests, httpx, httpx2); the hub's own error has always been a child of it.
-    unreachable = tuple(c for c in HfHubHTTPError.__mro__ if c.__name__ in ("HTTPError", "RequestException"))
+    # What the hub's client raises when no connection comes about is the HTTP library's own, which
+    # changed with its versions (requests, httpx, httpx2); the hub's own error has always been a
+    # child of it.
+    unreachable = tuple(
+        c for c in HfHubHTTPError.__mro__ if c.__name__ in ("HTTPError", "RequestException")
+    )
     try:
         files = [sibling.rfilename for sibling in HfApi().dataset_info(name).siblings or []]
-        return Path(hf_hub_download(name, _choose(source, files, beginning, split), repo_type="dataset"))
+        return Path(
+            hf_hub_download(name, _choose(source, files, beginning, split), repo_type="dataset")
+        )
     except HfHubHTTPError as error:
-        raise UsageError(f"the hub has no dataset {name} for you ({_first_line(error)}): check the name") from error
+        raise UsageError(
+            f"the hub has no dataset {name} for you ({_first_line(error)}): check the name"
+        ) from error
     except (OfflineModeIsEnabled, LocalEntryNotFoundError, OSError, *unreachable) as error:
-        raise CapacityError(f"no way to the hub for {name} ({_first_line(error)}): give a file instead") from error
+        raise CapacityError(
+            f"no way to the hub for {name} ({_first_line(error)}): give a file instead"
+        ) from error
 
 
 def _choose(source: str, files: list[str], beginning: str, split: str) -> str:
@@ -138,7 +174,9 @@ def _choose(source: str, files: list[str], beginning: str, split: str) -> str:
     if len(fitting) == 1:
         return fitting[0]
     found = ", ".join((fitting or files)[:8]) or "none"
-    raise UsageError(f"{source} doesn't say which file is meant; say owner/name:path (files there: {found})")
+    raise UsageError(
+        f"{source} doesn't say which file is meant; say owner/name:path (files there: {found})"
+    )
 
 
 def _first_line(error: Exception) -> str:
@@ -149,9 +187,11 @@ def _first_line(error: Exception) -> str:
 
 
 def find_answer(text: str) -> str | None:
-    """The number after the first `####`, in one form (1,080.0 is 1080, $18. is 18); None where there is none.
+    """The number after the first `####`, in one form (1,080.0 is 1080, $18. is 18); None where
+    there is none.
 
-    The first, because a model that isn't stopped may go on to a question of its own and answer that too.
+    The first, because a model that isn't stopped may go on to a question of its own and answer that
+    too.
     """
     place = text.find("####")
     match = NUMBER.match(text, place) if place >= 0 else None
@@ -170,13 +210,16 @@ def make_prompt(question: str, shots: Sequence[Problem]) -> str:
     return f"{head}Question: {question}\nAnswer:"
 
 
-def draw_shots(pool: Sequence[Problem], question: str, count: int, seed: int, index: int) -> list[Problem]:
-    """`count` shots for problem `index`, in a drawn order; rows of the pool that ask the same question are left out."""
+def draw_shots(
+    pool: Sequence[Problem], question: str, count: int, seed: int, index: int
+) -> list[Problem]:
+    """`count` shots for problem `index`, in a drawn order; rows of the pool that ask the same
+    question are left out."""
     others = [shot for shot in pool if shot.question != question]
     if len(others) < count:
         raise UsageError(
             f"{count} shots are asked for and there are {len(others)} other problems to draw from: "
-            f"lower --few-shot or give more --shots",
+            "lower --few-shot or give more --shots",
             param="few_shot",
         )
     return random.Random(mix("shots", seed, index)).sample(others, count)

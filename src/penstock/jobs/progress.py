@@ -1,5 +1,6 @@
-"""The live line of a long job: what is done, how fast it goes now, when it will end. A line that moves on a terminal,
-else a plain one every ten seconds, redrawn by a thread. It knows of the job only its counts and its journal.
+"""The live line of a long job: what is done, how fast it goes now, when it will end. A line that
+moves on a terminal, else a plain one every ten seconds, redrawn by a thread. It knows of the job
+only its counts and its journal.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from penstock.journal import Journal
 from penstock.status_line import SELDOM, StatusLine, duration
 
 LIVE_SECONDS = 0.25
-WINDOW_SECONDS = 5.0  # "now" is the mean over the last five, or over as many more as it takes to see tokens come
-FEW = 10  # of what is counted: before so many have ended beside the first, nobody knows how long the rest takes
+WINDOW_SECONDS = (
+    5.0  # "now" is the mean over the last five, or over as many more as it takes to see tokens come
+)
+# of what is counted: before so many have ended beside the first, nobody knows how long the rest
+# takes
+FEW = 10
 BAR = 12  # characters
 
 
 @dataclass(slots=True)
 class Count:
-    """How far one thing is: `done` of `total`, in the journal and on the disk; `before` of them in an earlier sitting.
+    """How far one thing is: `done` of `total`, in the journal and on the disk; `before` of them in
+    an earlier sitting.
 
-    ended: in this one, whether on the disk yet or not.   begun: in this one, as far as the engine has taken them; 0
-    where nobody counts them.
+    ended: in this one, whether on the disk yet or not.   begun: in this one, as far as the engine
+    has taken them; 0 where nobody counts them.
     """
 
     name: str
@@ -48,10 +54,11 @@ class Count:
 
 
 class Progress:
-    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `ended` as things end, and `follow`.
+    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `ended` as things
+    end, and `follow`.
 
-    counts: the last one is what the bar and the expected end go by.
-    tokens: says how many output tokens the engine has made since it began; called from the redrawing thread.
+    counts: the last one is what the bar and the expected end go by. tokens: says how many output
+    tokens the engine has made since it began; called from the redrawing thread.
     """
 
     def __init__(self, counts: list[Count], tokens: Callable[[], int]) -> None:
@@ -60,7 +67,9 @@ class Progress:
         self._shown = StatusLine()
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
-        self._first: tuple[float, int] | None = None  # when the first were seen to have ended, and how many
+        self._first: tuple[float, int] | None = (
+            None  # when the first were seen to have ended, and how many
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
 
@@ -69,7 +78,10 @@ class Progress:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stop.set()
         self._thread.join()
@@ -80,16 +92,16 @@ class Progress:
         return time.monotonic() - self._start
 
     def follow(self, journal: Journal) -> None:
-        """To be called while work goes on, often: the journal brings what waits to the disk when that is due, and what
-        has ended counts as done from then on."""
+        """To be called while work goes on, often: the journal brings what waits to the disk when
+        that is due, and what has ended counts as done from then on."""
         if journal.tick():
             for count in self.counts:
                 count.done = count.ended
 
     @contextmanager
     def stoppable(self, journal: Journal, out: Path | None) -> Iterator[None]:
-        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on from `out`; None:
-        nothing stays to go on from."""
+        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on
+        from `out`; None: nothing stays to go on from."""
         try:
             yield
             journal.commit()
@@ -97,9 +109,13 @@ class Progress:
             journal.commit()
             main = self.counts[-1]
             if out is None:
-                raise KeyboardInterrupt(f"stopped; {len(journal):,} of {main.total:,} {main.name} were done") from stop
+                raise KeyboardInterrupt(
+                    f"stopped; {len(journal):,} of {main.total:,} {main.name} were done"
+                ) from stop
             done = f"{len(journal):,} of {main.total:,} {main.name} are in {out}"
-            raise KeyboardInterrupt(f"stopped; {done}; the same command goes on from there") from stop
+            raise KeyboardInterrupt(
+                f"stopped; {done}; the same command goes on from there"
+            ) from stop
         self.follow(journal)
 
     def line(self) -> str:
@@ -109,15 +125,25 @@ class Progress:
         if len(self._seen) > 1 and self._seen[-1][1] == self._seen[-2][1] == made:
             self._seen.pop()  # of a time without tokens both ends are enough
         self._seen.append((now, made))
-        # A step may take longer than the window: what is looked back to then are the tokens before it.
-        while len(self._seen) > 2 and now - self._seen[0][0] > WINDOW_SECONDS and self._seen[1][1] < made:
+        # A step may take longer than the window: what is looked back to then are the tokens before
+        # it.
+        while (
+            len(self._seen) > 2
+            and now - self._seen[0][0] > WINDOW_SECONDS
+            and self._seen[1][1] < made
+        ):
             self._seen.popleft()
         then, before = self._seen[0]
-        speed = f"{(made - before) / (now - then):,.0f} tok/s" if made > before else "first tokens are on their way"
+        speed = (
+            f"{(made - before) / (now - then):,.0f} tok/s"
+            if made > before
+            else "first tokens are on their way"
+        )
         return f"{' · '.join(c.text for c in self.counts)} · {speed} · {self._end(now)}"
 
     def _end(self, now: float) -> str:
-        """Says when it should end by the pace since the first ended: what came before was the start, and their way."""
+        """Says when it should end by the pace since the first ended: what came before was the
+        start, and their way."""
         main = self.counts[-1]
         if self._first is None and main.done:
             self._first = now, main.done

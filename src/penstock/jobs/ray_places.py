@@ -1,4 +1,5 @@
-"""How many workers a Ray cluster has room for, and what each of them gets. It knows counts of cores and GPUs alone."""
+"""How many workers a Ray cluster has room for, and what each of them gets. It knows counts of cores
+and GPUs alone."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ class WorkerPlaces:
 def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> WorkerPlaces:
     """Returns the places of `workers`; None: as many as the GPUs give, without GPUs one a machine.
 
-    A model over several GPUs has them on one machine. Raises CapacityError with what is asked and what is there.
+    A model over several GPUs has them on one machine. Raises CapacityError with what is asked and
+    what is there.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"--workers must be at least 1, not {workers}", param="workers")
@@ -39,8 +41,8 @@ def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> W
     count = sum(node.cpus > 0 for node in cluster.nodes) if workers is None else workers
     if count > cluster.cpus or not count:
         raise CapacityError(
-            f"{max(1, count)} workers ask for a core each, and the Ray cluster has {cluster.cpus}: lower --workers, or "
-            "start more nodes first"
+            f"{max(1, count)} workers ask for a core each, and the Ray cluster has {cluster.cpus}:"
+            " lower --workers, or start more nodes first"
         )
     return WorkerPlaces(count, _cores(cluster, count), 0)
 
@@ -48,4 +50,6 @@ def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> W
 def _cores(cluster: RayCluster, workers: int) -> int:
     """Cores of each, the most with which all of them find room."""
     most = max(node.cpus for node in cluster.nodes)
-    return next(c for c in range(most, 0, -1) if sum(node.cpus // c for node in cluster.nodes) >= workers)
+    return next(
+        c for c in range(most, 0, -1) if sum(node.cpus // c for node in cluster.nodes) >= workers
+    )

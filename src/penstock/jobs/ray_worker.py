@@ -1,5 +1,5 @@
-"""A worker of `--on ray`: one engine in a Ray actor, and the words that cross between it and the driver, as typed
-msgpack. It knows an LLM; of the job only the prompts that it is given.
+"""A worker of `--on ray`: one engine in a Ray actor, and the words that cross between it and the
+driver, as typed msgpack. It knows an LLM; of the job only the prompts that it is given.
 """
 
 from __future__ import annotations
@@ -37,16 +37,20 @@ class WorkerHello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class TurnNews(msgspec.Struct, frozen=True):
-    """Up: what has ended, by the numbers that the driver gave. tokens: all that this engine has made so far."""
+    """Up: what has ended, by the numbers that the driver gave. tokens: all that this engine has
+    made so far."""
 
     finished: list[Finished]
     tokens: int
 
 
 class RayWorker:
-    """What the actor runs. Its engine's fault is its own end: Ray tells the driver, which has another one started."""
+    """What the actor runs. Its engine's fault is its own end: Ray tells the driver, which has
+    another one started."""
 
-    def __init__(self, knobs: bytes, open_engine: OpenStepped, step_timeout: float = STEP_TIMEOUT) -> None:
+    def __init__(
+        self, knobs: bytes, open_engine: OpenStepped, step_timeout: float = STEP_TIMEOUT
+    ) -> None:
         self._knobs: dict[str, Any] = msgspec.msgpack.decode(knobs)
         self._open = open_engine
         self._watchdog = Watchdog(step_timeout)
@@ -55,7 +59,8 @@ class RayWorker:
         self._llm: SteppedEngine | None = None
 
     def open(self) -> bytes:
-        """Loads the engine. Returns a WorkerHello, or a CarriedError where it can't be loaded by a user's hand."""
+        """Loads the engine. Returns a WorkerHello, or a CarriedError where it can't be loaded by a
+        user's hand."""
         try:
             config = Config.of(**self._knobs)
             self._llm = self._open(config)
@@ -65,16 +70,20 @@ class RayWorker:
         facts = self._llm.facts
         return msgspec.msgpack.encode(
             WorkerHello(
-                __version__, platform.node(), facts.max_num_seqs, dict(facts.sampling_defaults), identity(config)
+                __version__,
+                platform.node(),
+                facts.max_num_seqs,
+                dict(facts.sampling_defaults),
+                identity(config),
             )
         )
 
     def turn(self, given: bytes) -> bytes:
-        """Takes numbered prompts and works for TURN seconds, to the end of a step, or until nothing is left. Returns
-        TurnNews.
+        """Takes numbered prompts and works for TURN seconds, to the end of a step, or until nothing
+        is left. Returns TurnNews.
 
-        A generator over the engine stays where it is between two turns; the driver has the next one waiting here before
-        this one ends, so that the engine stands still for a millisecond.
+        A generator over the engine stays where it is between two turns; the driver has the next one
+        waiting here before this one ends, so that the engine stands still for a millisecond.
         """
         try:
             for number, prompt in msgspec.msgpack.decode(given, type=list[tuple[int, Prompt]]):
@@ -95,7 +104,9 @@ class RayWorker:
             if ended is not None:
                 finished += map(_plain, ended)
             elif self._waiting:
-                self._steps = self._llm.steps(_Taken(self._waiting), after_step=self._watchdog.stepped)
+                self._steps = self._llm.steps(
+                    _Taken(self._waiting), after_step=self._watchdog.stepped
+                )
             else:
                 break
         self._watchdog.idle()
@@ -103,7 +114,8 @@ class RayWorker:
 
 
 class _Taken:
-    """Prompts as an engine takes them. When it has had all, it asks again at its next step: there may be more then."""
+    """Prompts as an engine takes them. When it has had all, it asks again at its next step: there
+    may be more then."""
 
     def __init__(self, waiting: deque[Prompt]) -> None:
         self._waiting = waiting

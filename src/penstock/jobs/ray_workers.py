@@ -1,10 +1,13 @@
-"""`--on ray`: the engines of a job as workers in a Ray cluster, behind what a job knows of one engine.
+"""`--on ray`: the engines of a job as workers in a Ray cluster, behind what a job knows of one
+engine.
 
-    job's prompts --pieces--> the worker with least to do --turn--> samples that ended --> the job's journal
+    job's prompts --pieces--> the worker with least to do --turn--> samples that ended --> the job's
+    journal
 
-The journal stays where it is, in the driver: a worker's death, or the driver's, loses what was in flight and nothing
-else. A worker that dies is started again elsewhere, and what it had open goes to whoever has room; seeds come with the
-prompts, so what is computed twice is the same. It knows Ray's actors; no files.
+The journal stays where it is, in the driver: a worker's death, or the driver's, loses what was in
+flight and nothing else. A worker that dies is started again elsewhere, and what it had open goes to
+whoever has room; seeds come with the prompts, so what is computed twice is the same. It knows Ray's
+actors; no files.
 """
 
 from __future__ import annotations
@@ -35,7 +38,9 @@ from penstock.llm import Finished, Prompt
 from penstock.ray_cluster import RayCluster, ray_cluster
 
 PIECE = 256  # samples of one prompt that go to one worker; its prefill is paid once a piece
-AHEAD = 2  # a worker has so many times its rows: where all of them end at once, as many are there to take their places
+# a worker has so many times its rows: where all of them end at once, as many are there to take
+# their places
+AHEAD = 2
 TURNS = 2  # a worker has in line: one runs, one waits
 PATIENCE = 30.0  # seconds from the first worker that is ready to a begin without the others
 MOST_DEATHS = 3  # of a worker in a row, without a sample between them
@@ -53,8 +58,9 @@ class SentPrompt:
 
 @dataclass(slots=True, eq=False)
 class WorkerSeat:
-    """A worker's place. actor: who has it now; rows: of its engine, 0 until it is ready. calls: under way, in their
-    order. work: pieces by their numbers; samples: of all of them. tokens: made by earlier actors, and by this one."""
+    """A worker's place. actor: who has it now; rows: of its engine, 0 until it is ready. calls:
+    under way, in their order. work: pieces by their numbers; samples: of all of them. tokens: made
+    by earlier actors, and by this one."""
 
     actor: Any
     opening: Any
@@ -72,8 +78,8 @@ class WorkerSeat:
 
 
 class RayWorkers:
-    """A job's engine over a cluster; `with` leaves it. Raises CapacityError where the cluster lacks what is asked, and
-    UsageError or what an engine raised while it loaded."""
+    """A job's engine over a cluster; `with` leaves it. Raises CapacityError where the cluster lacks
+    what is asked, and UsageError or what an engine raised while it loaded."""
 
     def __init__(
         self,
@@ -85,9 +91,17 @@ class RayWorkers:
         step_timeout: float = STEP_TIMEOUT,
     ) -> None:
         if config.parallel.data_parallel_size > 1:
-            raise UsageError("--on ray has a worker a replica: leave --data-parallel-size out, and say --workers")
-        named = {name: getattr(config.model, name) for name in ("model", "tokenizer", "chat_template")}
-        here = {name: os.path.abspath(path) for name, path in named.items() if path and Path(path).exists()}
+            raise UsageError(
+                "--on ray has a worker a replica: leave --data-parallel-size out, and say --workers"
+            )
+        named = {
+            name: getattr(config.model, name) for name in ("model", "tokenizer", "chat_template")
+        }
+        here = {
+            name: os.path.abspath(path)
+            for name, path in named.items()
+            if path and Path(path).exists()
+        }
         if here:  # a worker runs in another folder
             config = Config.of(**config.told() | here)
         self.restarts = 0
@@ -119,20 +133,28 @@ class RayWorkers:
     def stats(self) -> dict[str, float]:
         """Returns how many workers there were, how many began anew, and the tokens they made."""
         return {
-            "generation_tokens": self.generation_tokens, "workers": len(self._seats), "worker_restarts": self.restarts,
-        }  # fmt: skip
+            "generation_tokens": self.generation_tokens,
+            "workers": len(self._seats),
+            "worker_restarts": self.restarts,
+        }
 
     def __enter__(self) -> RayWorkers:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._left.close()
 
-    def stream(self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]) -> Iterator[Finished]:
-        """Pulls prompts as workers have room, and yields each sample as it is told. after_step: called at least every
-        TURN seconds or so. Raises EngineError where a worker keeps dying, or what it raised while it loaded."""
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
+        """Pulls prompts as workers have room, and yields each sample as it is told. after_step:
+        called at least every TURN seconds or so. Raises EngineError where a worker keeps dying, or
+        what it raised while it loaded."""
         source, refused = iter(prompts), list[Finished]()
         pieces = (piece for prompt in source for piece in self._pieces(prompt, refused))
         while True:
@@ -150,8 +172,8 @@ class RayWorkers:
     # --- handing out
 
     def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
-        """A prompt in pieces of PIECE samples, in one where it may end early: one worker hears all its answers. What
-        can't cross is refused."""
+        """A prompt in pieces of PIECE samples, in one where it may end early: one worker hears all
+        its answers. What can't cross is refused."""
         wanted = list(range(prompt.params.n) if prompt.samples is None else prompt.samples)
         size = PIECE if prompt.params.stop_when is None else len(wanted)
         for at in range(0, len(wanted), size):
@@ -159,13 +181,20 @@ class RayWorkers:
             try:
                 encoded = _encode(prompt, piece)
             except UnicodeEncodeError:
-                refused.append(Finished(key=prompt.key, output=None, error=INVALID, prompt_tokens=0))
+                refused.append(
+                    Finished(key=prompt.key, output=None, error=INVALID, prompt_tokens=0)
+                )
                 return
             yield SentPrompt(prompt, set(piece), encoded)
 
     def _hand_out(self, pieces: Iterator[SentPrompt]) -> bool:
-        """Gives pieces to whoever has least, what lost its worker first. False once there are none."""
-        seats = [(seat.samples / seat.rows, number) for number, seat in enumerate(self._seats) if seat.room > 0]
+        """Gives pieces to whoever has least, what lost its worker first.
+        False once there are none."""
+        seats = [
+            (seat.samples / seat.rows, number)
+            for number, seat in enumerate(self._seats)
+            if seat.room > 0
+        ]
         heapq.heapify(seats)
         while seats:
             piece = self._backlog.popleft() if self._backlog else next(pieces, None)
@@ -198,7 +227,11 @@ class RayWorkers:
         """What is over, after a wait of TURN seconds at most; a worker's turns in their order."""
         import ray
 
-        calls = {seat.opening if not seat.rows else seat.calls[0]: seat for seat in self._seats if _waits(seat)}
+        calls = {
+            seat.opening if not seat.rows else seat.calls[0]: seat
+            for seat in self._seats
+            if _waits(seat)
+        }
         first, _ = ray.wait(list(calls), timeout=TURN)
         over = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if first else []
         return [(calls[call], call) for call in over]
@@ -251,7 +284,8 @@ class RayWorkers:
             ray.kill(seat.actor)
 
     def _wait_for_workers(self) -> None:
-        """Until all are ready, or one is and the others have had their time: who is late takes part from then on."""
+        """Until all are ready, or one is and the others have had their time: who is late takes part
+        from then on."""
         print(f"penstock: {self._places}", file=sys.stderr, flush=True)
         begin: float | None = None
         while not all(seat.rows for seat in self._seats):
@@ -268,8 +302,8 @@ class RayWorkers:
             raise hello.error()
         if hello.penstock != __version__:
             raise UsageError(
-                f"penstock {hello.penstock} is installed at {hello.machine} and {__version__} here: "
-                "install the same version on every machine of the cluster"
+                f"penstock {hello.penstock} is installed at {hello.machine} and {__version__} here:"
+                " install the same version on every machine of the cluster"
             )
         if hello.identity != self._identity:
             raise UsageError(
@@ -286,17 +320,25 @@ class RayWorkers:
         seat.deaths += 1
         if seat.deaths >= MOST_DEATHS:
             raise EngineError(
-                f"a worker died {seat.deaths} times in a row before it ended one sample ({_line(death)}); "
-                "its last words are above"
+                f"a worker died {seat.deaths} times in a row before it ended one sample"
+                f" ({_line(death)}); its last words are above"
             ) from death
-        print(f"penstock: a worker died and is started again ({_line(death)})", file=sys.stderr, flush=True)
+        print(
+            f"penstock: a worker died and is started again ({_line(death)})",
+            file=sys.stderr,
+            flush=True,
+        )
         self.restarts += 1
         for piece in seat.work.values():
-            self._backlog.append(SentPrompt(piece.prompt, piece.left, _encode(piece.prompt, sorted(piece.left))))
+            self._backlog.append(
+                SentPrompt(piece.prompt, piece.left, _encode(piece.prompt, sorted(piece.left)))
+            )
         ray.kill(seat.actor)  # where it is its answer that was lost
         actor, opening = self._start()
         tokens = (sum(seat.tokens), 0)
-        self._seats[self._seats.index(seat)] = WorkerSeat(actor, opening, deaths=seat.deaths, tokens=tokens)
+        self._seats[self._seats.index(seat)] = WorkerSeat(
+            actor, opening, deaths=seat.deaths, tokens=tokens
+        )
 
 
 def _encode(prompt: Prompt, samples: list[int]) -> msgspec.Raw:
@@ -310,6 +352,11 @@ def _waits(seat: WorkerSeat) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """What Ray says, in a line: the first words of its page, and the last, which are the cause's."""
+    """What Ray says, in a line: the first words of its page, and the last,
+    which are the cause's."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
-    return " ... ".join(dict.fromkeys([lines[0][:120], lines[-1][:200]])) if lines else type(error).__name__
+    return (
+        " ... ".join(dict.fromkeys([lines[0][:120], lines[-1][:200]]))
+        if lines
+        else type(error).__name__
+    )

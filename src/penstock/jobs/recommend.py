@@ -1,5 +1,6 @@
-"""How many GPUs to hold one model together, and how many replicas of that: the smallest tensor parallelism that holds
-weights and KV, then data parallelism over what is left. It knows a model's shapes and bytes; no running engine.
+"""How many GPUs to hold one model together, and how many replicas of that: the smallest tensor
+parallelism that holds weights and KV, then data parallelism over what is left. It knows a model's
+shapes and bytes; no running engine.
 
 Sums between ranks cost a step what replicas don't pay, so ranks are for what doesn't fit.
 """
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
 def bytes_a_rank(
     config: Config, model_config: ModelConfig, dtype: torch.dtype, rooms: Sequence[int]
 ) -> dict[int, tuple[int, int]]:
-    """Returns, for each number of ranks up to that of GPUs that divides the model, bytes of a rank's weights and of the
-    state of one sequence of full length. rooms: as `recommend` takes them; a table of per-layer embeddings counts where
-    it is to lie there."""
+    """Returns, for each number of ranks up to that of GPUs that divides the model, bytes of a
+    rank's weights and of the state of one sequence of full length. rooms: as `recommend` takes
+    them; a table of per-layer embeddings counts where it is to lie there."""
     import torch
 
     from penstock.execute.kv_fit import fit_states, narrowest
@@ -38,7 +39,9 @@ def bytes_a_rank(
     found, asked, room = {}, config.memory.per_layer_embeddings, _room(rooms)
     for ranks in range(1, len(rooms) + 1):
         try:
-            share = build_model(model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes)
+            share = build_model(
+                model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes
+            )
         except UsageError:
             continue  # heads, groups or sizes that so many don't divide
         fit_states(share, config.model.mamba_ssm_cache_dtype)
@@ -51,21 +54,28 @@ def bytes_a_rank(
 
 
 def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length: int) -> str:
-    """Returns which options to take, and why. needs: `bytes_a_rank`'s. rooms: bytes of each GPU that are ours to take.
-    length: tokens of a sequence of full length."""
+    """Returns which options to take, and why. needs: `bytes_a_rank`'s. rooms: bytes of each GPU
+    that are ours to take. length: tokens of a sequence of full length."""
     room = _room(rooms)
-    fits = [ranks for ranks, (weights, kv) in needs.items() if ranks <= len(rooms) and weights + kv <= room]
+    fits = [
+        ranks
+        for ranks, (weights, kv) in needs.items()
+        if ranks <= len(rooms) and weights + kv <= room
+    ]
     least = max(ranks for ranks in needs if ranks <= len(rooms))
     weights, kv = needs[least]
     if not fits:
         return (
-            f"none: {least} ranks take {size_of(weights)} of weights and {size_of(kv)} for a sequence of {length:,} "
-            f"tokens each, and {size_of(room)} are there: fewer bits (--quantization fp8), a shorter --max-model-len, "
-            "or more GPUs"
+            f"none: {least} ranks take {size_of(weights)} of weights and {size_of(kv)} for a"
+            f" sequence of {length:,} tokens each, and {size_of(room)} are there: fewer bits"
+            " (--quantization fp8), a shorter --max-model-len, or more GPUs"
         )
     ranks = fits[0]
     (weights, kv), (replicas, left) = needs[ranks], divmod(len(rooms), ranks)
-    told = [f"{size_of(weights)} of weights leave room for {(room - weights) * length // kv:,} tokens of KV on each"]
+    told = [
+        f"{size_of(weights)} of weights leave room for {(room - weights) * length // kv:,} tokens"
+        " of KV on each"
+    ]
     if smaller := [each for each in needs if each < ranks]:
         size = size_of(needs[smaller[-1]][0])
         told.append(f"{smaller[-1]} would not hold {size} and a sequence of {length:,} tokens")

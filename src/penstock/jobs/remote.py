@@ -1,6 +1,8 @@
-"""Files and batches of any server that speaks OpenAI's API, asked over HTTP: what `penstock batch` is made of.
+"""Files and batches of any server that speaks OpenAI's API, asked over HTTP: what `penstock batch`
+is made of.
 
-It knows HTTP and OpenAI's objects; no engine, and nothing of how a server keeps them. Every fault is one line.
+It knows HTTP and OpenAI's objects; no engine, and nothing of how a server keeps them. Every fault
+is one line.
 """
 
 from __future__ import annotations
@@ -39,16 +41,21 @@ class NoAnswerError(RemoteError):
 
 
 class Remote:
-    """One server. `url` with or without /v1; a connection a request, so that a server may come and go meanwhile."""
+    """One server. `url` with or without /v1; a connection a request, so that a server may come and
+    go meanwhile."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
             parts = urlsplit(url)
             self._host, self._port = parts.hostname, parts.port
         except ValueError as error:
-            raise UsageError(f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url") from error
+            raise UsageError(
+                f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url"
+            ) from error
         if parts.scheme not in ("http", "https") or not self._host or parts.query or parts.fragment:
-            raise UsageError(f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url")
+            raise UsageError(
+                f"{url!r} is no address of a server: try http://127.0.0.1:8000", param="url"
+            )
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("the API key must be printable ASCII", param="api_key")
         self.url = url
@@ -62,7 +69,9 @@ class Remote:
         """Sends a file for a batch and gives its object. Raises RemoteError, UsageError."""
         with open_lines(path) as file:
             boundary = secrets.token_hex(16)
-            name = "".join(letter for letter in path.name if letter.isprintable() and letter not in '"\\')
+            name = "".join(
+                letter for letter in path.name if letter.isprintable() and letter not in '"\\'
+            )
             head, tail = _form(boundary, name)
             size = len(head) + os.fstat(file.fileno()).st_size + len(tail)
 
@@ -72,7 +81,10 @@ class Remote:
                     yield piece
                 yield tail
 
-            kind = {"Content-Type": f"multipart/form-data; boundary={boundary}", "Content-Length": str(size)}
+            kind = {
+                "Content-Type": f"multipart/form-data; boundary={boundary}",
+                "Content-Length": str(size),
+            }
             return self._object("POST", "/files", body(), kind)
 
     def delete(self, file_id: str) -> Json:
@@ -80,7 +92,8 @@ class Remote:
         return self._object("DELETE", f"/files/{quote(file_id, safe='')}")
 
     def download(self, file_id: str, out: BinaryIO) -> int:
-        """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it broke off."""
+        """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it
+        broke off."""
         size = 0
         with self._ask("GET", f"/files/{quote(file_id, safe='')}/content") as answer:
             while piece := _read(answer, PIECE):
@@ -94,7 +107,9 @@ class Remote:
 
     def create(self, file_id: str, endpoint: str) -> Json:
         asked = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": "24h"}
-        return self._object("POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"})
+        return self._object(
+            "POST", "/batches", json.dumps(asked).encode(), {"Content-Type": "application/json"}
+        )
 
     def batch(self, batch_id: str) -> Json:
         return self._object("GET", f"/batches/{quote(batch_id, safe='')}")
@@ -119,7 +134,11 @@ class Remote:
 
     @contextlib.contextmanager
     def _ask(
-        self, method: str, path: str, body: bytes | Iterator[bytes] | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        path: str,
+        body: bytes | Iterator[bytes] | None = None,
+        headers: dict[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
         """The answer, if its status is 200. Raises RemoteError."""
         kind = http.client.HTTPSConnection if self._safe else http.client.HTTPConnection
@@ -127,18 +146,22 @@ class Remote:
         try:
             try:
                 connection.connect()
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused amid it: the answer says why
-                    connection.request(method, self._path + path, body, {**self._headers, **(headers or {})})
+                with contextlib.suppress(
+                    BrokenPipeError, ConnectionResetError
+                ):  # refused amid it: the answer says why
+                    connection.request(
+                        method, self._path + path, body, {**self._headers, **(headers or {})}
+                    )
                 answer = connection.getresponse()
             except (OSError, http.client.HTTPException) as error:
                 raise NoAnswerError(
-                    f"{self.url} does not answer ({_words(error)}): start a server with --state-dir there, or name "
-                    "another --url"
+                    f"{self.url} does not answer ({_words(error)}): start a server with --state-dir"
+                    " there, or name another --url"
                 ) from error
             if answer.status == 401:
                 raise RemoteError(
-                    f"{self.url} wants another API key: give --api-key, or set PENSTOCK_API_KEY, or "
-                    "OPENAI_API_KEY, which is read where the others are missing",
+                    f"{self.url} wants another API key: give --api-key, or set PENSTOCK_API_KEY, or"
+                    " OPENAI_API_KEY, which is read where the others are missing",
                     status=401,
                 )
             if answer.status != 200:
@@ -149,17 +172,21 @@ class Remote:
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """A file of JSON lines, open. Raises UsageError for one that cannot be read or is packed, and for what is no file:
-    a pipe or a device has no size, and maybe no end."""
+    """A file of JSON lines, open. Raises UsageError for one that cannot be read or is packed, and
+    for what is no file: a pipe or a device has no size, and maybe no end."""
     if not path.is_file():
         raise UsageError(f"{path} is no file: name a file of JSON lines", param="file")
     try:
         file = path.open("rb")
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({_words(error)}): name a file of JSON lines", param="file") from error
+        raise UsageError(
+            f"{path} cannot be read ({_words(error)}): name a file of JSON lines", param="file"
+        ) from error
     if file.peek(2)[:2] == b"\x1f\x8b":
         file.close()
-        raise UsageError(f"{path} is gzip, and servers take plain lines: gunzip -k it first", param="file")
+        raise UsageError(
+            f"{path} is gzip, and servers take plain lines: gunzip -k it first", param="file"
+        )
     return file
 
 
@@ -177,7 +204,9 @@ def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
     try:
         return answer.read(size)
     except (OSError, http.client.HTTPException) as error:
-        raise NoAnswerError(f"the server broke off amid its answer ({_words(error)}): try again") from error
+        raise NoAnswerError(
+            f"the server broke off amid its answer ({_words(error)}): try again"
+        ) from error
 
 
 def _refusal(answer: http.client.HTTPResponse) -> str:
@@ -188,10 +217,16 @@ def _refusal(answer: http.client.HTTPResponse) -> str:
     error = said.get("error") if isinstance(said, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
     if not isinstance(message, str) or not message:
-        return f"the server answered {answer.status} {answer.reason} and didn't say why: check --url"
+        return (
+            f"the server answered {answer.status} {answer.reason} and didn't say why: check --url"
+        )
     return f"the server refused: {message[:1000]}"
 
 
 def _words(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error) or type(error).__name__
+    text = (
+        error.strerror
+        if isinstance(error, OSError) and error.strerror
+        else str(error) or type(error).__name__
+    )
     return text.lower()

@@ -1,5 +1,6 @@
-"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The work is the server's,
-which may go and come back meanwhile. It knows OpenAI's objects and the screen; how they travel is remote's.
+"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The work
+is the server's, which may go and come back meanwhile. It knows OpenAI's objects and the screen; how
+they travel is remote's.
 """
 
 from __future__ import annotations
@@ -30,13 +31,16 @@ MOST_TOLD = 20  # bad lines that are named on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
-    """Uploads a file and makes a batch of it; gives the batch's id. Without an endpoint it is the first line's."""
+    """Uploads a file and makes a batch of it; gives the batch's id. Without an endpoint it is the
+    first line's."""
     endpoint = endpoint or _endpoint_of(path)
     file_id = remote.upload(path)["id"]
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
-        if 400 <= error.status < 500 and error.status != 408:  # after others the batch may be there, of that file
+        if (
+            400 <= error.status < 500 and error.status != 408
+        ):  # after others the batch may be there, of that file
             with suppress(RemoteError):  # what was refused is told
                 remote.delete(file_id)
         raise
@@ -45,19 +49,31 @@ def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
 def _endpoint_of(path: Path) -> str:
     """The first line's."""
     with open_lines(path) as file:
-        first = next((line for line in iter(partial(file.readline, LONGEST_LINE), b"") if not line.isspace()), b"")
+        first = next(
+            (
+                line
+                for line in iter(partial(file.readline, LONGEST_LINE), b"")
+                if not line.isspace()
+            ),
+            b"",
+        )
     url: Any = None
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         url = json.loads(first.removeprefix(BOM_UTF8))["url"]
     if not isinstance(url, str):
-        message = f"{path} doesn't begin with a line that has a url: see docs/batches.md, or give --endpoint"
+        message = (
+            f"{path} doesn't begin with a line that has a url: see docs/batches.md, or give"
+            " --endpoint"
+        )
         raise UsageError(message, param="file")
     return url
 
 
-def watch(remote: Remote, batch_id: str, out: TextIO | None = None, every: float = LOOK_EVERY) -> Json:
-    """Says how far a batch is until it is over, and gives it then; bad lines as soon as they are known. Raises
-    RemoteError for what no waiting mends."""
+def watch(
+    remote: Remote, batch_id: str, out: TextIO | None = None, every: float = LOOK_EVERY
+) -> Json:
+    """Says how far a batch is until it is over, and gives it then; bad lines as soon as they are
+    known. Raises RemoteError for what no waiting mends."""
     screen = StatusLine(out)
     troubles: list[str] = []
     said = ""  # the status that was shown last
@@ -92,7 +108,9 @@ def watch(remote: Remote, batch_id: str, out: TextIO | None = None, every: float
 def line_of(batch: Json) -> str:
     """How far it is, in one line."""
     counts = batch.get("request_counts") or {}
-    total, completed, failed = (int(counts.get(name) or 0) for name in ("total", "completed", "failed"))
+    total, completed, failed = (
+        int(counts.get(name) or 0) for name in ("total", "completed", "failed")
+    )
     parts = [str(batch.get("status"))]
     if total:
         parts.append(f"{completed + failed:,} of {total:,}")
@@ -114,7 +132,9 @@ def troubles_of(batch: Json) -> list[str]:
     if told and batch.get("status") != "failed":
         told.insert(0, "bad lines are not run and go to the error file:")
     if len(found) > MOST_TOLD:
-        told.append(f"and {len(found) - MOST_TOLD} more: GET /v1/batches/{batch.get('id')} has them all")
+        told.append(
+            f"and {len(found) - MOST_TOLD} more: GET /v1/batches/{batch.get('id')} has them all"
+        )
     return told
 
 
@@ -124,25 +144,33 @@ def _trouble(error: Json) -> str:
     return f"{where}{error.get('message')}{named}"
 
 
-def fetch(remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False) -> list[tuple[Path, int]]:
-    """Writes what a batch that is over has: OUT, and beside it a file of the lines that failed, named as
-    `error_file_of` says, each whole or not at all. Gives (file, lines).
+def fetch(
+    remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False
+) -> list[tuple[Path, int]]:
+    """Writes what a batch that is over has: OUT, and beside it a file of the lines that failed,
+    named as `error_file_of` says, each whole or not at all. Gives (file, lines).
 
-    overwrite: both names are this batch's, whatever stands there; the one for which it has nothing is taken away.
-    Raises RemoteError where it isn't over or has nothing, JournalError where one of the two names is taken or can be no
-    file.
+    overwrite: both names are this batch's, whatever stands there; the one for which it has nothing
+    is taken away. Raises RemoteError where it isn't over or has nothing, JournalError where one of
+    the two names is taken or can be no file.
     """
     if str(out) == "-":
-        raise UsageError("- is no OUT: answers and failed lines are two files, so name one", param="out")
+        raise UsageError(
+            "- is no OUT: answers and failed lines are two files, so name one", param="out"
+        )
     _check_free(out, overwrite)  # a folder may have no name to make the other of
     places = {"completed": out, "failed": error_file_of(out)}
     _check_free(places["failed"], overwrite)
     batch = remote.batch(batch_id)
     if batch.get("status") not in OVER:
-        raise RemoteError(f"{batch_id} is not over ({line_of(batch)}): penstock batch watch {batch_id}")
+        raise RemoteError(
+            f"{batch_id} is not over ({line_of(batch)}): penstock batch watch {batch_id}"
+        )
     files = {"completed": batch.get("output_file_id"), "failed": batch.get("error_file_id")}
     if not any(files.values()):
-        raise RemoteError(f"{batch_id} is {batch.get('status')} and left no rows: penstock batch watch {batch_id}")
+        raise RemoteError(
+            f"{batch_id} is {batch.get('status')} and left no rows: penstock batch watch {batch_id}"
+        )
     counts, written = batch.get("request_counts") or {}, []
     for kind, place in places.items():
         if file_id := files[kind]:
@@ -165,4 +193,6 @@ def _check_free(place: Path, overwrite: bool) -> None:
         if journal.exists():  # a run that is under way would write on into a file without a name
             raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")
     if not overwrite and place.exists() and place.stat().st_size:
-        raise JournalError(f"{place} is there already: name another OUT, or replace it with --overwrite")
+        raise JournalError(
+            f"{place} is there already: name another OUT, or replace it with --overwrite"
+        )

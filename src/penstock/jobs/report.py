@@ -1,5 +1,6 @@
-"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html (one file with everything in
-it) and coverage.png. It knows the summary and the rows of samples.jsonl, no engine.
+"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html (one file
+with everything in it) and coverage.png. It knows the summary and the rows of samples.jsonl, no
+engine.
 """
 
 from __future__ import annotations
@@ -39,14 +40,19 @@ def print_table(summary: Summary, out: Path) -> None:
     for name, value in facts(summary):
         console.print(f"  {name:<22}{value}")
     for failed in summary["failed"]:
-        console.print(f"  row {failed['problem'] + 1} was not sampled in full: {failed['error']}", soft_wrap=True)
+        console.print(
+            f"  row {failed['problem'] + 1} was not sampled in full: {failed['error']}",
+            soft_wrap=True,
+        )
     console.print(f"\n  report: {out / 'report.html'}", soft_wrap=True)
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
     """Name and value of each figure beside the coverage, as people read it."""
     speed = summary["speed"]
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items())
+    reasons = ", ".join(
+        f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items()
+    )
     rows = [
         ("majority vote", percent(summary["majority_vote"])),
         ("samples", f"{summary['samples']:,} ({reasons})"),
@@ -58,20 +64,29 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
     if speed["samples"]:
         rows += [
             ("output speed", f"{speed['output_tokens_per_second']:,.0f} tok/s"),
-            ("total speed", f"{speed['total_tokens_per_second']:,.0f} tok/s, each prompt counted once"),
+            (
+                "total speed",
+                f"{speed['total_tokens_per_second']:,.0f} tok/s, each prompt counted once",
+            ),
             ("time", f"{duration(speed['seconds'])} for {speed['samples']:,} samples"),
         ]
     return rows
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that says so.
+    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that
+    says so.
 
     Raises JournalError or CapacityError as the journal does."""
-    write_whole(out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode())
+    write_whole(
+        out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode()
+    )
     write_whole(out / "report.html", render(summary, rows()).encode())
     if find_spec("matplotlib") is None:
-        print('penstock: coverage.png is left out: it needs pip install "penstock[plot]"', file=sys.stderr)
+        print(
+            'penstock: coverage.png is left out: it needs pip install "penstock[plot]"',
+            file=sys.stderr,
+        )
         return
     write_whole(out / "coverage.png", png(summary["coverage"], title(summary)))
 
@@ -88,7 +103,10 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
     from markupsafe import Markup
 
     environment = Environment(
-        loader=PackageLoader("penstock.jobs", ""), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("penstock.jobs", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
     )
     environment.filters["percent"] = percent
     problems = summary["per_problem"]
@@ -107,8 +125,11 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def pick_samples(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """A few right and a few wrong samples, of problems spread over the run: the first of each kind a problem has."""
+def pick_samples(
+    rows: Iterable[Mapping[str, Any]],
+) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """A few right and a few wrong samples, of problems spread over the run: the first of each kind
+    a problem has."""
     first: dict[bool, dict[int, Mapping[str, Any]]] = {True: {}, False: {}}
     for row in rows:
         there = first[row["right"]].get(row["problem"])

@@ -1,11 +1,13 @@
-"""A file of prompts in, a file of outputs out: any size, constant memory, each id exactly once through kills.
+"""A file of prompts in, a file of outputs out: any size, constant memory, each id exactly once
+through kills.
 
     IN.jsonl --survey--> every row checked, before anything runs
-    IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its last sample ends
+    IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its
+    last sample ends
 
-OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in the order of the samples, or
-{"id", "error"} for a prompt that cannot be served (too long, say); a row's metadata goes through. `-` is standard input
-or output. It knows the engine only as `LLM.stream`.
+OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in the order of the
+samples, or {"id", "error"} for a prompt that cannot be served (too long, say); a row's metadata
+goes through. `-` is standard input or output. It knows the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -44,8 +46,8 @@ class Tail:
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a sitting did. rows: of the file; done: rows that this sitting wrote; failed: all that OUT has with an
-    error, those of earlier sittings too."""
+    """What a sitting did. rows: of the file; done: rows that this sitting wrote; failed: all that
+    OUT has with an error, those of earlier sittings too."""
 
     rows: int
     done: int = 0
@@ -55,21 +57,31 @@ class RunOutcome:
 
 
 def run_file(
-    source: Path, out: Path, config: Config, build_engine: OpenLLM = open_llm, keep: tuple[str, ...] = ()
+    source: Path,
+    out: Path,
+    config: Config,
+    build_engine: OpenLLM = open_llm,
+    keep: tuple[str, ...] = (),
 ) -> RunOutcome:
-    """Runs every row of `source` that `out` doesn't hold yet. `-`: rows from standard input, which are kept on the disk
-    meanwhile; rows to standard output as they end. keep: columns that go through.
+    """Runs every row of `source` that `out` doesn't hold yet. `-`: rows from standard input, which
+    are kept on the disk meanwhile; rows to standard output as they end. keep: columns that go
+    through.
 
-    Raises UsageError with the row's number for a broken file, and when all that `out` holds at the end is errors;
-    JournalError when `out` cannot be written or belongs to another run, CapacityError for a full disk.
-    KeyboardInterrupt comes through with how to go on in it.
+    Raises UsageError with the row's number for a broken file, and when all that `out` holds at the
+    end is errors; JournalError when `out` cannot be written or belongs to another run,
+    CapacityError for a full disk. KeyboardInterrupt comes through with how to go on in it.
     """
     with taken_in(source) as source, given_out(out) as (out, show):
         return _run_file(source, out, config, build_engine, keep, show)
 
 
 def _run_file(
-    source: Path, out: Path, config: Config, build_engine: OpenLLM, keep: tuple[str, ...], show: Show | None
+    source: Path,
+    out: Path,
+    config: Config,
+    build_engine: OpenLLM,
+    keep: tuple[str, ...],
+    show: Show | None,
 ) -> RunOutcome:
     ledger = ledger_of(out)
     for path in {ledger, out}:
@@ -90,16 +102,20 @@ def _run_file(
         finish_output(ledger, out)
         _say(_closing(outcome, "standard output" if show is not None else str(out)))
         if ledger != out:
-            _say(f"{ledger} and {journal_of(ledger).name} may be deleted: they let the same command see what is done")
-        # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't take it for done.
+            _say(
+                f"{ledger} and {journal_of(ledger).name} may be deleted: they let the same command"
+                " see what is done"
+            )
+        # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't
+        # take it for done.
         if first is not None and outcome.failed == outcome.rows:
             raise UsageError(f"no row could be run; the first because {first}")
     return outcome
 
 
 def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
-    """Counts the rows with an error, and gives the first one's. All rows are there: any could have been written by an
-    earlier sitting, and the exit code has to be the same each time."""
+    """Counts the rows with an error, and gives the first one's. All rows are there: any could have
+    been written by an earlier sitting, and the exit code has to be the same each time."""
     first: str | None = None
     for row in journal.rows("error"):
         outcome.failed += 1
@@ -108,7 +124,8 @@ def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
 
 
 def _fingerprint(found: Survey, config: Config, keep: tuple[str, ...]) -> dict[str, Any]:
-    """All that the outputs depend on. What only decides how fast they come may change between sittings."""
+    """All that the outputs depend on. What only decides how fast they come may change between
+    sittings."""
     kept = {"keep": sorted(keep)} if keep else {}
     return {"input": found.fingerprint, **identity(config), "seed": config.model.seed, **kept}
 
@@ -116,10 +133,14 @@ def _fingerprint(found: Survey, config: Config, keep: tuple[str, ...]) -> dict[s
 def _mention_models(found: Survey, config: Config) -> None:
     others = [name for name in found.models if name != config.model.model]
     if others:
-        _say(f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says")
+        _say(
+            f"the rows name {', '.join(others)}; they run on {config.model.model}, as --model says"
+        )
 
 
-def _run_rows(llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: RunOutcome, show: Show | None) -> None:
+def _run_rows(
+    llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: RunOutcome, show: Show | None
+) -> None:
     """show: takes each row too."""
     open_rows: dict[Id, Tail] = {}
     rows = Count("rows", outcome.rows, before=len(journal))
@@ -147,7 +168,8 @@ def _counted(prompts: Iterator[Prompt], rows: Count) -> Iterator[Prompt]:
 def _prompts(
     rows: Iterator[Row], journal: Journal, open_rows: dict[Id, Tail], follow: Callable[[], None]
 ) -> Iterator[Prompt]:
-    """Those of the rows that the journal lacks. follow: called for each row read; many are, between two steps."""
+    """Those of the rows that the journal lacks. follow: called for each row read; many are, between
+    two steps."""
     from penstock.llm import Prompt
 
     for row in rows:
@@ -158,13 +180,24 @@ def _prompts(
 
 
 def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
-    return make(key=row.id, prompt=row.prompt, messages=row.messages, params=row.params, samples=None, **row.chat)
+    return make(
+        key=row.id,
+        prompt=row.prompt,
+        messages=row.messages,
+        params=row.params,
+        samples=None,
+        **row.chat,
+    )
 
 
-def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome) -> dict[str, Any] | None:
+def _take(
+    finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome
+) -> dict[str, Any] | None:
     """The row to write, if this sample was the last of it."""
     key: Id = finished.key
-    if key not in open_rows:  # its row is written: an error ended it, and this sample was on its way
+    if (
+        key not in open_rows
+    ):  # its row is written: an error ended it, and this sample was on its way
         return None
     if finished.output is None or finished.error is not None:
         carried = open_rows.pop(key).carried
@@ -175,7 +208,11 @@ def _take(finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome) ->
     if len(tail.outputs) < tail.n:
         return None
     del open_rows[key]
-    return {"id": key, "outputs": [_output(o) for o in sorted(tail.outputs, key=lambda o: o.index)], **tail.carried}
+    return {
+        "id": key,
+        "outputs": [_output(o) for o in sorted(tail.outputs, key=lambda o: o.index)],
+        **tail.carried,
+    }
 
 
 def _output(output: CompletionOutput) -> dict[str, Any]:
@@ -185,7 +222,10 @@ def _output(output: CompletionOutput) -> dict[str, Any]:
         "token_count": len(output.token_ids),
     }
     if output.logprobs is not None:
-        row["logprobs"] = [_position(token, at) for token, at in zip(output.token_ids, output.logprobs, strict=True)]
+        row["logprobs"] = [
+            _position(token, at)
+            for token, at in zip(output.token_ids, output.logprobs, strict=True)
+        ]
     return row
 
 
@@ -201,8 +241,8 @@ def _closing(outcome: RunOutcome, out: str) -> str:
         return f"all {outcome.rows:,} rows are in {out}{failed}; nothing was left to do"
     speed = outcome.output_tokens / outcome.seconds if outcome.seconds else 0.0
     return (
-        f"{outcome.done:,} row{'s' * (outcome.done != 1)} in {duration(outcome.seconds)}, {speed:,.0f} output tok/s; "
-        f"all {outcome.rows:,} are in {out}{failed}"
+        f"{outcome.done:,} row{'s' * (outcome.done != 1)} in {duration(outcome.seconds)},"
+        f" {speed:,.0f} output tok/s; all {outcome.rows:,} are in {out}{failed}"
     )
 
 

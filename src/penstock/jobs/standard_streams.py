@@ -1,5 +1,5 @@
-"""`-` in the place of a file: rows from standard input, which a run reads twice, and rows to standard output as they
-end. It knows bytes and rows; no engine.
+"""`-` in the place of a file: rows from standard input, which a run reads twice, and rows to
+standard output as they end. It knows bytes and rows; no engine.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 @contextlib.contextmanager
 def taken_in(source: Path) -> Iterator[Path]:
-    """Inside, a file with the rows of `source`: itself, or all of standard input, in a temporary one. Raises
-    CapacityError, JournalError where that cannot be written."""
+    """Inside, a file with the rows of `source`: itself, or all of standard input, in a temporary
+    one. Raises CapacityError, JournalError where that cannot be written."""
     if source != STREAM:
         yield source
         return
@@ -45,7 +45,8 @@ def taken_in(source: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
-    """Inside, where a run keeps its rows, and what takes each as it ends: of standard output; else nothing."""
+    """Inside, where a run keeps its rows, and what takes each as it ends: of standard output; else
+    nothing."""
     if out != STREAM:
         yield out, None
         return
@@ -54,11 +55,14 @@ def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
 
 
 def _show(row: Mapping[str, Any]) -> None:
-    """Writes a row to standard output at once. Raises JournalError where nobody reads it any more."""
+    """Writes a row to standard output at once.
+    Raises JournalError where nobody reads it any more."""
     line = json.dumps(row).encode() + b"\n"
     try:
         with open(OUTPUT, "wb", closefd=False) as file:
             file.write(line)
     except OSError as error:
         why = (error.strerror or str(error)).lower()
-        raise JournalError(f"standard output takes no more rows ({why}): name a file as OUT to go on from") from error
+        raise JournalError(
+            f"standard output takes no more rows ({why}): name a file as OUT to go on from"
+        ) from error

@@ -1,4 +1,5 @@
-"""StopRule: when a problem of a sampling job has been sampled enough, as `--stop-when` says it: `right` or `agree:K`.
+"""StopRule: when a problem of a sampling job has been sampled enough, as `--stop-when` says it:
+`right` or `agree:K`.
 
 It knows problems and answers; the engine's client counts.
 """
@@ -27,10 +28,15 @@ class StopRule:
         """The rule of an option. Raises UsageError."""
         found = _RULE.fullmatch(text)
         if found is None:
-            raise UsageError(f"--stop-when must be right or agree:K, as agree:5, not {text!r}", param="stop_when")
+            raise UsageError(
+                f"--stop-when must be right or agree:K, as agree:5, not {text!r}", param="stop_when"
+            )
         agree = None if found[1] is None else int(found[1])
         if agree is not None and agree > n:
-            raise UsageError(f"--stop-when {text} asks for more samples than --n {n} draws: lower K", param="stop_when")
+            raise UsageError(
+                f"--stop-when {text} asks for more samples than --n {n} draws: lower K",
+                param="stop_when",
+            )
         return cls(agree)
 
     def group_stop(self, problem: Problem, known: Iterable[str | None]) -> GroupStop:

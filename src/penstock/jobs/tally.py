@@ -1,4 +1,5 @@
-"""What the samples of a sampling job say together: a tally a problem, and the summary of all. It draws nothing."""
+"""What the samples of a sampling job say together: a tally a problem, and the summary of all. It
+draws nothing."""
 
 from __future__ import annotations
 
@@ -50,8 +51,11 @@ class Tally:
 def count_rows(
     problems: Iterable[Problem], rows: Iterable[Mapping[str, Any]], errors: Mapping[int, str]
 ) -> tuple[list[Tally], Counter[str]]:
-    """rows: those of samples.jsonl, in any order. errors: problem index -> why it has no samples."""
-    tallies = {problem.index: Tally(problem, error=errors.get(problem.index)) for problem in problems}
+    """rows: those of samples.jsonl, in any order. errors:
+    problem index -> why it has no samples."""
+    tallies = {
+        problem.index: Tally(problem, error=errors.get(problem.index)) for problem in problems
+    }
     reasons: Counter[str] = Counter()
     for row in rows:
         tally = tallies[row["problem"]]
@@ -62,10 +66,13 @@ def count_rows(
     return list(tallies.values()), reasons
 
 
-def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, early: bool = False) -> dict[str, Any]:
-    """Returns what summary.json says of the samples. Coverage and vote are over the problems that have all n samples;
-    there must be one. failed: those that lack some (their prompt didn't fit, their logits broke). early: samples were
-    ended by the answers of others, so of fewer than n nothing can be said: those that ended first aren't any k."""
+def add_up(
+    tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, early: bool = False
+) -> dict[str, Any]:
+    """Returns what summary.json says of the samples. Coverage and vote are over the problems that
+    have all n samples; there must be one. failed: those that lack some (their prompt didn't fit,
+    their logits broke). early: samples were ended by the answers of others, so of fewer than n
+    nothing can be said: those that ended first aren't any k."""
     drawn = [tally for tally in tallies if tally.answers]
     whole = [tally for tally in drawn if len(tally.answers) == n]
     lengths = [length for tally in drawn for length in tally.lengths.values()]
@@ -73,13 +80,18 @@ def add_up(tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, ea
     return {
         "problems": len(tallies),
         "samples": len(lengths),
-        "coverage": [asdict(point) for point in coverage([n] * len(whole), [t.right for t in whole], ks, seed)],
+        "coverage": [
+            asdict(point)
+            for point in coverage([n] * len(whole), [t.right for t in whole], ks, seed)
+        ],
         "majority_vote": sum(t.majority == t.problem.answer for t in whole) / len(whole),
         "output_tokens": sum(lengths),
         "prompt_tokens": sum(t.prompt_tokens for t in drawn),
         "mean_length": round(sum(lengths) / len(lengths), 2),
         "longest": max(lengths),
         "finish_reasons": dict(sorted(reasons.items())),
-        "failed": [{"problem": t.problem.index, "error": t.error} for t in tallies if t.error is not None],
+        "failed": [
+            {"problem": t.problem.index, "error": t.error} for t in tallies if t.error is not None
+        ],
         "per_problem": [tally.row() for tally in tallies],
     }

@@ -1,5 +1,6 @@
-"""Binaries of kernels, as this process has them: where they are read from, where a build wants them written, which had
-to be compiled. It knows folders and names; which compiler asks is a column's affair (`triton/disk_cache.py`).
+"""Binaries of kernels, as this process has them: where they are read from, where a build wants them
+written, which had to be compiled. It knows folders and names; which compiler asks is a column's
+affair (`triton/disk_cache.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from penstock.errors import EngineError
 
 
 class BinaryCounts(NamedTuple):
-    """How many kernels, and stubs that launch them, a process has compiled, and how many it has loaded from a disk."""
+    """How many kernels, and stubs that launch them, a process has compiled, and how many it has
+    loaded from a disk."""
 
     compiled: int
     loaded: int
@@ -21,11 +23,16 @@ class BinaryCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Binaries:
-    """One a process, as the compiler's memory of kernels is. Names are appended by any thread, which needs no lock."""
+    """One a process, as the compiler's memory of kernels is. Names are appended by any thread,
+    which needs no lock."""
 
-    folders: list[Path] = field(default_factory=list)  # artifacts': looked into before the compiler's own cache
+    folders: list[Path] = field(
+        default_factory=list
+    )  # artifacts': looked into before the compiler's own cache
     into: Path | None = None  # a build's: what is compiled or found is written there, too
-    sealed: list[Path] = field(default_factory=list)  # artifacts of the engines that refuse to compile
+    sealed: list[Path] = field(
+        default_factory=list
+    )  # artifacts of the engines that refuse to compile
     compiled: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
 
@@ -44,10 +51,12 @@ class Binaries:
                 held.remove(folder)
 
     def compiling(self, name: str) -> None:
-        """Takes down that `name` is compiled. Raises EngineError where an engine of this process is sealed."""
+        """Takes down that `name` is compiled. Raises EngineError where an engine of this process is
+        sealed."""
         if self.sealed:
             raise EngineError(
-                f"the kernel {name} is not among the binaries of {self.sealed[-1]} and would have to be compiled: "
-                f"run penstock build --retune {self.sealed[-1].parent} on this machine, or leave --sealed out"
+                f"the kernel {name} is not among the binaries of {self.sealed[-1]} and would have"
+                f" to be compiled: run penstock build --retune {self.sealed[-1].parent} on this"
+                " machine, or leave --sealed out"
             )
         self.compiled.append(name)

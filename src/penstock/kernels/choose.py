@@ -1,7 +1,8 @@
 """choose: picks a column for each operation -> one Ops object that is handed to the layers.
 
-A column is a package of functions with the operations' names; an operation takes the first of its candidates that can
-serve the device and dtype. It knows columns by name only and imports one when it is picked.
+A column is a package of functions with the operations' names; an operation takes the first of its
+candidates that can serve the device and dtype. It knows columns by name only and imports one when
+it is picked.
 """
 
 from __future__ import annotations
@@ -49,12 +50,16 @@ def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
 
 
 WIDENED = "plain torch: the weight is widened for each product"
-INTEGERS = "plain torch; on a CPU with VNNI eight bits a row are multiplied as integers, all else is widened"
+INTEGERS = (
+    "plain torch; on a CPU with VNNI eight bits a row are multiplied as integers, all else is"
+    " widened"
+)
 PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4.6 times F.linear"
 
 
 def _linear() -> tuple[Candidate, ...]:
-    """A weight must be prepared by the column that multiplies by it: both have the same candidates."""
+    """A weight must be prepared by the column that multiplies by it:
+    both have the same candidates."""
     reason = "the library's products, and for 1 to 16 rows one that streams the weight once"
     streamed = Candidate("triton", "linear", reason, ("cuda",), (torch.bfloat16, torch.float16))
     return (streamed, *_reference("linear", PACKED))
@@ -63,30 +68,43 @@ def _linear() -> tuple[Candidate, ...]:
 def _linear_gated() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does. Bulk copies (TMA) came with 9.0."""
     inside = "for many rows the gate inside the product, before its answer is written"
-    fused = Candidate("triton", "linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0))
+    fused = Candidate(
+        "triton", "linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
+    )
     return (fused, *_reference("linear", "none: the gate follows the product"))
 
 
 def _fp8() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without loss. Other GPUs
-    have the weight widened: those without e4m3, and 8.9 (L4, L40S), whose programs have 99 KB of shared memory where
-    the tiles ask for up to 164 (scripts/compile_kernels.py)."""
+    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without
+    loss. Other GPUs have the weight widened: those without e4m3, and 8.9 (L4, L40S), whose programs
+    have 99 KB of shared memory where the tiles ask for up to 164 (scripts/compile_kernels.py)."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
-    streamed = Candidate("triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0))
+    streamed = Candidate(
+        "triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
+    )
     return (streamed, *_reference("fp8", WIDENED))
 
 
 def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
     """Returns the forms of products with scales by group, for preparing and multiplying."""
-    streams = "for few rows a kernel that streams the weight once, for many the library behind a widening"
-    streamed = Candidate("triton", "linear_groups", streams, ("cuda",), (torch.bfloat16, torch.float16))
+    streams = (
+        "for few rows a kernel that streams the weight once, for many the library behind a widening"
+    )
+    streamed = Candidate(
+        "triton", "linear_groups", streams, ("cuda",), (torch.bfloat16, torch.float16)
+    )
     return (streamed, *_reference(module, reason))
 
 
 def _fp4() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does."""
-    streams = "one row in integers, few by a kernel that streams the weight once, many by the library behind a widening"
-    streamed = Candidate("triton", "linear_fp4", streams, ("cuda",), (torch.bfloat16, torch.float16))
+    streams = (
+        "one row in integers, few by a kernel that streams the weight once, many by the library"
+        " behind a widening"
+    )
+    streamed = Candidate(
+        "triton", "linear_fp4", streams, ("cuda",), (torch.bfloat16, torch.float16)
+    )
     return (streamed, *_reference("linear_fp4", WIDENED))
 
 
@@ -125,7 +143,9 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "plan": _triton("attention", "takes buffers once a step"),
     "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
     "latent_store": (
-        Candidate("triton", "latent_store", "norm, rotation and store in one launch", devices=("cuda",)),
+        Candidate(
+            "triton", "latent_store", "norm, rotation and store in one launch", devices=("cuda",)
+        ),
         *_reference("latent", "plain torch: Triton runs on CUDA alone"),
     ),
     "latent_attention": _triton("latent", "a vector is read once for scores and answers"),
@@ -143,14 +163,20 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 }
 
 
-def choose(device: torch.device, dtype: torch.dtype, kernels: str = "auto", tuned: Tuned | None = None) -> Ops:
-    """Fills an Ops for a device and dtype. `kernels`: `auto`, or the name of the one column to take everywhere.
+def choose(
+    device: torch.device, dtype: torch.dtype, kernels: str = "auto", tuned: Tuned | None = None
+) -> Ops:
+    """Fills an Ops for a device and dtype. `kernels`: `auto`, or the name of the one column to take
+    everywhere.
 
-    tuned: values of tunables (kernels/tunables.py). Raises ValueError for a column or dtype that no candidate serves.
+    tuned: values of tunables (kernels/tunables.py). Raises ValueError for a column or dtype that no
+    candidate serves.
     """
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
-    for op in (f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "binaries", "why")):
+    for op in (
+        f.name for f in fields(Ops) if f.name not in ("dtype", "one_row", "binaries", "why")
+    ):
         candidate = _pick(op, device, dtype, kernels)
         picked[op] = with_values(op, candidate.column, candidate.load(op), tuned or {})
         why[op] = (candidate.column, "asked for" if kernels != "auto" else candidate.reason)
@@ -177,10 +203,13 @@ def _module(column: str, module: str) -> Any:
             raise
         lacks = f"which isn't installed: pip install {name}"
         if not isinstance(error, ModuleNotFoundError):
-            lacks = f"which cannot be loaded ({(str(error).splitlines() or ['no reason given'])[0]}): mend it"
+            lacks = (
+                f"which cannot be loaded ({(str(error).splitlines() or ['no reason given'])[0]}):"
+                " mend it"
+            )
         raise UsageError(
-            f"the GPU's kernels need {name}, {lacks}, or run slower without it by --kernels reference, "
-            "or on the CPU by --device cpu",
+            f"the GPU's kernels need {name}, {lacks}, or run slower without it by --kernels"
+            " reference, or on the CPU by --device cpu",
             param="kernels",
         ) from error
 
@@ -194,10 +223,15 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
 
 # Where the operations of RowOps lie in a column; one that has them all.
 _ROW_OPS = {
-    "join": "row_state", "grow": "row_state", "take_drafts": "row_state", "prepare": "row_state",
+    "join": "row_state",
+    "grow": "row_state",
+    "take_drafts": "row_state",
+    "prepare": "row_state",
     "advance": "row_state",
-    "adjust": "penalties", "sample_rows": "sample", "logprobs_rows": "logprobs",
-}  # fmt: skip
+    "adjust": "penalties",
+    "sample_rows": "sample",
+    "logprobs_rows": "logprobs",
+}
 
 
 def widens_fp8(ops: Ops) -> bool:
@@ -211,7 +245,8 @@ def widens_fp4(ops: Ops) -> bool:
 
 
 def choose_rows(ops: Ops) -> RowOps:
-    """Returns the operations on rows of the column that these attend by: attention reads the rows' columns too."""
+    """Returns the operations on rows of the column that these attend by: attention reads the rows'
+    columns too."""
     column = ops.why["attention"][0]
 
     def load(module: str, name: str) -> Any:

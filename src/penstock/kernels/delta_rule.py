@@ -1,14 +1,17 @@
-"""What a gated delta rule is made of: its heads, its small weights (arXiv:2412.06464). It knows shapes; no kernel.
+"""What a gated delta rule is made of: its heads, its small weights (arXiv:2412.06464). It knows
+shapes; no kernel.
 
-A value head h keeps a matrix S [key width, value width] of a sequence, and a token with key k, value v and query q,
-which it shares with value heads of the same key head, changes it by a decay a in (0, 1) and a rate b in (0, most_rate):
+A value head h keeps a matrix S [key width, value width] of a sequence, and a token with key k,
+value v and query q, which it shares with value heads of the same key head, changes it by a decay a
+in (0, 1) and a rate b in (0, most_rate):
 
     S <- a S + k b (v - a k S)        answer: q S
 
-    a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)    b = most_rate * sigmoid(given)
+    a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)    b = most_rate *
+    sigmoid(given)
 
-q and k have length 1, and q is divided by the root of its width. q, k and v come through a short convolution and silu;
-the answer leaves through an RMS norm, head by head, and silu(z) times it.
+q and k have length 1, and q is divided by the root of its width. q, k and v come through a short
+convolution and silu; the answer leaves through an RMS norm, head by head, and silu(z) times it.
 """
 
 from __future__ import annotations

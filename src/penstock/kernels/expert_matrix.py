@@ -1,4 +1,5 @@
-"""ExpertMatrix: the matrices of a mixture's experts, stacked, and Experts: what an operation of experts is made of.
+"""ExpertMatrix: the matrices of a mixture's experts, stacked, and Experts: what an operation of
+experts is made of.
 
 It draws how numbers and scales lie; no kernels, no layers.
 """
@@ -25,11 +26,12 @@ Gate = Literal["silu", "gelu_tanh", "none"]
 class ExpertMatrix:
     """E matrices [N, K] that are multiplied from the right: x [T, K] -> x @ matrix.T.
 
-    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two numbers in four bits each,
-    integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32 neighbours the first 16 are the lower
-    halves of 16 bytes, the others the upper ones.   scale: of e4m3 float32, a row's [E, N], or one for 128 neighbours
-    of a row, [E, N, ceil(K / 128)]; of MXFP4 bytes [E, N, K / 32], of NVFP4 e4m3 [E, N, K / 16] with whole [E, N];
-    of integers floats [E, N, groups], and zero alike, where they have zeros.   bias: [E, N] of the model's dtype.
+    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two numbers
+    in four bits each, integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32
+    neighbours the first 16 are the lower halves of 16 bytes, the others the upper ones.   scale: of
+    e4m3 float32, a row's [E, N], or one for 128 neighbours of a row, [E, N, ceil(K / 128)]; of
+    MXFP4 bytes [E, N, K / 32], of NVFP4 e4m3 [E, N, K / 16] with whole [E, N]; of integers floats
+    [E, N, groups], and zero alike, where they have zeros.   bias: [E, N] of the model's dtype.
     """
 
     numbers: Tensor
@@ -48,7 +50,8 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        """Whether numbers are four-bit floats. MXFP4's scales are whole numbers, also where a column joins them."""
+        """Whether numbers are four-bit floats. MXFP4's scales are whole numbers, also where a
+        column joins them."""
         if not self.in_four_bits or self.scale is None:
             return False
         return self.scale.dtype == E4M3 or not self.scale.is_floating_point()
@@ -56,7 +59,13 @@ class ExpertMatrix:
     @property
     def integers(self) -> int:
         """The bits of an integer; 0: the numbers are none."""
-        return 8 if self.numbers.dtype == torch.int8 else 4 if self.in_four_bits and not self.in_fp4 else 0
+        return (
+            8
+            if self.numbers.dtype == torch.int8
+            else 4
+            if self.in_four_bits and not self.in_fp4
+            else 0
+        )
 
     @property
     def group(self) -> int:
@@ -98,19 +107,26 @@ class ExpertMatrix:
         assert self.scale is not None
         four, scale = self.in_four_bits, self.scale[expert].float()
         numbers = unpack_four(self.numbers[expert]) if four else self.numbers[expert]
-        zero = (ZERO_OF_FOUR if four else 0) if self.zero is None else self.zero[expert].float()[..., None]
-        return ((numbers.float().unflatten(1, (scale.shape[1], -1)) - zero) * scale[..., None]).flatten(1)
+        zero = (
+            (ZERO_OF_FOUR if four else 0)
+            if self.zero is None
+            else self.zero[expert].float()[..., None]
+        )
+        return (
+            (numbers.float().unflatten(1, (scale.shape[1], -1)) - zero) * scale[..., None]
+        ).flatten(1)
 
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who is sent to them.
+    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who
+    is sent to them.
 
-    gate: what of an expert's gate multiplies its up. "none": gate_up is [E, F, d], up alone, and the middle is
-    max(u, 0) squared (Nemotron 3).
-    clamp: (a, most): the middle is g * sigmoid(a * g) * (u + 1) with g at most `most` and u within it (gpt-oss); None:
-    gate(g) * u.   correction: [E] float32, added to what experts are worth where they are chosen, and to no weight.
-    answer_scale: [E] float32, what an expert's weight is multiplied by in the end (Gemma 4).
+    gate: what of an expert's gate multiplies its up. "none": gate_up is [E, F, d], up alone, and
+    the middle is max(u, 0) squared (Nemotron 3). clamp: (a, most): the middle is g * sigmoid(a * g)
+    * (u + 1) with g at most `most` and u within it (gpt-oss); None: gate(g) * u.   correction: [E]
+    float32, added to what experts are worth where they are chosen, and to no weight. answer_scale:
+    [E] float32, what an expert's weight is multiplied by in the end (Gemma 4).
     """
 
     gate_up: ExpertMatrix

@@ -1,11 +1,12 @@
-"""FixedRow: a row in fixed point, for products that multiply integers: of every 16 neighbours a power of two, and each
-as 16 bits.
+"""FixedRow: a row in fixed point, for products that multiply integers: of every 16 neighbours a
+power of two, and each as 16 bits.
 
-Contract of whatever writes it: x is what the plain operation would give, rounded to the model's dtype; scale = the
-power of two of the 16's largest magnitude / 2**14 (at least 2**-101); numbers = x / scale, rounded to the even.
-Numbers of eight bits of mantissa (bfloat16) keep all of them down to a 128th of that power; what is smaller is off by
-at most a 65,536th of the largest, 64 times less than the largest's own rounding. Its two bytes are multiplied four at
-a time by weights of four bits, with exact sums.
+Contract of whatever writes it: x is what the plain operation would give, rounded to the model's
+dtype; scale = the power of two of the 16's largest magnitude / 2**14 (at least 2**-101); numbers =
+x / scale, rounded to the even. Numbers of eight bits of mantissa (bfloat16) keep all of them down
+to a 128th of that power; what is smaller is off by at most a 65,536th of the largest, 64 times less
+than the largest's own rounding. Its two bytes are multiplied four at a time by weights of four
+bits, with exact sums.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ LEAST_BITS = 40 << 23  # of the least power that counts, 2**-87, as a float32
 
 @dataclass(slots=True, frozen=True)
 class FixedRow:
-    """A row of K numbers, worth scale * (256 * high + low). What isn't finite has an infinite scale."""
+    """A row of K numbers, worth scale * (256 * high + low). What isn't finite has an infinite
+    scale."""
 
-    numbers: Tensor  # int8 [2, K]: the highs, -128 to 127, then the lows, whose bits are those of 0 to 255
+    # int8 [2, K]: the highs, -128 to 127, then the lows, whose bits are those of 0 to 255
+    numbers: Tensor
     scale: Tensor  # float32 [K / 16]
     sums: Tensor  # int32 [K / 16]: of the integers of 16 neighbours
 
@@ -48,9 +51,17 @@ def to_fixed(x: Tensor) -> FixedRow:
     most = (blocks.view(torch.int32) & 0x7FFFFFFF).amax(1)
     power = (most & 0x7F800000).clamp(min=LEAST_BITS)
     by = ((254 << 23) - power + (TOP << 23)).view(torch.float32)
-    whole = torch.nan_to_num(blocks * by[:, None], posinf=0.0, neginf=0.0).round().clamp(max=32767).int().view(1, -1)
+    whole = (
+        torch.nan_to_num(blocks * by[:, None], posinf=0.0, neginf=0.0)
+        .round()
+        .clamp(max=32767)
+        .int()
+        .view(1, -1)
+    )
     numbers = torch.cat((whole >> 8, (whole << 24) >> 24)).to(torch.int8)
-    return FixedRow(numbers, power.view(torch.float32) * 2.0**-TOP, whole.view(-1, FIXED).sum(1).int())
+    return FixedRow(
+        numbers, power.view(torch.float32) * 2.0**-TOP, whole.view(-1, FIXED).sum(1).int()
+    )
 
 
 def worth_of(row: FixedRow) -> Tensor:

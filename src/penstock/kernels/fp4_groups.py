@@ -1,4 +1,5 @@
-"""Sizes of four-bit floats that their readers need too, and no torch: `kernels/fp4_matrix.py` has the layout."""
+"""Sizes of four-bit floats that their readers need too, and no torch: `kernels/fp4_matrix.py` has
+the layout."""
 
 from __future__ import annotations
 

@@ -1,15 +1,19 @@
-"""Four-bit floats in memory: the one layout of MXFP4 and NVFP4, which products and experts take and loading makes.
+"""Four-bit floats in memory: the one layout of MXFP4 and NVFP4, which products and experts take and
+loading makes.
 
 A number is worth e2m1 * scale: three bits say one of E2M1, the fourth its sign.
 
     numbers   uint8 [N, K / 2], packed as integers of four bits are (`kernels/int_matrix.py`)
-    MXFP4     scale uint8 [N, K / 32]: 2 ** (byte - 127); 255 is no number (OCP Microscaling Formats 1.0)
-    NVFP4     scale e4m3 [N, K / 16], and whole float64 [N], by which all scales of a row are multiplied; what comes out
+    MXFP4     scale uint8 [N, K / 32]: 2 ** (byte - 127); 255 is no number (OCP Microscaling Formats
+    1.0)
+    NVFP4     scale e4m3 [N, K / 16], and whole float64 [N], by which all scales of a row are
+    multiplied; what comes out
               is rounded to float32 (arXiv:2509.25149)
 
-A checkpoint gives `whole` as a float32 that divides (compressed-tensors) or multiplies (ModelOpt). Its reciprocal in
-float64 loses nothing: scale / whole, of 4 bits by 24, is at least 2 ** -49 of itself away from where float32 rounds the
-other way, and the reciprocal errs by 2 ** -52 (`docs/design/four_bit_floats.md`).
+A checkpoint gives `whole` as a float32 that divides (compressed-tensors) or multiplies (ModelOpt).
+Its reciprocal in float64 loses nothing: scale / whole, of 4 bits by 24, is at least 2 ** -49 of
+itself away from where float32 rounds the other way, and the reciprocal errs by 2 ** -52
+(`docs/design/four_bit_floats.md`).
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ NO_NUMBER = 255  # the byte of MXFP4's scales that says so
 
 
 def widen_fp4(numbers: Tensor, scale: Tensor, whole: Tensor | None) -> Tensor:
-    """numbers, scale and whole (None: MXFP4) in the layout above -> what they are worth, [N, K] float32."""
+    """numbers, scale and whole (None: MXFP4) in the layout above -> what they are worth, [N, K]
+    float32."""
     worth = torch.tensor((*E2M1, *(-each for each in E2M1)), device=numbers.device)
     each = worth[unpack_four(numbers).int()].unflatten(1, (scale.shape[1], -1))
     return each.mul_(scales_of(scale, whole)[..., None]).flatten(1)

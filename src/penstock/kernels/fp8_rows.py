@@ -1,10 +1,11 @@
-"""Fp8Rows: rows of numbers in eight bits with a scale each, which products with float8 weights take beside plain rows.
+"""Fp8Rows: rows of numbers in eight bits with a scale each, which products with float8 weights take
+beside plain rows.
 
-Contract of whatever writes them: x is what the plain operation would give, rounded to the model's dtype; scale = the
-row's largest magnitude / 448; numbers = x * (1 / scale) in e4m3 (4 bits of exponent, 3 of mantissa;
-arXiv:2209.05433). A pair keeps what that rounding took in a second e4m3, 16 times: together they hold 8 bits of
-mantissa, as bfloat16 does, so that a product of few rows, where reading the weight is all the time there is, loses
-nothing and stays on eight bits.
+Contract of whatever writes them: x is what the plain operation would give, rounded to the model's
+dtype; scale = the row's largest magnitude / 448; numbers = x * (1 / scale) in e4m3 (4 bits of
+exponent, 3 of mantissa; arXiv:2209.05433). A pair keeps what that rounding took in a second e4m3,
+16 times: together they hold 8 bits of mantissa, as bfloat16 does, so that a product of few rows,
+where reading the weight is all the time there is, loses nothing and stays on eight bits.
 """
 
 from __future__ import annotations
@@ -41,8 +42,8 @@ Rows = Tensor | Fp8Rows | FixedRow
 
 
 class TakesWideRows:
-    """What is true of a prepared matrix that gains nothing from eight bits: rows come in the model's dtype, and the
-    fused operations of one row don't serve it."""
+    """What is true of a prepared matrix that gains nothing from eight bits: rows come in the
+    model's dtype, and the fused operations of one row don't serve it."""
 
     __slots__ = ()
     streamed = None
@@ -53,7 +54,8 @@ class TakesWideRows:
 
 
 def spread(scale: Tensor, width: int) -> Tensor:
-    """Returns the scale of each of a row's numbers [rows, width]. scale: of its groups [rows, ceil(width / 128)]."""
+    """Returns the scale of each of a row's numbers [rows, width]. scale: of its groups [rows,
+    ceil(width / 128)]."""
     return scale.repeat_interleave(FP8_GROUP, 1)[:, :width]
 
 

@@ -1,19 +1,24 @@
-"""Integers in memory: the one layout of weights in four and eight bits, which products take and loading makes.
+"""Integers in memory: the one layout of weights in four and eight bits, which products take and
+loading makes.
 
-A number's worth is (number - zero) * scale, with a scale, and perhaps a zero, for every group of K / G neighbours.
+A number's worth is (number - zero) * scale, with a scale, and perhaps a zero, for every group of K
+/ G neighbours.
 
     8 bits   int8 [N, K], -128 to 127; without zeros the zero is 0
     4 bits   uint8 [N, K / 2], each byte two numbers of 0 to 15; without zeros the zero is 8
-    scales   [N, G] in the model's dtype.   zeros: [N, G] in the model's dtype, which holds them without loss, or none
+    scales   [N, G] in the model's dtype.   zeros: [N, G] in the model's dtype, which holds them
+    without loss, or none
 
-Of four bits 16 bytes hold 32 neighbours along K: byte j has number j in its low half and 16 + j in its high half.
+Of four bits 16 bytes hold 32 neighbours along K: byte j has number j in its low half and 16 + j in
+its high half.
 
     byte      0        1              15    |  16
     low half  k = 0    k = 1    ...   k = 15 |  k = 32 ...
     high half k = 16   k = 17   ...   k = 31 |  k = 48 ...
 
-So a load of 16 bytes brings 32 neighbours of one group (groups are multiples of 32), and `& 15` and `>> 4` of it stand
-against two runs of 16 rows' numbers that lie as they are: nothing is interleaved.
+So a load of 16 bytes brings 32 neighbours of one group (groups are multiples of 32), and `& 15` and
+`>> 4` of it stand against two runs of 16 rows' numbers that lie as they are: nothing is
+interleaved.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
-"""LatentSizes: the widths of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), what its two forms multiply,
-and which of them a step's prompts take. It knows numbers alone; no torch."""
+"""LatentSizes: the widths of multi-head latent attention (DeepSeek-V2, arXiv:2405.04434), what its
+two forms multiply, and which of them a step's prompts take. It knows numbers alone; no torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-EXPAND_TOKENS = 256  # of prompts in a step, from which on keys and values may be made: kernels/tunables.py
+EXPAND_TOKENS = (
+    256  # of prompts in a step, from which on keys and values may be made: kernels/tunables.py
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentSizes:
-    """rank: of the vector that all heads read.   turning: of the key beside it, which turns.   still: of a head's query
-    and key that don't turn.   value: of a head's value."""
+    """rank: of the vector that all heads read.   turning: of the key beside it, which turns.
+    still: of a head's query and key that don't turn.   value: of a head's value."""
 
     rank: int
     turning: int
@@ -40,13 +42,13 @@ class LatentSizes:
 
     @property
     def expansion(self) -> int:
-        """Returns the multiplications that make a head's key and value of a vector: as many as a query, and what it is
-        answered, are multiplied by where it is absorbed."""
+        """Returns the multiplications that make a head's key and value of a vector: as many as a
+        query, and what it is answered, are multiplied by where it is absorbed."""
         return self.rank * (self.still + self.value)
 
     def expands(self, tokens: int, stored: int, pairs: int) -> bool:
-        """Whether a step's chunks multiply less where each head's keys and values are made of the vectors that they
-        see. tokens: of the chunks.   stored: that they see, each chunk's own among them.   pairs: of a token and one
-        that it sees."""
+        """Whether a step's chunks multiply less where each head's keys and values are made of the
+        vectors that they see. tokens: of the chunks.   stored: that they see, each chunk's own
+        among them.   pairs: of a token and one that it sees."""
         made = stored * self.expansion + pairs * self.expanded_pair
         return made < tokens * self.expansion + pairs * self.absorbed_pair

@@ -1,17 +1,19 @@
-"""LayerKv: K and V of one layer as kernels write and read them, and the numbers that they are stored in.
+"""LayerKv: K and V of one layer as kernels write and read them, and the numbers that they are
+stored in.
 
     storage [blocks, kv_heads, bytes]      K and V of a block and KV head lie together
         plain     | K 16 x width, the model's dtype      | V 16 x width, the same          |
         values    | K 16 x width, the model's dtype      | V 2 x width x 8, e4m3 |
         both      | K 16 x width, e4m3  | V 2 x width x 8   |
 
-A number in eight bits is worth scale * e4m3, a scale a KV head: what is written is e4m3(clamp(x * (1 / scale))), within
-448, of the x that a plain layer would store, and what is read is widened before anything is computed, which loses
-nothing: all that read a token read the same numbers. Keys alone are never in eight bits.
+A number in eight bits is worth scale * e4m3, a scale a KV head: what is written is e4m3(clamp(x *
+(1 / scale))), within 448, of the x that a plain layer would store, and what is read is widened
+before anything is computed, which loses nothing: all that read a token read the same numbers. Keys
+alone are never in eight bits.
 
-V in eight bits lies turned, 8 tokens beside each other: an answer is a sum over tokens, of which tensor cores take
-neighbours out of one register. (1,000 rows of 640 tokens, width 128, on an H200: 16 beside each other 420 us, 8 331,
-4 355; copied 307.) It knows heads and bytes; no tokens.
+V in eight bits lies turned, 8 tokens beside each other: an answer is a sum over tokens, of which
+tensor cores take neighbours out of one register. (1,000 rows of 640 tokens, width 128, on an H200:
+16 beside each other 420 us, 8 331, 4 355; copied 307.) It knows heads and bytes; no tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +27,17 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
 TURNED = 8  # tokens whose V lies beside each other, where it is in eight bits
-LEAST_KV_SCALE = 2.0**-40  # that a scale may be: kernels mask scores by a large number, which is scaled too
+LEAST_KV_SCALE = (
+    2.0**-40
+)  # that a scale may be: kernels mask scores by a large number, which is scaled too
 
 
 @dataclass(frozen=True, slots=True)
 class KvForm:
     """What a layer's K and V are stored as.
 
-    scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 for what is plain); None: nothing is in eight
-    bits. value_width: numbers of a value; None: as many as of a key.
+    scales: [2, kv_heads] float32, of K and of V, on the layer's device (1 for what is plain); None:
+    nothing is in eight bits. value_width: numbers of a value; None: as many as of a key.
     """
 
     kv_heads: int
@@ -44,8 +48,13 @@ class KvForm:
     value_width: int | None = None
 
     def __post_init__(self) -> None:
-        if (self.values == E4M3) != (self.scales is not None) or (self.keys != self.values and not self.eight):
-            raise ValueError("numbers in eight bits have scales, plain ones have none; keys are never narrower alone")
+        if (self.values == E4M3) != (self.scales is not None) or (
+            self.keys != self.values and not self.eight
+        ):
+            raise ValueError(
+                "numbers in eight bits have scales, plain ones have none; keys are never narrower"
+                " alone"
+            )
 
     @property
     def eight(self) -> int:
@@ -73,7 +82,12 @@ class KvForm:
         keys = storage[..., :key_bytes].view(self.keys).unflatten(2, (BLOCK_SIZE, self.width))
         values = storage[..., key_bytes:].view(self.values)
         plain, turned = (BLOCK_SIZE, width), (BLOCK_SIZE // TURNED, width, TURNED)
-        return LayerKv(keys, values.unflatten(2, plain if self.scales is None else turned), storage, self.scales)
+        return LayerKv(
+            keys,
+            values.unflatten(2, plain if self.scales is None else turned),
+            storage,
+            self.scales,
+        )
 
     def plain(self, dtype: torch.dtype) -> KvForm:
         """Returns the same numbers stored in the model's dtype."""
@@ -93,10 +107,15 @@ class LayerKv:
     """K and V over one storage, of which `storage` is what is theirs."""
 
     keys: Tensor  # [blocks, kv_heads, 16, width], a view
-    values: Tensor  # [blocks, kv_heads, 16, value width], or in eight bits [blocks, kv_heads, 2, value width, 8]
-    storage: Tensor  # [blocks, ...], a block's bytes in one piece, blocks perhaps apart: other layers lie between them
+    # [blocks, kv_heads, 16, value width], or in eight bits [blocks, kv_heads, 2, value width, 8]
+    values: Tensor
+    # [blocks, ...], a block's bytes in one piece, blocks perhaps apart: other layers lie between
+    # them
+    storage: Tensor
     scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
-    arrived: Tensor = field(init=False)  # [kv_heads] int32, zeros between launches: programs that share a row meet here
+    arrived: Tensor = field(
+        init=False
+    )  # [kv_heads] int32, zeros between launches: programs that share a row meet here
 
     def __post_init__(self) -> None:
         self.arrived = torch.zeros(self.kv_heads, dtype=torch.int32, device=self.keys.device)
@@ -123,22 +142,22 @@ class LayerKv:
 
 
 def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
-    """part [blocks, ...], whose blocks may lie apart -> rows of so many numbers, each `step` behind the one before
-    [rows, numbers], a view; and how many rows a block is from the next."""
+    """part [blocks, ...], whose blocks may lie apart -> rows of so many numbers, each `step` behind
+    the one before [rows, numbers], a view; and how many rows a block is from the next."""
     apart = part.stride(0) // step
     rows = (part.shape[0] - 1) * apart + part[0].numel() // numbers
     return part.as_strided((rows, numbers), (step, 1)), apart
 
 
 def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:
-    """Returns for rows of blocks with `own` each, counted without what lies between blocks, their numbers where a block
-    is `apart` rows from the next."""
+    """Returns for rows of blocks with `own` each, counted without what lies between blocks, their
+    numbers where a block is `apart` rows from the next."""
     return index if own == apart else index + index // own * (apart - own)
 
 
 def take_blocks(part: Tensor, index: Tensor) -> Tensor:
-    """Returns entries of K or V along their first dimension, [n, kv_heads, 16, width]. torch has no float8 form of it:
-    bytes are moved."""
+    """Returns entries of K or V along their first dimension, [n, kv_heads, 16, width]. torch has no
+    float8 form of it: bytes are moved."""
     if part.dtype != E4M3:
         return part.index_select(0, index)
     taken = part.view(torch.uint8).index_select(0, index).view(E4M3)

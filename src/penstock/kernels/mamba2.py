@@ -1,14 +1,15 @@
-"""What a Mamba2 layer's recurrence is made of: its heads, its small weights (arXiv:2405.21060). It knows shapes; no
-kernel.
+"""What a Mamba2 layer's recurrence is made of: its heads, its small weights (arXiv:2405.21060). It
+knows shapes; no kernel.
 
-A head keeps a state S [state width, head width] of a sequence, and a token with x, B and C changes it by its step dt;
-heads of the same group share B and C:
+A head keeps a state S [state width, head width] of a sequence, and a token with x, B and C changes
+it by its step dt; heads of the same group share B and C:
 
     S <- exp(dt a) S + dt B x        answer: C S + skip x
 
     dt = softplus(given + step bias)    a = -exp(A_log)
 
-x, B and C come through a short convolution and silu. The answer is gated and normed by another operation.
+x, B and C come through a short convolution and silu. The answer is gated and normed by another
+operation.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""RowState: the device's columns of rows, as the row table declares them, and how joining rows are brought to them.
+"""RowState: the device's columns of rows, as the row table declares them, and how joining rows are
+brought to them.
 
-It knows columns, block tables and end ids; no sequences, no model. Columns are views of one buffer of 32-bit words, so
-that a joining row's words are scattered by two small tables, whatever the columns are:
+It knows columns, block tables and end ids; no sequences, no model. Columns are views of one buffer
+of 32-bit words, so that a joining row's words are scattered by two small tables, whatever the
+columns are:
 
     word w of a joining row goes to word base[w] + row * stride[w]
 
-A row is `length` tokens whose K and V are stored, `last_token` (the token at position `length`, not stored yet) and its
-block table. Once it is `done`, nothing of it changes until another sequence joins under its number.
+A row is `length` tokens whose K and V are stored, `last_token` (the token at position `length`, not
+stored yet) and its block table. Once it is `done`, nothing of it changes until another sequence
+joins under its number.
 """
 
 from __future__ import annotations
@@ -33,19 +36,31 @@ class RowState:
     """
 
     block_table: Tensor  # [rows, blocks] int32
-    drafts: Tensor  # [rows, MAX_DRAFTS] int32: tokens that the device guesses to come at positions length + 1 and on
+    # [rows, MAX_DRAFTS] int32: tokens that the device guesses to come at positions length + 1 and
+    # on
+    drafts: Tensor
     end_ids: Tensor  # [ends] int64
     is_end: Tensor  # [vocabulary] bool
 
     def __init__(
-        self, max_rows: int, max_model_len: int, end_ids: tuple[int, ...], vocabulary: int, device: torch.device
+        self,
+        max_rows: int,
+        max_model_len: int,
+        end_ids: tuple[int, ...],
+        vocabulary: int,
+        device: torch.device,
     ) -> None:
         self.device, self.max_model_len = device, max_model_len
         rows = max_rows + 1
-        starts = np.cumsum([0, *(-(-field.words * rows // 4) * 4 for field in FIELDS)]).tolist()  # 16 bytes apart
+        starts = np.cumsum(
+            [0, *(-(-field.words * rows // 4) * 4 for field in FIELDS)]
+        ).tolist()  # 16 bytes apart
         self.words = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self._columns: dict[str, Tensor] = {}
-        base, stride = torch.zeros(JOIN_WORDS, dtype=torch.int64), torch.zeros(JOIN_WORDS, dtype=torch.int64)
+        base, stride = (
+            torch.zeros(JOIN_WORDS, dtype=torch.int64),
+            torch.zeros(JOIN_WORDS, dtype=torch.int64),
+        )
         for field, start in zip(FIELDS, starts, strict=False):
             column = self.words[start : start + field.words * rows].view(_TORCH[field.kind])
             column = column.view(rows, field.width) if field.width > 1 else column
@@ -55,7 +70,9 @@ class RowState:
             stride[first : first + field.words] = field.words
         self.word_base, self.word_stride = base.to(device), stride.to(device)
         blocks = -(-max_model_len // BLOCK_SIZE)
-        self.block_table = torch.full((rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device)
+        self.block_table = torch.full(
+            (rows, blocks), SCRATCH_BLOCK, dtype=torch.int32, device=device
+        )
         self.drafts = torch.zeros(rows, MAX_DRAFTS, dtype=torch.int32, device=device)
         self.end_ids = torch.tensor(sorted(set(end_ids)), dtype=torch.int64, device=device)
         self.is_end = torch.zeros(vocabulary, dtype=torch.bool, device=device)
@@ -69,10 +86,11 @@ class RowState:
 
 
 def pack_joins(joins: Any, bias_start: NDArray[np.integer], out: NDArray[np.int32]) -> None:
-    """Writes schedule.step.Joins of k rows into out [k or more, JOIN_WORDS + width] int32; lines past k are none.
+    """Writes schedule.step.Joins of k rows into out [k or more, JOIN_WORDS + width] int32; lines
+    past k are none.
 
-    bias_start [k]: where each row's biases lie in the device's pool. width: at least that of joins.blocks; what is
-    beyond it is scratch, as is what the table holds beyond out's width.
+    bias_start [k]: where each row's biases lie in the device's pool. width: at least that of
+    joins.blocks; what is beyond it is scratch, as is what the table holds beyond out's width.
     """
     k, brought = joins.blocks.shape
     out[k:, 0] = -1

@@ -1,11 +1,16 @@
-"""State forms: what a part of a layer keeps of each sequence from one step to the next, as bytes of a storage.
+"""State forms: what a part of a layer keeps of each sequence from one step to the next, as bytes of
+a storage.
 
-    paged      a page for each block of 16 tokens    KvForm (layer_kv.py): keys and values of each KV head
-                                                     LatentForm: one vector a token, whose first part is its values
-    recurrent  a slot for each sequence, of one size however long it is    RecurrentForm: named arrays
+    paged      a page for each block of 16 tokens    KvForm (layer_kv.py): keys and values of each
+    KV head
+                                                     LatentForm: one vector a token, whose first
+                                                     part is its values
+    recurrent  a slot for each sequence, of one size however long it is    RecurrentForm: named
+    arrays
 
-A form says how many bytes a page or a slot takes and makes typed views of a storage. Memory budgets, roofline and the
-simulator count forms. It knows shapes and bytes; no rows, no blocks' owners.
+A form says how many bytes a page or a slot takes and makes typed views of a storage. Memory
+budgets, roofline and the simulator count forms. It knows shapes and bytes; no rows, no blocks'
+owners.
 """
 
 from __future__ import annotations
@@ -43,7 +48,8 @@ class PagedForm(Protocol):
         """Bytes of a block of 16 tokens."""
 
     def over(self, storage: Tensor) -> Any:
-        """storage [blocks, *block_shape] uint8 -> views of it, as the layer's operations take them."""
+        """storage [blocks, *block_shape] uint8 -> views of it,
+        as the layer's operations take them."""
 
     def plain(self, dtype: torch.dtype) -> PagedForm:
         """Returns the same numbers stored in the model's dtype."""
@@ -51,11 +57,16 @@ class PagedForm(Protocol):
 
 @dataclass(slots=True)
 class LatentKv:
-    """A layer's latent vectors over one storage, which all heads read: as keys whole, as values their first part."""
+    """A layer's latent vectors over one storage, which all heads read: as keys whole, as values
+    their first part."""
 
-    latent: Tensor  # [blocks, 16, width], a view; with a scale what is in eight bits, [blocks, 16, value_width] e4m3
+    # [blocks, 16, width], a view; with a scale what is in eight bits, [blocks, 16, value_width]
+    # e4m3
+    latent: Tensor
     value_width: int  # the first numbers of a vector, which are its value
-    beside: Tensor | None = None  # with a scale: the rest of each vector, [blocks, 16, width - value_width], a view
+    beside: Tensor | None = (
+        None  # with a scale: the rest of each vector, [blocks, 16, width - value_width], a view
+    )
     scale: Tensor | None = None  # [1] float32: LatentForm's
 
     scales: None = None  # by head there are none
@@ -72,7 +83,8 @@ class LatentKv:
         return self.latent[..., self.value_width :] if self.beside is None else self.beside
 
     def worth(self, blocks: Tensor) -> Tensor:
-        """blocks [n] int -> whole vectors [n, 16, width], in the dtype of what isn't in eight bits."""
+        """blocks [n] int -> whole vectors [n, 16, width],
+        in the dtype of what isn't in eight bits."""
         if self.beside is None or self.scale is None:
             return self.latent.index_select(0, blocks)
         eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
@@ -81,17 +93,19 @@ class LatentKv:
 
 
 def widened(eight: Tensor, beside: Tensor, scale: Tensor) -> Tensor:
-    """eight [..., value_width] e4m3, beside [..., rest], scale [1] -> whole vectors [..., width] of beside's dtype."""
+    """eight [..., value_width] e4m3, beside [..., rest], scale [1] -> whole vectors [..., width] of
+    beside's dtype."""
     return torch.cat(((eight.float() * scale).to(beside.dtype), beside), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentForm:
-    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): it is the key as a
-    whole, and its first `value_width` numbers are the value.
+    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): it
+    is the key as a whole, and its first `value_width` numbers are the value.
 
-    scale: [1] float32, on the layer's device: values are in eight bits, worth scale * e4m3, by the rule of
-    `layer_kv.py`, and of a block all values lie before what turns, which keeps its dtype. None: all is plain.
+    scale: [1] float32, on the layer's device: values are in eight bits, worth scale * e4m3, by the
+    rule of `layer_kv.py`, and of a block all values lie before what turns, which keeps its dtype.
+    None: all is plain.
     """
 
     width: int
@@ -101,7 +115,9 @@ class LatentForm:
 
     def __post_init__(self) -> None:
         if not 0 < self.value_width <= self.width:
-            raise ValueError(f"a latent vector of {self.width} numbers has no value of {self.value_width}")
+            raise ValueError(
+                f"a latent vector of {self.width} numbers has no value of {self.value_width}"
+            )
 
     @property
     def keys(self) -> torch.dtype:
@@ -113,7 +129,9 @@ class LatentForm:
 
     @property
     def block_shape(self) -> tuple[int, ...]:
-        return (self._value_bytes + BLOCK_SIZE * (self.width - self.value_width) * self.dtype.itemsize,)
+        return (
+            self._value_bytes + BLOCK_SIZE * (self.width - self.value_width) * self.dtype.itemsize,
+        )
 
     @property
     def block_bytes(self) -> int:
@@ -121,8 +139,13 @@ class LatentForm:
 
     def over(self, storage: Tensor) -> LatentKv:
         if self.scale is None:
-            return LatentKv(storage.view(self.dtype).unflatten(1, (BLOCK_SIZE, self.width)), self.value_width)
-        values, beside = storage[:, : self._value_bytes].view(E4M3), storage[:, self._value_bytes :].view(self.dtype)
+            return LatentKv(
+                storage.view(self.dtype).unflatten(1, (BLOCK_SIZE, self.width)), self.value_width
+            )
+        values, beside = (
+            storage[:, : self._value_bytes].view(E4M3),
+            storage[:, self._value_bytes :].view(self.dtype),
+        )
         by_token = (each.unflatten(1, (BLOCK_SIZE, -1)) for each in (values, beside))
         return LatentKv(next(by_token), self.value_width, next(by_token), self.scale)
 
@@ -136,7 +159,8 @@ class LatentForm:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """An array of a recurrent state, of one sequence. sums: it adds up over all tokens, and may be of another dtype."""
+    """An array of a recurrent state, of one sequence. sums: it adds up over all tokens, and may be
+    of another dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -161,7 +185,9 @@ class RecurrentForm:
 
     def summed_in(self, dtype: torch.dtype) -> RecurrentForm:
         """Returns the form whose parts that add up over all tokens are of this dtype."""
-        return RecurrentForm(tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts))
+        return RecurrentForm(
+            tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts)
+        )
 
     def over(self, storage: Tensor) -> dict[str, Tensor]:
         """storage [slots, slot_bytes] uint8 -> each part's view [slots, *shape]."""

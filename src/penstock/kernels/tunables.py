@@ -1,8 +1,10 @@
-"""Numbers of kernels that a build times on a machine: which there are, what they may be, and operations with them set.
+"""Numbers of kernels that a build times on a machine: which there are, what they may be, and
+operations with them set.
 
-A tunable is a keyword of an operation, with its default there: what was measured best on one H200. To add one, give the
-operation the keyword and this list a line. It knows names and values; `penstock.build` times them, an artifact holds
-them, and `choose` sets them once, when an engine opens.
+A tunable is a keyword of an operation, with its default there: what was measured best on one H200.
+To add one, give the operation the keyword and this list a line. It knows names and values;
+`penstock.build` times them, an artifact holds them, and `choose` sets them once, when an engine
+opens.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ Tuned = Mapping[str, Any]  # a tunable's name -> its value
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A keyword of the operation `op` in its Triton column. candidates: what it may be, the default among them."""
+    """A keyword of the operation `op` in its Triton column. candidates: what it may be, the default
+    among them."""
 
     op: str
     keyword: str
@@ -31,46 +34,78 @@ class Tunable:
 
 
 TUNABLES = (
-    Tunable("linear", "small_rows", 16, (16, 8, 4, 1), "rows up to which a product streams its weight; more: cuBLAS"),
     Tunable(
-        "linear", "small_numbers", 40_000_000, (40_000_000, 20_000_000, 1 << 40),
+        "linear",
+        "small_rows",
+        16,
+        (16, 8, 4, 1),
+        "rows up to which a product streams its weight; more: cuBLAS",
+    ),
+    Tunable(
+        "linear",
+        "small_numbers",
+        40_000_000,
+        (40_000_000, 20_000_000, 1 << 40),
         "numbers of a matrix past which cuBLAS takes few rows too",
     ),
     Tunable(
-        "linear_fp8", "streamed_rows", 256, (256, 128, 192, 512),
+        "linear_fp8",
+        "streamed_rows",
+        256,
+        (256, 128, 192, 512),
         "rows up to which a float8 product streams its weight; more: the library",
     ),
     Tunable(
-        "linear_int", "streamed_rows", 256, (256, 64, 128, 512),
-        "rows up to which a product with integers streams its weight; more: widened, for the library",
+        "linear_int",
+        "streamed_rows",
+        256,
+        (256, 64, 128, 512),
+        "rows up to which a product with integers streams its weight; more: widened, for the"
+        " library",
     ),
     Tunable(
-        "linear_fp4", "streamed_rows", 256, (256, 64, 128, 512),
-        "rows up to which a product with four-bit floats streams its weight; more: widened, for the library",
+        "linear_fp4",
+        "streamed_rows",
+        256,
+        (256, 64, 128, 512),
+        "rows up to which a product with four-bit floats streams its weight; more: widened, for the"
+        " library",
     ),
     Tunable(
-        "attention", "few_programs", 512, (512, 256, 1024),
+        "attention",
+        "few_programs",
+        512,
+        (512, 256, 1024),
         "programs that few rows' attention is cut into",
     ),
     Tunable(
-        "latent_attention", "expand_tokens", 256, (256, 64, 128, 512, 1024, 1 << 40),
+        "latent_attention",
+        "expand_tokens",
+        256,
+        (256, 64, 128, 512, 1024, 1 << 40),
         "tokens of a step's prompts from which on keys and values may be made of latent vectors",
     ),
-)  # fmt: skip
+)
 
 
-def with_values(op: str, column: str, operation: Callable[..., Any], tuned: Tuned) -> Callable[..., Any]:
-    """Returns an operation with its tunables set to these values; itself where none is named, or its column has
-    none. ValueError for a value that is no candidate."""
+def with_values(
+    op: str, column: str, operation: Callable[..., Any], tuned: Tuned
+) -> Callable[..., Any]:
+    """Returns an operation with its tunables set to these values; itself where none is named, or
+    its column has none. ValueError for a value that is no candidate."""
     values: dict[str, int] = {}
     for each in TUNABLES if column == "triton" else ():
         if each.op == op and each.name in tuned:
             if tuned[each.name] not in each.candidates:
-                raise ValueError(f"{each.name} must be one of {each.candidates}, not {tuned[each.name]!r}")
+                raise ValueError(
+                    f"{each.name} must be one of {each.candidates}, not {tuned[each.name]!r}"
+                )
             values[each.keyword] = tuned[each.name]
     return partial(operation, **values) if values else operation
 
 
 def known(tuned: Tuned) -> dict[str, Any]:
     """Returns those that this version has, with values that it takes."""
-    return {each.name: tuned[each.name] for each in TUNABLES if tuned.get(each.name) in each.candidates}
+    return {
+        each.name: tuned[each.name] for each in TUNABLES if tuned.get(each.name) in each.candidates
+    }

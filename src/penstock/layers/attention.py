@@ -1,7 +1,8 @@
-"""Attention: one fused product in, rotary and store, attention over the paged cache, one product out.
+"""Attention: one fused product in, rotary and store, attention over the paged cache, one product
+out.
 
-What prefill, decode and prefix groups are lies inside `ops.attention`; this layer says which kind of attention it is,
-and finds what was planned for that kind in the step.
+What prefill, decode and prefix groups are lies inside `ops.attention`; this layer says which kind
+of attention it is, and finds what was planned for that kind in the step.
 """
 
 from __future__ import annotations
@@ -33,16 +34,23 @@ class Attention:
     kind: AttentionKind
     form: StateForm  # may be another once the model is loaded and before its memory is taken
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
-    qkv: Linear  # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's (`kind.keys_as_values`: none)
+    # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's (`kind.keys_as_values`: none)
+    qkv: Linear
     out: Linear  # [d, heads * width]
     q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
     k_norm: Norm | None = None
     between: WholeNorms | None = None  # q and k are normed whole before they are rotated
-    lanes: list[int] | None = None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
+    lanes: list[int] | None = (
+        None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
+    )
     query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
-    sinks: Weight | None = None  # [heads] float32: scores that take part in the softmax and bring no value
+    sinks: Weight | None = (
+        None  # [heads] float32: scores that take part in the softmax and bring no value
+    )
     gate: GateForm | None = None
-    opening: Linear | None = None  # the gate's product; None: qkv has it behind v's rows, where there is a gate
+    opening: Linear | None = (
+        None  # the gate's product; None: qkv has it behind v's rows, where there is a gate
+    )
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
         """x `[T, d]`, kv of `form` -> `[T, d]`, or of those that the step keeps."""
@@ -70,7 +78,8 @@ class Attention:
         """flat [T, H * D], gate [T, H * D] or a number a head [T, H] -> [T, H * D]."""
         if not form.softplus:
             return ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0]))
-        full = gate.float()  # torch's own softplus has another exponential for elements at the end of a thread's share
+        # torch's own softplus has another exponential for elements at the end of a thread's share
+        full = gate.float()
         opened = torch.where(full > LARGE, full, full.exp().log1p()).to(flat.dtype)
         if not form.a_head:
             return flat * opened
@@ -90,7 +99,9 @@ class Attention:
             yield self.opening
 
     def weights(self) -> Iterator[Weight]:
-        norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        norms = (
+            (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        )
         for norm in norms:
             if norm is not None:
                 yield from norm.weights()
@@ -112,15 +123,21 @@ class Attention:
     @property
     def is_rotation_alone(self) -> bool:
         """Whether queries and keys are rotated and nothing else."""
-        return self.q_norm is None and self.between is None and self.query_scale is None and self.gate is None
+        return (
+            self.q_norm is None
+            and self.between is None
+            and self.query_scale is None
+            and self.gate is None
+        )
 
     @property
     def _has_gates_in_q(self) -> bool:
         return self.gate is not None and self.opening is None
 
     def _reorder(self) -> None:
-        """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves turn together, and
-        the gates that a checkpoint has behind their heads of q, behind all others."""
+        """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves
+        turn together, and the gates that a checkpoint has behind their heads of q, behind all
+        others."""
         kind, width = self.kind, self.kind.width
         turned, gates = kind.heads + kind.kv_heads, kind.heads if self._has_gates_in_q else 0
         rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)
@@ -129,7 +146,9 @@ class Attention:
         if self.lanes is not None:
             rows[:turned] = rows[:turned, torch.tensor(self.lanes)]
         self.qkv.reorder(rows.flatten())
-        norms = (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        norms = (
+            (self.q_norm, self.k_norm) if self.between is None else (self.between.q, self.between.k)
+        )
         for norm in norms if self.lanes is not None else ():
             if norm is not None:
                 order = torch.arange(norm.weight.shape[0]).view(-1, width)[:, self.lanes].flatten()

@@ -1,7 +1,8 @@
 """Block: what a decoder is a list of, a layer of any kind.
 
-A block names its weights, its matrices and what it keeps between steps: loading, cutting, quantizing, memory budgets
-and preparing are loops over what it names, and whoever adds a block to a model changes nothing else.
+A block names its weights, its matrices and what it keeps between steps: loading, cutting,
+quantizing, memory budgets and preparing are loops over what it names, and whoever adds a block to a
+model changes nothing else.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from penstock.quant.weight import Weight
 
 
 class Keeper(Protocol):
-    """A part of a block that keeps state of each sequence from step to step: attention, or a recurrent layer."""
+    """A part of a block that keeps state of each sequence from step to step: attention, or a
+    recurrent layer."""
 
     name: str  # in a checkpoint, before `.q_proj`
     form: StateForm  # may be another once the model is loaded and before its memory is taken
@@ -36,7 +38,8 @@ class Keeper(Protocol):
 
     @property
     def source(self) -> Keeper | None:
-        """The keeper of an earlier layer, whose state this one reads and has none of its own. None: it has its own."""
+        """The keeper of an earlier layer, whose state this one reads and has none of its own. None:
+        it has its own."""
 
 
 class Mixer(Keeper, Protocol):
@@ -59,7 +62,8 @@ class Mixer(Keeper, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class RoutedNumbers:
-    """Experts of a layer, of which a token goes through `top_k`: of so many numbers each, stored in so many bytes."""
+    """Experts of a layer, of which a token goes through `top_k`: of so many numbers each, stored in
+    so many bytes."""
 
     experts: int
     top_k: int
@@ -68,8 +72,9 @@ class RoutedNumbers:
 
 
 class Block(Protocol):
-    """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the next residual, both of
-    the tokens that the step keeps. state: views of what each of `keeps` stores, as its form makes them."""
+    """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the
+    next residual, both of the tokens that the step keeps. state: views of what each of `keeps`
+    stores, as its form makes them."""
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
@@ -85,12 +90,13 @@ class Block(Protocol):
         """Yields every weight, always in the same order."""
 
     def prepare(self, ops: Ops) -> Block:
-        """Arranges the loaded weights for their kernels, once -> what takes this block's place: itself, or a form of it
-        that is faster with these operations."""
+        """Arranges the loaded weights for their kernels, once -> what takes this block's place:
+        itself, or a form of it that is faster with these operations."""
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """The matrices that a token goes through some of, beside `matrices`; None: there are none."""
+        """The matrices that a token goes through some of, beside `matrices`; None:
+        there are none."""
 
 
 def is_recurrent(keeper: Keeper) -> bool:

@@ -1,5 +1,5 @@
-"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part beside the residual stream, in the
-orders that models have.
+"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part beside the
+residual stream, in the orders that models have.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ class _TwoParts:
 
 @dataclass(slots=True)
 class DecoderLayer(_TwoParts):
-    """Llama's order: each part behind a norm. scale: of what each part adds to the stream. Gemma's has a norm behind
-    each part too, before its answer joins the stream: the `first` of the next norm, which is another layer's."""
+    """Llama's order: each part behind a norm. scale: of what each part adds to the stream. Gemma's
+    has a norm behind each part too, before its answer joins the stream: the `first` of the next
+    norm, which is another layer's."""
 
     mixer_norm: Norm
     mixer: Mixer
@@ -87,7 +88,9 @@ class DecoderLayer(_TwoParts):
         ):
             return self
         plain = fits_qkv(self.mixer)
-        return OneRowLayer(self, ops.one_row, self.mixer_norm, self.mixer, self.mlp_norm, self.mlp, plain)
+        return OneRowLayer(
+            self, ops.one_row, self.mixer_norm, self.mixer, self.mlp_norm, self.mlp, plain
+        )
 
 
 @dataclass(slots=True)
@@ -180,7 +183,8 @@ class NormsBehindLayer(_TwoParts):
 
 @dataclass(slots=True)
 class ParallelLayer(_TwoParts):
-    """Command R's order: both parts read one norm of the stream, and their answers join it together (GPT-J)."""
+    """Command R's order: both parts read one norm of the stream, and their answers join it together
+    (GPT-J)."""
 
     norm: Norm
     mixer: Mixer

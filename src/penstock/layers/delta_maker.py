@@ -1,8 +1,10 @@
-"""Makes layers of gated delta rule from the tensors of a checkpoint, in each of the ways that families have them.
+"""Makes layers of gated delta rule from the tensors of a checkpoint, in each of the ways that
+families have them.
 
     split    in_proj_qkv, in_proj_z, in_proj_b, in_proj_a, conv1d, norm, out_proj     Qwen3.5
     by_head  in_proj_qkvz and in_proj_ba, key head by key head; the rest as split     Qwen3-Next
-    apart    q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, q_conv1d, k_conv1d, v_conv1d, o_norm, o_proj   OLMo Hybrid
+    apart    q_proj, k_proj, v_proj, g_proj, b_proj, a_proj, q_conv1d, k_conv1d, v_conv1d, o_norm,
+    o_proj   OLMo Hybrid
 
 All have A_log and dt_bias. Ranks share key heads and value heads.
 """
@@ -25,9 +27,17 @@ Tensors = Literal["split", "by_head", "apart"]
 
 
 def make_delta_net(
-    make: Maker, at: str, hidden: int, heads: DeltaHeads, taps: int, eps: float, state: torch.dtype,
-    tensors: Tensors = "split", *, most_rate: float = 1.0,
-) -> GatedDeltaNet:  # fmt: skip
+    make: Maker,
+    at: str,
+    hidden: int,
+    heads: DeltaHeads,
+    taps: int,
+    eps: float,
+    state: torch.dtype,
+    tensors: Tensors = "split",
+    *,
+    most_rate: float = 1.0,
+) -> GatedDeltaNet:
     """at: the name before its tensors'.   heads: over all ranks.   eps: of its norm.
     state: the dtype of its matrices.   most_rate: what the sigmoids of rates are multiplied by."""
     h, dtype, device = heads, make.dtype, make.device
@@ -37,14 +47,23 @@ def make_delta_net(
 
     def each(name: str, *shape: int) -> list[Part]:
         """The matrices of q, k and v. name: with a place for the letter."""
-        sizes = (("q", h.key_size, of_keys), ("k", h.key_size, of_keys), ("v", h.value_size, of_values))
-        return [Part(f"{at}.{name.format(letter)}", (size, *shape), 0, *cut) for letter, size, cut in sizes]
+        sizes = (
+            ("q", h.key_size, of_keys),
+            ("k", h.key_size, of_keys),
+            ("v", h.value_size, of_values),
+        )
+        return [
+            Part(f"{at}.{name.format(letter)}", (size, *shape), 0, *cut)
+            for letter, size, cut in sizes
+        ]
 
     def of_value_heads(name: str, size: int) -> Part:
         return Part(f"{at}.{name}", (size, hidden), 0, *of_values)
 
     def by_value_head(name: str) -> Weight:
-        return Weight([Part(f"{at}.{name}", (h.value_heads,), 0, *of_values)], torch.float32, device)
+        return Weight(
+            [Part(f"{at}.{name}", (h.value_heads,), 0, *of_values)], torch.float32, device
+        )
 
     norm, out = "norm", "out_proj"
     if tensors == "apart":

@@ -1,4 +1,5 @@
-"""GatedDeltaNet: linear attention with a matrix a head as its state, by the gated delta rule (arXiv:2412.06464)."""
+"""GatedDeltaNet: linear attention with a matrix a head as its state, by the gated delta rule
+(arXiv:2412.06464)."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ MATRIX = "matrix"  # the part of its state: [value_heads, key_width, value_width
 
 @dataclass(slots=True)
 class GatedDeltaNet:
-    """out(norm(rule(conv(q, k, v), rates)) * silu(z)): q, k, v and z of one product, the rates of another."""
+    """out(norm(rule(conv(q, k, v), rates)) * silu(z)): q, k, v and z of one product, the rates of
+    another."""
 
     name: str  # in a checkpoint, before `.out_proj`
     form: StateForm
@@ -48,7 +50,9 @@ class GatedDeltaNet:
         """x [T, d] -> [T, d], or of those that the step keeps."""
         assert self.small is not None, "a layer is prepared before it is used"
         given, rates = self.into(ops, x), self.rates(ops, x)
-        mixed = ops.delta_rule(given, rates, self.heads, self.small, state[WINDOW], state[MATRIX], step)
+        mixed = ops.delta_rule(
+            given, rates, self.heads, self.small, state[WINDOW], state[MATRIX], step
+        )
         return self.out(ops, step.keep(mixed))
 
     def weights(self) -> Iterator[Weight]:
@@ -63,15 +67,20 @@ class GatedDeltaNet:
         if self.in_groups:
             h = self.heads
             values = h.value_heads // h.key_heads
-            self.into.reorder(_by_kind(h.key_heads, (h.key_width, h.key_width, *(values * h.value_width,) * 2)))
+            self.into.reorder(
+                _by_kind(h.key_heads, (h.key_width, h.key_width, *(values * h.value_width,) * 2))
+            )
             self.rates.reorder(_by_kind(h.key_heads, (values, values)))
         for matrix in self.matrices():
             matrix.prepare(ops)
         taps, decay = self.taps.value.squeeze(1), -torch.exp(self.decay.value)
-        self.small = DeltaWeights(taps, decay, self.step_bias.value, self.norm.value, self.eps, self.most_rate)
+        self.small = DeltaWeights(
+            taps, decay, self.step_bias.value, self.norm.value, self.eps, self.most_rate
+        )
 
 
 def _by_kind(groups: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns the order in which rows that come group by group, so many of each kind, come kind by kind."""
+    """Returns the order in which rows that come group by group, so many of each kind, come kind by
+    kind."""
     rows = torch.arange(groups * sum(sizes)).view(groups, -1)
     return torch.cat([part.flatten() for part in torch.split(rows, list(sizes), dim=1)])

@@ -41,7 +41,10 @@ class TiedHead(Linear):
         super().__init__({"weight": embedding.table}, scheme=scheme)
 
     def prepare(self, ops: Ops) -> None:
-        """The table stays as it is for embedding; where matrices are made at load, its numbers are made once more."""
+        """The table stays as it is for embedding; where matrices are made at load, its numbers are
+        made once more."""
         table = self.loaded["weight"].value
         scheme = self.scheme
-        self.product = scheme.made_of(ops, table) if isinstance(scheme, Made) else plain_product(ops, table)
+        self.product = (
+            scheme.made_of(ops, table) if isinstance(scheme, Made) else plain_product(ops, table)
+        )

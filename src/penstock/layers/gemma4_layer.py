@@ -1,4 +1,5 @@
-"""Gemma4Layer: a norm on both sides of each part, experts beside the MLP, an input of the layer's own, a scale of all.
+"""Gemma4Layer: a norm on both sides of each part, experts beside the MLP, an input of the layer's
+own, a scale of all.
 
 Source: transformers' published code of Gemma 4; there is no report.
 """
@@ -36,7 +37,8 @@ class RoutedBeside:
     behind: Norm
 
     def __call__(self, ops: Ops, x: Tensor, stream: Tensor) -> Tensor:
-        """x: the MLP's answer `[T, d]`, stream: what it was made of, before its norm -> the sum of both `[T, d]`."""
+        """x: the MLP's answer `[T, d]`, stream: what it was made of, before its norm -> the sum of
+        both `[T, d]`."""
         scores = self.moe.router(ops, self.before_router.alone(ops, stream))
         routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
         return self.behind_mlp.alone(ops, x).add_(self.behind.alone(ops, routed))
@@ -48,7 +50,8 @@ class RoutedBeside:
 
 @dataclass(slots=True)
 class OwnInput:
-    """A gate on what the layer is given of each token beside the stream, and the way back into it."""
+    """A gate on what the layer is given of each token beside the stream,
+    and the way back into it."""
 
     gate: Linear  # [width, d]
     out: Linear  # [d, width]
@@ -108,7 +111,15 @@ class Gemma4Layer:
             yield from self.own.matrices()
 
     def weights(self) -> Iterator[Weight]:
-        for part in (self.mixer_norm, self.mlp_norm, self.behind, self.mixer, self.mlp, self.routed, self.own):
+        for part in (
+            self.mixer_norm,
+            self.mlp_norm,
+            self.behind,
+            self.mixer,
+            self.mlp,
+            self.routed,
+            self.own,
+        ):
             if part is not None:
                 yield from part.weights()
         yield self.scale

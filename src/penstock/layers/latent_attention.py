@@ -1,8 +1,9 @@
-"""LatentAttention: all heads read one vector a token, of which their keys and values are made (DeepSeek-V2,
-arXiv:2405.04434).
+"""LatentAttention: all heads read one vector a token, of which their keys and values are made
+(DeepSeek-V2, arXiv:2405.04434).
 
-A head's key is its part of `up` times the vector, and its value another part. Whether these are made, or queries and
-answers multiplied in their place, is the operation's choice (`ops.AttentionOverLatents`).
+A head's key is its part of `up` times the vector, and its value another part. Whether these are
+made, or queries and answers multiplied in their place, is the operation's choice
+(`ops.AttentionOverLatents`).
 """
 
 from __future__ import annotations
@@ -29,14 +30,16 @@ NORM_EPS = 1e-6  # of both vectors' norms, whatever the config says of others
 
 @dataclass(slots=True)
 class LatentAttention:
-    """into: the queries' vector (or the queries of this rank's heads, where there is none), then what is stored."""
+    """into: the queries' vector (or the queries of this rank's heads, where there is none), then
+    what is stored."""
 
     name: str  # in a checkpoint, before `.kv_b_proj`
     kind: AttentionKind  # one KV head of rank + turning numbers
     form: StateForm
     cos_sin: Tensor  # [positions, 2, turning / 2] float32
     sizes: LatentSizes
-    into: Linear  # [query rank + rank + turning, d], or [heads * (still + turning) + rank + turning, d]
+    # [query rank + rank + turning, d], or [heads * (still + turning) + rank + turning, d]
+    into: Linear
     query_norm: Norm | None  # of the queries' vector
     query: Linear | None  # [heads * (still + turning), query rank]
     norm: Norm  # [rank]
@@ -57,11 +60,15 @@ class LatentAttention:
         if self.query is not None and self.query_norm is not None:
             q = self.query(ops, self.query_norm.alone(ops, q))
         q = q.reshape(-1, self.kind.heads, s.head)
-        ops.latent_store(given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan)
+        ops.latent_store(
+            given, q, self.norm.weight.value, self.norm.eps, self.cos_sin, step, kv, plan
+        )
         q = step.keep(q)
         if self.query_scale is not None:
             q.mul_(self.query_scale.index_select(0, step.keep(step.positions))[:, None, None])
-        return self.out(ops, ops.latent_attention(q, self.by_head, kv, step, self.kind, plan).flatten(1))
+        return self.out(
+            ops, ops.latent_attention(q, self.by_head, kv, step, self.kind, plan).flatten(1)
+        )
 
     @property
     def reader(self) -> Linear:
@@ -71,7 +78,8 @@ class LatentAttention:
         yield self.into
         if self.query is not None:
             yield self.query
-        yield self.out  # what `up` is made into every token goes through, head by head, in the model's dtype
+        # what `up` is made into every token goes through, head by head, in the model's dtype
+        yield self.out
 
     def weights(self) -> Iterator[Weight]:
         yield self.norm.weight
@@ -108,13 +116,24 @@ class LatentAttention:
 
 
 def make_latent_attention(
-    make: Maker, at: str, hidden: int, heads: int, sizes: LatentSizes, rope: RopeConfig, *, scale: float,
-    query_rank: int | None, pairs: bool, bias: bool = False, query_growth: float = 0.0,
-) -> LatentAttention:  # fmt: skip
-    """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank), kv_a_proj_with_mqa,
-    kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads: over all ranks, which share them; each has
-    the vectors whole.   scale: of scores.   pairs: as LatentAttention has it.   bias: of what reads x, and o_proj.
-    query_growth: of queries beyond the rope's original context."""
+    make: Maker,
+    at: str,
+    hidden: int,
+    heads: int,
+    sizes: LatentSizes,
+    rope: RopeConfig,
+    *,
+    scale: float,
+    query_rank: int | None,
+    pairs: bool,
+    bias: bool = False,
+    query_growth: float = 0.0,
+) -> LatentAttention:
+    """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank),
+    kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads:
+    over all ranks, which share them; each has the vectors whole.   scale: of scores.   pairs: as
+    LatentAttention has it.   bias: of what reads x, and o_proj. query_growth: of queries beyond the
+    rope's original context."""
     s, cut = sizes, make.layout.share(heads, f"heads of {at}")
     own = heads // cut[0]
     stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head

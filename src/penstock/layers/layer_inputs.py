@@ -1,7 +1,8 @@
-"""LayerInputs: what each layer is given of a token beside the stream (Gemma 3n's and 4's per-layer embeddings).
+"""LayerInputs: what each layer is given of a token beside the stream (Gemma 3n's and 4's per-layer
+embeddings).
 
-A token's row of a table that has a part for each layer, and a product of its embedding, added up: once a step, ahead of
-all layers.
+A token's row of a table that has a part for each layer, and a product of its embedding, added up:
+once a step, ahead of all layers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Linear: a matrix of some scheme and perhaps a bias. Which tensors are fused into one matrix is said where it is made.
+"""Linear: a matrix of some scheme and perhaps a bias. Which tensors are fused into one matrix is
+said where it is made.
 
-With several ranks a matrix is cut by rows (each rank has some outputs) or by columns (each has some inputs, and the
-ranks add up what they have).
+With several ranks a matrix is cut by rows (each rank has some outputs) or by columns (each has some
+inputs, and the ranks add up what they have).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Linear:
         return out if bias is None else out.add_(bias)
 
     def gated(self, x: Rows, activation: str) -> Tensor | None:
-        """Returns act(gate) * up `[T, out / 2]` by a matrix of gate's rows, then up's, where one operation is faster
-        than two one after the other; else None."""
+        """Returns act(gate) * up `[T, out / 2]` by a matrix of gate's rows, then up's, where one
+        operation is faster than two one after the other; else None."""
         assert self.product is not None, "a linear is prepared before it is used"
         if self.product.gated is None or self.bias is not None or not isinstance(x, Tensor):
             return None
@@ -68,8 +69,8 @@ class Linear:
         self.product = self.scheme.prepare(ops, self.loaded)
 
     def reorder(self, rows: Tensor) -> None:
-        """Puts the matrix's rows in another order, once they are filled and before they are prepared: row n becomes
-        what was row rows[n]."""
+        """Puts the matrix's rows in another order, once they are filled and before they are
+        prepared: row n becomes what was row rows[n]."""
         for weight in self.weights():
             weight.reorder(rows.to(weight.value.device))
 

@@ -1,7 +1,7 @@
 """Maker: makes layers for one dtype, device and rank, each weight with its names in a checkpoint.
 
-A model's file says what is made of what; here is how a fused product, its cut and its scheme come together. It knows
-no model.
+A model's file says what is made of what; here is how a fused product, its cut and its scheme come
+together. It knows no model.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class Heads:
 
 @dataclass(slots=True)
 class Maker:
-    """positions: how many a rotary table holds. table_in_host: where `own_table` lies, beside a GPU. On torch's meta
-    device nothing takes memory."""
+    """positions: how many a rotary table holds. table_in_host: where `own_table` lies, beside a
+    GPU. On torch's meta device nothing takes memory."""
 
     dtype: torch.dtype
     device: torch.device
@@ -62,13 +62,29 @@ class Maker:
     query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
 
     def norm(
-        self, name: str, size: int, eps: float, *, one_plus: bool = False, wide: bool = False,
-        first: Norm | None = None, centred: bool = False,
-    ) -> Norm:  # fmt: skip
-        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the checkpoint has w.   first:
-        what x passes before it joins the stream.   centred: it is a layer norm."""
-        dtype, transform = torch.float32 if wide or one_plus else self.dtype, _one_plus if one_plus else None
-        return Norm(Weight([Part(name, (size,))], dtype, self.device, transform=transform), eps, first, centred)
+        self,
+        name: str,
+        size: int,
+        eps: float,
+        *,
+        one_plus: bool = False,
+        wide: bool = False,
+        first: Norm | None = None,
+        centred: bool = False,
+    ) -> Norm:
+        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the
+        checkpoint has w.   first: what x passes before it joins the stream.   centred: it is a
+        layer norm."""
+        dtype, transform = (
+            torch.float32 if wide or one_plus else self.dtype,
+            _one_plus if one_plus else None,
+        )
+        return Norm(
+            Weight([Part(name, (size,))], dtype, self.device, transform=transform),
+            eps,
+            first,
+            centred,
+        )
 
     def bare_norm(self, size: int, eps: float) -> Norm:
         """A norm without a weight."""
@@ -77,9 +93,16 @@ class Maker:
         return Norm(ones, eps, made=True)
 
     def whole_norms(
-        self, names: Sequence[str], shape: Heads, eps: float, *, wide: bool = False, clip: float | None = None
+        self,
+        names: Sequence[str],
+        shape: Heads,
+        eps: float,
+        *,
+        wide: bool = False,
+        clip: float | None = None,
     ) -> WholeNorms:
-        """Norms over all heads of q and of k, of which a rank has its heads' part. names: of both."""
+        """Norms over all heads of q and of k, of which a rank has its heads' part. names:
+        of both."""
         dtype, norms = torch.float32 if wide else self.dtype, []
         for name, heads in zip(names, (shape.heads, shape.kv_heads), strict=True):
             cut = self.layout.share(heads, name, repeats=True)
@@ -88,10 +111,17 @@ class Maker:
         return WholeNorms(norms[0], norms[1], clip, self.layout)
 
     def embedding(
-        self, name: str, vocabulary: int, size: int, *, scale: float = 1.0, norm: Norm | None = None,
+        self,
+        name: str,
+        vocabulary: int,
+        size: int,
+        *,
+        scale: float = 1.0,
+        norm: Norm | None = None,
         tied: str | None = None,
-    ) -> Embedding:  # fmt: skip
-        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once more, as the head."""
+    ) -> Embedding:
+        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once
+        more, as the head."""
         again = () if tied is None else (tied,)
         rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
@@ -100,11 +130,14 @@ class Maker:
 
     def own_table(self, name: str, vocabulary: int, size: int, *, scale: float) -> Embedding:
         """A table of embeddings beside the model's, which every rank holds whole."""
-        table = Gathered(Part(name, (vocabulary, size)), self.dtype, self.device, in_host=self.table_in_host)
+        table = Gathered(
+            Part(name, (vocabulary, size)), self.dtype, self.device, in_host=self.table_in_host
+        )
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item())
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
-        """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as the embedding."""
+        """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as
+        the embedding."""
         return self.fused_linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
 
     def vocabulary(self, size: int) -> VocabularyPart | None:
@@ -112,25 +145,44 @@ class Maker:
         rows = self._of_vocabulary("", size, 0)
         if rows.cut is None:
             return None
-        return VocabularyPart(rows.bounds[0], size, self.layout.rank, self.layout.size, self.layout.all_gather)
+        return VocabularyPart(
+            rows.bounds[0], size, self.layout.rank, self.layout.size, self.layout.all_gather
+        )
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
         """A matrix that every rank holds whole."""
         return self.fused_linear([Part(name, (out, into))], bias)
 
     def column_linear(
-        self, parts: Sequence[tuple[str, int, int]], into: int, *, bias: bool = False, fused: str | None = None
+        self,
+        parts: Sequence[tuple[str, int, int]],
+        into: int,
+        *,
+        bias: bool = False,
+        fused: str | None = None,
     ) -> Linear:
-        """Fuses matrices whose outputs are divided among ranks. parts: name, outputs, and in how many pieces (heads)
-        they come. fused: the name of the one tensor that a checkpoint has for all of them."""
+        """Fuses matrices whose outputs are divided among ranks. parts: name, outputs, and in how
+        many pieces (heads) they come. fused: the name of the one tensor that a checkpoint has for
+        all of them."""
         share = self.layout.share
-        cut = [Part(name, (out, into), 0, *share(pieces, name, repeats=True)) for name, out, pieces in parts]
+        cut = [
+            Part(name, (out, into), 0, *share(pieces, name, repeats=True))
+            for name, out, pieces in parts
+        ]
         return self.fused_linear(cut if fused is None else [Part.of_fused(fused, cut)], bias)
 
     def row_linear(
-        self, name: str, out: int, into: int, pieces: int, *, bias: bool = False, in_parts: bool = False
+        self,
+        name: str,
+        out: int,
+        into: int,
+        pieces: int,
+        *,
+        bias: bool = False,
+        in_parts: bool = False,
     ) -> Linear:
-        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts: somebody else does."""
+        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts:
+        somebody else does."""
         assert not (bias and in_parts), "a bias is added once, behind the sum"
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
@@ -138,20 +190,37 @@ class Maker:
         return self.fused_linear([part], bias, None if in_parts else self.layout)
 
     def attention(
-        self, at: str, hidden: int, shape: Heads, rope: RopeConfig, *, window: int | None = None,
-        scale: float | None = None, softcap: float | None = None, qkv_bias: bool = False, out_bias: bool = False,
-        norms: tuple[Norm, Norm] | None = None, between: WholeNorms | None = None, fused: bool = False,
-        query_growth: float = 0.0, sinks: bool = False, gate: GateForm | None = None, out: str = "o_proj",
-        turned_first: bool = False, keys_as_values: bool = False, normed_values: bool = False,
-    ) -> Attention:  # fmt: skip
-        """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores, None: width ** -0.5.
-        norms: of q's and k's heads, before they are turned or (turned_first) then.   query_growth: of queries beyond
-        the rope's original context.   sinks: each head has one, `.sinks`.   keys_as_values, normed_values: as in
-        AttentionKind."""
+        self,
+        at: str,
+        hidden: int,
+        shape: Heads,
+        rope: RopeConfig,
+        *,
+        window: int | None = None,
+        scale: float | None = None,
+        softcap: float | None = None,
+        qkv_bias: bool = False,
+        out_bias: bool = False,
+        norms: tuple[Norm, Norm] | None = None,
+        between: WholeNorms | None = None,
+        fused: bool = False,
+        query_growth: float = 0.0,
+        sinks: bool = False,
+        gate: GateForm | None = None,
+        out: str = "o_proj",
+        turned_first: bool = False,
+        keys_as_values: bool = False,
+        normed_values: bool = False,
+    ) -> Attention:
+        """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores,
+        None: width ** -0.5. norms: of q's and k's heads, before they are turned or (turned_first)
+        then.   query_growth: of queries beyond the rope's original context.   sinks: each head has
+        one, `.sinks`.   keys_as_values, normed_values: as in AttentionKind."""
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
-            kv_heads=kv_heads // self.layout.share(kv_heads, f"key and value heads of {at}", repeats=True)[0],
+            kv_heads=kv_heads
+            // self.layout.share(kv_heads, f"key and value heads of {at}", repeats=True)[0],
             width=width,
             rope=self.rope_number(rope, width),
             window=window,
@@ -162,8 +231,15 @@ class Maker:
             normed_values=normed_values,
         )
         parts = [
-            (f"{at}.q_proj", heads * width * (2 if gate is not None and gate.name is None else 1), heads),
-            *((f"{at}.{n}_proj", kv_heads * width, kv_heads) for n in ("k" if keys_as_values else "kv")),
+            (
+                f"{at}.q_proj",
+                heads * width * (2 if gate is not None and gate.name is None else 1),
+                heads,
+            ),
+            *(
+                (f"{at}.{n}_proj", kv_heads * width, kv_heads)
+                for n in ("k" if keys_as_values else "kv")
+            ),
         ]
         opening = None
         if gate is not None and gate.name is not None:
@@ -176,7 +252,9 @@ class Maker:
             kind,
             KvForm(kind.kv_heads, width, self.dtype, self.dtype),
             self.rope_tables[rope, width],
-            self.column_linear(parts, hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None),
+            self.column_linear(
+                parts, hidden, bias=qkv_bias, fused=f"{at}.qkv_proj" if fused else None
+            ),
             self.row_linear(f"{at}.{out}", hidden, heads * width, heads, bias=out_bias),
             q_norm,
             k_norm,
@@ -189,54 +267,95 @@ class Maker:
         )
 
     def mlp(
-        self, at: str, hidden: int, middle: int, *, activation: Activation = "silu", bias: bool = False,
-        fused: bool = False, names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
+        self,
+        at: str,
+        hidden: int,
+        middle: int,
+        *,
+        activation: Activation = "silu",
+        bias: bool = False,
+        fused: bool = False,
+        names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         in_parts: bool = False,
-    ) -> Mlp:  # fmt: skip
-        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`).   in_parts: of several
-        ranks each gives its part of the answer, and somebody else adds them."""
+    ) -> Mlp:
+        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`).
+        in_parts: of several ranks each gives its part of the answer, and somebody else adds them.
+        """
         *first, down = (f"{at}.{name}" for name in names)
         both = f"{at}.gate_up_proj" if fused else None
-        gate_up = self.column_linear([(name, middle, middle) for name in first], hidden, bias=bias, fused=both)
-        return Mlp(gate_up, self.row_linear(down, hidden, middle, middle, bias=bias, in_parts=in_parts), activation)
+        gate_up = self.column_linear(
+            [(name, middle, middle) for name in first], hidden, bias=bias, fused=both
+        )
+        return Mlp(
+            gate_up,
+            self.row_linear(down, hidden, middle, middle, bias=bias, in_parts=in_parts),
+            activation,
+        )
 
     def short_conv(self, at: str, channels: int, taps: int, *, bias: bool = False) -> ShortConv:
         """at: the name before `.in_proj`, `.conv` and `.out_proj`. Ranks share the channels."""
-        parts = [(f"{at}.in_proj.{part}", channels, channels) for part in ("gate", "out_gate", "value")]
+        parts = [
+            (f"{at}.in_proj.{part}", channels, channels) for part in ("gate", "out_gate", "value")
+        ]
         cut = self.layout.share(channels, f"channels of {at}")
         own = channels // cut[0]
         return ShortConv(
             at,
             RecurrentForm((StatePart(WINDOW, (taps, own), self.dtype),)),
             self.column_linear(parts, channels, bias=bias, fused=f"{at}.in_proj"),
-            Weight([Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device),
-            Weight([Part(f"{at}.conv.bias", (channels,), 0, *cut)], self.dtype, self.device) if bias else None,
+            Weight(
+                [Part(f"{at}.conv.weight", (channels, 1, taps), 0, *cut)], self.dtype, self.device
+            ),
+            (
+                Weight([Part(f"{at}.conv.bias", (channels,), 0, *cut)], self.dtype, self.device)
+                if bias
+                else None
+            ),
             self.row_linear(f"{at}.out_proj", channels, channels, channels, bias=bias),
         )
 
     def relu2_mlp(self, at: str, hidden: int, middle: int, *, in_parts: bool = False) -> Relu2Mlp:
         """at: the name before `.up_proj` and `.down_proj`.   in_parts: as `mlp` takes it."""
         up = self.column_linear([(f"{at}.up_proj", middle, middle)], hidden)
-        return Relu2Mlp(up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, in_parts=in_parts))
+        return Relu2Mlp(
+            up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, in_parts=in_parts)
+        )
 
     def moe(
-        self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, router: str = "gate",
-        names: tuple[str, str, str] | None = None, correction: Part | None = None, shared: SharedExpert | None = None,
-        score_cap: float | None = None, gate: Gate = "silu", latent: tuple[str, int, str] | None = None,
+        self,
+        at: str,
+        hidden: int,
+        middle: int,
+        experts: int,
+        routing: Routing,
+        *,
+        router: str = "gate",
+        names: tuple[str, str, str] | None = None,
+        correction: Part | None = None,
+        shared: SharedExpert | None = None,
+        score_cap: float | None = None,
+        gate: Gate = "silu",
+        latent: tuple[str, int, str] | None = None,
         answer_scale: str | None = None,
-    ) -> Moe:  # fmt: skip
-        """at: the name before `router`'s and `.experts`, of each of which every rank has a share.   names: of an
-        expert's gate, up and down, where they aren't an MLP's.   correction: the tensor of `Experts.correction`.
-        score_cap: as in Moe.   gate: as Experts takes it.   latent: behind at, the product ahead of experts that are so
-        narrow, the width, and the product behind them.   answer_scale: the name of Experts'."""
+    ) -> Moe:
+        """at: the name before `router`'s and `.experts`, of each of which every rank has a share.
+        names: of an expert's gate, up and down, where they aren't an MLP's.   correction: the
+        tensor of `Experts.correction`. score_cap: as in Moe.   gate: as Experts takes it.   latent:
+        behind at, the product ahead of experts that are so narrow, the width, and the product
+        behind them.   answer_scale: the name of Experts'."""
         opened, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
         each = [f"{at}.experts.{number}" for number in range(experts)]
         shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
-        first = [f"{name}.{n}" for name in each for n in ((up,) if gate == "none" else (opened, up))]
+        first = [
+            f"{name}.{n}" for name in each for n in ((up,) if gate == "none" else (opened, up))
+        ]
         around, width = None, hidden
         if latent is not None:
             width = latent[1]
-            around = self.linear(f"{at}.{latent[0]}", width, hidden), self.linear(f"{at}.{latent[2]}", hidden, width)
+            around = (
+                self.linear(f"{at}.{latent[0]}", width, hidden),
+                self.linear(f"{at}.{latent[2]}", hidden, width),
+            )
         gate_up = [Part(name, (middle, width), 0, shares, share) for name in first]
         down = [Part(f"{name}.{down_of}", (width, middle), 1, shares, share) for name in each]
         return Moe(
@@ -245,48 +364,79 @@ class Maker:
             self._stacked(down, experts),
             routing,
             None if self.layout.size == 1 else self.layout,
-            correction=None
-            if correction is None
-            else Weight([correction], torch.float32, self.device, shape=(experts,)),
+            correction=(
+                None
+                if correction is None
+                else Weight([correction], torch.float32, self.device, shape=(experts,))
+            ),
             shared=shared,
             score_cap=score_cap,
             gate=gate,
             latent=around,
-            answer_scale=None
-            if answer_scale is None
-            else Weight([Part(answer_scale, (experts,))], torch.float32, self.device),
+            answer_scale=(
+                None
+                if answer_scale is None
+                else Weight([Part(answer_scale, (experts,))], torch.float32, self.device)
+            ),
         )
 
     def shared_expert(
-        self, at: str, hidden: int, middle: int, *, gate: str | None = None, scale: float = 1.0, fused: bool = False,
+        self,
+        at: str,
+        hidden: int,
+        middle: int,
+        *,
+        gate: str | None = None,
+        scale: float = 1.0,
+        fused: bool = False,
         gated: bool = True,
-    ) -> SharedExpert:  # fmt: skip
-        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has them.   gate: the
-        product whose sigmoid multiplies the answer, None: it has none.   scale: of the answer.   gated: whether it is
-        no `relu2_mlp`."""
-        opened = None if gate is None else Weight([Part(f"{gate}.weight", (1, hidden))], self.dtype, self.device)
+    ) -> SharedExpert:
+        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has
+        them.   gate: the product whose sigmoid multiplies the answer, None: it has none.   scale:
+        of the answer.   gated: whether it is no `relu2_mlp`."""
+        opened = (
+            None
+            if gate is None
+            else Weight([Part(f"{gate}.weight", (1, hidden))], self.dtype, self.device)
+        )
         if not gated:
             return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened, scale)
         return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened, scale)
 
     def whole_moe(
-        self, at: str, hidden: int, middle: int, experts: int, routing: Routing, *, clamp: tuple[float, float],
+        self,
+        at: str,
+        hidden: int,
+        middle: int,
+        experts: int,
+        routing: Routing,
+        *,
+        clamp: tuple[float, float],
         four: bool,
-    ) -> Moe:  # fmt: skip
-        """Makes experts that a checkpoint has in one tensor, with biases. at: the name before `.router` and `.experts`.
-        four: their numbers are in four bits."""
+    ) -> Moe:
+        """Makes experts that a checkpoint has in one tensor, with biases. at: the name before
+        `.router` and `.experts`. four: their numbers are in four bits."""
         name = f"{at}.experts"
         if self.scheme_of(name) is not PLAIN:
             raise UsageError(
-                f"{name} are served as the checkpoint has them, in mxfp4 or wide: leave --quantization out, or take "
-                "such a checkpoint",
+                f"{name} are served as the checkpoint has them, in mxfp4 or wide: leave"
+                " --quantization out, or take such a checkpoint",
                 param="quantization",
             )
-        cut = self.layout.near_share(middle // FOURS, f"the inner size of {name} in groups of {FOURS}")
+        cut = self.layout.near_share(
+            middle // FOURS, f"the inner size of {name} in groups of {FOURS}"
+        )
         sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)
         router = self.linear(f"{at}.router", experts, hidden, bias=True)
         summed = None if self.layout.size == 1 else self.layout
-        return Moe(router, gate_up_of(*sizes, four=four), down_of(*sizes, four=four), routing, summed, clamp)
+        return Moe(
+            router,
+            gate_up_of(*sizes, four=four),
+            down_of(*sizes, four=four),
+            routing,
+            summed,
+            clamp,
+        )
 
     def _sinks(self, at: str, heads: int) -> Weight:
         part = Part(f"{at}.sinks", (heads,), 0, *self.layout.share(heads, f"heads of {at}"))
@@ -298,14 +448,15 @@ class Maker:
         return Stacked(scheme.weights(parts, self.dtype, self.device), scheme, experts)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
-        """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there are fewer tiles
-        than ranks every rank holds it whole, and draws for itself."""
+        """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there
+        are fewer tiles than ranks every rank holds it whole, and draws for itself."""
         if self.layout.size == 1 or vocabulary <= TILE * (self.layout.size - 1):
             return Part(name, (vocabulary, size))
         return Part(name, (vocabulary, size), 0, self.layout.size, self.layout.rank, TILE)
 
     def query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
-        """What queries of each position are multiplied by; None: all by 1, as within the original context."""
+        """What queries of each position are multiplied by; None: all by 1, as within the original
+        context."""
         if growth == 0.0 or self.positions <= rope.original_context:
             return None
         if rope not in self.query_scales:
@@ -319,14 +470,20 @@ class Maker:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
 
-    def fused_linear(self, parts: list[Part], bias: bool = False, summed: Layout | None = None) -> Linear:
+    def fused_linear(
+        self, parts: list[Part], bias: bool = False, summed: Layout | None = None
+    ) -> Linear:
         """Fuses parts of a checkpoint's tensors, one below the other, as they are cut already."""
         scheme = self._scheme(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
         if bias:
             rows = [
-                p.over(f"{p.name}.bias", p.shape[:1]) if p.cut == 0 else Part(f"{p.name}.bias", p.shape[:1])
+                (
+                    p.over(f"{p.name}.bias", p.shape[:1])
+                    if p.cut == 0
+                    else Part(f"{p.name}.bias", p.shape[:1])
+                )
                 for p in parts
             ]
             added = Weight(rows, self.dtype, self.device)
@@ -336,10 +493,12 @@ class Maker:
         """Returns the one scheme of matrices that are multiplied together."""
         schemes = {self.scheme_of(part.name) for part in parts}
         if len(schemes) > 1:
-            names = ", ".join([part.name for part in parts][:SHOWN]) + (", ..." if len(parts) > SHOWN else "")
+            names = ", ".join([part.name for part in parts][:SHOWN]) + (
+                ", ..." if len(parts) > SHOWN else ""
+            )
             raise CheckpointError(
-                f"{names} are multiplied together and must have one scheme, and the checkpoint has them in several: "
-                "take another quantization of this model"
+                f"{names} are multiplied together and must have one scheme, and the checkpoint has"
+                " them in several: take another quantization of this model"
             )
         return schemes.pop()
 

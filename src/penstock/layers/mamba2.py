@@ -1,4 +1,5 @@
-"""Mamba2: a recurrent layer with a matrix a head as its state, whose decay hangs on the token (arXiv:2405.21060)."""
+"""Mamba2: a recurrent layer with a matrix a head as its state, whose decay hangs on the token
+(arXiv:2405.21060)."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ from penstock.quant.weight import Part, Weight
 
 @dataclass(slots=True)
 class GatedGroupNorm:
-    """x * silu(gate), normed within groups of neighbours (weight None: not normed). spans: so many neighbours of the
-    layout's ranks hold a group together."""
+    """x * silu(gate), normed within groups of neighbours (weight None: not normed). spans: so many
+    neighbours of the layout's ranks hold a group together."""
 
     weight: Weight | None  # [size]
     groups: int  # of this rank
@@ -72,8 +73,12 @@ class Mamba2:
         given = self.into(ops, x)
         if self.column_scales is not None:
             given.mul_(self.column_scales)
-        mixed = step.keep(ops.mamba2(given, self.heads, self.small, state[WINDOW], state[MATRIX], step))
-        return self.out(ops, self.norm(ops, mixed, step.keep(given)[:, : self.heads.size], self.out))
+        mixed = step.keep(
+            ops.mamba2(given, self.heads, self.small, state[WINDOW], state[MATRIX], step)
+        )
+        return self.out(
+            ops, self.norm(ops, mixed, step.keep(given)[:, : self.heads.size], self.out)
+        )
 
     @property
     def reader(self) -> Linear:
@@ -101,21 +106,39 @@ class Mamba2:
 
 
 def make_mamba2(
-    make: Maker, at: str, hidden: int, heads: Mamba2Heads, taps: int, eps: float | None, state: torch.dtype, *,
-    bias: bool = False, out_bias: bool = False, taps_bias: bool = True, columns: Sequence[float] = (),
-) -> Mamba2:  # fmt: skip
-    """Makes a layer of a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj. at: the name before them.
-    heads: over all ranks, which share heads, and groups as far as there are.   eps: of its norm, None: it has none.
-    state: the dtype of its matrices.   bias: of in_proj.   out_bias: of out_proj.   taps_bias: of conv1d.   columns:
-    what z, x, B, C and dt are multiplied by behind in_proj; empty: nothing."""
+    make: Maker,
+    at: str,
+    hidden: int,
+    heads: Mamba2Heads,
+    taps: int,
+    eps: float | None,
+    state: torch.dtype,
+    *,
+    bias: bool = False,
+    out_bias: bool = False,
+    taps_bias: bool = True,
+    columns: Sequence[float] = (),
+) -> Mamba2:
+    """Makes a layer of a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj. at:
+    the name before them. heads: over all ranks, which share heads, and groups as far as there are.
+    eps: of its norm, None: it has none. state: the dtype of its matrices.   bias: of in_proj.
+    out_bias: of out_proj.   taps_bias: of conv1d.   columns: what z, x, B, C and dt are multiplied
+    by behind in_proj; empty: nothing."""
     h, device = heads, make.device
     of_heads = make.layout.share(h.heads, f"heads of {at}")
     of_groups = make.layout.share(h.groups, f"groups of {at}", repeats=True)
     own = replace(h, heads=h.heads // of_heads[0], groups=h.groups // of_groups[0])
-    convolved = [("x", h.size, of_heads), ("B", h.group_size, of_groups), ("C", h.group_size, of_groups)]
+    convolved = [
+        ("x", h.size, of_heads),
+        ("B", h.group_size, of_groups),
+        ("C", h.group_size, of_groups),
+    ]
 
     def parts(name: str, columns: list[tuple[str, int, tuple[int, int]]], *shape: int) -> Part:
-        cut = [Part(f"{at}.{name}.{letter}", (size, *shape), 0, *share) for letter, size, share in columns]
+        cut = [
+            Part(f"{at}.{name}.{letter}", (size, *shape), 0, *share)
+            for letter, size, share in columns
+        ]
         return Part.of_fused(f"{at}.{name}", cut)
 
     def by_head(name: str, size: int = 1, dtype: torch.dtype = torch.float32) -> Weight:
@@ -129,7 +152,9 @@ def make_mamba2(
     norm = None if eps is None else by_head("norm.weight", h.head_width, make.dtype)
     spans = max(1, make.layout.size // h.groups)
     sizes = torch.tensor([own.size, own.size, own.group_size, own.group_size, own.heads])
-    scales = torch.tensor(columns).repeat_interleave(sizes).to(device, make.dtype) if columns else None
+    scales = (
+        torch.tensor(columns).repeat_interleave(sizes).to(device, make.dtype) if columns else None
+    )
     return Mamba2(
         at,
         RecurrentForm(keeps),

@@ -35,7 +35,8 @@ class FeedForward(Protocol):
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """The matrices that a token goes through some of; None: every token goes through all of it."""
+        """The matrices that a token goes through some of; None:
+        every token goes through all of it."""
 
 
 @dataclass(slots=True)

@@ -1,5 +1,5 @@
-"""Moe: a router and experts, each token through a few of them, and perhaps one expert that all go through. Same manners
-as an Mlp.
+"""Moe: a router and experts, each token through a few of them, and perhaps one expert that all go
+through. Same manners as an Mlp.
 
 Experts lie stacked, `[experts, out, in]`, so that one operation serves them all.
 """
@@ -55,8 +55,8 @@ class Stacked:
 
 @dataclass(slots=True)
 class SharedExpert:
-    """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066), its answer multiplied by
-    the sigmoid of a gate's where it has one (Qwen2-MoE)."""
+    """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066), its
+    answer multiplied by the sigmoid of a gate's where it has one (Qwen2-MoE)."""
 
     mlp: Mlp | Relu2Mlp  # on several ranks it gives this one's part of the sum
     gate: Weight | None = None  # [1, d]
@@ -64,7 +64,9 @@ class SharedExpert:
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
         """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
-        return ops.add_opened(out, self.mlp(ops, x), x, None if self.gate is None else self.gate.value, self.scale)
+        return ops.add_opened(
+            out, self.mlp(ops, x), x, None if self.gate is None else self.gate.value, self.scale
+        )
 
     def weights(self) -> Iterator[Weight]:
         yield from self.mlp.weights()
@@ -80,17 +82,22 @@ class Moe:
     """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    gate_up: ExpertWeights  # [2 * intermediate, d]: an expert's gate, then its up; without a gate: [intermediate, d]
+    # [2 * intermediate, d]: an expert's gate, then its up; without a gate: [intermediate, d]
+    gate_up: ExpertWeights
     down: ExpertWeights  # [d, intermediate]
     routing: Routing
     summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
     clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
     correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
-    score_cap: float | None = None  # scores become cap * tanh(scores / cap) before anything looks at them
+    score_cap: float | None = (
+        None  # scores become cap * tanh(scores / cap) before anything looks at them
+    )
     gate: Gate = "silu"
     answer_scale: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
-    latent: tuple[Linear, Linear] | None = None  # around the experts, which are narrower than d (Nemotron 3 Super)
+    latent: tuple[Linear, Linear] | None = (
+        None  # around the experts, which are narrower than d (Nemotron 3 Super)
+    )
     prepared: Any = field(default=None, init=False)
 
     reader: None = None  # router and experts read x
@@ -101,7 +108,8 @@ class Moe:
         return self.answer(ops, x, self.router(ops, x))
 
     def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
-        """x `[T, d]`, the router's scores `[T, experts]`, which may come of another input -> `[T, d]`."""
+        """x `[T, d]`, the router's scores `[T, experts]`, which may come of another input -> `[T,
+        d]`."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
@@ -146,5 +154,8 @@ class Moe:
     def experts(self) -> RoutedNumbers:
         count = self.router.loaded["weight"].shape[0]
         stacked = (*self.gate_up.loaded.values(), *self.down.loaded.values())
-        numbers, stored = sum(weight.numbers for weight in stacked), sum(weight.nbytes for weight in stacked)
+        numbers, stored = (
+            sum(weight.numbers for weight in stacked),
+            sum(weight.nbytes for weight in stacked),
+        )
         return RoutedNumbers(count, self.routing.top_k, numbers // count, stored // count)

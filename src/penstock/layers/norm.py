@@ -1,4 +1,5 @@
-"""Norm: an RMS norm, with the residual stream's sum in the same kernel; of what is centred first it is a layer norm."""
+"""Norm: an RMS norm, with the residual stream's sum in the same kernel; of what is centred first it
+is a layer norm."""
 
 from __future__ import annotations
 
@@ -19,15 +20,21 @@ from penstock.quant.weight import Weight
 class Norm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
-    weight: Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
+    weight: (
+        Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
+    )
     eps: float
     first: Norm | None = None  # what x passes before it joins the stream
-    centred: bool = False  # the mean is subtracted before: a layer norm (arXiv:1607.06450) without a bias
+    centred: bool = (
+        False  # the mean is subtracted before: a layer norm (arXiv:1607.06450) without a bias
+    )
     made: bool = False  # its weight is ones, which no checkpoint has
 
-    def __call__(self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None) -> tuple[Rows, Tensor]:
-        """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as `reader` takes it
-        (None, or the norm is centred: wide), and the sum."""
+    def __call__(
+        self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None
+    ) -> tuple[Rows, Tensor]:
+        """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as
+        `reader` takes it (None, or the norm is centred: wide), and the sum."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
             assert self.first is None, "what opens the stream comes out of no part"
@@ -65,7 +72,8 @@ class Norm:
 
 @dataclass(slots=True)
 class WholeNorms:
-    """Norms of all query heads and of all key heads of a fused product (OLMo 2, arXiv:2501.00656), and OLMo's clip."""
+    """Norms of all query heads and of all key heads of a fused product (OLMo 2, arXiv:2501.00656),
+    and OLMo's clip."""
 
     q: Norm  # of this rank's heads
     k: Norm
@@ -73,14 +81,18 @@ class WholeNorms:
     layout: Layout
 
     def __call__(self, ops: Ops, qkv: Tensor) -> Tensor:
-        """qkv `[T, (H + 2 Hkv) * D]`, overwritten -> the same with q and k normed, and all of it clipped."""
+        """qkv `[T, (H + 2 Hkv) * D]`, overwritten -> the same with q and k normed, and all of it
+        clipped."""
         first, last = self.q.weight.shape[0], self.q.weight.shape[0] + self.k.weight.shape[0]
         for part, norm in zip((qkv[:, :first], qkv[:, first:last]), (self.q, self.k), strict=True):
-            part.copy_(norm.alone(ops, part) if self.layout.size == 1 else self._over_ranks(part, norm))
+            part.copy_(
+                norm.alone(ops, part) if self.layout.size == 1 else self._over_ranks(part, norm)
+            )
         return qkv if self.clip is None else qkv.clamp_(-self.clip, self.clip)
 
     def _over_ranks(self, part: Tensor, norm: Norm) -> Tensor:
-        """Every rank has as many of the heads, and each head is on as many ranks: the mean of means is the mean."""
+        """Every rank has as many of the heads, and each head is on as many ranks: the mean of means
+        is the mean."""
         full, weight = part.float(), norm.weight.value
         mean = self.layout.all_gather(full.square().mean(-1, keepdim=True)).mean(0)
         normed = full * (mean + norm.eps).rsqrt()

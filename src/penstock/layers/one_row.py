@@ -1,4 +1,5 @@
-"""OneRowLayer: a decoder layer that runs a step of one lone row in fewer launches, and any other step as it is."""
+"""OneRowLayer: a decoder layer that runs a step of one lone row in fewer launches, and any other
+step as it is."""
 
 from __future__ import annotations
 
@@ -32,7 +33,12 @@ class OneRowLayer:
     has_plain_qkv: bool
 
     def __call__(
-        self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[LayerKv]
+        self,
+        ops: Ops,
+        x: Tensor,
+        residual: Tensor | None,
+        step: StepInputs,
+        state: Sequence[LayerKv],
     ) -> tuple[Tensor, Tensor | None]:
         if not step.is_one_row:
             return self.layer(ops, x, residual, step, state)
@@ -40,19 +46,36 @@ class OneRowLayer:
         fused, at, mlp, kind = self.fused, self.attention, self.mlp, self.attention.kind
         if self.has_plain_qkv and kv.scales is None:
             q, residual = fused.norm_qkv(
-                x, residual, self.attention_norm.weight.value, self.attention_norm.eps, _matrix(at.qkv), _bias(at.qkv),
-                at.cos_sin, step, kv, kind.heads, kind.kv_heads, kind.width,
-            )  # fmt: skip
-            x = at.out(ops, ops.attention(q, kv, step, kind, step.plans[kind], at.sink_scores).view(1, -1))
+                x,
+                residual,
+                self.attention_norm.weight.value,
+                self.attention_norm.eps,
+                _matrix(at.qkv),
+                _bias(at.qkv),
+                at.cos_sin,
+                step,
+                kv,
+                kind.heads,
+                kind.kv_heads,
+                kind.width,
+            )
+            x = at.out(
+                ops, ops.attention(q, kv, step, kind, step.plans[kind], at.sink_scores).view(1, -1)
+            )
         else:  # more launches with less in each: an 8B's in eight bits take 14 us so, 20 in one
             rows, residual = self.attention_norm(ops, x, residual, at.reader)
             if at.is_rotation_alone:
                 qkv, form = at.qkv(ops, rows), at.out.form(1)
-                x = at.out(ops, fused.rotate_and_attend(qkv, at.cos_sin, kv, step, kind, at.sink_scores, form))
+                x = at.out(
+                    ops,
+                    fused.rotate_and_attend(qkv, at.cos_sin, kv, step, kind, at.sink_scores, form),
+                )
             else:
                 x = at(ops, rows, step, kv)
         norm, gate_up = self.mlp_norm, _matrix(mlp.gate_up)
-        gated, residual = fused.norm_gate(x, residual, norm.weight.value, norm.eps, gate_up, mlp.down.form(1))
+        gated, residual = fused.norm_gate(
+            x, residual, norm.weight.value, norm.eps, gate_up, mlp.down.form(1)
+        )
         return mlp.down(ops, gated), residual
 
     def keeps(self) -> Sequence[Keeper]:
@@ -78,12 +101,19 @@ def fits_gate(mlp: Mlp) -> bool:
 
 
 def fits_qkv(attention: Attention) -> bool:
-    """Returns whether the fused norm, qkv, rotary and store compute what this part, prepared, does with plain KV."""
-    return _streams(attention.qkv) and _matrix(attention.qkv).scale is None and attention.is_rotation_alone
+    """Returns whether the fused norm, qkv, rotary and store compute what this part, prepared, does
+    with plain KV."""
+    return (
+        _streams(attention.qkv)
+        and _matrix(attention.qkv).scale is None
+        and attention.is_rotation_alone
+    )
 
 
 def _streams(linear: Linear) -> bool:
-    return linear.product is not None and linear.product.streamed is not None and not linear.is_summed
+    return (
+        linear.product is not None and linear.product.streamed is not None and not linear.is_summed
+    )
 
 
 def _matrix(linear: Linear) -> Any:

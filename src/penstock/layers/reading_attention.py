@@ -1,4 +1,5 @@
-"""ReadingAttention: attention over the keys and values that an earlier layer has stored (Gemma 4's last layers).
+"""ReadingAttention: attention over the keys and values that an earlier layer has stored (Gemma 4's
+last layers).
 
 It has queries of its own and stores nothing; memory is counted for the layer that it reads.
 """
@@ -36,7 +37,15 @@ class ReadingAttention:
         kind = self.kind
         plan, norm = step.plans[kind], self.q_norm
         q = ops.rotary_and_store(
-            self.query(ops, x), self.cos_sin, step, None, kind, plan, norm.weight.value, None, norm.eps
+            self.query(ops, x),
+            self.cos_sin,
+            step,
+            None,
+            kind,
+            plan,
+            norm.weight.value,
+            None,
+            norm.eps,
         )
         seen = ops.attention(step.keep(q), kv, step, kind, plan, None)
         return self.out(ops, seen.reshape(-1, kind.heads * kind.width))

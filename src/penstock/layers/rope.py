@@ -1,7 +1,8 @@
-"""The table of cosines and sines for each kind of rotary embedding. It rotates nothing: `ops.rotary_and_store` does.
+"""The table of cosines and sines for each kind of rotary embedding. It rotates nothing:
+`ops.rotary_and_store` does.
 
-Frequencies are computed as in the published code of each method, in float32, so that they agree with `transformers`
-to the last bit; the table is float32 whatever the model's dtype.
+Frequencies are computed as in the published code of each method, in float32, so that they agree
+with `transformers` to the last bit; the table is float32 whatever the model's dtype.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from torch import Tensor
 
 from penstock.layers.rope_config import RopeConfig
 
-AT_ONCE = 1 << 16  # positions: what stands beside the table while it is filled is a few times their part of it
+AT_ONCE = (
+    1 << 16
+)  # positions: what stands beside the table while it is filled is a few times their part of it
 
 
 def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.device) -> Tensor:
-    """cos and sin of each position and frequency: `[positions, 2, width / 2]` float32 on `device`."""
+    """cos and sin of each position and frequency: `[positions, 2,
+    width / 2]` float32 on `device`."""
     table = torch.empty(positions, 2, width // 2, device=device)
     if device.type == "meta":
         return table
@@ -27,7 +31,9 @@ def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.devic
     for first in range(0, positions, AT_ONCE):
         part = torch.arange(first, min(first + AT_ONCE, positions), dtype=torch.float32)
         angles = torch.outer(part, frequencies)
-        table[first : first + AT_ONCE, :, :turning] = torch.stack((angles.cos() * scale, angles.sin() * scale), dim=1)
+        table[first : first + AT_ONCE, :, :turning] = torch.stack(
+            (angles.cos() * scale, angles.sin() * scale), dim=1
+        )
     return table
 
 
@@ -39,21 +45,26 @@ def rotated(rope: RopeConfig, width: int) -> int:
 
 
 def lanes(rope: RopeConfig, width: int) -> list[int] | None:
-    """Returns the order of a head's numbers in which its halves turn together, as kernels do it; None: it is theirs.
-    Where only the first `turning` turn half of those stand at the front of either half. Queries and keys in one order
-    have the scores of any other."""
+    """Returns the order of a head's numbers in which its halves turn together, as kernels do it;
+    None: it is theirs. Where only the first `turning` turn half of those stand at the front of
+    either half. Queries and keys in one order have the scores of any other."""
     turning = rotated(rope, width)
     if turning in (0, width) and not (turning and rope.neighbours):
         return None
     half, still = turning // 2, turning + (width - turning) // 2
     if rope.neighbours:
-        return [*range(0, turning, 2), *range(turning, still), *range(1, turning, 2), *range(still, width)]
+        return [
+            *range(0, turning, 2),
+            *range(turning, still),
+            *range(1, turning, 2),
+            *range(still, width),
+        ]
     return [*range(half), *range(turning, still), *range(half, turning), *range(still, width)]
 
 
 def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[Tensor, float]:
-    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by. positions: as many as
-    there will be, where a kind asks."""
+    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by.
+    positions: as many as there will be, where a kind asks."""
     steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
@@ -67,23 +78,30 @@ def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[
         return _yarn(rope, width, steps), _yarn_scale(rope)
     if rope.kind == "longrope":
         return _longrope(rope, steps, positions)
-    # `dynamic` changes its base only beyond the context that the config gives, and no sequence gets there.
+    # `dynamic` changes its base only beyond the context that the config gives, and no sequence gets
+    # there.
     return plain, 1.0
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves stretched by the factor, short ones kept, a ramp between (Llama 3.1's published code)."""
+    """Long waves stretched by the factor, short ones kept, a ramp between (Llama 3.1's published
+    code)."""
     waves = 2 * math.pi / plain
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_stretched = rope.original_context / rope.low_freq_factor
-    ramp = (rope.original_context / waves - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor)
+    ramp = (rope.original_context / waves - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
     between = (1 - ramp) * plain / rope.factor + ramp * plain
     frequencies = torch.where(waves > shortest_stretched, plain / rope.factor, plain)
-    return torch.where((waves >= longest_kept) & (waves <= shortest_stretched), between, frequencies)
+    return torch.where(
+        (waves >= longest_kept) & (waves <= shortest_stretched), between, frequencies
+    )
 
 
 def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
-    """Frequencies that turn more than beta_fast times in training are kept, fewer than beta_slow times: stretched."""
+    """Frequencies that turn more than beta_fast times in training are kept, fewer than beta_slow
+    times: stretched."""
     low, high = _yarn_turns(rope, width, rope.beta_fast), _yarn_turns(rope, width, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
@@ -97,12 +115,14 @@ def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
 
 def _yarn_turns(rope: RopeConfig, width: int, turns: float) -> float:
     """The dimension whose wave turns so many times within the original context."""
-    return width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    return (
+        width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
+    )
 
 
 def _longrope(rope: RopeConfig, steps: Tensor, positions: int) -> tuple[Tensor, float]:
-    """One set of factors for all of a model's texts, by the longest that it may be given: K that stands in the cache
-    cannot be turned again when a text grows (vLLM chooses so, too)."""
+    """One set of factors for all of a model's texts, by the longest that it may be given: K that
+    stands in the cache cannot be turned again when a text grows (vLLM chooses so, too)."""
     factors = rope.long_factors if positions > rope.original_context else rope.short_factors
     scale = rope.attention_factor
     if scale is None:

@@ -1,4 +1,5 @@
-"""ShortConv: a gated convolution over a channel's last few tokens, which takes attention's place in a layer (LFM2)."""
+"""ShortConv: a gated convolution over a channel's last few tokens, which takes attention's place in
+a layer (LFM2)."""
 
 from __future__ import annotations
 
@@ -14,12 +15,14 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.quant.weight import Weight
 
-WINDOW = "window"  # the part of its state: [taps, channels], what it saw last, the token at position p at p % taps
+# the part of its state: [taps, channels], what it saw last, the token at position p at p % taps
+WINDOW = "window"
 
 
 @dataclass(slots=True)
 class ShortConv:
-    """out(gate * conv(gate' * value)): all three of one product, the convolution causal and channel by channel."""
+    """out(gate * conv(gate' * value)): all three of one product, the convolution causal and channel
+    by channel."""
 
     name: str  # in a checkpoint, before `.in_proj`
     form: StateForm
@@ -35,7 +38,9 @@ class ShortConv:
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
         """x [T, d] -> [T, d], or of those that the step keeps."""
         bias = None if self.bias is None else self.bias.value
-        mixed = ops.short_conv(self.into(ops, x), self.taps.value.squeeze(1), bias, state[WINDOW], step)
+        mixed = ops.short_conv(
+            self.into(ops, x), self.taps.value.squeeze(1), bias, state[WINDOW], step
+        )
         return self.out(ops, step.keep(mixed))
 
     @property

@@ -1,5 +1,5 @@
-"""TwoMixersLayer: two mixers that read the same norm and whose answers are added up, then an MLP (Falcon-H1,
-arXiv:2507.22448)."""
+"""TwoMixersLayer: two mixers that read the same norm and whose answers are added up, then an MLP
+(Falcon-H1, arXiv:2507.22448)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ class TwoMixersLayer:
         rows, residual = self.norm(ops, x, residual, None)
         assert isinstance(rows, Tensor), "two products read it"
         recurrent, attending = state
-        out = self.mamba(ops, _times(rows, self.by.mamba_in), step, recurrent).mul_(self.by.mamba_out)
+        out = self.mamba(ops, _times(rows, self.by.mamba_in), step, recurrent).mul_(
+            self.by.mamba_out
+        )
         attended = self.attention(ops, _times(rows, self.by.attention_in), step, attending)
         out.add_(attended, alpha=self.by.attention_out)
         rows, residual = self.mlp_norm(ops, out, step.keep(residual), self.mlp.gate_up)

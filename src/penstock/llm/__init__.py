@@ -1,8 +1,9 @@
-"""LLM: the Python API over lists, its engine in the caller's process: scripts without a main guard and notebooks work.
-Several engines (data_parallel_size) are processes beside it: replicas.py.
+"""LLM: the Python API over lists, its engine in the caller's process: scripts without a main guard
+and notebooks work. Several engines (data_parallel_size) are processes beside it: replicas.py.
 
     llm = LLM("folder-or-hub-id")
-    outs = llm.generate(prompts, SamplingParams(n=64, temperature=0.6, max_tokens=256, stop=["Question:"]))
+    outs = llm.generate(prompts, SamplingParams(n=64, temperature=0.6, max_tokens=256,
+    stop=["Question:"]))
 
 It knows the engine and its client; nothing of jobs, files or HTTP.
 """
@@ -26,7 +27,16 @@ from penstock.config import Config, ModelOptions
 from penstock.errors import EngineError, FaultError, TokenizerError, UsageError
 from penstock.llm.between import AT_WORK, CLOSED, BetweenCalls
 from penstock.llm.engine_args import EngineArgs, arguments_of
-from penstock.llm.inputs import AnyPrompt, Finished, Message, Prompt, as_list, ids_of, needed, params_for
+from penstock.llm.inputs import (
+    AnyPrompt,
+    Finished,
+    Message,
+    Prompt,
+    as_list,
+    ids_of,
+    needed,
+    params_for,
+)
 from penstock.llm.label_scorer import LabelScorer
 from penstock.llm.outputs import RequestBuilder, Told, finished_of
 from penstock.request import FIRST_WEIGHTS, Delta, Request, RequestOutput, SamplingParams
@@ -48,8 +58,9 @@ _AHEAD = 2  # prompts are pulled until this many times the rows have work
 
 
 class LLM(BetweenCalls, LabelScorer):
-    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are Config's, by name, and
-    vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
+    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are
+    Config's, by name, and vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`).
+    """
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -63,7 +74,9 @@ class LLM(BetweenCalls, LabelScorer):
             self._open_replicas()
         self._process = os.getpid()
         self._sandbox: Sandbox | None = None
-        self._turning = threading.Lock()  # held by the one generate, chat or stream that turns the engine
+        self._turning = (
+            threading.Lock()
+        )  # held by the one generate, chat or stream that turns the engine
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -75,7 +88,9 @@ class LLM(BetweenCalls, LabelScorer):
         from penstock.engine.client import Client
 
         folder = model_folder(self.config)
-        with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:  # a third of a second while the device loads
+        with ThreadPoolExecutor(
+            1, "penstock-tokenizer"
+        ) as beside:  # a third of a second while the device loads
             skip = self.config.model.skip_tokenizer_init
             reading = None if skip else beside.submit(_read_tokenizer, folder, self.config.model)
             self._engine, self.facts = build_engine(self.config, folder)
@@ -85,17 +100,22 @@ class LLM(BetweenCalls, LabelScorer):
             self._engine.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
-        # An LLM that is dropped without close() gives its memory back too; so does the end of the interpreter.
+        # An LLM that is dropped without close() gives its memory back too; so does the end of the
+        # interpreter.
         self._finalizer = weakref.finalize(self, self._engine.close)
 
     def _open_replicas(self) -> None:
         from penstock.llm.replicas import ReplicaEngines
 
         self._replicas = ReplicaEngines(self.config)
-        self.facts, self._tokenizer = self._replicas.replicas.facts, self._replicas.replicas.tokenizer
+        self.facts, self._tokenizer = (
+            self._replicas.replicas.facts,
+            self._replicas.replicas.tokenizer,
+        )
         self._finalizer = weakref.finalize(self, self._replicas.close)
 
-    # --- generate and chat --------------------------------------------------------------------------------------------
+    # --- generate and chat
+    # --------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -105,15 +125,20 @@ class LLM(BetweenCalls, LabelScorer):
         use_tqdm: bool = True,
         **vllms: Any,
     ) -> list[RequestOutput]:
-        """Samples for each prompt (a text, token ids, or a list of either), in the order of the prompts.
+        """Samples for each prompt (a text, token ids, or a list of either), in the order of the
+        prompts.
 
-        A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the others go on.
-        `use_tqdm`: a progress line on a terminal.   vllms: vLLM's other arguments, where they ask for nothing.
+        A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the
+        others go on. `use_tqdm`: a progress line on a terminal.   vllms: vLLM's other arguments,
+        where they ask for nothing.
         """
         check_call("generate", vllms)
         listed = as_list(prompts)
         each = params_for(listed, sampling_params)
-        asked = [Prompt(key=i, prompt=p, params=s) for i, (p, s) in enumerate(zip(listed, each, strict=True))]
+        asked = [
+            Prompt(key=i, prompt=p, params=s)
+            for i, (p, s) in enumerate(zip(listed, each, strict=True))
+        ]
         return self._run(asked, use_tqdm)
 
     def chat(
@@ -128,11 +153,14 @@ class LLM(BetweenCalls, LabelScorer):
         tools: list[dict[str, Any]] | None = None,
         **vllms: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation (a list of messages) or to a list of them, by the model's chat template.
+        """Answers to one conversation (a list of messages) or to a list of them, by the model's
+        chat template.
 
-        add_generation_prompt, continue_final_message, chat_template_kwargs, tools: told in `text.chat`.
+        add_generation_prompt, continue_final_message, chat_template_kwargs, tools: told in
+        `text.chat`.
 
-        Raises TokenizerError where the model has none for any of them; what is one conversation's own is its `error`.
+        Raises TokenizerError where the model has none for any of them; what is one conversation's
+        own is its `error`.
         """
         self._refuse_a_fork()
         check_call("chat", vllms)
@@ -156,13 +184,16 @@ class LLM(BetweenCalls, LabelScorer):
     def stream(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
     ) -> Iterator[Finished]:
-        """For long jobs: pulls prompts as rows come free and yields each sample as it ends, in any order.
+        """For long jobs: pulls prompts as rows come free and yields each sample as it ends, in any
+        order.
 
-        Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is under way.
-        after_step: called once a step of the engine, also where nothing ended in it, when all that did has been
-        yielded and the next sample is asked for. What it raises ends the stream.
+        Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is
+        under way. after_step: called once a step of the engine, also where nothing ended in it,
+        when all that did has been yielded and the next sample is asked for. What it raises ends the
+        stream.
         """
-        # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it is dropped itself.
+        # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it
+        # is dropped itself.
         with closing(self.steps(prompts, after_step=after_step)) as steps:
             for ended in steps:
                 yield from ended
@@ -170,42 +201,55 @@ class LLM(BetweenCalls, LabelScorer):
     def steps(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
     ) -> Generator[list[Finished]]:
-        """Gives what `stream` does, a step of the engine at a time, mostly nothing: for who looks up in between."""
+        """Gives what `stream` does, a step of the engine at a time, mostly nothing: for who looks
+        up in between."""
         with closing(self._steps(prompts, after_step)) as steps:
             for told in steps:
-                yield [finished_of(*each) for each in told if each[1] is None or each[0].finish_reason is not None]
+                yield [
+                    finished_of(*each)
+                    for each in told
+                    if each[1] is None or each[0].finish_reason is not None
+                ]
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called while a step is waited for, now and then, as long as its layers go on: on a CPU one may
-        take minutes. For who ends an engine that hangs."""
+        """Has `goes_on` called while a step is waited for, now and then, as long as its layers go
+        on: on a CPU one may take minutes. For who ends an engine that hangs."""
         self.engine.runner.watch(goes_on)
 
-    # --- what else it says --------------------------------------------------------------------------------------------
+    # --- what else it says
+    # --------------------------------------------------------------------------------------------
 
     def get_tokenizer(self) -> HfTokenizer:
-        """The model's tokenizer: ours (docs/text.md), and by transformers' names callable, `apply_chat_template`,
-        `batch_decode` and more. Raises UsageError with skip_tokenizer_init."""
+        """The model's tokenizer: ours (docs/text.md), and by transformers' names callable,
+        `apply_chat_template`, `batch_decode` and more. Raises UsageError with skip_tokenizer_init.
+        """
         from penstock.llm.hf_tokenizer import HfTokenizer
 
-        return HfTokenizer.over(needed(self._tokenizer, "get_tokenizer"), lambda job: self._chat_sandbox().run(job))
+        return HfTokenizer.over(
+            needed(self._tokenizer, "get_tokenizer"), lambda job: self._chat_sandbox().run(job)
+        )
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start; prompt tokens of a group are counted once (`prefilled_tokens`)."""
+        """Gauges and counters since the start; prompt tokens of a group are counted once
+        (`prefilled_tokens`)."""
         return self._engine.stats() if self._replicas is None else self._replicas.stats()
 
     @property
     def generation_tokens(self) -> int:
-        """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from any thread."""
+        """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from
+        any thread."""
         if self._replicas is not None:
             return int(self._replicas.stats().get("generation_tokens", 0))
         return int(self._engine.scheduler.counts["generation_tokens"])
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner). Raises UsageError where
-        there are several."""
+        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner). Raises
+        UsageError where there are several."""
         if self._replicas is not None:
-            raise UsageError("several engines run in processes of their own: leave data_parallel_size out")
+            raise UsageError(
+                "several engines run in processes of their own: leave data_parallel_size out"
+            )
         return self._engine
 
     def close(self) -> None:
@@ -218,11 +262,15 @@ class LLM(BetweenCalls, LabelScorer):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
-    # --- the way down and up ------------------------------------------------------------------------------------------
+    # --- the way down and up
+    # ------------------------------------------------------------------------------------------
 
     def _down(self, word: Request | tuple[int, int | None]) -> None:
         if isinstance(word, Request):
@@ -236,7 +284,9 @@ class LLM(BetweenCalls, LabelScorer):
         """The prompt as ids; and itself, messages with the text that they became."""
         if not isinstance(prompt, Prompt):
             kind = type(prompt).__name__
-            raise TypeError(f"stream takes penstock.Prompt(key=..., prompt=..., params=...), and this is {kind}")
+            raise TypeError(
+                f"stream takes penstock.Prompt(key=..., prompt=..., params=...), and this is {kind}"
+            )
         if prompt.messages is not None:
             job = ChatJob(
                 messages=check_messages(prompt.messages),
@@ -252,7 +302,8 @@ class LLM(BetweenCalls, LabelScorer):
         return ids_of(prompt.prompt, self._tokenizer, self.facts.max_model_len), prompt
 
     def _chat_sandbox(self) -> Sandbox:
-        """The process that renders chats, started for the first, and again where one of them ended it."""
+        """The process that renders chats, started for the first, and again where one of them ended
+        it."""
         if self._sandbox is None or not self._sandbox.usable:
             self._sandbox = Sandbox.open(needed(self._tokenizer, "chat"), self.facts.max_model_len)
             weakref.finalize(self, self._sandbox.close)
@@ -267,7 +318,8 @@ class LLM(BetweenCalls, LabelScorer):
     def _steps(
         self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
     ) -> Generator[list[Told]]:
-        """Submits while rows want work, turns the engine, and hands out a step's deltas with their request and prompt.
+        """Submits while rows want work, turns the engine, and hands out a step's deltas with their
+        request and prompt.
 
         A prompt that was refused comes with no request, before a step.   after_step: as stream's.
         """
@@ -288,7 +340,10 @@ class LLM(BetweenCalls, LabelScorer):
             return
         source = iter(prompts)
         known: dict[int, tuple[PendingRequest, Prompt]] = {}
-        room, fills = _AHEAD * self.facts.max_num_seqs, self._engine.scheduler.limits.max_batched_tokens
+        room, fills = (
+            _AHEAD * self.facts.max_num_seqs,
+            self._engine.scheduler.limits.max_batched_tokens,
+        )
         try:
             self._refuse_asleep()
             while True:
@@ -306,12 +361,15 @@ class LLM(BetweenCalls, LabelScorer):
                             )
                             known[asked.request_id] = asked, prompt
                     except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
-                        yield [(Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)]
+                        yield [
+                            (Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)
+                        ]
                         continue
                     room -= asked.remaining
                     taken += len(ids)
                     if taken >= fills and not self._engine.flights:
-                        break  # the device rests and this fills its step: the others are taken beside it
+                        # the device rests and this fills its step: the others are taken beside it
+                        break
                 if not known:
                     return
                 news, stop = self._step()
@@ -334,8 +392,8 @@ class LLM(BetweenCalls, LabelScorer):
                 self._turning.release()
 
     def _step(self) -> tuple[list[Delta], KeyboardInterrupt | None]:
-        """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out first, it may be the
-        work of minutes. Pressed twice, it raises at once."""
+        """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out
+        first, it may be the work of minutes. Pressed twice, it raises at once."""
         from penstock.engine.interrupts import held_interrupts
 
         self._refuse_a_fork()
@@ -378,6 +436,10 @@ def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
-    import_module("torch")  # not before: an import leaves other threads no time, loading the model does
+    import_module(
+        "torch"
+    )  # not before: an import leaves other threads no time, loading the model does
     size = read_model_config(folder).vocab_size
-    return Tokenizer.load(model.tokenizer_folder(folder), vocab_size=size, chat_template=model.chat_template)
+    return Tokenizer.load(
+        model.tokenizer_folder(folder), vocab_size=size, chat_template=model.chat_template
+    )

@@ -1,10 +1,12 @@
-"""AsyncLLM: the engine for who has an event loop of their own: each request an async iterator, answers as they grow.
+"""AsyncLLM: the engine for who has an event loop of their own: each request an async iterator,
+answers as they grow.
 
     async with AsyncLLM("folder-or-hub-id") as llm:
         async for out in llm.generate("Question: ...", SamplingParams(max_tokens=64)):
             print(out.outputs[0].text)
 
-The engine runs in a process of its own (several with data_parallel_size). It knows clients and outputs; no HTTP.
+The engine runs in a process of its own (several with data_parallel_size). It knows clients and
+outputs; no HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ SHUT_DOWN = "this AsyncLLM is shut down: make a new one"
 
 
 class AsyncLLM:
-    """A model behind an event loop. The knobs are LLM's. It starts with `start`, or the first request."""
+    """A model behind an event loop. The knobs are LLM's. It starts with `start`, or the first
+    request."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -54,11 +57,16 @@ class AsyncLLM:
     @property
     def weights_version(self) -> str:
         """Names the weights that answers are made with: `default` for those of the start."""
-        started = self._starting is not None and self._starting.done() and not self._starting.cancelled()
-        return self._starting.result().weights_version if started and self._starting else FIRST_WEIGHTS
+        started = (
+            self._starting is not None and self._starting.done() and not self._starting.cancelled()
+        )
+        return (
+            self._starting.result().weights_version if started and self._starting else FIRST_WEIGHTS
+        )
 
     async def check_health(self) -> None:
-        """Raises EngineError where the engine is gone, and what its start raised where it failed; waits for nothing."""
+        """Raises EngineError where the engine is gone, and what its start raised where it failed;
+        waits for nothing."""
         if self._closed:
             raise EngineError(SHUT_DOWN)
         if self._starting is None or not self._starting.done():
@@ -78,20 +86,26 @@ class AsyncLLM:
         request_id: str | None = None,
         **vllms: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the request's outputs, the last one `finished`. By the parameters' output_kind: each time that it has
-        grown all of it (CUMULATIVE) or what is new (DELTA), or once (FINAL_ONLY, which costs least). Who stops reading
-        ends the request. vllms: vLLM's other arguments, where they ask for nothing. Raises UsageError for what can't
-        run, EngineError where the engine is gone."""
+        """Yields the request's outputs, the last one `finished`. By the parameters' output_kind:
+        each time that it has grown all of it (CUMULATIVE) or what is new (DELTA), or once
+        (FINAL_ONLY, which costs least). Who stops reading ends the request. vllms: vLLM's other
+        arguments, where they ask for nothing. Raises UsageError for what can't run, EngineError
+        where the engine is gone."""
         check_call("generate", vllms)
         listed = as_list(prompt)
         if len(listed) != 1:
-            raise UsageError(f"generate takes one prompt, and this is {len(listed)}: call it for each", param="prompt")
+            raise UsageError(
+                f"generate takes one prompt, and this is {len(listed)}: call it for each",
+                param="prompt",
+            )
         client = await self._ready()
         params = SamplingParams() if sampling_params is None else sampling_params
         ids = ids_of(listed[0], client.tokenizer, client.facts.max_model_len)
         name = str(next(self._numbers)) if request_id is None else request_id
         if name in self._streams:
-            raise UsageError(f"request_id {name!r} is under way: give each request its own", param="request_id")
+            raise UsageError(
+                f"request_id {name!r} is under way: give each request its own", param="request_id"
+            )
         kind = params.output_kind
         once = kind is RequestOutputKind.FINAL_ONLY
         self._streams[name] = stream = client.submit(ids, params, stream=not once)
@@ -110,8 +124,8 @@ class AsyncLLM:
             stream.cancel()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends a request, or several; who reads it is told what it has made, `finish_reason` "abort". Nothing for one
-        that isn't under way."""
+        """Ends a request, or several; who reads it is told what it has made, `finish_reason`
+        "abort". Nothing for one that isn't under way."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             stream = self._streams.get(name)
             if stream is None:
@@ -129,8 +143,8 @@ class AsyncLLM:
         weights_version: str | None = None,
         mode: Mode = "wait",
     ) -> None:
-        """Puts other weights in the model's place, as POST /update_weights does; mode `abort`: requests under way end
-        with what they have made. Raises PenstockError."""
+        """Puts other weights in the model's place, as POST /update_weights does; mode `abort`:
+        requests under way end with what they have made. Raises PenstockError."""
         await self._control(Control(UPDATE, mode, model_path, weights_version, shared))
 
     async def reset_prefix_cache(self) -> bool:
@@ -139,12 +153,13 @@ class AsyncLLM:
         return True
 
     async def sleep(self, level: int = 1, mode: Mode = "wait") -> None:
-        """Gives the device's memory back, as POST /sleep does: requests that come wait for `wake_up`. Raises
-        PenstockError."""
+        """Gives the device's memory back, as POST /sleep does: requests that come wait for
+        `wake_up`. Raises PenstockError."""
         await self._control(Control(SLEEP, mode=mode, level=level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the memory again; tags: of `weights` and `kv_cache`, None: both. Raises PenstockError."""
+        """Takes the memory again; tags: of `weights` and `kv_cache`, None: both. Raises
+        PenstockError."""
         await self._control(Control(WAKE_UP, mode="keep", tags=tags))
 
     async def is_sleeping(self) -> bool:
@@ -168,7 +183,10 @@ class AsyncLLM:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.shutdown()
 

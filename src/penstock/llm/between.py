@@ -1,4 +1,5 @@
-"""BetweenCalls: what an LLM has done between two of its calls: other weights, an empty prefix cache, sleep.
+"""BetweenCalls: what an LLM has done between two of its calls: other weights, an empty prefix
+cache, sleep.
 
 It knows an engine in the caller's process and whether a call turns it; nothing of prompts.
 """
@@ -40,34 +41,41 @@ class BetweenCalls:
         shared: SharedWeights | None = None,
         weights_version: str | None = None,
     ) -> None:
-        """Puts the weights of a folder, or of another process (`weights.share`), in the place of the model's, made into
-        the scheme that it has; nothing that was computed with the old ones is found again. weights_version: what
-        `self.weights_version` says from here on, None: the folder's name. Raises CheckpointError for weights of another
-        model, that are not whole, or no finite numbers, and UsageError at work: the old ones stay then."""
+        """Puts the weights of a folder, or of another process (`weights.share`), in the place of
+        the model's, made into the scheme that it has; nothing that was computed with the old ones
+        is found again. weights_version: what `self.weights_version` says from here on, None: the
+        folder's name. Raises CheckpointError for weights of another model, that are not whole, or
+        no finite numbers, and UsageError at work: the old ones stay then."""
         if (model_path is None) == (shared is None):
-            raise UsageError("weights come from model_path or from shared: give one of the two", param="model_path")
+            raise UsageError(
+                "weights come from model_path or from shared: give one of the two",
+                param="model_path",
+            )
         source = Path(model_path) if model_path is not None else shared
         assert source is not None
         self._between(lambda: self.engine.update_weights(source, weights_version))
 
     def reset_prefix_cache(self) -> bool:
-        """Has no prompt that comes find what was computed so far. Returns that it is so, as vLLM's."""
+        """Has no prompt that comes find what was computed so far. Returns that it is so,
+        as vLLM's."""
         self._between(self.engine.reset_prefix_cache)
         return True
 
     @property
     def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` for those that it was opened with."""
+        """Names the weights that answers are made with: `default` for those that it was opened
+        with."""
         return self.engine.weights_version
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the device's memory back until `wake_up`: that of KV and of weights, which go to host memory (1) or are
-        dropped (2), to be given again by `update_weights`. Meanwhile generate, chat and stream raise UsageError."""
+        """Gives the device's memory back until `wake_up`: that of KV and of weights, which go to
+        host memory (1) or are dropped (2), to be given again by `update_weights`. Meanwhile
+        generate, chat and stream raise UsageError."""
         self._between(lambda: self.engine.sleep(level))
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Takes the memory again; `tags`: of `weights` and `kv_cache`, None: both. Raises CapacityError where somebody
-        else has it."""
+        """Takes the memory again; `tags`: of `weights` and `kv_cache`, None: both. Raises
+        CapacityError where somebody else has it."""
         self._between(lambda: self.engine.wake_up(tags))
 
     def is_sleeping(self) -> bool:
@@ -75,11 +83,12 @@ class BetweenCalls:
         return bool(self.engine.asleep)
 
     def _refuse_a_fork(self) -> None:
-        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it there."""
+        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it
+        there."""
         if os.getpid() != self._process:
             raise UsageError(
-                f"this LLM was made by process {self._process}, and a fork has none of its threads: make the LLM "
-                "behind the fork, or start processes by multiprocessing's 'spawn'"
+                f"this LLM was made by process {self._process}, and a fork has none of its threads:"
+                " make the LLM behind the fork, or start processes by multiprocessing's 'spawn'"
             )
 
     def _refuse_asleep(self) -> None:
@@ -87,7 +96,9 @@ class BetweenCalls:
         asleep = self.engine.asleep
         if asleep:
             way = "wake_up(), and update_weights() where it slept at level 2"
-            raise UsageError(f"this LLM sleeps ({', '.join(asleep)}): {way}, before it can generate")
+            raise UsageError(
+                f"this LLM sleeps ({', '.join(asleep)}): {way}, before it can generate"
+            )
 
     def _between(self, work: Callable[[], None]) -> None:
         from penstock.engine.interrupts import held_interrupts

@@ -1,4 +1,5 @@
-"""EngineArgs and AsyncEngineArgs: vLLM's names for a model and its knobs, for who makes them before the engine."""
+"""EngineArgs and AsyncEngineArgs: vLLM's names for a model and its knobs, for who makes them before
+the engine."""
 
 from __future__ import annotations
 
@@ -10,7 +11,8 @@ from penstock.vllm_arguments import engine_knobs
 
 
 class EngineArgs:
-    """A model and knobs, as `LLM` takes them; `vars()` of it gives them back. Raises UsageError as `LLM` does."""
+    """A model and knobs, as `LLM` takes them; `vars()` of it gives them back. Raises UsageError as
+    `LLM` does."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, _ = engine_knobs(str(model), knobs)
@@ -22,10 +24,13 @@ class EngineArgs:
 
 
 def arguments_of(engine_args: object) -> dict[str, Any]:
-    """Returns the arguments that LLM and AsyncLLM take, of EngineArgs. Raises UsageError for anything else."""
+    """Returns the arguments that LLM and AsyncLLM take, of EngineArgs. Raises UsageError for
+    anything else."""
     if not isinstance(engine_args, EngineArgs):
         kind = type(engine_args).__name__
-        message = f"from_engine_args takes penstock's EngineArgs or AsyncEngineArgs, and this is {kind}"
+        message = (
+            f"from_engine_args takes penstock's EngineArgs or AsyncEngineArgs, and this is {kind}"
+        )
         raise UsageError(message, param="engine_args")
     return dict(vars(engine_args))
 

@@ -1,7 +1,7 @@
 """HfTokenizer: the model's tokenizer by the names that transformers gives what scripts call most.
 
-Chats are rendered where all chats are, in the process that keeps a template's harm to itself. It knows the tokenizer
-and how chats are rendered; no engine.
+Chats are rendered where all chats are, in the process that keeps a template's harm to itself. It
+knows the tokenizer and how chats are rendered; no engine.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ Words = str | Sequence[str]
 
 
 class HfTokenizer(Tokenizer):
-    """Callable as transformers' tokenizers are. `decode` leaves special tokens out unless it is told not to."""
+    """Callable as transformers' tokenizers are. `decode` leaves special tokens out unless it is
+    told not to."""
 
     render: Callable[[ChatJob], Reply]
 
     @classmethod
     def over(cls, tokenizer: Tokenizer, render: Callable[[ChatJob], Reply]) -> HfTokenizer:
-        """Returns the same tokenizer by these names; nothing is loaded again. render: has a chat rendered."""
+        """Returns the same tokenizer by these names; nothing is loaded again. render: has a chat
+        rendered."""
         made = cls.__new__(cls)
         made.__dict__ = tokenizer.__dict__
         made.render = render
@@ -53,21 +55,31 @@ class HfTokenizer(Tokenizer):
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """Returns a conversation's ids by the model's template, or with `tokenize` False its text; of a list of
-        conversations, a list. return_dict: the ids as `__call__` gives them. Raises UsageError, TokenizerError."""
+        """Returns a conversation's ids by the model's template, or with `tokenize` False its text;
+        of a list of conversations, a list. return_dict: the ids as `__call__` gives them. Raises
+        UsageError, TokenizerError."""
         if chat_template is not None:
             raise UsageError(
-                "the engine's chat_template is used: name another file when it is made, LLM(chat_template=FILE)",
+                "the engine's chat_template is used: name another file when it is made,"
+                " LLM(chat_template=FILE)",
                 param="chat_template",
             )
         if conversation and not isinstance(conversation[0], Mapping):
-            how = {"tokenize": tokenize, "add_generation_prompt": add_generation_prompt, **template_kwargs}
+            how = {
+                "tokenize": tokenize,
+                "add_generation_prompt": add_generation_prompt,
+                **template_kwargs,
+            }
             each = [
-                self.apply_chat_template(one, tools, continue_final_message=continue_final_message, **how)
+                self.apply_chat_template(
+                    one, tools, continue_final_message=continue_final_message, **how
+                )
                 for one in conversation
             ]
             masks = [[1] * len(ids) for ids in each]
-            return {"input_ids": each, "attention_mask": masks} if return_dict and tokenize else each
+            return (
+                {"input_ids": each, "attention_mask": masks} if return_dict and tokenize else each
+            )
         job = ChatJob(
             messages=check_messages(conversation),
             add_generation_prompt=add_generation_prompt,
@@ -81,17 +93,27 @@ class HfTokenizer(Tokenizer):
         ids = done.ids[0]
         return {"input_ids": ids, "attention_mask": [1] * len(ids)} if return_dict else ids
 
-    def batch_decode(self, sequences: Sequence[Ids], *, skip_special_tokens: bool = True) -> list[str]:
+    def batch_decode(
+        self, sequences: Sequence[Ids], *, skip_special_tokens: bool = True
+    ) -> list[str]:
         """Returns the texts of several sequences."""
         return self.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Words) -> Any:
         """Returns a vocabulary entry's id, or a list's; None for what is no entry."""
-        return self._fast.token_to_id(tokens) if isinstance(tokens, str) else [*map(self._fast.token_to_id, tokens)]
+        return (
+            self._fast.token_to_id(tokens)
+            if isinstance(tokens, str)
+            else [*map(self._fast.token_to_id, tokens)]
+        )
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
         """Returns an id's entry as the vocabulary spells it, or a list's; None for what is none."""
-        return self._fast.id_to_token(ids) if isinstance(ids, int) else [*map(self._fast.id_to_token, ids)]
+        return (
+            self._fast.id_to_token(ids)
+            if isinstance(ids, int)
+            else [*map(self._fast.id_to_token, ids)]
+        )
 
     @property
     def bos_token(self) -> str | None:

@@ -1,5 +1,5 @@
-"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form; what `LLM.stream` is
-given, and gives. It knows no engine."""
+"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form; what
+`LLM.stream` is given, and gives. It knows no engine."""
 
 from __future__ import annotations
 
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
-AnyPrompt = TextOrIds | dict[str, Any]  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
+AnyPrompt = (
+    TextOrIds | dict[str, Any]
+)  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
 Message = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all. `group_stop`: ends it
-    early, in place of params.stop_when. The last four are told in `text.chat`, and belong to messages."""
+    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all.
+    `group_stop`: ends it early, in place of params.stop_when. The last four are told in
+    `text.chat`, and belong to messages."""
 
     key: Any
     prompt: TextOrIds | None = None
@@ -44,7 +47,8 @@ class Prompt:
 
 @dataclass(slots=True, kw_only=True)
 class Finished:
-    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others go on."""
+    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others
+    go on."""
 
     key: Any
     output: CompletionOutput | None
@@ -57,14 +61,22 @@ def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
     if isinstance(prompts, (str, dict)):
         prompts = [prompts]
     if not isinstance(prompts, Iterable):
-        raise UsageError(f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of them")
+        raise UsageError(
+            f"prompts is {type(prompts).__name__}: give a text, a list of token ids, or a list of"
+            " them"
+        )
     listed: list[Any] = list(prompts)
     if listed and all(isinstance(p, Integral) for p in listed):
         return [listed]
-    listed = [_of_dict(place, prompt) if isinstance(prompt, dict) else prompt for place, prompt in enumerate(listed)]
+    listed = [
+        _of_dict(place, prompt) if isinstance(prompt, dict) else prompt
+        for place, prompt in enumerate(listed)
+    ]
     for place, prompt in enumerate(listed):
         if not isinstance(prompt, (str, Sequence)):
-            raise UsageError(f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids")
+            raise UsageError(
+                f"prompt {place} is {type(prompt).__name__}: give a text or a list of token ids"
+            )
     return listed
 
 
@@ -72,7 +84,9 @@ def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
     """vLLM's TextPrompt and TokensPrompt."""
     if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
         keys = ", ".join(map(repr, prompt)) or "nothing"
-        raise UsageError(f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone")
+        raise UsageError(
+            f"prompt {place} is a dict with {keys}: give it 'prompt' or 'prompt_token_ids' alone"
+        )
     return next(iter(prompt.values()))
 
 
@@ -85,17 +99,25 @@ def params_for(
     if isinstance(params, SamplingParams):
         return [params] * len(prompts)
     if not isinstance(params, Sequence) or not all(isinstance(p, SamplingParams) for p in params):
-        raise UsageError("sampling_params must be a SamplingParams, or a list with one for each prompt")
+        raise UsageError(
+            "sampling_params must be a SamplingParams, or a list with one for each prompt"
+        )
     if len(params) != len(prompts):
-        raise UsageError(f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each prompt")
+        raise UsageError(
+            f"{len(prompts)} prompts and {len(params)} sampling_params: give one, or one for each"
+            " prompt"
+        )
     return list(params)
 
 
 def ids_of(prompt: TextOrIds, tokenizer: Tokenizer | None, limit: int) -> list[int]:
-    """Returns a prompt's ids for a context of `limit` tokens. Raises UsageError, ContextLengthError, TokenizerError."""
+    """Returns a prompt's ids for a context of `limit` tokens. Raises UsageError,
+    ContextLengthError, TokenizerError."""
     if isinstance(prompt, str):
         return needed(tokenizer, "a text prompt").encode_prompt(prompt, limit)
-    if set(map(type, prompt)) == {int}:  # as most are: looking at each for itself takes a microsecond a token
+    if set(map(type, prompt)) == {
+        int
+    }:  # as most are: looking at each for itself takes a microsecond a token
         return list(prompt)
     return [token(each) for each in prompt]
 
@@ -103,12 +125,16 @@ def ids_of(prompt: TextOrIds, tokenizer: Tokenizer | None, limit: int) -> list[i
 def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
     """Raises UsageError where there is none."""
     if tokenizer is None:
-        raise UsageError(f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off")
+        raise UsageError(
+            f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off"
+        )
     return tokenizer
 
 
 def token(value: Any) -> int:
     """A token id as an int. Raises UsageError."""
-    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's whole numbers are Integral too
+    if isinstance(value, bool) or not isinstance(
+        value, Integral
+    ):  # numpy's whole numbers are Integral too
         raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
     return int(value)

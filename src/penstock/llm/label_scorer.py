@@ -1,5 +1,5 @@
-"""Scoring: `LLM.score`, and vLLM's methods that are not served, each refused by its name. It knows prompts as ids and
-probabilities; how requests run is LLM's.
+"""Scoring: `LLM.score`, and vLLM's methods that are not served, each refused by its name. It knows
+prompts as ids and probabilities; how requests run is LLM's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,19 @@ _REFUSED = {
     "beam_search": "there is no beam search: ask generate for n samples",
     **dict.fromkeys(("encode", "embed", "classify", "reward"), _GENERATES),
     **dict.fromkeys(
-        ("collective_rpc", "apply_model"), "code from outside is not run in the engine: update_weights takes weights"
+        ("collective_rpc", "apply_model"),
+        "code from outside is not run in the engine: update_weights takes weights",
     ),
-    "init_weight_transfer_engine": "update_weights(shared=...) takes weights of another process in one call",
-    **dict.fromkeys(("start_profile", "stop_profile"), "benchmarks/shapes.py says what the parts of a step take"),
+    "init_weight_transfer_engine": (
+        "update_weights(shared=...) takes weights of another process in one call"
+    ),
+    **dict.fromkeys(
+        ("start_profile", "stop_profile"), "benchmarks/shapes.py says what the parts of a step take"
+    ),
     "get_metrics": "stats() has them",
-    "get_default_sampling_params": "SamplingParams() has them; a model's own are its generation_config.json's",
+    "get_default_sampling_params": (
+        "SamplingParams() has them; a model's own are its generation_config.json's"
+    ),
 }
 
 
@@ -69,18 +76,25 @@ class LabelScorer:
         item_first: bool = False,
         add_special_tokens: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How likely the first of `label_token_ids` is as the next token after query and item, for each item.
+        """How likely the first of `label_token_ids` is as the next token after query and item, for
+        each item.
 
-        apply_softmax: among the labels, else among all tokens.   item_first: items stand before the query.
-        add_special_tokens: to a query that is text; never to items.   The query is computed once where it stands first.
-        An item that can't run (too long) gives an `error`; the others go on.
+        apply_softmax: among the labels, else among all tokens.   item_first: items stand before the
+        query. add_special_tokens: to a query that is text; never to items.   The query is computed
+        once where it stands first. An item that can't run (too long) gives an `error`; the others
+        go on.
         """
         if label_token_ids is None:
             raise UsageError(
-                "score needs label_token_ids: a model that generates scores by its next token", param="label_token_ids"
+                "score needs label_token_ids: a model that generates scores by its next token",
+                param="label_token_ids",
             )
         params = label_params(list(label_token_ids))
-        listed: list[Any] = [items] if isinstance(items, str) or (items and isinstance(items[0], int)) else list(items)
+        listed: list[Any] = (
+            [items]
+            if isinstance(items, str) or (items and isinstance(items[0], int))
+            else list(items)
+        )
         header = self._ids_of(query, add_special_tokens)
         bodies = [self._ids_of(item, special=False) for item in listed]
         prompts = [item + header if item_first else header + item for item in bodies]
@@ -98,11 +112,14 @@ class LabelScorer:
 
     def _ids_of(self, given: TextOrIds, special: bool) -> list[int]:
         if isinstance(given, str):
-            return needed(self._tokenizer, "score of texts").encode(given, add_special_tokens=special)
+            return needed(self._tokenizer, "score of texts").encode(
+                given, add_special_tokens=special
+            )
         return list(given)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Gives vLLM's methods that are not served a line in place of an AttributeError, once they are called."""
+        """Gives vLLM's methods that are not served a line in place of an AttributeError, once they
+        are called."""
         if name not in _REFUSED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

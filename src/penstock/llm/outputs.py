@@ -1,4 +1,5 @@
-"""vLLM's outputs, built of deltas: those of LLM and of AsyncLLM. It knows deltas and outputs; no engine."""
+"""vLLM's outputs, built of deltas: those of LLM and of AsyncLLM. It knows deltas and outputs; no
+engine."""
 
 from __future__ import annotations
 
@@ -6,7 +7,13 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from penstock.engine.logprobs import GrowingLogprobs, LazyLogprobs
 from penstock.llm.inputs import Finished, Prompt, TextOrIds
-from penstock.request import FIRST_WEIGHTS, CompletionOutput, Delta, RequestOutput, RequestOutputKind
+from penstock.request import (
+    FIRST_WEIGHTS,
+    CompletionOutput,
+    Delta,
+    RequestOutput,
+    RequestOutputKind,
+)
 
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
@@ -53,7 +60,8 @@ class SampleBuilder:
         self._out.finish_reason = self._out.finish_reason or "abort"
 
     def so_far(self) -> CompletionOutput:
-        """Returns all that was made. Its token_ids are the sample's own list, which grows on, as vLLM's does."""
+        """Returns all that was made. Its token_ids are the sample's own list, which grows on, as
+        vLLM's does."""
         out = self._out
         return CompletionOutput(
             index=out.index,
@@ -89,8 +97,11 @@ class RequestBuilder:
         """Whether all samples have ended, or the request was refused."""
         return self._out.finished
 
-    def add(self, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None = None) -> None:
-        """Takes a delta. asked: its request, None: the prompt was refused.   prompt: the text that messages became."""
+    def add(
+        self, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None = None
+    ) -> None:
+        """Takes a delta. asked: its request, None: the prompt was refused.   prompt: the text that
+        messages became."""
         out = self._out
         out.error = delta.error or out.error
         if asked is None:
@@ -106,7 +117,9 @@ class RequestBuilder:
             sample = self._made[delta.index] = SampleBuilder(delta.index)
         sample.add(delta, whole=not asked.stream)
         self._told.add(delta.index)
-        out.finished = len(self._made) == self._count and all(each.finished for each in self._made.values())
+        out.finished = len(self._made) == self._count and all(
+            each.finished for each in self._made.values()
+        )
 
     def abort(self) -> None:
         """Ends all samples where they stand."""
@@ -118,7 +131,8 @@ class RequestBuilder:
         self._out.finished = True
 
     def output(self, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> RequestOutput:
-        """Returns what there is, samples in the order of their index: of DELTA, those with news and that alone."""
+        """Returns what there is, samples in the order of their index: of DELTA, those with news and
+        that alone."""
         if kind is RequestOutputKind.DELTA:
             samples = [self._made[index].news() for index in sorted(self._told)]
         else:
@@ -143,4 +157,9 @@ def finished_of(delta: Delta, asked: PendingRequest | None, prompt: Prompt) -> F
         return Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
     sample = SampleBuilder(delta.index)
     sample.add(delta, whole=True)
-    return Finished(key=prompt.key, output=sample.so_far(), error=delta.error, prompt_tokens=len(asked.prompt_ids))
+    return Finished(
+        key=prompt.key,
+        output=sample.so_far(),
+        error=delta.error,
+        prompt_tokens=len(asked.prompt_ids),
+    )

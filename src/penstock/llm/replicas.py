@@ -1,10 +1,12 @@
-"""The engines of an LLM with data_parallel_size above 1: processes beside the caller's, and a thread that talks to
-them.
+"""The engines of an LLM with data_parallel_size above 1: processes beside the caller's, and a
+thread that talks to them.
 
-    prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit --news--> queue --> the caller's generator
+    prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit --news--> queue --> the
+    caller's generator
 
-A replica takes more when little of what it has waits for rows. Of the last prompts the longest go first, and samples of
-the very last are shared out. It knows the client of several engines; no outputs, no files.
+A replica takes more when little of what it has waits for rows. Of the last prompts the longest go
+first, and samples of the very last are shared out. It knows the client of several engines; no
+outputs, no files.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
 
 Result = TypeVar("Result")
-LOOK_AHEAD = 8  # prompts, a replica, that are pulled before one wants them: the last ones are known as such
+LOOK_AHEAD = (
+    8  # prompts, a replica, that are pulled before one wants them: the last ones are known as such
+)
 TURN = 0.1  # seconds without news after which the caller's after_step has its turn
 NONE_READY = 120.0  # seconds without any replica after which a job is given up
 
@@ -87,7 +91,8 @@ class _Job:
         facts, router = self.replicas.facts, self.replicas.router
         if self.last:
             length = {
-                id(one): one.samples * router.expected_tokens(_limit(one, facts.max_model_len)) for one in self.backlog
+                id(one): one.samples * router.expected_tokens(_limit(one, facts.max_model_len))
+                for one in self.backlog
             }
             self.backlog = deque(sorted(self.backlog, key=lambda one: -length[id(one)]))
         while self.backlog and (wanting := self.replicas.wanting()):
@@ -98,9 +103,15 @@ class _Job:
             self.open[number] = None, one
             try:
                 stream = self.replicas.submit(
-                    one.ids, params, stream=False, samples=samples, whole=whole, among=wanting,
-                    group_stop=one.prompt.group_stop, answers=one.prompt.answers,
-                )  # fmt: skip
+                    one.ids,
+                    params,
+                    stream=False,
+                    samples=samples,
+                    whole=whole,
+                    among=wanting,
+                    group_stop=one.prompt.group_stop,
+                    answers=one.prompt.answers,
+                )
             except PenstockError as error:
                 self.news.put(_News(number, [], over=True, error=error))
                 continue
@@ -134,7 +145,9 @@ class ReplicaEngines:
     def __init__(self, config: Config) -> None:
         self._seeds = Seeds(config.model.seed)
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="penstock-replicas", daemon=True)
+        self._thread = threading.Thread(
+            target=self._loop.run_forever, name="penstock-replicas", daemon=True
+        )
         self._thread.start()
         try:
             self.replicas = self._run(launch_replicas(config))
@@ -143,7 +156,8 @@ class ReplicaEngines:
             raise
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs it in the engines' thread. Where the caller's wait is broken off (Ctrl-C), it is cancelled."""
+        """Runs it in the engines' thread. Where the caller's wait is broken off (Ctrl-C), it is
+        cancelled."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -175,8 +189,8 @@ class ReplicaEngines:
         ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
         after_step: Callable[[], object] | None = None,
     ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
-        """Gives what LLM's own engine would, of these: deltas with their request and prompt. A prompt that cannot run
-        comes with no request."""
+        """Gives what LLM's own engine would, of these: deltas with their request and prompt. A
+        prompt that cannot run comes with no request."""
         source, job = iter(prompts), _Job(self.replicas, self._seeds)
         heard = time.monotonic()
         try:
@@ -188,11 +202,14 @@ class ReplicaEngines:
                     self._run(job.submit_some())
                 if not job.open and not job.backlog:
                     return
-                # While replicas take all that is pulled, the next prompts wait for nothing that runs.
+                # While replicas take all that is pulled, the next prompts wait for nothing that
+                # runs.
                 news = _next(job.news, TURN if job.last or job.backlog else 0.0)
                 heard = time.monotonic() if news or self.replicas.alive else heard
                 if time.monotonic() - heard > NONE_READY:
-                    raise EngineError(f"no replica was ready for {NONE_READY:g} s: their last words are above")
+                    raise EngineError(
+                        f"no replica was ready for {NONE_READY:g} s: their last words are above"
+                    )
                 for each in news:
                     yield from _take(job, each)
                 if after_step is not None:
@@ -202,7 +219,10 @@ class ReplicaEngines:
                 self._run(job.cancel())
 
     def _pull(
-        self, source: Iterator[Prompt], ids_of: Callable[[Prompt], tuple[list[int], Prompt]], job: _Job
+        self,
+        source: Iterator[Prompt],
+        ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
+        job: _Job,
     ) -> Iterator[tuple[Delta, None, Prompt]]:
         """Fills the backlog; gives prompts that can never run."""
         facts = self.replicas.facts
@@ -216,7 +236,10 @@ class ReplicaEngines:
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
                 if prompt.params.stop_when is not None:  # here: it counts on where a replica dies
-                    prompt = replace(prompt, group_stop=prompt.group_stop or GroupStop.of(prompt.params.stop_when))
+                    prompt = replace(
+                        prompt,
+                        group_stop=prompt.group_stop or GroupStop.of(prompt.params.stop_when),
+                    )
             except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
                 yield _refused(error), None, prompt
                 continue
@@ -237,7 +260,9 @@ def _take(job: _Job, news: _News) -> Iterator[tuple[Delta, PendingRequest | None
     if news.error is None:
         return
     wanted = range(one.prompt.params.n) if one.prompt.samples is None else one.prompt.samples
-    left = replace(one.prompt, samples=[sample for sample in wanted if sample not in done])  # what it had drawn stays
+    left = replace(
+        one.prompt, samples=[sample for sample in wanted if sample not in done]
+    )  # what it had drawn stays
     if isinstance(news.error, NoReplicaError):
         job.backlog.appendleft(_Asked(left, one.ids, one.suspect))
     elif isinstance(news.error, ReplicaError) and not one.suspect:

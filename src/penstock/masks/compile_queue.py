@@ -1,4 +1,5 @@
-"""CompileQueue: requests with a form, which wait on their way into an engine until it was compiled: the loop doesn't.
+"""CompileQueue: requests with a form, which wait on their way into an engine until it was compiled:
+the loop doesn't.
 
 It knows requests and forms; no scheduler, no channel.
 """
@@ -33,14 +34,18 @@ class CompileQueue:
     def put(self, request: Request) -> bool:
         """Takes a request in whose form isn't known. Returns whether it did."""
         asked = request.sampling.structured_outputs
-        if asked is None or self._pool is None or (form := self._pool.ask(asked, request.background)).known:
+        if (
+            asked is None
+            or self._pool is None
+            or (form := self._pool.ask(asked, request.background)).known
+        ):
             return False
         self._requests[request.request_id] = request, form
         return True
 
     def ready(self) -> list[tuple[Request, Form]]:
-        """Takes those out whose form is there, or was refused, as MaskPool.factory says again. Each with its form: the
-        pool may keep it no more."""
+        """Takes those out whose form is there, or was refused, as MaskPool.factory says again. Each
+        with its form: the pool may keep it no more."""
         if self._pool is not None and self._requests:
             self._pool.look()
         out = [(request, form) for request, form in self._requests.values() if form.known]
@@ -55,8 +60,8 @@ class CompileQueue:
         return found
 
     def cancel(self, request_id: int, sample: int | None) -> bool:
-        """Drops a request, or one sample of it, that is still here. Returns whether it was. REST: it comes out
-        all the same, for the engine to tell of its samples (take_cut)."""
+        """Drops a request, or one sample of it, that is still here. Returns whether it was. REST:
+        it comes out all the same, for the engine to tell of its samples (take_cut)."""
         found = self._requests.get(request_id)
         if found is None:
             return False

@@ -1,13 +1,16 @@
-"""Trials of forms: each is compiled in a process that can be ended, before a process that makes masks compiles it.
+"""Trials of forms: each is compiled in a process that can be ended, before a process that makes
+masks compiles it.
 
     Compile -> a fork, QUICK seconds of processor time -> Compiled
-                                                       -> else another, SLOW seconds, behind others -> Compiled
+                                                       -> else another, SLOW seconds, behind others
+                                                       -> Compiled
 
-To compile is to make the first masks, too. The library counts its own work, but not all of it: `multipleOf` 999983
-took it 12 s and 400 MB, and no count said so.
-What passes here takes no longer anywhere else. Forms that are compiled soon come first, however many others wait, and
-of both kinds one runs at a time; a batch's come behind those that somebody waits for. The process is forked from the
-one that read the vocabulary, and has one thread, so that it can fork. It knows grammars; no samples.
+To compile is to make the first masks, too. The library counts its own work, but not all of it:
+`multipleOf` 999983 took it 12 s and 400 MB, and no count said so. What passes here takes no longer
+anywhere else. Forms that are compiled soon come first, however many others wait, and of both kinds
+one runs at a time; a batch's come behind those that somebody waits for. The process is forked from
+the one that read the vocabulary, and has one thread, so that it can fork. It knows grammars; no
+samples.
 """
 
 from __future__ import annotations
@@ -37,14 +40,14 @@ MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
 GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
 KINDER = 5  # by which a slow one leaves the processor to others
 TOO_LONG = (
-    f"structured_outputs cannot be served: to compile and to begin with this takes more than {SLOW:g} s of processor "
-    f"time, or {MEMORY >> 20} MB: make it simpler"
+    "structured_outputs cannot be served: to compile and to begin with this takes more than"
+    f" {SLOW:g} s of processor time, or {MEMORY >> 20} MB: make it simpler"
 )
 
 
 class Compile(msgspec.Struct, tag="compile"):
-    """A form to compile, and its number, which samples name. slow: it took longer than QUICK. background: nobody waits
-    for it."""
+    """A form to compile, and its number, which samples name. slow: it took longer than QUICK.
+    background: nobody waits for it."""
 
     grammar: int
     asked: StructuredOutputsParams
@@ -53,7 +56,8 @@ class Compile(msgspec.Struct, tag="compile"):
 
 
 class Compiled(msgspec.Struct, tag="compiled"):
-    """A form was compiled, or why it cannot be served. slow: it took longer than QUICK. bytes: that it takes."""
+    """A form was compiled, or why it cannot be served. slow: it took longer than QUICK. bytes: that
+    it takes."""
 
     grammar: int
     refusal: str | None
@@ -61,18 +65,24 @@ class Compiled(msgspec.Struct, tag="compiled"):
     bytes: int = 0
 
 
-def compiled(compiler: GrammarCompiler | PenstockError, asked: StructuredOutputsParams) -> CompiledGrammar:
+def compiled(
+    compiler: GrammarCompiler | PenstockError, asked: StructuredOutputsParams
+) -> CompiledGrammar:
     """Compiles a form. Raises PenstockError."""
     if isinstance(compiler, PenstockError):
         raise compiler
-    return compiler.compile(grammar_text(asked, compiler.special if asked.structural_tag is not None else ()))
+    return compiler.compile(
+        grammar_text(asked, compiler.special if asked.structural_tag is not None else ())
+    )
 
 
 class _Trial:
-    """A fork that compiles forms: of the quick ones many, of the slow ones one, so that it tells what that takes.
-    word: the form that it is at."""
+    """A fork that compiles forms: of the quick ones many, of the slow ones one, so that it tells
+    what that takes. word: the form that it is at."""
 
-    def __init__(self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]
+    ) -> None:
         """others: sockets of the parent's alone."""
         self.word: Compile | None = None
         self.grown = 0  # bytes, by what it has compiled
@@ -90,7 +100,9 @@ class _Trial:
 
     def begin(self, word: Compile) -> None:
         self.word = word
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # who reads finds the socket's end
+        with contextlib.suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # who reads finds the socket's end
             self.channel.sendall(frame(word))
 
     def end(self) -> None:
@@ -100,7 +112,8 @@ class _Trial:
 
 
 def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
-    """In the fork. The kernel ends it at a form's time; the library, by SIGABRT, where it gets no memory."""
+    """In the fork. The kernel ends it at a form's time; the library, by SIGABRT, where it gets no
+    memory."""
     memory, frames, decoder = ProcessMemory(), Frames(channel), msgspec.msgpack.Decoder(Compile)
     addresses, _ = memory.read()
     if addresses:
@@ -118,7 +131,9 @@ def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockE
             channel.sendall(frame(said))
 
 
-def _tried(word: Compile, compiler: GrammarCompiler | PenstockError, memory: ProcessMemory) -> Compiled:
+def _tried(
+    word: Compile, compiler: GrammarCompiler | PenstockError, memory: ProcessMemory
+) -> Compiled:
     _, before = memory.read()
     try:
         kept = compiled(compiler, word.asked)
@@ -131,8 +146,8 @@ def _tried(word: Compile, compiler: GrammarCompiler | PenstockError, memory: Pro
 
 
 def _make_first_masks(grammar: CompiledGrammar) -> None:
-    """Goes a few tokens into a text that a form allows: of some that are compiled soon a mask takes long, and processes
-    that make masks had better know that before."""
+    """Goes a few tokens into a text that a form allows: of some that are compiled soon a mask takes
+    long, and processes that make masks had better know that before."""
     matcher = grammar.matcher()
     for _ in range(FIRST):
         words = matcher.mask()
@@ -146,10 +161,14 @@ def _make_first_masks(grammar: CompiledGrammar) -> None:
 
 
 class _Line:
-    """Forms that wait for a trial: first those that somebody waits for, each in the order in which it came."""
+    """Forms that wait for a trial: first those that somebody waits for, each in the order in which
+    it came."""
 
     def __init__(self) -> None:
-        self._forms: dict[bool, deque[Compile]] = {False: deque(), True: deque()}  # by whether they are of background
+        self._forms: dict[bool, deque[Compile]] = {
+            False: deque(),
+            True: deque(),
+        }  # by whether they are of background
 
     def __bool__(self) -> bool:
         return any(self._forms.values())

@@ -1,14 +1,16 @@
-"""MaskPool: forms of structured outputs, compiled once and kept, and the masks of the samples that are held to them,
-made by processes beside the engine.
+"""MaskPool: forms of structured outputs, compiled once and kept, and the masks of the samples that
+are held to them, made by processes beside the engine.
 
     a form    --Compile--> the process of trials --Compiled--> refused
-                                                 --Compile--> a process, the next in turn --Compiled--> known
-    a sample  --Begin--> the process with the fewest, whose masks then go over the board (mask_board.py)
+                                                 --Compile--> a process, the next in turn
+                                                 --Compiled--> known
+    a sample  --Begin--> the process with the fewest, whose masks then go over the board
+    (mask_board.py)
 
-Making a mask takes up to milliseconds, of which a third holds the interpreter's lock, and samples of one form hold each
-other up in one process: 256 of them took 51 ms a step in eight threads of the engine's process, where a step of 1,024
-rows takes 9. A process that dies, of memory or of a fault in the library, costs its own samples and is started anew.
-It knows processes and places; no rows.
+Making a mask takes up to milliseconds, of which a third holds the interpreter's lock, and samples
+of one form hold each other up in one process: 256 of them took 51 ms a step in eight threads of the
+engine's process, where a step of 1,024 rows takes 9. A process that dies, of memory or of a fault
+in the library, costs its own samples and is started anew. It knows processes and places; no rows.
 """
 
 from __future__ import annotations
@@ -45,14 +47,17 @@ PLACES = 4096  # samples that have a state: rows with one, and those that were p
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two looks at the sockets
-_ALONE = {"TOKENIZERS_PARALLELISM": "false", "OPENBLAS_NUM_THREADS": "1"}  # it forks, so it has no threads
+_ALONE = {
+    "TOKENIZERS_PARALLELISM": "false",
+    "OPENBLAS_NUM_THREADS": "1",
+}  # it forks, so it has no threads
 
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form, whatever it came to. known: whether it was compiled or refused. slow: whether to compile it took long.
-    background: nobody waited for it when it was first asked for. bytes: that it takes. dropped: it is kept no more.
-    deaths: of processes that were compiling it."""
+    """A form, whatever it came to. known: whether it was compiled or refused. slow: whether to
+    compile it took long. background: nobody waited for it when it was first asked for. bytes: that
+    it takes. dropped: it is kept no more. deaths: of processes that were compiling it."""
 
     number: int
     asked: StructuredOutputsParams
@@ -66,7 +71,8 @@ class Form:
 
 
 class MaskPool:
-    """Serves as schedule.mask_makers.MaskMakers. For one thread. The processes start with the first form."""
+    """Serves as schedule.mask_makers.MaskMakers. For one thread. The processes start with the first
+    form."""
 
     def __init__(
         self,
@@ -78,8 +84,9 @@ class MaskPool:
         opened: Callable[[Int32], None] = lambda words: None,
         compact: bool = False,
     ) -> None:
-        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's [places, words].
-        compact: JSON has no white space between its parts, where a form doesn't say what may be."""
+        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's
+        [places, words]. compact: JSON has no white space between its parts, where a form doesn't
+        say what may be."""
         self._compact = compact
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
         self._words, self.places = -(-vocab_size // 32), places // processes * processes
@@ -88,7 +95,9 @@ class MaskPool:
         self._bytes = self._turn = 0
         self._numbers = itertools.count(1)  # of forms
         self.processes: list[MaskWorker] = []
-        self._trials: MaskWorker | None = None  # which compiles each form first, where that can be ended
+        self._trials: MaskWorker | None = (
+            None  # which compiles each form first, where that can be ended
+        )
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
         self._board: MaskBoard | None = None
@@ -96,11 +105,12 @@ class MaskPool:
         self._poll = select.poll()
         self._decoder = msgspec.msgpack.Decoder[Up](Up)
 
-    # --- forms --------------------------------------------------------------------------------------------------------
+    # --- forms
+    # --------------------------------------------------------------------------------------------------------
 
     def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
-        """Returns a form: the one that is kept, else a new one, which is compiled from now on; in the background behind
-        others."""
+        """Returns a form: the one that is kept, else a new one, which is compiled from now on; in
+        the background behind others."""
         self.look()  # at deaths while nothing was asked
         if self._compact and asked.whitespace_pattern is None:
             asked = replace(asked, disable_any_whitespace=True)
@@ -123,9 +133,11 @@ class MaskPool:
         return _servable(form)
 
     @staticmethod
-    def factory(pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None) -> Callable[[int], int]:
-        """Returns what begins each sample, and gives its place. known: the form, where somebody has waited for it.
-        Raises UsageError where the form cannot be served."""
+    def factory(
+        pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None
+    ) -> Callable[[int], int]:
+        """Returns what begins each sample, and gives its place. known: the form, where somebody has
+        waited for it. Raises UsageError where the form cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
@@ -164,9 +176,9 @@ class MaskPool:
         process.send(Compile(form.number, form.asked, form.slow, form.background))
 
     def _keep(self, most: int | None = None) -> None:
-        """Lets go of forms until there are no more than so many (None: KEPT), those that were asked for longest ago
-        first. One that is being compiled stays: whoever waits for it would else have it compiled once more, without
-        end."""
+        """Lets go of forms until there are no more than so many (None: KEPT), those that were asked
+        for longest ago first. One that is being compiled stays: whoever waits for it would else
+        have it compiled once more, without end."""
         most = KEPT if most is None else most
         while len(self._forms) > most or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
             oldest = next((key for key, form in self._forms.items() if form.known), None)
@@ -188,7 +200,8 @@ class MaskPool:
         process.forms.discard(form.number)
         process.send(End(grammars=(form.number,)))
 
-    # --- samples ------------------------------------------------------------------------------------------------------
+    # --- samples
+    # ------------------------------------------------------------------------------------------------------
 
     @property
     def board(self) -> MaskBoard:
@@ -200,12 +213,22 @@ class MaskPool:
         """Returns how many samples have a place."""
         return sum(len(process.places) - len(process.free) for process in self.processes)
 
-    def sample(self, form: Form, min_tokens: int = 0, stop_ids: tuple[int, ...] = (), *, forces: bool = True) -> int:
-        """Begins a sample in the process that has the fewest, and returns its place; where no process can be started
-        its masks will be of no token. Raises EngineError where there are too many."""
+    def sample(
+        self,
+        form: Form,
+        min_tokens: int = 0,
+        stop_ids: tuple[int, ...] = (),
+        *,
+        forces: bool = True,
+    ) -> int:
+        """Begins a sample in the process that has the fewest, and returns its place; where no
+        process can be started its masks will be of no token. Raises EngineError where there are too
+        many."""
         process = max(self.processes, key=lambda each: len(each.free))
         if not process.free:
-            raise EngineError(f"more than {self.places} samples are held to forms: ask for fewer at once")
+            raise EngineError(
+                f"more than {self.places} samples are held to forms: ask for fewer at once"
+            )
         place = process.free.pop()
         try:
             if process.died or form.number not in process.forms:
@@ -214,7 +237,9 @@ class MaskPool:
             self._lost.add(place)
             return place
         self.board.begun[place] += 1
-        process.send(Begin(place, form.number, min_tokens, stop_ids, forces, int(self.board.begun[place])))
+        process.send(
+            Begin(place, form.number, min_tokens, stop_ids, forces, int(self.board.begun[place]))
+        )
         if form.dropped:  # it waited so long that it is kept no more
             self._let_go(form, process)
         return place
@@ -226,12 +251,16 @@ class MaskPool:
 
     def start(self, places: Int32, tokens: Int32) -> None:
         board, shape = self.board, (self._count, -1)
-        awake = (board.made != board.asked).reshape(shape).any(1).tolist()  # they will look by themselves
+        awake = (
+            (board.made != board.asked).reshape(shape).any(1).tolist()
+        )  # they will look by themselves
         board.ask(places, tokens)
         self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
         due = np.bincount(places // (self.places // self._count), minlength=self._count).tolist()
         for process, looks, count in zip(self.processes, awake, due, strict=True):
-            if count and not looks and not process.unsent:  # else it will look when it is told the rest
+            if (
+                count and not looks and not process.unsent
+            ):  # else it will look when it is told the rest
                 process.send(Look())
 
     def wait(self, seconds: float) -> int:
@@ -253,16 +282,19 @@ class MaskPool:
             self.processes[index].send(End(np.array(mine, np.int32).tobytes()))
 
     def _fail(self, lost: Collection[int]) -> None:
-        """Gives samples whose process has died a mask of no token, which ends them with an error."""
+        """Gives samples whose process has died a mask of no token,
+        which ends them with an error."""
         if lost:
             board, places = self.board, [*lost]
             board.words[places], board.count[places] = 0, 0
             board.made[places] = board.asked[places]
 
-    # --- processes ----------------------------------------------------------------------------------------------------
+    # --- processes
+    # ----------------------------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
-        """Takes in all that has come, deaths too, and sends what is unsent; where nothing came, sleeps so long."""
+        """Takes in all that has come, deaths too, and sends what is unsent; where nothing came,
+        sleeps so long."""
         every = self.processes if self._trials is None else [*self.processes, self._trials]
         for process in every:
             process.flush()
@@ -298,22 +330,29 @@ class MaskPool:
             form.known, form.refusal = True, word.refusal
         if process is self._trials:
             process.forms.discard(form.number)
-        self._keep()  # while it was compiled there may have been too many, none of which could be let go
+        # while it was compiled there may have been too many, none of which could be let go
+        self._keep()
 
     def _start(self) -> None:
         if self._memory < 0:
             self._memory, size = _shared_memory(), MaskBoard.size(self.places, self._words)
             os.ftruncate(self._memory, size * 4)
-            self._board = MaskBoard.over(np.frombuffer(mmap.mmap(self._memory, 0), np.int32), self.places, self._words)
+            self._board = MaskBoard.over(
+                np.frombuffer(mmap.mmap(self._memory, 0), np.int32), self.places, self._words
+            )
             self._opened(self._board.words)
         start = self._about(0)
         *channels, trials = self._spawn(start, self._count + 1)
-        self.processes = [MaskWorker(index, channel, start.mine(index)) for index, channel in enumerate(channels)]
+        self.processes = [
+            MaskWorker(index, channel, start.mine(index)) for index, channel in enumerate(channels)
+        ]
         self._trials = MaskWorker(self._count, trials, range(0))
 
     def _about(self, first: int) -> MaskStart:
         folder, vocab_size, ends = self._made_of
-        return MaskStart(folder, vocab_size, ends, self._memory, self.places, self._words, first, self._count)
+        return MaskStart(
+            folder, vocab_size, ends, self._memory, self.places, self._words, first, self._count
+        )
 
     def _spawn(self, start: MaskStart, count: int) -> list[socket.socket]:
         """Starts processes that share a vocabulary, and returns our ends of their sockets."""
@@ -323,10 +362,13 @@ class MaskPool:
         try:
             self._children.append(
                 spawn(
-                    command_of("penstock.masks.mask_process", about, *theirs), "the processes that make masks",
-                    fds=(*theirs, self._memory), environment=_ALONE, stdout=QUIET,
+                    command_of("penstock.masks.mask_process", about, *theirs),
+                    "the processes that make masks",
+                    fds=(*theirs, self._memory),
+                    environment=_ALONE,
+                    stdout=QUIET,
                 )
-            )  # fmt: skip
+            )
         finally:
             for _, their in pairs:
                 their.close()
@@ -335,8 +377,8 @@ class MaskPool:
         return [ours for ours, _ in pairs]
 
     def _bury(self, process: MaskWorker) -> None:
-        """A process has died: its samples end, and forms that it was compiling go to another, or are refused where that
-        is the second time. Another takes its place when one is asked for."""
+        """A process has died: its samples end, and forms that it was compiling go to another, or
+        are refused where that is the second time. Another takes its place when one is asked for."""
         process.died = True
         process.unsent.clear()
         self._poll.unregister(process.channel)
@@ -345,7 +387,10 @@ class MaskPool:
         lost = {*process.places} - {*process.free}
         self._lost |= lost
         self._fail(lost)
-        forms, process.compiling = [self._by_number.pop(number) for number in process.compiling], set()
+        forms, process.compiling = (
+            [self._by_number.pop(number) for number in process.compiling],
+            set(),
+        )
         for form in forms:
             form.deaths += 1
             if form.deaths == 1:
@@ -373,7 +418,8 @@ def _servable(form: Form) -> Form:
 
 
 def _shared_memory() -> int:
-    """Returns the descriptor of a file without a name: of memory alone where the system has that, as Linux."""
+    """Returns the descriptor of a file without a name: of memory alone where the system has that,
+    as Linux."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-masks")
     with tempfile.TemporaryFile() as file:

@@ -1,11 +1,12 @@
-"""The processes that compile grammars and make token masks: `python -m penstock.masks.mask_process FD...`, started by
-engine/mask_pool and by nobody else, with an end of a socket pair for each process.
+"""The processes that compile grammars and make token masks: `python -m penstock.masks.mask_process
+FD...`, started by engine/mask_pool and by nobody else, with an end of a socket pair for each
+process.
 
-The first reads the vocabulary and forks the others, which share it. Each keeps the states of its samples, each of which
-has a place of the board that it shares with the engine (mask_board.py): what is asked for there, it makes.
-Who was asked first comes first; samples whose masks have taken long come last, so that no other waits for more than
-one of them. What is said by socket is what else there is to do, and to look at the board. It knows grammars and places;
-no rows.
+The first reads the vocabulary and forks the others, which share it. Each keeps the states of its
+samples, each of which has a place of the board that it shares with the engine (mask_board.py): what
+is asked for there, it makes. Who was asked first comes first; samples whose masks have taken long
+come last, so that no other waits for more than one of them. What is said by socket is what else
+there is to do, and to look at the board. It knows grammars and places; no rows.
 """
 
 from __future__ import annotations
@@ -38,18 +39,21 @@ from penstock.text.tokenizer import Tokenizer
 MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
 ROUND = 8  # masks between two looks at the board; none behind a slow one
 OTHERS = 32  # masks that a slow one waits for, at most
-AWAKE = 0.05  # seconds without work in which it looks by itself, each millisecond; then it waits for a word
+# seconds without work in which it looks by itself, each millisecond; then it waits for a word
+AWAKE = 0.05
 SLOW = 5e-4  # seconds of a mask, from which on its sample comes behind others
-LONG = 0.02  # seconds of processor time of a mask, from which on a thread makes those of its grammar
+LONG = (
+    0.02  # seconds of processor time of a mask, from which on a thread makes those of its grammar
+)
 MOST = 0.25  # the same of a mask that ends its sample
 GROWN = 256 * 2**20  # bytes by which a process has grown, from which on it tells the pool
 TELLING = 1.0  # seconds between two looks at that
 
 
 class MaskStart(msgspec.Struct):
-    """What processes are started with: those from `first` on, of so many in all that make masks, each of which has as
-    many of the places; the one behind the last tries forms. memory: the descriptor of the board's, of `places` masks of
-    `words` int32."""
+    """What processes are started with: those from `first` on, of so many in all that make masks,
+    each of which has as many of the places; the one behind the last tries forms. memory: the
+    descriptor of the board's, of `places` masks of `words` int32."""
 
     folder: str
     vocab_size: int
@@ -89,8 +93,8 @@ class End(msgspec.Struct, tag="end"):
 
 
 class Grown(msgspec.Struct, tag="grown"):
-    """Up: this process has grown by more than GROWN: what grammars take while samples go through them was not known
-    when they were compiled."""
+    """Up: this process has grown by more than GROWN: what grammars take while samples go through
+    them was not known when they were compiled."""
 
 
 Down = Compile | Begin | Look | End
@@ -133,27 +137,45 @@ class MadeMask(NamedTuple):
 class MaskDesk:
     """Grammars, and samples of the places `mine` of a board.
 
-    What may take long is done in threads, which hold the interpreter's lock for little of it: forms are compiled there,
-    slow ones in one of their own, where masks of grammars are made, too, of which one took long."""
+    What may take long is done in threads, which hold the interpreter's lock for little of it: forms
+    are compiled there, slow ones in one of their own, where masks of grammars are made, too, of
+    which one took long."""
 
-    def __init__(self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range) -> None:
+    def __init__(
+        self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range
+    ) -> None:
         self._compiler, self._board, self._first = compiler, board, mine.start
-        self._asked, self._made = (each[mine.start : mine.stop] for each in (board.asked, board.made))
-        self._seen = np.zeros(len(mine), np.int32)  # by place: the number that was asked for at the last look,
+        self._asked, self._made = (
+            each[mine.start : mine.stop] for each in (board.asked, board.made)
+        )
+        self._seen = np.zeros(
+            len(mine), np.int32
+        )  # by place: the number that was asked for at the last look,
         self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
         self._looks = 0
         self._begun = board.begun[mine.start : mine.stop]
-        self._told = np.zeros(len(mine), np.int32)  # by place: the turn of the last sample that was begun here
-        self._grammars: dict[int, CompiledGrammar | None] = {}  # None: it could not be compiled here
+        self._told = np.zeros(
+            len(mine), np.int32
+        )  # by place: the turn of the last sample that was begun here
+        self._grammars: dict[
+            int, CompiledGrammar | None
+        ] = {}  # None: it could not be compiled here
         self._samples: dict[int, HeldSample] = {}  # by place
         self._slow: set[int] = set()  # places whose last mask took long: the next will too
         self._others = 0  # masks since one of these
-        self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}  # by whether they take long
+        self._lanes = {
+            slow: ThreadPoolExecutor(1) for slow in (False, True)
+        }  # by whether they take long
         self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
-        self._let_go: set[int] = set()  # grammars that are being compiled, and no new sample will name
+        self._let_go: set[int] = (
+            set()
+        )  # grammars that are being compiled, and no new sample will name
         self._long: set[int] = set()  # grammars of which a mask, or to compile them, took long
-        self._waiting: dict[int, Begin] = {}  # samples, by place, until their grammar and their place are free
-        # Masks that threads make, by place: whose, which number, and what comes of it. The sample may be over by then.
+        self._waiting: dict[
+            int, Begin
+        ] = {}  # samples, by place, until their grammar and their place are free
+        # Masks that threads make, by place: whose, which number, and what comes of it. The sample
+        # may be over by then.
         self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}
 
     @property
@@ -162,8 +184,8 @@ class MaskDesk:
         return bool(self._compiling or self._working)
 
     def due(self) -> list[tuple[int, int]]:
-        """Returns the masks that are asked for and not being made, by place and number: who has waited longest first,
-        slow ones last."""
+        """Returns the masks that are asked for and not being made, by place and number: who has
+        waited longest first, slow ones last."""
         asked = self._asked.copy()
         fence()
         self._looks += 1
@@ -174,7 +196,11 @@ class MaskDesk:
         behind = behind[np.argsort(self._since[behind], kind="stable")]
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
         if self._waiting or self._working:
-            found = [each for each in found if each[0] not in self._waiting and each[0] not in self._working]
+            found = [
+                each
+                for each in found
+                if each[0] not in self._waiting and each[0] not in self._working
+            ]
         slow = [each for each in found if each[0] in self._slow] if self._slow else []
         if not slow:
             return found
@@ -207,7 +233,11 @@ class MaskDesk:
                 del self._waiting[place]
                 row, grammar = self._board.words[place], self._grammars[word.grammar]
                 how = (word.min_tokens, word.stop_ids)
-                made = NoMatcher(row) if grammar is None else grammar.matcher(*how, forces=word.forces, out=row)
+                made = (
+                    NoMatcher(row)
+                    if grammar is None
+                    else grammar.matcher(*how, forces=word.forces, out=row)
+                )
                 self._samples[place] = HeldSample(word.grammar, made)
 
     def _end(self, place: int) -> None:
@@ -236,8 +266,8 @@ class MaskDesk:
         return out
 
     def make(self, place: int, ticket: int) -> bool:
-        """Makes the mask that a place is asked for, or has it begun where it takes long; of a sample that has ended
-        none, and nobody waits for it. Returns whether it took long."""
+        """Makes the mask that a place is asked for, or has it begun where it takes long; of a
+        sample that has ended none, and nobody waits for it. Returns whether it took long."""
         if place in self._waiting:  # since it was found due
             return False
         sample, board = self._samples.get(place), self._board
@@ -246,7 +276,11 @@ class MaskDesk:
             return False
         token = int(board.token[place])
         if sample.grammar in self._long:
-            self._working[place] = sample, ticket, self._lanes[True].submit(_make, sample.matcher, token)
+            self._working[place] = (
+                sample,
+                ticket,
+                self._lanes[True].submit(_make, sample.matcher, token),
+            )
             return False
         begun, made = time.perf_counter(), _make(sample.matcher, token)
         self._put(place, sample, ticket, made)
@@ -344,7 +378,9 @@ def main() -> int:
         addresses, _ = ProcessMemory().read()
         if addresses:
             bound(resource.RLIMIT_AS, addresses + MEMORY)
-        board = MaskBoard.over(np.frombuffer(mmap.mmap(start.memory, 0), np.int32), start.places, start.words)
+        board = MaskBoard.over(
+            np.frombuffer(mmap.mmap(start.memory, 0), np.int32), start.places, start.words
+        )
         serve(channels[index], MaskDesk(compiler, board, start.mine(number)))
     except (EOFError, BrokenPipeError, ConnectionResetError):  # the engine has gone
         return 0
@@ -352,7 +388,9 @@ def main() -> int:
 
 def _opened(start: MaskStart) -> GrammarCompiler | PenstockError:
     try:
-        return GrammarCompiler(Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size), start.ends)
+        return GrammarCompiler(
+            Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size), start.ends
+        )
     except PenstockError as error:
         return error
 

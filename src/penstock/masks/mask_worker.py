@@ -1,8 +1,9 @@
-"""MaskWorker: one of the processes that make masks or try forms, as the engine knows it: its places, the forms that it
-was handed, and words on their way to it.
+"""MaskWorker: one of the processes that make masks or try forms, as the engine knows it: its
+places, the forms that it was handed, and words on their way to it.
 
-A process that is busy, or stopped, doesn't read; its socket is full then, and whoever sends more would stand still. So
-words wait here, in their order, until there is room. It knows words and sockets; no rows.
+A process that is busy, or stopped, doesn't read; its socket is full then, and whoever sends more
+would stand still. So words wait here, in their order, until there is room. It knows words and
+sockets; no rows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ import msgspec
 
 from penstock.children.frames import Frames, frame
 
-UNSENT = 128 * 2**20  # bytes of words that wait, from which on a process is given up: all open requests send half of it
+UNSENT = (
+    128 * 2**20
+    # bytes of words that wait, from which on a process is given up: all open requests send half of
+    # it
+)
 
 
 class MaskWorker:
@@ -33,8 +38,8 @@ class MaskWorker:
         self.unsent = bytearray()
 
     def send(self, word: msgspec.Struct) -> None:
-        """Sends a word behind those that wait, or has it wait. Where too much does, the process is given up: whoever
-        reads finds the socket's end, as of one that has died."""
+        """Sends a word behind those that wait, or has it wait. Where too much does, the process is
+        given up: whoever reads finds the socket's end, as of one that has died."""
         if self.died:
             return
         self.unsent += frame(word)

@@ -1,5 +1,6 @@
-"""Trinity (AFMoE): attention whose answer a gate opens, norms on both sides of each part, layers without a window that
-turn nothing; experts chosen by sigmoids and a bias beside shared ones, on all but the first layers.
+"""Trinity (AFMoE): attention whose answer a gate opens, norms on both sides of each part, layers
+without a window that turn nothing; experts chosen by sigmoids and a bias beside shared ones, on all
+but the first layers.
 """
 
 from __future__ import annotations
@@ -15,20 +16,31 @@ from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "AfmoeForCausalLM"
 build = partial(
-    build_moe, router="router.gate", correction="expert_bias",
+    build_moe,
+    router="router.gate",
+    correction="expert_bias",
     around=("post_attention_layernorm", "pre_mlp_layernorm", "post_mlp_layernorm"),
-)  # fmt: skip
+)
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     past_own_code(keys, "modeling_afmoe.AfmoeForCausalLM")
-    keys.past(n_group=1, num_expert_groups=1, num_limited_groups=1, topk_group=1, route_norm=True, score_func="sigmoid")
+    keys.past(
+        n_group=1,
+        num_expert_groups=1,
+        num_limited_groups=1,
+        topk_group=1,
+        route_norm=True,
+        score_func="sigmoid",
+    )
     for name in ("load_balance_coeff", "use_grouped_mm"):  # of training
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, head_dim=128, eps=1e-5)
     layers, every = fields["num_layers"], keys.count("global_attn_every_n_layers", 4)
-    windows = read_windows(keys, layers, given_window(keys, 1024), lambda layer: (layer + 1) % every != 0)
+    windows = read_windows(
+        keys, layers, given_window(keys, 1024), lambda layer: (layer + 1) % every != 0
+    )
     bias, scaled = keys.flag("attention_bias"), keys.flag("mup_enabled")
     experts, each = read_experts(keys, 64, 6)
     size = keys.count("moe_intermediate_size", 1408, high=MOST)

@@ -22,9 +22,11 @@ def build_model(
     *,
     table_in_host: bool = False,
 ) -> Decoder:
-    """Makes the model of a config, its weights not filled. positions: how many the rotary tables hold; None: the
-    config's context. table_in_host: whether per-layer embeddings lie in host memory, beside a GPU. On torch's meta
-    device it costs no memory."""
+    """Makes the model of a config, its weights not filled. positions: how many the rotary tables
+    hold; None: the config's context. table_in_host: whether per-layer embeddings lie in host
+    memory, beside a GPU. On torch's meta device it costs no memory."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
-    return family.build(config, Maker(dtype, device, positions or config.context, layout, scheme_of, table_in_host))
+    return family.build(
+        config, Maker(dtype, device, positions or config.context, layout, scheme_of, table_in_host)
+    )

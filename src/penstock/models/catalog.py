@@ -1,18 +1,24 @@
-"""What is served, and what of it is measured: a row a model type. `penstock models` prints it, docs/models.md has it.
+"""What is served, and what of it is measured: a row a model type. `penstock models` prints it,
+docs/models.md has it.
 
-It is written by hand where a measurement is (LOG.md), and held to be complete by a test; it loads no model.
+It is written by hand where a measurement is (LOG.md), and held to be complete by a test; it loads
+no model.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SMALL = "37 small models on an H200 against transformers there (tests/models/test_families_gpu.py, 2026-11-26)"
+SMALL = (
+    "37 small models on an H200 against transformers there (tests/models/test_families_gpu.py,"
+    " 2026-11-26)"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """models: what people call them.   on: where their logits were compared with transformers.   notes: to know."""
+    """models: what people call them.   on: where their logits were compared with transformers.
+    notes: to know."""
 
     models: str
     on: str = "CPU"
@@ -45,7 +51,9 @@ CATALOG: dict[str, Served] = {
     "glm4": Served("GLM-4 and GLM-Z1 9B, 32B, of 2025-04"),
     "glm4_moe": Served("GLM-4.5 to 4.7, Air, INTELLECT-3", notes=_EXPERTS),
     "glm4_moe_lite": Served("GLM-4.7-Flash", notes=_LATENT),
-    "gpt_oss": Served("gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"),
+    "gpt_oss": Served(
+        "gpt-oss-20b, gpt-oss-120b", _GPU, notes="experts in four bits (MXFP4) or wide"
+    ),
     "granite": Served("Granite 3.0 to 3.3", _GPU),
     "granitemoehybrid": Served("Granite 4.0 H Micro, Tiny, Small; Micro", notes=_EXPERTS),
     "hunyuan_v1_dense": Served("Hunyuan 0.5B to 7B"),
@@ -68,7 +76,11 @@ CATALOG: dict[str, Served] = {
     "olmo3": Served("OLMo 3", _GPU),
     "olmo_hybrid": Served("OLMo Hybrid 7B"),
     "olmoe": Served("OLMoE", _GPU, notes=_EXPERTS),
-    "phi3": Served("Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini", _GPU, notes="max_model_len decides on longrope's factors"),
+    "phi3": Served(
+        "Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
+        _GPU,
+        notes="max_model_len decides on longrope's factors",
+    ),
     "qwen2": Served("Qwen1.5, Qwen2, Qwen2.5", _GPU),
     "qwen2_moe": Served("Qwen1.5-MoE-A2.7B, Qwen2-57B-A14B", notes=_EXPERTS),
     "qwen3": Served("Qwen3", _GPU),
@@ -86,17 +98,28 @@ CATALOG: dict[str, Served] = {
     "smollm3": Served("SmolLM3", _GPU),
 }
 MEASURED = (
-    "CPU: logits within 1e-4 of their largest and 64 of 64 greedy tokens as transformers gives them, in float32, on "
-    "random small models that reach every switch (tests/models); of multimodal checkpoints a prompt's logits, beside "
-    f"their text's own row. GPU: {SMALL}; how fast some are: docs/performance.md. Of published weights those that "
-    "packages carry: `make real`."
+    "CPU: logits within 1e-4 of their largest and 64 of 64 greedy tokens as transformers gives"
+    " them, in float32, on random small models that reach every switch (tests/models); of"
+    f" multimodal checkpoints a prompt's logits, beside their text's own row. GPU: {SMALL}; how"
+    " fast some are: docs/performance.md. Of published weights those that packages carry: `make"
+    " real`."
 )
 
 
 def print_catalog() -> None:
     """Prints a line a model type, then what the columns say."""
-    rows = [("model_type", "models", "compared on", ""), *((k, s.models, s.on, s.notes) for k, s in CATALOG.items())]
+    rows = [
+        ("model_type", "models", "compared on", ""),
+        *((k, s.models, s.on, s.notes) for k, s in CATALOG.items()),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
     for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())
-    print(f"\n{MEASURED}\nWhether a folder or hub id runs here, and how many tokens fit: penstock doctor MODEL")
+        print(
+            "  ".join(
+                [*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]
+            ).rstrip()
+        )
+    print(
+        f"\n{MEASURED}\nWhether a folder or hub id runs here, and how many tokens fit: penstock"
+        " doctor MODEL"
+    )

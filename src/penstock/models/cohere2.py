@@ -1,5 +1,5 @@
-"""Command R7B and Command A: attention and MLP read one layer norm, neighbours turn together on layers with a window,
-and the others turn nothing.
+"""Command R7B and Command A: attention and MLP read one layer norm, neighbours turn together on
+layers with a window, and the others turn nothing.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ ARCHITECTURE = "Cohere2ForCausalLM"
 build = build_dense
 # How the code that published it names what is computed anyway, and what it makes of memory.
 _ANYWAY = {
-    "layer_switch": 4, "order_of_interleaved_layers": "local_attn_first", "position_embedding_type": "rope_gptj",
-    "rotary_pct": 1.0, "use_gated_activation": True, "use_parallel_block": True, "use_qk_norm": False,
-}  # fmt: skip
+    "layer_switch": 4,
+    "order_of_interleaved_layers": "local_attn_first",
+    "position_embedding_type": "rope_gptj",
+    "rotary_pct": 1.0,
+    "use_gated_activation": True,
+    "use_parallel_block": True,
+    "use_qk_norm": False,
+}
 _NOTHING = ("use_embedding_sharing", "use_parallel_embedding")
 
 
@@ -26,21 +31,33 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
     fields = read_cohere(keys, named, "layer_norm_eps")
     every, window = keys.count("sliding_window_pattern", 4), given_window(keys, 4096)
-    windows = read_windows(keys, fields["num_layers"], window, lambda layer: (layer + 1) % every != 0)
-    return DenseConfig(**fields, windows=windows, ropes=ropes(fields["rope"], [w is not None for w in windows]))
+    windows = read_windows(
+        keys, fields["num_layers"], window, lambda layer: (layer + 1) % every != 0
+    )
+    return DenseConfig(
+        **fields, windows=windows, ropes=ropes(fields["rope"], [w is not None for w in windows])
+    )
 
 
-def read_cohere(keys: Keys, named: dict[str, Any], eps_named: str, head_dim: int | None = None) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for windows and ropes. eps_named: the key of the norms' eps, which says what
-    norms they are. head_dim: as read_dense takes it."""
+def read_cohere(
+    keys: Keys, named: dict[str, Any], eps_named: str, head_dim: int | None = None
+) -> dict[str, Any]:
+    """Reads the fields of DenseConfig but for windows and ropes. eps_named: the key of the norms'
+    eps, which says what norms they are. head_dim: as read_dense takes it."""
     keys.past(**_ANYWAY)
     for name in _NOTHING:
         keys.take(name, None)
     rope_of = partial(read_rope, neighbours=True)
     fields = read_dense(
-        keys, named, head_dim=head_dim, kv_heads_default_to_heads=True, eps=1e-5, eps_named=eps_named, tied=True,
+        keys,
+        named,
+        head_dim=head_dim,
+        kv_heads_default_to_heads=True,
+        eps=1e-5,
+        eps_named=eps_named,
+        tied=True,
         rope_of=rope_of,
-    )  # fmt: skip
+    )
     bias, layer_norms = keys.flag("attention_bias"), eps_named == "layer_norm_eps"
     return fields | {
         "qkv_bias": bias,

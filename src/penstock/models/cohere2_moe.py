@@ -1,5 +1,5 @@
-"""Command A+ and North: Command A's layers with experts, chosen by their scores alone, beside shared ones, on all but
-the first layers.
+"""Command A+ and North: Command A's layers with experts, chosen by their scores alone, beside
+shared ones, on all but the first layers.
 """
 
 from __future__ import annotations
@@ -9,7 +9,14 @@ from typing import Any
 from penstock.kernels.routing import Routing
 from penstock.models.cohere2 import read_cohere, ropes
 from penstock.models.dense import given_window, read_windows
-from penstock.models.experts import MOST_EXPERTS, MoeConfig, build_moe, drafting_layers, read_experts, read_listed
+from penstock.models.experts import (
+    MOST_EXPERTS,
+    MoeConfig,
+    build_moe,
+    drafting_layers,
+    read_experts,
+    read_listed,
+)
 from penstock.models.keys import Keys
 from penstock.models.model_config import MOST_OF, Windows
 
@@ -22,16 +29,23 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     layer_norms = keys.rest.get("rms_norm_eps") is None
     if not layer_norms:
         keys.take("layer_norm_eps", None)  # of the norms that it doesn't have
-    fields = read_cohere(keys, named, "layer_norm_eps" if layer_norms else "rms_norm_eps", head_dim=128)
+    fields = read_cohere(
+        keys, named, "layer_norm_eps" if layer_norms else "rms_norm_eps", head_dim=128
+    )
     layers, expert_size = fields["num_layers"], fields["intermediate_size"]
     first = min(keys.count("first_k_dense_replace", 0, low=0), layers)
     every_first = keys.count("prefix_dense_sliding_window_pattern", 1)
     windows, sparse = _windows(keys, layers, first, every_first), read_listed(keys, layers, first)
-    turns = [window is not None or (n not in sparse and every_first == 1) for n, window in enumerate(windows)]
+    turns = [
+        window is not None or (n not in sparse and every_first == 1)
+        for n, window in enumerate(windows)
+    ]
     experts, each = read_experts(keys, 8, 2)
     shared = keys.count("num_shared_experts", 0, low=0, high=MOST_EXPERTS)
     part = 0.5 if _is_mean(keys) and shared else 1.0
-    dense = keys.count("prefix_dense_intermediate_size", expert_size, high=MOST_OF["intermediate_size"])
+    dense = keys.count(
+        "prefix_dense_intermediate_size", expert_size, high=MOST_OF["intermediate_size"]
+    )
     return MoeConfig(
         **fields | {"intermediate_size": dense},
         windows=windows,
@@ -47,7 +61,8 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
-    """Reads windows, which all but the last of so many layers have: of the `first` ones and of the others."""
+    """Reads windows, which all but the last of so many layers have: of the `first` ones and of the
+    others."""
     every = keys.count("sliding_window_pattern", 4)
 
     def slides(layer: int) -> bool:
@@ -57,16 +72,31 @@ def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
 
 
 def _routing(keys: Keys, each: int, scale: float) -> Routing:
-    """Reads how experts are weighed: by a softmax over those that are chosen, or by their sigmoids."""
-    said, renormalise = keys.text("expert_selection_fn", "softmax"), keys.flag("norm_topk_prob", True)
+    """Reads how experts are weighed: by a softmax over those that are chosen,
+    or by their sigmoids."""
+    said, renormalise = (
+        keys.text("expert_selection_fn", "softmax"),
+        keys.flag("norm_topk_prob", True),
+    )
     if said not in ("softmax", "sigmoid"):
-        raise keys.fail(f"expert_selection_fn {said!r} is not supported: supported are softmax and sigmoid")
-    return Routing(top_k=each, renormalise=renormalise or said == "softmax", sigmoid=said == "sigmoid", scale=scale)
+        raise keys.fail(
+            f"expert_selection_fn {said!r} is not supported: supported are softmax and sigmoid"
+        )
+    return Routing(
+        top_k=each,
+        renormalise=renormalise or said == "softmax",
+        sigmoid=said == "sigmoid",
+        scale=scale,
+    )
 
 
 def _is_mean(keys: Keys) -> bool:
-    """Reads whether a layer's answer is the mean of its experts' and its shared ones', or their sum."""
+    """Reads whether a layer's answer is the mean of its experts' and its shared ones', or their
+    sum."""
     said = keys.text("shared_expert_combination_strategy", "average")
     if said not in ("average", "sum"):
-        raise keys.fail(f"shared_expert_combination_strategy {said!r} is not supported: supported are average and sum")
+        raise keys.fail(
+            f"shared_expert_combination_strategy {said!r} is not supported: supported are average"
+            " and sum"
+        )
     return bool(said == "average")

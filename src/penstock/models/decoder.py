@@ -1,7 +1,8 @@
-"""Decoder: embedding, blocks, norm, head. A model type's file says which blocks; `penstock.weights` fills them.
+"""Decoder: embedding, blocks, norm, head. A model type's file says which blocks; `penstock.weights`
+fills them.
 
-It computes hidden states and logits of a step's tokens. It doesn't know what is inside a block, nor rows, chunks,
-groups, sampling or files. Callers enter torch.inference_mode.
+It computes hidden states and logits of a step's tokens. It doesn't know what is inside a block, nor
+rows, chunks, groups, sampling or files. Callers enter torch.inference_mode.
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ class Decoder:
             EMBEDDING, vocabulary, hidden, scale=embedding_scale, norm=embedding_norm, tied=again
         )
         self.head: Linear = (
-            TiedHead(self.embedding, make.scheme_of(HEAD)) if tied else make.head(HEAD, vocabulary, hidden)
+            TiedHead(self.embedding, make.scheme_of(HEAD))
+            if tied
+            else make.head(HEAD, vocabulary, hidden)
         )
         self.vocabulary = make.vocabulary(vocabulary)  # which tokens `logits` are of; None: all
         self.keepers = [tuple(block.keeps()) for block in self.blocks]  # by block
@@ -69,7 +72,9 @@ class Decoder:
         self.handed: dict[int, Tensor] = {}  # `hand_out`'s
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)  # on its device
+        self.weights_bytes = sum(
+            weight.nbytes for weight in self.weights() if not weight.in_host
+        )  # on its device
         self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
         self.reads_tags = False  # whether a block looks at StepInputs.tags
@@ -94,12 +99,13 @@ class Decoder:
         of_rows: bool = False,
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """token_ids `[T]` int64, state: for each block the views of what its keepers store -> normed hidden states
-        `[T, hidden]`.
+        """token_ids `[T]` int64, state: for each block the views of what its keepers store ->
+        normed hidden states `[T, hidden]`.
 
-        of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks the last block then
-        makes K and V and nothing more. embeds: tokens' indices [k] int64, and what stands in the place of their
-        embeddings [k, hidden]. ops: stand in for those that it was prepared with, where somebody looks on."""
+        of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks
+        the last block then makes K and V and nothing more. embeds: tokens' indices [k] int64, and
+        what stands in the place of their embeddings [k, hidden]. ops: stand in for those that it
+        was prepared with, where somebody looks on."""
         ops = ops or self.ops
         steps = self._plan(step, ops)
         x: Tensor = self.embedding(ops, token_ids)
@@ -124,7 +130,10 @@ class Decoder:
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
         """Plans a step once for each kind of attention that sees it -> the step of each block."""
         if step.by_layer is None:
-            step.plans = {kind: ops.plan(step, kind, cos_sin, self.dtype) for kind, cos_sin in self.kinds.items()}
+            step.plans = {
+                kind: ops.plan(step, kind, cos_sin, self.dtype)
+                for kind, cos_sin in self.kinds.items()
+            }
             return [step] * len(self.blocks)
         for keepers, seen in zip(self.keepers, step.by_layer, strict=True):
             for keeper in keepers:
@@ -133,15 +142,17 @@ class Decoder:
         return step.by_layer
 
     def hand_out(self, layers: Sequence[int], tokens: int) -> None:
-        """Has `forward` leave the residual stream behind each of these layers, before any norm, in `handed[layer]`
-        [tokens, hidden]: of the tokens that the layer answers for. tokens: the most of a step. Call it before steps are
-        captured."""
+        """Has `forward` leave the residual stream behind each of these layers, before any norm, in
+        `handed[layer]` [tokens, hidden]: of the tokens that the layer answers for. tokens: the most
+        of a step. Call it before steps are captured."""
         shape = (tokens, self.config.hidden_size)
-        self.handed = {layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers}
+        self.handed = {
+            layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers
+        }
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of several ranks those of
-        the tokens that this one has."""
+        """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of
+        several ranks those of the tokens that this one has."""
         scores = self.head(self.ops, hidden)
         if self._logits_scale != 1.0:
             scores.mul_(self._logits_scale)
@@ -154,7 +165,11 @@ class Decoder:
 
     def take_parts_of(self, other: Decoder) -> None:
         """Takes a prepared twin's parts over."""
-        self.embedding, self.layer_inputs, self.blocks = other.embedding, other.layer_inputs, other.blocks
+        self.embedding, self.layer_inputs, self.blocks = (
+            other.embedding,
+            other.layer_inputs,
+            other.blocks,
+        )
         self.norm, self.head = other.norm, other.head
         self.keepers, self.kinds = other.keepers, other.kinds
 
@@ -171,7 +186,8 @@ class Decoder:
 
     @property
     def table_bytes(self) -> int:
-        """Returns the bytes of the table of per-layer embeddings, wherever it lies; 0: there is none."""
+        """Returns the bytes of the table of per-layer embeddings, wherever it lies; 0: there is
+        none."""
         return 0 if self.layer_inputs is None else self.layer_inputs.table.table.nbytes
 
     @property
@@ -192,13 +208,19 @@ class Decoder:
     @property
     def slot_bytes(self) -> int:
         """Returns the bytes of recurrent state of a sequence, all layers."""
-        return sum(keeper.form.slot_bytes for keeper in self.owners if isinstance(keeper.form, RecurrentForm))
+        return sum(
+            keeper.form.slot_bytes
+            for keeper in self.owners
+            if isinstance(keeper.form, RecurrentForm)
+        )
 
     @property
     def kv_share(self) -> float:
         """Returns what paged state takes of the bytes that it would take in the model's dtype."""
         forms = self.paged_forms
-        return sum(form.block_bytes for form in forms) / sum(form.plain(self.dtype).block_bytes for form in forms)
+        return sum(form.block_bytes for form in forms) / sum(
+            form.plain(self.dtype).block_bytes for form in forms
+        )
 
     @property
     def ops(self) -> Ops:

@@ -1,5 +1,5 @@
-"""DeepSeek-V2 (arXiv:2405.04434) and V2-Lite: latent attention, experts by softmax, perhaps in groups, of which those
-whose best is worth the most are taken."""
+"""DeepSeek-V2 (arXiv:2405.04434) and V2-Lite: latent attention, experts by softmax, perhaps in
+groups, of which those whose best is worth the most are taken."""
 
 from __future__ import annotations
 
@@ -27,10 +27,17 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
     layers = fields["num_layers"]
     experts, each = read_experts(keys, 64, 6, names=("num_experts", "n_routed_experts"))
     size = keys.count("moe_intermediate_size", 1407, high=MOST)
-    routing = Routing(top_k=each, renormalise=False, paired=False, scale=keys.positive("routed_scaling_factor", 1.0))
+    routing = Routing(
+        top_k=each,
+        renormalise=False,
+        paired=False,
+        scale=keys.positive("routed_scaling_factor", 1.0),
+    )
     method = keys.text("topk_method", METHODS[0])
     if method not in METHODS:
-        raise keys.fail(f"topk_method {method!r} is not supported: supported are {' and '.join(METHODS)}")
+        raise keys.fail(
+            f"topk_method {method!r} is not supported: supported are {' and '.join(METHODS)}"
+        )
     grouped = in_groups(keys, experts, routing)
     return MlaConfig(
         **fields,

@@ -1,4 +1,5 @@
-"""Hybrids of gated delta rule and gated attention, with norms by 1 + w: what Qwen3-Next and Qwen3.5 have in common."""
+"""Hybrids of gated delta rule and gated attention, with norms by 1 + w: what Qwen3-Next and Qwen3.5
+have in common."""
 
 from __future__ import annotations
 
@@ -29,8 +30,8 @@ KINDS = ("linear_attention", "full_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig(DenseConfig):
-    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a convolution sees.
-    state_dtype: of the others' matrices."""
+    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a
+    convolution sees. state_dtype: of the others' matrices."""
 
     attends: tuple[bool, ...]
     delta: DeltaHeads
@@ -50,7 +51,10 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     layers = fields["num_layers"]
     every, types = keys.count("full_attention_interval", 4), listed_types(keys, layers, KINDS)
     if types is None:
-        types = ["linear_attention" if (layer + 1) % every else "full_attention" for layer in range(layers)]
+        types = [
+            "linear_attention" if (layer + 1) % every else "full_attention"
+            for layer in range(layers)
+        ]
     bias = keys.flag("attention_bias")
     keys.past(attn_output_gate=True)
     state = read_state_dtype(keys, "mamba_ssm_dtype")
@@ -75,13 +79,21 @@ def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
     value_heads = keys.count("linear_num_value_heads", absent.value_heads, high=MOST_HEADS)
     key_width = keys.count("linear_key_head_dim", absent.key_width, high=MOST_WIDTH)
     if value_heads % key_heads:
-        raise keys.fail(f"linear_num_value_heads ({value_heads}) is no multiple of linear_num_key_heads ({key_heads})")
+        raise keys.fail(
+            f"linear_num_value_heads ({value_heads}) is no multiple of linear_num_key_heads"
+            f" ({key_heads})"
+        )
     return DeltaHeads(
-        key_heads, value_heads, key_width, keys.count("linear_value_head_dim", absent.value_width, high=MOST_WIDTH)
+        key_heads,
+        value_heads,
+        key_width,
+        keys.count("linear_value_head_dim", absent.value_width, high=MOST_WIDTH),
     )
 
 
-def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: bool) -> dict[str, Any]:
+def read_hybrid_experts(
+    keys: Keys, experts: int, each: int, *, renormalise: bool
+) -> dict[str, Any]:
     """Reads ExpertFields but for layers. experts, each: where nothing says."""
     experts, each = read_experts(keys, experts, each)
     return {
@@ -92,18 +104,26 @@ def read_hybrid_experts(keys: Keys, experts: int, each: int, *, renormalise: boo
     }
 
 
-def build_with_experts(config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split") -> Decoder:
+def build_with_experts(
+    config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split"
+) -> Decoder:
     """Makes the model, its weights not filled. tensors: as `make_delta_net` takes them."""
     sizes = (config.hidden_size, config.intermediate_size)
-    parts = experts_or_mlp(config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate")
+    parts = experts_or_mlp(
+        config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate"
+    )
     return build_hybrid(config, make, parts, tensors=tensors)
 
 
 def build_hybrid(
-    config: DeltaConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward], *, tensors: Tensors = "split"
+    config: DeltaConfig,
+    make: Maker,
+    feed_forward: Callable[[int, str], FeedForward],
+    *,
+    tensors: Tensors = "split",
 ) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part.   tensors: as `make_delta_net`
-    takes them."""
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part.   tensors: as
+    `make_delta_net` takes them."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer
@@ -120,15 +140,30 @@ def build_hybrid(
     def layer(number: int, attends: bool) -> Block:
         at = f"model.layers.{number}"
         if attends:
-            norms = (norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
+            norms = (
+                norm(f"{at}.self_attn.q_norm", c.head_dim),
+                norm(f"{at}.self_attn.k_norm", c.head_dim),
+            )
             mixer: Any = make.attention(
-                f"{at}.self_attn", hidden, shape, c.rope, norms=norms, gate=GateForm(), qkv_bias=c.qkv_bias,
+                f"{at}.self_attn",
+                hidden,
+                shape,
+                c.rope,
+                norms=norms,
+                gate=GateForm(),
+                qkv_bias=c.qkv_bias,
                 out_bias=c.o_bias,
-            )  # fmt: skip
+            )
         else:
             state = getattr(torch, c.state_dtype)
-            mixer = make_delta_net(make, f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, state, tensors)
+            mixer = make_delta_net(
+                make, f"{at}.linear_attn", hidden, c.delta, c.taps, c.rms_norm_eps, state, tensors
+            )
         between = norm(f"{at}.post_attention_layernorm")
-        return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(number, f"{at}.mlp"))
+        return DecoderLayer(
+            norm(f"{at}.input_layernorm"), mixer, between, feed_forward(number, f"{at}.mlp")
+        )
 
-    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"))
+    return Decoder(
+        config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm")
+    )

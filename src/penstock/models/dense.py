@@ -1,7 +1,7 @@
 """Dense decoders in Llama's form: what llama, mistral, qwen2, qwen3 and their kin have in common.
 
-DenseConfig is read without torch; `build` makes attention and an MLP for each layer. A family that has another
-feed-forward part gives its own.
+DenseConfig is read without torch; `build` makes attention and an MLP for each layer. A family that
+has another feed-forward part gives its own.
 """
 
 from __future__ import annotations
@@ -30,17 +30,18 @@ class DenseConfig(ModelConfig):
     """Shapes and switches of a dense decoder.
 
     qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
-    turned_first: q and k are turned before they are normed, not then.
-    norms_behind: norms stand behind attention and MLP, and none before.   norms_around: before and behind.
-    parallel: attention and MLP read one norm.   layer_norms: norms subtract the mean first.
-    wide_norms: weights of norms are multiplied by before the answer is rounded.
-    fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for gate and up.
-    ropes: each layer's, where they aren't all `rope`.   clip_qkv: the most that q, k and v may be.
-    gate: what opens attention's answer.   layer_heads: heads of queries of each layer, where they aren't all `heads`.
-    score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at position p are multiplied by
+    turned_first: q and k are turned before they are normed, not then. norms_behind: norms stand
+    behind attention and MLP, and none before.   norms_around: before and behind. parallel:
+    attention and MLP read one norm.   layer_norms: norms subtract the mean first. wide_norms:
+    weights of norms are multiplied by before the answer is rounded. fused_qkv, fused_gate_up: the
+    checkpoint has one tensor for q, k and v, and one for gate and up. ropes: each layer's, where
+    they aren't all `rope`.   clip_qkv: the most that q, k and v may be. gate: what opens
+    attention's answer.   layer_heads: heads of queries of each layer, where they aren't all
+    `heads`. score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at
+    position p are multiplied by
         1 + query_growth * log(1 + p // rope.original_context).
-    residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale: multiply those.
-    sinks: each head has a score that takes part in the softmax and brings no value.
+    residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale:
+    multiply those. sinks: each head has a score that takes part in the softmax and brings no value.
     """
 
     intermediate_size: int
@@ -87,9 +88,9 @@ def read_dense(
 ) -> dict[str, Any]:
     """Reads the fields of DenseConfig but for windows and switches.
 
-    head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads: where it doesn't say
-    those; False: it must. eps, tied: where it doesn't say. eps_named: the key of eps. rope_of: reads the rope from
-    keys, positions, head's width.
+    head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads:
+    where it doesn't say those; False: it must. eps, tied: where it doesn't say. eps_named: the key
+    of eps. rope_of: reads the rope from keys, positions, head's width.
     """
     common = read_common(keys, tied=tied)
     hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
@@ -102,31 +103,38 @@ def read_dense(
     act = keys.text("hidden_act", "silu")
     if act not in ("silu", "swish"):  # two names of one function
         raise keys.fail(f"hidden_act {act!r} is not supported: only 'silu' is")
-    return named | common | {
-        "intermediate_size": middle,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": width,
-        "rope": rope,
-        "rms_norm_eps": eps,
-        "context": max(positions, stretched_context(rope)),
-    }  # fmt: skip
+    return (
+        named
+        | common
+        | {
+            "intermediate_size": middle,
+            "heads": heads,
+            "kv_heads": kv_heads,
+            "head_dim": width,
+            "rope": rope,
+            "rms_norm_eps": eps,
+            "context": max(positions, stretched_context(rope)),
+        }
+    )
 
 
 def past_own_code(keys: Keys, named: str) -> None:
-    """Passes over the name of code that published a model type before transformers had its own (`auto_map`)."""
+    """Passes over the name of code that published a model type before transformers had its own
+    (`auto_map`)."""
     code = keys.rest.get("auto_map")
     if isinstance(code, dict) and code.get("AutoModelForCausalLM") == named:
         del keys.rest["auto_map"]
 
 
 def given_width(keys: Keys, absent: int) -> int | None:
-    """Returns what read_dense takes for `head_dim`, where a null means hidden_size / heads and silence `absent`."""
+    """Returns what read_dense takes for `head_dim`, where a null means hidden_size / heads and
+    silence `absent`."""
     return None if "head_dim" in keys.rest else absent
 
 
 def given_window(keys: Keys, absent: int | None) -> int | None:
-    """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means no window."""
+    """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means
+    no window."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
 
 
@@ -138,27 +146,36 @@ def read_windows(
     *,
     lacks: str = "sliding_window is null",
 ) -> Windows:
-    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has the window. Refuses
-    layers that have it where there is none. lacks: what says that there is none."""
+    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has the
+    window. Refuses layers that have it where there is none. lacks: what says that there is none."""
     types = listed_types(keys, num_layers, ("full_attention", "sliding_attention"))
-    slide = [slides(layer) for layer in range(num_layers)] if types is None else [t != "full_attention" for t in types]
+    slide = (
+        [slides(layer) for layer in range(num_layers)]
+        if types is None
+        else [t != "full_attention" for t in types]
+    )
     if window is None and any(slide):
         raise keys.fail(f"layer_types asks for sliding_attention but {lacks}: set one right")
     return tuple(window if each else None for each in slide)
 
 
-def switched_windows(keys: Keys, num_layers: int, slides: Callable[[int], bool], absent: int | None = 4096) -> Windows:
-    """Reads windows that `use_sliding_window` switches on: read_windows of `sliding_window`. Where it is false,
-    transformers 5 writes null or 0 there."""
+def switched_windows(
+    keys: Keys, num_layers: int, slides: Callable[[int], bool], absent: int | None = 4096
+) -> Windows:
+    """Reads windows that `use_sliding_window` switches on: read_windows of `sliding_window`. Where
+    it is false, transformers 5 writes null or 0 there."""
     used = keys.flag("use_sliding_window")
     window = given_window(keys, absent) if used else None
     keys.take("sliding_window", None)
     lacks = "use_sliding_window is false or sliding_window null"
-    return read_windows(keys, num_layers, window, lambda layer: window is not None and slides(layer), lacks=lacks)
+    return read_windows(
+        keys, num_layers, window, lambda layer: window is not None and slides(layer), lacks=lacks
+    )
 
 
 def qwen_windows(keys: Keys, num_layers: int) -> Windows:
-    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer `max_window_layers` on."""
+    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer
+    `max_window_layers` on."""
     first = keys.count("max_window_layers", 28, low=0)
     return switched_windows(keys, num_layers, lambda layer: layer >= first)
 
@@ -169,7 +186,9 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[st
     if types is None:
         return None
     if not isinstance(types, list) or len(types) != num_layers:
-        raise keys.fail(f"layer_types must list {num_layers} layers, one for each of num_hidden_layers")
+        raise keys.fail(
+            f"layer_types must list {num_layers} layers, one for each of num_hidden_layers"
+        )
     for kind in types:
         if kind not in kinds:
             raise keys.fail(f"layer_types holds {kind!r}: only {' and '.join(kinds)} are supported")
@@ -177,13 +196,18 @@ def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[st
 
 
 def build_dense(
-    config: DenseConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None, *,
-    qk: tuple[str, str] = ("q_norm", "k_norm"), around: tuple[str, str, str] = AROUND,
+    config: DenseConfig,
+    make: Maker,
+    feed_forward: Callable[[int, str], FeedForward] | None = None,
+    *,
+    qk: tuple[str, str] = ("q_norm", "k_norm"),
+    around: tuple[str, str, str] = AROUND,
     mixer: Callable[[str], Mixer] | None = None,
-) -> Decoder:  # fmt: skip
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk: names of norms of q
-    and k behind their attention's.   around: of norms behind attention, before the MLP and behind it.   mixer: the name
-    of an attention -> what takes its place; None: nothing does."""
+) -> Decoder:
+    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk:
+    names of norms of q and k behind their attention's.   around: of norms behind attention, before
+    the MLP and behind it.   mixer: the name of an attention -> what takes its place; None: nothing
+    does."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
@@ -194,7 +218,12 @@ def build_dense(
 
     def norm(name: str, length: int = hidden, first: Norm | None = None) -> Norm:
         return make.norm(
-            f"{name}.weight", length, c.rms_norm_eps, wide=c.wide_norms, first=first, centred=c.layer_norms
+            f"{name}.weight",
+            length,
+            c.rms_norm_eps,
+            wide=c.wide_norms,
+            first=first,
+            centred=c.layer_norms,
         )
 
     def behind(number: int, name: str) -> Norm | None:
@@ -205,14 +234,35 @@ def build_dense(
         names = [f"{at}.self_attn.{name}" for name in qk]
         heads = c.layer_heads[number] if c.layer_heads else c.heads
         shape = Heads(heads=heads, kv_heads=c.kv_heads, width=c.head_dim)
-        attention: Mixer = mixer(f"{at}.self_attn") if mixer is not None else make.attention(
-            f"{at}.self_attn", hidden, shape, c.ropes[number] if c.ropes else c.rope, window=window,
-            scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias, fused=c.fused_qkv, query_growth=c.query_growth,
-            sinks=c.sinks, turned_first=c.turned_first, gate=c.gate,
-            norms=(norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None,
-            between=make.whole_norms(names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv)
-            if c.whole_qk_norm else None,
-        )  # fmt: skip
+        attention: Mixer = (
+            mixer(f"{at}.self_attn")
+            if mixer is not None
+            else make.attention(
+                f"{at}.self_attn",
+                hidden,
+                shape,
+                c.ropes[number] if c.ropes else c.rope,
+                window=window,
+                scale=c.score_scale,
+                qkv_bias=c.qkv_bias,
+                out_bias=c.o_bias,
+                fused=c.fused_qkv,
+                query_growth=c.query_growth,
+                sinks=c.sinks,
+                turned_first=c.turned_first,
+                gate=c.gate,
+                norms=(
+                    (norm(names[0], c.head_dim), norm(names[1], c.head_dim)) if c.qk_norm else None
+                ),
+                between=(
+                    make.whole_norms(
+                        names, shape, c.rms_norm_eps, wide=c.wide_norms, clip=c.clip_qkv
+                    )
+                    if c.whole_qk_norm
+                    else None
+                ),
+            )
+        )
         if feed_forward is None:
             mlp: FeedForward = make.mlp(
                 f"{at}.mlp", hidden, c.intermediate_size, bias=c.mlp_bias, fused=c.fused_gate_up
@@ -223,10 +273,14 @@ def build_dense(
             return ParallelLayer(norm(f"{at}.input_layernorm"), attention, mlp)
         between = norm(f"{at}.{before_mlp}", first=behind(number, behind_mixer))
         if c.norms_behind:
-            return NormsBehindLayer(attention, between, mlp, norm(f"{at}.post_feedforward_layernorm"))
+            return NormsBehindLayer(
+                attention, between, mlp, norm(f"{at}.post_feedforward_layernorm")
+            )
         before = norm(f"{at}.input_layernorm", first=behind(number - 1, behind_mlp))
         return DecoderLayer(before, attention, between, mlp, c.residual_scale)
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
     last = norm("model.norm", first=behind(len(layers) - 1, behind_mlp))
-    return Decoder(config, make, layers, last, embedding_scale=c.embedding_scale, logits_scale=c.logits_scale)
+    return Decoder(
+        config, make, layers, last, embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+    )

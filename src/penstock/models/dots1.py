@@ -1,4 +1,5 @@
-"""dots.llm1 (arXiv:2506.05767): Qwen3's attention, and on all but the first layers GLM-4.5's experts."""
+"""dots.llm1 (arXiv:2506.05767): Qwen3's attention, and on all but the first layers GLM-4.5's
+experts."""
 
 from __future__ import annotations
 
@@ -18,7 +19,9 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     fields = read_dense(keys, named, kv_heads_default_to_heads=True)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     window, first = given_window(keys, 4096), keys.count("max_window_layers", 62, low=0)
-    windows = read_windows(keys, layers, window, lambda layer: window is not None and layer >= first)
+    windows = read_windows(
+        keys, layers, window, lambda layer: window is not None and layer >= first
+    )
     names = ("num_local_experts", "n_routed_experts")
     experts, each = read_experts(keys, REQUIRED, REQUIRED, names=names)
     size = keys.count("moe_intermediate_size", 1408, high=MOST)

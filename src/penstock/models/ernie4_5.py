@@ -22,8 +22,15 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def read_ernie(keys: Keys, named: dict[str, Any], *, head_dim: int | None) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for windows and biases. head_dim: as read_dense takes it."""
+    """Reads the fields of DenseConfig but for windows and biases. head_dim:
+    as read_dense takes it."""
     rope_of = partial(read_rope, theta=THETA, neighbours=True)
     return read_dense(
-        keys, named, head_dim=head_dim, kv_heads_default_to_heads=True, eps=1e-5, tied=True, rope_of=rope_of
+        keys,
+        named,
+        head_dim=head_dim,
+        kv_heads_default_to_heads=True,
+        eps=1e-5,
+        tied=True,
+        rope_of=rope_of,
     )

@@ -1,4 +1,5 @@
-"""ERNIE 4.5 with experts: chosen by a softmax and a bias, beside a shared one, on a stretch of its layers."""
+"""ERNIE 4.5 with experts: chosen by a softmax and a bias, beside a shared one, on a stretch of its
+layers."""
 
 from __future__ import annotations
 
@@ -24,15 +25,25 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         keys.take(name, None)
     fields = read_ernie(keys, named, head_dim=None)
     layers = fields["num_layers"]
-    experts, each = read_experts(keys, 64, 6, names=("num_experts", "moe_num_experts"), per_token="moe_k")
-    size, shared = keys.count("moe_intermediate_size", 1536, high=MOST), keys.count("moe_num_shared_experts", 2, low=0)
-    first, last = keys.count("moe_layer_start_index", 1, low=0), keys.count("moe_layer_end_index", -1, low=-1)
+    experts, each = read_experts(
+        keys, 64, 6, names=("num_experts", "moe_num_experts"), per_token="moe_k"
+    )
+    size, shared = (
+        keys.count("moe_intermediate_size", 1536, high=MOST),
+        keys.count("moe_num_shared_experts", 2, low=0),
+    )
+    first, last = (
+        keys.count("moe_layer_start_index", 1, low=0),
+        keys.count("moe_layer_end_index", -1, low=-1),
+    )
     every, end = keys.count("moe_layer_interval", 1), layers if last == -1 else last + 1
     return MoeConfig(
         **fields,
         windows=(None,) * layers,
         experts=experts,
-        routing=Routing(top_k=each, renormalise=True, least=keys.number("moe_norm_min", 1e-12, low=0.0)),
+        routing=Routing(
+            top_k=each, renormalise=True, least=keys.number("moe_norm_min", 1e-12, low=0.0)
+        ),
         expert_size=size,
         expert_layers=frozenset(n for n in range(first, min(end, layers)) if (n + 1) % every == 0),
         shared_size=size * shared,

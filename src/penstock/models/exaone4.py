@@ -1,5 +1,5 @@
-"""EXAONE 4 (arXiv:2507.11407): norms behind attention and MLP, q and k normed head by head; where some layers have a
-window the others turn nothing.
+"""EXAONE 4 (arXiv:2507.11407): norms behind attention and MLP, q and k normed head by head; where
+some layers have a window the others turn nothing.
 """
 
 from __future__ import annotations
@@ -36,5 +36,9 @@ def _windows(keys: Keys, layers: int, window: int | None) -> Windows:
     """Reads which layers have the window: by `layer_types`, else all but the last of each
     `sliding_window_pattern`, where there is a window."""
     told = isinstance(keys.rest.get("layer_types"), list)
-    pattern = keys.take("sliding_window_pattern", 4) if told else keys.count("sliding_window_pattern", 4)
-    return read_windows(keys, layers, window, lambda layer: window is not None and (layer + 1) % pattern != 0)
+    pattern = (
+        keys.take("sliding_window_pattern", 4) if told else keys.count("sliding_window_pattern", 4)
+    )
+    return read_windows(
+        keys, layers, window, lambda layer: window is not None and (layer + 1) % pattern != 0
+    )

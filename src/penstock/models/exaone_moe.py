@@ -1,4 +1,5 @@
-"""K-EXAONE: EXAONE 4's attention behind its norms, experts behind grouped sigmoids and shared ones on most layers."""
+"""K-EXAONE: EXAONE 4's attention behind its norms, experts behind grouped sigmoids and shared ones
+on most layers."""
 
 from __future__ import annotations
 
@@ -6,7 +7,14 @@ from functools import partial
 from typing import Any
 
 from penstock.models.exaone4 import read_exaone
-from penstock.models.experts import DRAFTING, MoeConfig, build_moe, read_experts, read_grouped, read_listed
+from penstock.models.experts import (
+    DRAFTING,
+    MoeConfig,
+    build_moe,
+    read_experts,
+    read_grouped,
+    read_listed,
+)
 from penstock.models.keys import MOST, Keys
 
 ARCHITECTURE = "ExaoneMoeForCausalLM"
@@ -24,7 +32,9 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         experts=experts,
         routing=read_grouped(keys, experts, each, scale=2.5),
         expert_size=size,
-        expert_layers=read_listed(keys, fields["num_layers"], keys.count("first_k_dense_replace", 1, low=0)),
+        expert_layers=read_listed(
+            keys, fields["num_layers"], keys.count("first_k_dense_replace", 1, low=0)
+        ),
         shared_size=size * keys.count("num_shared_experts", 1),
         left_out=(DRAFTING,),
     )

@@ -1,4 +1,5 @@
-"""Mixtures of experts over Llama's form: what mixtral, olmoe, qwen3_moe and their kin have in common."""
+"""Mixtures of experts over Llama's form: what mixtral, olmoe, qwen3_moe and their kin have in
+common."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFields:
-    """expert_layers: those that have experts.   shared_size: inner size of the expert that all tokens go through, 0:
-    there is none; shared_scale: its answer's.   score_cap: as in Moe."""
+    """expert_layers: those that have experts.   shared_size: inner size of the expert that all
+    tokens go through, 0: there is none; shared_scale: its answer's.   score_cap: as in Moe."""
 
     experts: int
     routing: Routing
@@ -44,11 +45,19 @@ class MoeConfig(ExpertFields, DenseConfig):
 
 
 def read_experts(
-    keys: Keys, count: Any, each: Any, *, low: int = 1,
-    names: tuple[str, ...] = ("num_local_experts", "num_experts"), per_token: str = "num_experts_per_tok",
-) -> tuple[int, int]:  # fmt: skip
-    """Reads how many experts a layer has, under any of `names`, and a token. count, each: where nothing says."""
-    given = keys.same(**{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names})
+    keys: Keys,
+    count: Any,
+    each: Any,
+    *,
+    low: int = 1,
+    names: tuple[str, ...] = ("num_local_experts", "num_experts"),
+    per_token: str = "num_experts_per_tok",
+) -> tuple[int, int]:
+    """Reads how many experts a layer has, under any of `names`, and a token. count, each: where
+    nothing says."""
+    given = keys.same(
+        **{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names}
+    )
     experts = keys.take(names[-1], count) if given is None else given
     each = keys.count(per_token, each)
     if experts and each > experts:
@@ -57,7 +66,8 @@ def read_experts(
 
 
 def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
-    """Reads which layers have experts, as Qwen says it: the last of each `decoder_sparse_step`, unless it is listed."""
+    """Reads which layers have experts, as Qwen says it: the last of each `decoder_sparse_step`,
+    unless it is listed."""
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
@@ -65,30 +75,42 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
 
 
 def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
-    """Reads which layers have experts, by `mlp_layer_types`; where it isn't there, all but the `first` ones."""
+    """Reads which layers have experts, by `mlp_layer_types`; where it isn't there, all but the
+    `first` ones."""
     types = keys.take("mlp_layer_types", None)
     if types is None:
         return frozenset(range(first, layers))
-    if not isinstance(types, list) or len(types) != layers or any(kind not in ("dense", "sparse") for kind in types):
-        raise keys.fail(f"mlp_layer_types must say of {layers} layers each whether it is dense or sparse")
+    if (
+        not isinstance(types, list)
+        or len(types) != layers
+        or any(kind not in ("dense", "sparse") for kind in types)
+    ):
+        raise keys.fail(
+            f"mlp_layer_types must say of {layers} layers each whether it is dense or sparse"
+        )
     return frozenset(number for number, kind in enumerate(types) if kind == "sparse")
 
 
 def drafting_layers(
     keys: Keys, layers: int, absent: int, names: tuple[str, ...] = ("num_nextn_predict_layers",)
 ) -> tuple[str, ...]:
-    """Reads how many layers behind the others draft tokens -> how their tensors' names begin. absent: where no name of
-    `names` is there."""
+    """Reads how many layers behind the others draft tokens -> how their tensors' names begin.
+    absent: where no name of `names` is there."""
     count = keys.same(**{name: keys.count(name, None, low=0, high=MOST_DRAFTING) for name in names})
     return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
 
 
 def read_sigmoids(
-    keys: Keys, top_k: int, *, added: float, renormalise: bool = True, scale: float = 1.0,
+    keys: Keys,
+    top_k: int,
+    *,
+    added: float,
+    renormalise: bool = True,
+    scale: float = 1.0,
     scale_named: str = "routed_scaling_factor",
-) -> Routing:  # fmt: skip
-    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are divided by.
-    renormalise, scale: where the file doesn't say. scale_named: the key of scale."""
+) -> Routing:
+    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are
+    divided by. renormalise, scale: where the file doesn't say. scale_named: the key of scale."""
     return Routing(
         top_k=top_k,
         renormalise=keys.flag("norm_topk_prob", renormalise),
@@ -99,18 +121,26 @@ def read_sigmoids(
 
 
 def read_grouped(
-    keys: Keys, experts: int, top_k: int, *, renormalise: bool = True, scale: float = 1.0, groups: int = 1,
+    keys: Keys,
+    experts: int,
+    top_k: int,
+    *,
+    renormalise: bool = True,
+    scale: float = 1.0,
+    groups: int = 1,
     kept: int = 1,
-) -> Routing:  # fmt: skip
-    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437). renormalise, scale,
-    groups, kept: where the file doesn't say."""
+) -> Routing:
+    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437).
+    renormalise, scale, groups, kept: where the file doesn't say."""
     routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
     return in_groups(keys, experts, routing, groups, kept)
 
 
-def in_groups(keys: Keys, experts: int, routing: Routing, groups: int = 1, kept: int = 1) -> Routing:
-    """Reads in how many groups experts stand, and how many of those a token takes. groups, kept: where the file doesn't
-    say."""
+def in_groups(
+    keys: Keys, experts: int, routing: Routing, groups: int = 1, kept: int = 1
+) -> Routing:
+    """Reads in how many groups experts stand, and how many of those a token takes. groups, kept:
+    where the file doesn't say."""
     groups, kept = keys.count("n_group", groups, high=MOST_GROUPS), keys.count("topk_group", kept)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
@@ -121,30 +151,47 @@ def in_groups(keys: Keys, experts: int, routing: Routing, groups: int = 1, kept:
         raise keys.fail(f"n_group ({groups}) leaves a group one expert: two of each are compared")
     if routing.top_k > kept * size:
         raise keys.fail(
-            f"num_experts_per_tok ({routing.top_k}) is above what topk_group ({kept}) groups of {size} hold"
+            f"num_experts_per_tok ({routing.top_k}) is above what topk_group ({kept}) groups of"
+            f" {size} hold"
         )
     return replace(routing, groups=groups, kept_groups=kept)
 
 
 def build_moe(
-    config: MoeConfig, make: Maker, *, qk: tuple[str, str] = ("q_norm", "k_norm"),
-    around: tuple[str, str, str] = AROUND, mixer: Callable[[str], Mixer] | None = None, **tensors: Any,
-) -> Decoder:  # fmt: skip
-    """Makes the decoder. qk, around, mixer: as build_dense takes them.   tensors: as experts_or_mlp does."""
+    config: MoeConfig,
+    make: Maker,
+    *,
+    qk: tuple[str, str] = ("q_norm", "k_norm"),
+    around: tuple[str, str, str] = AROUND,
+    mixer: Callable[[str], Mixer] | None = None,
+    **tensors: Any,
+) -> Decoder:
+    """Makes the decoder. qk, around, mixer: as build_dense takes them.   tensors: as experts_or_mlp
+    does."""
     parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
     return build_dense(config, make, parts, qk=qk, around=around, mixer=mixer)
 
 
 def experts_or_mlp(
-    config: ExpertFields, make: Maker, hidden: int, middle: int, *, part: str = "mlp",
-    names: tuple[str, str, str] | None = None, router: str = "gate", correction: str | None = None,
-    alone: bool = False, shared: str = "shared_experts", shared_gate: str | None = None,
-) -> Callable[[int, str], FeedForward]:  # fmt: skip
-    """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts where the config
-    says so, else an MLP of `middle`. part: what the checkpoint calls experts in a layer.   names: of an expert's gate,
-    up, down. Behind the part's name: router, shared, shared_gate: those of the router, the shared expert and its gate
-    (None: it has none); correction: of what is added for the choice (None: nothing is), alone: which is a row
-    [1, experts]."""
+    config: ExpertFields,
+    make: Maker,
+    hidden: int,
+    middle: int,
+    *,
+    part: str = "mlp",
+    names: tuple[str, str, str] | None = None,
+    router: str = "gate",
+    correction: str | None = None,
+    alone: bool = False,
+    shared: str = "shared_experts",
+    shared_gate: str | None = None,
+) -> Callable[[int, str], FeedForward]:
+    """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts
+    where the config says so, else an MLP of `middle`. part: what the checkpoint calls experts in a
+    layer.   names: of an expert's gate, up, down. Behind the part's name: router, shared,
+    shared_gate: those of the router, the shared expert and its gate (None: it has none);
+    correction: of what is added for the choice (None: nothing is), alone: which is a row [1,
+    experts]."""
     from penstock.quant.weight import Part
 
     c, lone = config, (1, config.experts) if alone else (config.experts,)
@@ -154,13 +201,26 @@ def experts_or_mlp(
             return make.mlp(at, hidden, middle)
         at = f"{at.removesuffix('mlp')}{part}"
         return make.moe(
-            at, hidden, c.expert_size, c.experts, c.routing, router=router, names=names,
+            at,
+            hidden,
+            c.expert_size,
+            c.experts,
+            c.routing,
+            router=router,
+            names=names,
             correction=None if correction is None else Part(f"{at}.{correction}", lone),
-            shared=make.shared_expert(
-                f"{at}.{shared}", hidden, c.shared_size, gate=None if shared_gate is None else f"{at}.{shared_gate}",
-                scale=c.shared_scale,
-            ) if c.shared_size else None,
+            shared=(
+                make.shared_expert(
+                    f"{at}.{shared}",
+                    hidden,
+                    c.shared_size,
+                    gate=None if shared_gate is None else f"{at}.{shared_gate}",
+                    scale=c.shared_scale,
+                )
+                if c.shared_size
+                else None
+            ),
             score_cap=c.score_cap,
-        )  # fmt: skip
+        )
 
     return feed_forward

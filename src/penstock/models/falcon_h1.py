@@ -19,7 +19,13 @@ RENAMES = (("model.final_layernorm", "model.norm"),)
 INNER = 1024  # of Mamba2, where the file doesn't say
 COLUMNS = 5  # of Mamba2's first product: z, x, B, C and dt
 # How weights were drawn once, how transformers runs, and what nothing reads.
-_UNREAD = ("time_step_min", "time_step_max", "time_step_floor", "num_logits_to_keep", "mlp_expansion_factor")
+_UNREAD = (
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "num_logits_to_keep",
+    "mlp_expansion_factor",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,13 +43,20 @@ def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
     keys.past(mamba_use_mlp=True, mamba_step=1)
     normed, first = keys.flag("mamba_rms_norm"), keys.flag("mamba_norm_before_gate", True)
     if normed and first:
-        raise keys.fail("mamba_norm_before_gate is true beside mamba_rms_norm: supported is a norm behind the gate")
+        raise keys.fail(
+            "mamba_norm_before_gate is true beside mamba_rms_norm: supported is a norm behind the"
+            " gate"
+        )
     fields = read_dense(keys, named, eps=1e-5)
     bias, gate = keys.flag("attention_bias"), _numbers(keys, "mlp_multipliers", 2)
     mamba = read_mamba(
-        keys, fields["hidden_size"], fields["rms_norm_eps"] if normed else None, inner=INNER,
-        out_bias="projectors_bias", columns=_numbers(keys, "ssm_multipliers", COLUMNS),
-    )  # fmt: skip
+        keys,
+        fields["hidden_size"],
+        fields["rms_norm_eps"] if normed else None,
+        inner=INNER,
+        out_bias="projectors_bias",
+        columns=_numbers(keys, "ssm_multipliers", COLUMNS),
+    )
     by = {
         "mamba_in": keys.number("ssm_in_multiplier", 1.0),
         "mamba_out": keys.number("ssm_out_multiplier", 1.0),
@@ -84,7 +97,10 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
     from penstock.models.decoder import Decoder
 
     c, hidden = config, config.hidden_size
-    shape, by = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim), Multipliers(**dict(c.by))
+    shape, by = (
+        Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim),
+        Multipliers(**dict(c.by)),
+    )
 
     def norm(name: str) -> Norm:
         return make.norm(f"{name}.weight", hidden, c.rms_norm_eps)
@@ -92,7 +108,13 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
     def layer(number: int) -> Block:
         at = f"model.layers.{number}"
         attention = make.attention(
-            f"{at}.self_attn", hidden, shape, c.rope, scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias
+            f"{at}.self_attn",
+            hidden,
+            shape,
+            c.rope,
+            scale=c.score_scale,
+            qkv_bias=c.qkv_bias,
+            out_bias=c.o_bias,
         )
         mlp = make.mlp(f"{at}.feed_forward", hidden, c.intermediate_size, bias=c.mlp_bias)
         mamba = c.mamba.make(make, f"{at}.mamba", hidden)
@@ -101,5 +123,10 @@ def build(config: FalconConfig, make: Maker) -> Decoder:
 
     layers = [layer(number) for number in range(c.num_layers)]
     return Decoder(
-        config, make, layers, norm("model.norm"), embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+        config,
+        make,
+        layers,
+        norm("model.norm"),
+        embedding_scale=c.embedding_scale,
+        logits_scale=c.logits_scale,
     )

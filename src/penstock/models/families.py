@@ -1,7 +1,8 @@
 """Families: a model type's file is found by its name: models/qwen3.py is model_type "qwen3".
 
-Such a file has ARCHITECTURE (the one name that config.json may give it), `read` (keys -> its config; no torch) and
-`build` (its config -> a Decoder; torch is imported in there). A new model is such a file, and nothing else here.
+Such a file has ARCHITECTURE (the one name that config.json may give it), `read` (keys -> its
+config; no torch) and `build` (its config -> a Decoder; torch is imported in there). A new model is
+such a file, and nothing else here.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ OTHERS = frozenset(
 
 def families() -> list[str]:
     """Returns the model types that are served, in alphabetical order."""
-    return sorted(module.name for module in iter_modules(room.__path__) if module.name not in OTHERS)
+    return sorted(
+        module.name for module in iter_modules(room.__path__) if module.name not in OTHERS
+    )
 
 
 def find_family(model_type: str) -> Family | None:

@@ -1,5 +1,6 @@
-"""Gemma 3's text: five layers with a window to one without, norms on both sides of each part, norms of 1 + w, two
-rotary tables. Source of what differs: the technical report (arXiv:2503.19786) and the published code.
+"""Gemma 3's text: five layers with a window to one without, norms on both sides of each part, norms
+of 1 + w, two rotary tables. Source of what differs: the technical report (arXiv:2503.19786) and the
+published code.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 class GemmaConfig(ModelConfig):
     """Shapes and switches of Gemma 2 and 3.
 
-    rope, local_rope: of layers without and with a window.   score_scale: of queries and keys.   caps: None: none."""
+    rope, local_rope: of layers without and with a window.   score_scale: of queries and keys.
+    caps: None: none."""
 
     intermediate_size: int
     heads: int
@@ -70,17 +72,22 @@ def read_gemma(
     pattern: int,
     qk_norm: bool,
 ) -> GemmaConfig:
-    """Reads what Gemma 2 and 3 have in common. fields: what is read already.   ropes: reads both tables.   context:
-    where the file doesn't say.   pattern: every how many layers one has no window."""
+    """Reads what Gemma 2 and 3 have in common. fields: what is read already.   ropes: reads both
+    tables.   context: where the file doesn't say.   pattern: every how many layers one has no
+    window."""
     common = read_common(keys, tied=True)
     heads, kv_heads = size(keys, "num_attention_heads", 8), size(keys, "num_key_value_heads", 4)
     width, positions = size(keys, "head_dim", 256), size(keys, "max_position_embeddings", context)
     check_heads(keys, common["hidden_size"], heads, kv_heads, width)
     act = keys.text("hidden_activation", "gelu_pytorch_tanh")
     if act not in GELU:
-        raise keys.fail(f"hidden_activation {act!r} is not supported: only {' and '.join(map(repr, GELU))} are")
+        raise keys.fail(
+            f"hidden_activation {act!r} is not supported: only {' and '.join(map(repr, GELU))} are"
+        )
     if keys.flag("use_bidirectional_attention"):
-        raise keys.fail("use_bidirectional_attention is not supported: text is made from left to right")
+        raise keys.fail(
+            "use_bidirectional_attention is not supported: text is made from left to right"
+        )
     window = keys.count("sliding_window", 4096)
     return GemmaConfig(
         **fields,
@@ -92,7 +99,9 @@ def read_gemma(
         kv_heads=kv_heads,
         head_dim=width,
         rms_norm_eps=keys.positive("rms_norm_eps", 1e-6),
-        windows=read_windows(keys, common["num_layers"], window, lambda layer: (layer + 1) % pattern != 0),
+        windows=read_windows(
+            keys, common["num_layers"], window, lambda layer: (layer + 1) % pattern != 0
+        ),
         bias=keys.flag("attention_bias"),
         score_scale=keys.positive("query_pre_attn_scalar", 256) ** -0.5,
         qk_norm=qk_norm,
@@ -118,15 +127,28 @@ def build(config: GemmaConfig, make: Maker) -> Decoder:
     def layer(number: int, window: int | None) -> DecoderLayer:
         at = f"model.layers.{number}"
         attention = make.attention(
-            f"{at}.self_attn", hidden, shape, c.rope if window is None else c.local_rope, window=window,
-            scale=c.score_scale, softcap=c.score_cap, qkv_bias=c.bias, out_bias=c.bias,
-            norms=(norm(f"{at}.self_attn.q_norm", c.head_dim), norm(f"{at}.self_attn.k_norm", c.head_dim))
-            if c.qk_norm else None,
-        )  # fmt: skip
+            f"{at}.self_attn",
+            hidden,
+            shape,
+            c.rope if window is None else c.local_rope,
+            window=window,
+            scale=c.score_scale,
+            softcap=c.score_cap,
+            qkv_bias=c.bias,
+            out_bias=c.bias,
+            norms=(
+                norm(f"{at}.self_attn.q_norm", c.head_dim),
+                norm(f"{at}.self_attn.k_norm", c.head_dim),
+            )
+            if c.qk_norm
+            else None,
+        )
         return DecoderLayer(
             mixer_norm=norm(f"{at}.input_layernorm", first=behind_mlp(number - 1)),
             mixer=attention,
-            mlp_norm=norm(f"{at}.pre_feedforward_layernorm", first=norm(f"{at}.post_attention_layernorm")),
+            mlp_norm=norm(
+                f"{at}.pre_feedforward_layernorm", first=norm(f"{at}.post_attention_layernorm")
+            ),
             mlp=make.mlp(f"{at}.mlp", hidden, c.intermediate_size, activation="gelu_tanh"),
         )
 

@@ -1,5 +1,6 @@
-"""Gemma 4's text: wide heads on layers without a window, late layers that read an earlier layer's keys and values,
-inputs of a layer's own, experts beside the MLP. Source: transformers' published code; there is no report.
+"""Gemma 4's text: wide heads on layers without a window, late layers that read an earlier layer's
+keys and values, inputs of a layer's own, experts beside the MLP. Source: transformers' published
+code; there is no report.
 """
 
 from __future__ import annotations
@@ -22,18 +23,30 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "Gemma4ForCausalLM"
-GLOBAL_THETA, LOCAL_THETA, PATTERN, CONTEXT, WINDOW, GLOBAL_WIDTH = 1_000_000.0, 10_000.0, 6, 131_072, 512, 512
+GLOBAL_THETA, LOCAL_THETA, PATTERN, CONTEXT, WINDOW, GLOBAL_WIDTH = (
+    1_000_000.0,
+    10_000.0,
+    6,
+    131_072,
+    512,
+    512,
+)
 KINDS = ("sliding_attention", "full_attention")
 ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": LOCAL_THETA},
-    "full_attention": {"rope_type": "proportional", "rope_theta": GLOBAL_THETA, "partial_rotary_factor": 0.25},
+    "full_attention": {
+        "rope_type": "proportional",
+        "rope_theta": GLOBAL_THETA,
+        "partial_rotary_factor": 0.25,
+    },
 }
 MOST_INPUTS = 2**14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How layers of one kind, with a window or without, attend. keys_as_values: as in AttentionKind."""
+    """How layers of one kind, with a window or without, attend. keys_as_values: as in
+    AttentionKind."""
 
     kv_heads: int
     width: int
@@ -45,9 +58,10 @@ class Span:
 class Gemma4Config(ModelConfig):
     """Shapes and switches.
 
-    local, whole: of layers with and without a window.   readers: late layers that read the keys and values of the last
-    layer of their kind before them.   wide_readers: whose MLPs are twice as wide.   own_inputs: numbers that each layer
-    is given of a token, 0: none.   experts: of a layer, 0: it has none."""
+    local, whole: of layers with and without a window.   readers: late layers that read the keys and
+    values of the last layer of their kind before them.   wide_readers: whose MLPs are twice as
+    wide.   own_inputs: numbers that each layer is given of a token, 0: none.   experts: of a layer,
+    0: it has none."""
 
     intermediate_size: int
     heads: int
@@ -71,7 +85,9 @@ class Gemma4Config(ModelConfig):
         first = self.num_layers - self.readers
         if layer < first:
             return None
-        alike = [n for n in range(first) if (self.windows[n] is None) is (self.windows[layer] is None)]
+        alike = [
+            n for n in range(first) if (self.windows[n] is None) is (self.windows[layer] is None)
+        ]
         return alike[-1]
 
 
@@ -79,27 +95,41 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
     """Reads config.json."""
     common = read_common(keys, tied=True)
     layers, hidden = common["num_layers"], common["hidden_size"]
-    types = listed_types(keys, layers, KINDS) or [KINDS[(n + 1) % PATTERN == 0] for n in range(layers)]
+    types = listed_types(keys, layers, KINDS) or [
+        KINDS[(n + 1) % PATTERN == 0] for n in range(layers)
+    ]
     types[-1] = "full_attention"  # as transformers has it, whatever the file says
-    positions, heads = size(keys, "max_position_embeddings", CONTEXT), size(keys, "num_attention_heads", 8)
+    positions, heads = (
+        size(keys, "max_position_embeddings", CONTEXT),
+        size(keys, "num_attention_heads", 8),
+    )
     act = keys.text("hidden_activation", "gelu_pytorch_tanh")
     if act not in GELU:
-        raise keys.fail(f"hidden_activation {act!r} is not supported: only {' and '.join(map(repr, GELU))} are")
+        raise keys.fail(
+            f"hidden_activation {act!r} is not supported: only {' and '.join(map(repr, GELU))} are"
+        )
     if keys.text("use_bidirectional_attention", None) == "all":
-        raise keys.fail("use_bidirectional_attention 'all' is not supported: text is made from left to right")
+        raise keys.fail(
+            "use_bidirectional_attention 'all' is not supported: text is made from left to right"
+        )
     local, whole = _spans(keys, types, hidden, heads, positions)
-    window, readers = keys.count("sliding_window", WINDOW), keys.count("num_kv_shared_layers", 0, low=0)
+    window, readers = (
+        keys.count("sliding_window", WINDOW),
+        keys.count("num_kv_shared_layers", 0, low=0),
+    )
     if readers and not {*types} <= {*types[: max(0, layers - readers)]}:
         raise keys.fail(
-            f"num_kv_shared_layers ({readers}) of {layers} layers leaves a kind of layer_types no layer before them "
-            "whose keys and values they could read: lower it"
+            f"num_kv_shared_layers ({readers}) of {layers} layers leaves a kind of layer_types no"
+            " layer before them whose keys and values they could read: lower it"
         )
-    vocabulary = keys.count("vocab_size_per_layer_input", common["vocab_size"], high=MOST_OF["vocab_size"])
+    vocabulary = keys.count(
+        "vocab_size_per_layer_input", common["vocab_size"], high=MOST_OF["vocab_size"]
+    )
     own = keys.count("hidden_size_per_layer_input", 256, low=0, high=MOST_INPUTS)
     if own and vocabulary != common["vocab_size"]:
         raise keys.fail(
-            f"vocab_size_per_layer_input ({vocabulary}) is not vocab_size ({common['vocab_size']}): every token has "
-            "inputs of the layers' own"
+            f"vocab_size_per_layer_input ({vocabulary}) is not vocab_size ({common['vocab_size']}):"
+            " every token has inputs of the layers' own"
         )
     mixed = keys.flag("enable_moe_block")
     if not mixed:
@@ -107,7 +137,9 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
             keys.take(name, None)
     experts, each = 0, 1
     if mixed:
-        experts, each = read_experts(keys, REQUIRED, REQUIRED, names=("num_experts",), per_token="top_k_experts")
+        experts, each = read_experts(
+            keys, REQUIRED, REQUIRED, names=("num_experts",), per_token="top_k_experts"
+        )
     return Gemma4Config(
         **named,
         **common,
@@ -124,12 +156,16 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
         wide_readers=keys.flag("use_double_wide_mlp"),
         own_inputs=own,
         experts=experts,
-        expert_size=keys.count("moe_intermediate_size", high=MOST_OF["intermediate_size"]) if mixed else 0,
+        expert_size=(
+            keys.count("moe_intermediate_size", high=MOST_OF["intermediate_size"]) if mixed else 0
+        ),
         routing=Routing(top_k=each, renormalise=True),
     )
 
 
-def _spans(keys: Keys, types: list[str], hidden: int, heads: int, positions: int) -> tuple[Span, Span]:
+def _spans(
+    keys: Keys, types: list[str], hidden: int, heads: int, positions: int
+) -> tuple[Span, Span]:
     """Reads how layers attend, with a window and without."""
     width, kv_heads = size(keys, "head_dim", 256), size(keys, "num_key_value_heads", 4)
     shared = keys.flag("attention_k_eq_v")
@@ -141,7 +177,9 @@ def _spans(keys: Keys, types: list[str], hidden: int, heads: int, positions: int
         whole_width, whole_heads = _of_layers(keys, each, types, width, kv_heads)
     given = keys.take("rope_parameters", ROPES)
     if not isinstance(given, dict) or given.keys() != {*KINDS}:
-        raise keys.fail("rope_parameters must have sliding_attention and full_attention, an object each")
+        raise keys.fail(
+            "rope_parameters must have sliding_attention and full_attention, an object each"
+        )
     spans = []
     sizes = ((width, kv_heads, LOCAL_THETA), (whole_width, whole_heads, GLOBAL_THETA))
     for kind, (own, of_kind, theta) in zip(KINDS, sizes, strict=True):
@@ -153,16 +191,22 @@ def _spans(keys: Keys, types: list[str], hidden: int, heads: int, positions: int
     return spans[0], spans[1]
 
 
-def _of_layers(keys: Keys, each: Any, types: list[str], width: int, kv_heads: int) -> tuple[int, int]:
-    """Reads `per_layer_config`: the heads of layers without a window, which must be alike -> their width, and how many
-    keys and values have."""
+def _of_layers(
+    keys: Keys, each: Any, types: list[str], width: int, kv_heads: int
+) -> tuple[int, int]:
+    """Reads `per_layer_config`: the heads of layers without a window, which must be alike -> their
+    width, and how many keys and values have."""
     whole = {str(n) for n, kind in enumerate(types) if kind == "full_attention"}
     told = list(each.values()) if isinstance(each, Mapping) and {*each} == whole else [None]
     one = told[0]
-    if not isinstance(one, Mapping) or one.keys() - {"head_dim", "num_key_value_heads"} or any(n != one for n in told):
+    if (
+        not isinstance(one, Mapping)
+        or one.keys() - {"head_dim", "num_key_value_heads"}
+        or any(n != one for n in told)
+    ):
         raise keys.fail(
-            "per_layer_config must give head_dim and num_key_value_heads of the layers without a window, all alike: "
-            "other layers of their own are not supported"
+            "per_layer_config must give head_dim and num_key_value_heads of the layers without a"
+            " window, all alike: other layers of their own are not supported"
         )
     inner = keys.part("per_layer_config", one)
     return size(inner, "head_dim", width), size(inner, "num_key_value_heads", kv_heads)
@@ -196,18 +240,35 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
             return ReadingAttention(at, owners[source], query, out, q_norm)
         shape = Heads(heads=c.heads, kv_heads=span.kv_heads, width=span.width)
         owners[number] = make.attention(
-            at, hidden, shape, span.rope, window=c.windows[number], scale=1.0, qkv_bias=c.bias, out_bias=c.bias,
-            norms=(q_norm, norm(f"{at}.k_norm", span.width)), keys_as_values=span.keys_as_values, normed_values=True,
-        )  # fmt: skip
+            at,
+            hidden,
+            shape,
+            span.rope,
+            window=c.windows[number],
+            scale=1.0,
+            qkv_bias=c.bias,
+            out_bias=c.bias,
+            norms=(q_norm, norm(f"{at}.k_norm", span.width)),
+            keys_as_values=span.keys_as_values,
+            normed_values=True,
+        )
         return owners[number]
 
     def routed(at: str) -> RoutedBeside:
         scale = Part(f"{at}.router.scale", (hidden,))
-        before_router = Weight([scale], torch.float32, make.device, transform=lambda read: read * hidden**-0.5)
+        before_router = Weight(
+            [scale], torch.float32, make.device, transform=lambda read: read * hidden**-0.5
+        )
         moe = make.moe(
-            at, hidden, c.expert_size, c.experts, c.routing, router="router.proj", gate="gelu_tanh",
+            at,
+            hidden,
+            c.expert_size,
+            c.experts,
+            c.routing,
+            router="router.proj",
+            gate="gelu_tanh",
             answer_scale=f"{at}.router.per_expert_scale",
-        )  # fmt: skip
+        )
         return RoutedBeside(
             norm(f"{at}.post_feedforward_layernorm_1"),
             Norm(before_router, c.rms_norm_eps),
@@ -249,6 +310,11 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
         )
 
     return Decoder(
-        config, make, [layer(number) for number in range(c.num_layers)], norm("model.norm"),
-        embedding_scale=float(hidden) ** 0.5, logits_cap=c.logits_cap, layer_inputs=inputs() if c.own_inputs else None,
-    )  # fmt: skip
+        config,
+        make,
+        [layer(number) for number in range(c.num_layers)],
+        norm("model.norm"),
+        embedding_scale=float(hidden) ** 0.5,
+        logits_cap=c.logits_cap,
+        layer_inputs=inputs() if c.own_inputs else None,
+    )

@@ -1,7 +1,8 @@
 """GenerationDefaults: what a model's generation_config.json says. No torch, no engine.
 
-Its end ids come before config.json's, the tokenizer's beside them. Its sampling numbers are defaults for the HTTP API
-alone, as in vLLM; never for `SamplingParams()`. A checkpoint without the file is sound.
+Its end ids come before config.json's, the tokenizer's beside them. Its sampling numbers are
+defaults for the HTTP API alone, as in vLLM; never for `SamplingParams()`. A checkpoint without the
+file is sound.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
 from penstock.row_table import RANGES
 
-# Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that changes nothing.
+# Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that
+# changes nothing.
 NOTHING = {
     "_from_model_config": ANYTHING,
     "transformers_version": ANYTHING,
@@ -28,7 +30,8 @@ NOTHING = {
     "output_hidden_states": ANYTHING,
     "output_scores": ANYTHING,
     "output_logits": ANYTHING,
-    "max_length": ANYTHING,  # transformers' own bound on prompt and output; the context bounds them here
+    # transformers' own bound on prompt and output; the context bounds them here
+    "max_length": ANYTHING,
     "num_return_sequences": ANYTHING,  # n is the request's
     "num_beams": 1,
     "num_beam_groups": 1,
@@ -49,7 +52,8 @@ NOTHING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Fields of SamplingParams' names; None is not said. `unserved`: keys of the file that we know no way to serve."""
+    """Fields of SamplingParams' names; None is not said. `unserved`: keys of the file that we know
+    no way to serve."""
 
     eos_ids: tuple[int, ...] | None = None
     temperature: float | None = None
@@ -67,14 +71,18 @@ class GenerationDefaults:
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Reads `folder`/generation_config.json, if there is one. CheckpointError for values that make no sense."""
+    """Reads `folder`/generation_config.json, if there is one. CheckpointError for values that make
+    no sense."""
     path = folder / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
     keys = Keys(read_json(path), str(path))
     defaults = {
         "eos_ids": keys.ids("eos_token_id"),
-        **{name: _number(keys, name) for name in ("temperature", "top_p", "min_p", "repetition_penalty")},
+        **{
+            name: _number(keys, name)
+            for name in ("temperature", "top_p", "min_p", "repetition_penalty")
+        },
         "top_k": keys.count("top_k", None, low=-1),
         "max_tokens": keys.count("max_new_tokens", None),
     }
@@ -84,18 +92,24 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 def _number(keys: Keys, name: str) -> float | None:
     """A sampling number, in the range that it has in a request."""
     low, high, open_low = RANGES[name]
-    found: float | None = keys.number(name, None, **{"above" if open_low else "low": low}, high=high)
+    found: float | None = keys.number(
+        name, None, **{"above" if open_low else "low": low}, high=high
+    )
     return found
 
 
-def end_ids(config: ModelConfig, generation: GenerationDefaults, of_tokenizer: int | None = None) -> tuple[int, ...]:
-    """The ids that end a sample: generation_config.json's, config.json's only where that says none; and the tokenizer's
-    eos_token, as in vLLM: a model that was tuned to end its turns otherwise often says it there alone."""
+def end_ids(
+    config: ModelConfig, generation: GenerationDefaults, of_tokenizer: int | None = None
+) -> tuple[int, ...]:
+    """The ids that end a sample: generation_config.json's, config.json's only where that says none;
+    and the tokenizer's eos_token, as in vLLM: a model that was tuned to end its turns otherwise
+    often says it there alone."""
     ends = config.eos_ids if generation.eos_ids is None else generation.eos_ids
     outside = [i for i in ends if i >= config.vocab_size]
     if outside:
         raise CheckpointError(
-            f"generation_config.json: eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}"
+            f"generation_config.json: eos_token_id {outside[0]} is outside the vocabulary of"
+            f" {config.vocab_size}"
         )
     if of_tokenizer is None or of_tokenizer >= config.vocab_size or of_tokenizer in ends:
         return ends

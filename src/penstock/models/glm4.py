@@ -1,4 +1,5 @@
-"""GLM-4 and GLM-Z1 of 2025-04: norms before and behind each part, half of each head turns, neighbours together."""
+"""GLM-4 and GLM-Z1 of 2025-04: norms before and behind each part, half of each head turns,
+neighbours together."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ build = build_dense
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
     rope_of = partial(read_rope, part=PART, neighbours=True)
-    fields = read_dense(keys, named, head_dim=given_width(keys, 128), eps=1.5625e-7, rope_of=rope_of)
+    fields = read_dense(
+        keys, named, head_dim=given_width(keys, 128), eps=1.5625e-7, rope_of=rope_of
+    )
     return DenseConfig(
         **fields,
         windows=(None,) * fields["num_layers"],

@@ -1,5 +1,6 @@
-"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts behind a router of sigmoids, in groups and with a bias for the choice, and
-a shared one beside them, on all but the first layers; a part of each head turns.
+"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts behind a router of sigmoids, in groups and with a bias
+for the choice, and a shared one beside them, on all but the first layers; a part of each head
+turns.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from functools import partial
 from typing import Any
 
 from penstock.models.dense import read_dense
-from penstock.models.experts import MoeConfig, build_moe, drafting_layers, read_experts, read_grouped
+from penstock.models.experts import (
+    MoeConfig,
+    build_moe,
+    drafting_layers,
+    read_experts,
+    read_grouped,
+)
 from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 

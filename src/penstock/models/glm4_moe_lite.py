@@ -1,4 +1,5 @@
-"""GLM-4.7-Flash: DeepSeek-V3's attention and experts, of which the file says layer by layer where they are."""
+"""GLM-4.7-Flash: DeepSeek-V3's attention and experts, of which the file says layer by layer where
+they are."""
 
 from __future__ import annotations
 

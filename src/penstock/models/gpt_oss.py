@@ -1,5 +1,6 @@
-"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, every second layer with a window, sinks in the
-softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is read too.
+"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, every second layer with a
+window, sinks in the softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is
+read too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,9 @@ class GptOssConfig(DenseConfig):
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     """Reads config.json."""
     keys.take("initial_context_length", None)  # yarn's original context once more
-    each = keys.same(**{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")})
+    each = keys.same(
+        **{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")}
+    )
     need_rope(keys)
     fields = read_dense(keys, named, head_dim=64, eps=1e-5, rope_of=partial(read_rope, theta=THETA))
     experts, each = read_experts(keys, 128, each or 4)
@@ -64,6 +67,8 @@ def build(config: GptOssConfig, make: Maker) -> Decoder:
     four = stored is not None and stored.method == "mxfp4"
 
     def feed_forward(layer: int, at: str) -> FeedForward:
-        return make.whole_moe(at, c.hidden_size, c.intermediate_size, c.experts, c.routing, clamp=c.clamp, four=four)
+        return make.whole_moe(
+            at, c.hidden_size, c.intermediate_size, c.experts, c.routing, clamp=c.clamp, four=four
+        )
 
     return build_dense(c, make, feed_forward)

@@ -1,4 +1,5 @@
-"""Granite 3: Llama's form with four numbers that scale embedding, scores, what joins the stream, and logits."""
+"""Granite 3: Llama's form with four numbers that scale embedding, scores, what joins the stream,
+and logits."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Granite 4: Mamba2 and attention in turns, an MLP behind each, and experts beside it on some models; Granite's four
-numbers that scale. Its heads may be rotated by nothing."""
+"""Granite 4: Mamba2 and attention in turns, an MLP behind each, and experts beside it on some
+models; Granite's four numbers that scale. Its heads may be rotated by nothing."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ RENAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteHybridConfig(DenseConfig):
-    """attends: whether each layer does.   experts: of a layer, 0: it has an MLP alone.   shared_size: inner size of
-    the MLP that every token goes through; intermediate_size is an expert's."""
+    """attends: whether each layer does.   experts: of a layer, 0: it has an MLP alone.
+    shared_size: inner size of the MLP that every token goes through; intermediate_size is an
+    expert's."""
 
     attends: tuple[bool, ...]
     mamba: MambaShape
@@ -72,7 +73,9 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
     rope = read_rope(keys, positions, width)
     kind = keys.text("position_embedding_type", "nope")
     if kind not in ("rope", "nope"):
-        raise keys.fail(f"position_embedding_type {kind!r} is not supported: supported are rope and nope")
+        raise keys.fail(
+            f"position_embedding_type {kind!r} is not supported: supported are rope and nope"
+        )
     return rope if kind == "rope" else NO_ROPE
 
 
@@ -95,7 +98,13 @@ def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
         shared = make.shared_expert(f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
         experts = f"{at}.block_sparse_moe"
         return make.moe(
-            experts, hidden, c.intermediate_size, c.experts, c.routing, router="router.layer", shared=shared
+            experts,
+            hidden,
+            c.intermediate_size,
+            c.experts,
+            c.routing,
+            router="router.layer",
+            shared=shared,
         )
 
     def layer(number: int, attends: bool) -> Block:
@@ -103,12 +112,25 @@ def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
         mixer: Any = c.mamba.make(make, f"{at}.mamba", hidden)
         if attends:
             mixer = make.attention(
-                f"{at}.self_attn", hidden, shape, c.rope, scale=c.score_scale, qkv_bias=c.qkv_bias, out_bias=c.o_bias
+                f"{at}.self_attn",
+                hidden,
+                shape,
+                c.rope,
+                scale=c.score_scale,
+                qkv_bias=c.qkv_bias,
+                out_bias=c.o_bias,
             )
         between = norm(f"{at}.post_attention_layernorm")
-        return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, between, feed_forward(at), c.residual_scale)
+        return DecoderLayer(
+            norm(f"{at}.input_layernorm"), mixer, between, feed_forward(at), c.residual_scale
+        )
 
     layers = [layer(*each) for each in enumerate(c.attends)]
     return Decoder(
-        config, make, layers, norm("model.norm"), embedding_scale=c.embedding_scale, logits_scale=c.logits_scale
+        config,
+        make,
+        layers,
+        norm("model.norm"),
+        embedding_scale=c.embedding_scale,
+        logits_scale=c.logits_scale,
     )

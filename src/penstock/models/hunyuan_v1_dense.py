@@ -1,5 +1,5 @@
-"""Hunyuan 0.5B to 7B: Llama's form, where heads of q and k are normed once they are turned; ropes with an alpha
-have a larger base, and nothing dynamic.
+"""Hunyuan 0.5B to 7B: Llama's form, where heads of q and k are normed once they are turned; ropes
+with an alpha have a larger base, and nothing dynamic.
 """
 
 from __future__ import annotations
@@ -17,13 +17,35 @@ ARCHITECTURE = "HunYuanDenseV1ForCausalLM"
 QK = ("query_layernorm", "key_layernorm")
 MOST_ALPHA = 1e9
 build = partial(build_dense, qk=QK)
-_BESIDE_ALPHA = ("alpha", "beta_fast", "beta_slow", "factor", "mscale", "mscale_all_dim", "rope_type", "type")
+_BESIDE_ALPHA = (
+    "alpha",
+    "beta_fast",
+    "beta_slow",
+    "factor",
+    "mscale",
+    "mscale_all_dim",
+    "rope_type",
+    "type",
+)
 # Of other models that the code which published it made, of its tokenizer, and of a classifier.
 _NOTHING = (
-    "add_classification_head", "class_num", "cla_share_factor", "dense_list", "eod_token_id", "im_end_id",
-    "im_newline_id", "im_start_id", "mask_init_id", "norm_type", "org_vocab_size", "pad_id", "pool_type",
-    "sep_token_id", "text_end_id", "text_start_id",
-)  # fmt: skip
+    "add_classification_head",
+    "class_num",
+    "cla_share_factor",
+    "dense_list",
+    "eod_token_id",
+    "im_end_id",
+    "im_newline_id",
+    "im_start_id",
+    "mask_init_id",
+    "norm_type",
+    "org_vocab_size",
+    "pad_id",
+    "pool_type",
+    "sep_token_id",
+    "text_end_id",
+    "text_start_id",
+)
 
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
@@ -38,12 +60,21 @@ def read_hunyuan(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, eps=1e-5, rope_of=_rope)
     keys.past(
-        attention_head_dim=fields["head_dim"], use_cla=False, use_qk_norm=True, use_rotary_pos_emb=True,
+        attention_head_dim=fields["head_dim"],
+        use_cla=False,
+        use_qk_norm=True,
+        use_rotary_pos_emb=True,
         position_embedding_xdrope=False,
-    )  # fmt: skip
+    )
     bias = keys.flag("attention_bias")
     windows = (None,) * fields["num_layers"]
-    return fields | {"windows": windows, "qkv_bias": bias, "o_bias": bias, "qk_norm": True, "turned_first": True}
+    return fields | {
+        "windows": windows,
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "qk_norm": True,
+        "turned_first": True,
+    }
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:

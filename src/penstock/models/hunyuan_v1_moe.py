@@ -22,7 +22,12 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     layers, size = fields["num_layers"], fields["intermediate_size"]
     for name in _OF_LAYERS:
         _one_of(keys, name, layers)
-    keys.past(num_shared_expert=1, moe_intermediate_size=size, use_mixed_mlp_moe=True, moe_layer_num_skipped=0)
+    keys.past(
+        num_shared_expert=1,
+        moe_intermediate_size=size,
+        use_mixed_mlp_moe=True,
+        moe_layer_num_skipped=0,
+    )
     experts, each = read_experts(keys, 1, 1, per_token="moe_topk")
     return MoeConfig(
         **fields,
@@ -40,5 +45,7 @@ def _one_of(keys: Keys, name: str, layers: int) -> None:
     if not isinstance(listed, list):
         return
     if len(listed) != layers or any(each != listed[0] for each in listed):
-        raise keys.fail(f"{name} must be one number, or the same for each of {layers} layers, not {listed!r}")
+        raise keys.fail(
+            f"{name} must be one number, or the same for each of {layers} layers, not {listed!r}"
+        )
     keys.rest[name] = listed[0]

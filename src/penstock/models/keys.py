@@ -1,7 +1,8 @@
 """Keys: a JSON object read key by key, so that none is left over unread. It knows no model.
 
-Each getter takes a key out and checks its type; `note_rest` notes what nobody took, of the whole and of its parts, and
-`refuse_unknown` names it all at once. Every error is one line that names the file and the key.
+Each getter takes a key out and checks its type; `note_rest` notes what nobody took, of the whole
+and of its parts, and `refuse_unknown` names it all at once. Every error is one line that names the
+file and the key.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from penstock.disk import read_plain
 from penstock.errors import CheckpointError
 
 LARGEST = 256 << 20  # bytes of a file; the longest there are, indexes of tensors, have 10 MB
-DEEPEST = 32  # levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
+# levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
+DEEPEST = 32
 LONGEST_FAULT = 400  # characters of what is said of a key
 LONGEST_SHOWN = 60  # characters of an unknown key, and of its value
 MOST_SHOWN = 24  # unknown keys; how many more there are is said
@@ -29,11 +31,18 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         raw = json.loads(read_plain(path, LARGEST).decode("utf-8"))
     except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}): give a complete model folder") from error
-    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+        raise CheckpointError(
+            f"{path} cannot be read ({error.strerror}): give a complete model folder"
+        ) from error
+    except (
+        ValueError,
+        RecursionError,
+    ) as error:  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise CheckpointError(f"{path} is not valid JSON ({error}): download it again") from error
     if not isinstance(raw, dict):
-        raise CheckpointError(f"{path} holds a JSON {type(raw).__name__}, not an object: download it again")
+        raise CheckpointError(
+            f"{path} holds a JSON {type(raw).__name__}, not an object: download it again"
+        )
     if _deeper(raw, DEEPEST):
         raise CheckpointError(f"{path} is nested deeper than {DEEPEST} levels: download it again")
     return raw
@@ -41,12 +50,15 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def _deeper(value: Any, levels: int) -> bool:
     """Whether lists and objects stand in each other beyond so many levels."""
-    parts: Collection[Any] = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    parts: Collection[Any] = (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    )
     return bool(parts) and (not levels or any(_deeper(part, levels - 1) for part in parts))
 
 
 class Keys:
-    """What is still unread of a JSON object. `where` opens every error: the file, or a part of it."""
+    """What is still unread of a JSON object. `where` opens every error: the file,
+    or a part of it."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.rest = dict(raw)
@@ -61,7 +73,9 @@ class Keys:
         return inner
 
     def fail(self, text: str) -> CheckpointError:
-        text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."  # a value may be megabytes
+        text = (
+            text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."
+        )  # a value may be megabytes
         return CheckpointError(f"{self.where}: {text}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
@@ -74,7 +88,8 @@ class Keys:
         return default
 
     def past(self, **anyway: Any) -> None:
-        """Passes over keys that say what is computed anyway. One of another value stays, to be refused."""
+        """Passes over keys that say what is computed anyway. One of another value stays, to be
+        refused."""
         for name, value in anyway.items():
             if self.rest.get(name) == value:
                 del self.rest[name]
@@ -136,7 +151,8 @@ class Keys:
         return tuple(dict.fromkeys(ids))
 
     def same(self, **spelt: Any) -> Any:
-        """Returns what is said under two names, None where under neither; refuses what they say differently."""
+        """Returns what is said under two names, None where under neither; refuses what they say
+        differently."""
         given = {name: value for name, value in spelt.items() if value is not None}
         said = list(given.values())
         if said[1:] and said[0] != said[1]:
@@ -145,9 +161,11 @@ class Keys:
         return said[0] if said else None
 
     def note_rest(self, nothing: Mapping[str, Any]) -> None:
-        """Notes the keys left that may change something. `nothing`: key -> harmless value, or ANYTHING."""
+        """Notes the keys left that may change something. `nothing`: key -> harmless value, or
+        ANYTHING."""
         self._unknown += [
-            f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})" for name in self.left(nothing)
+            f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})"
+            for name in self.left(nothing)
         ]
 
     def refuse_unknown(self, whom: str) -> None:
@@ -155,15 +173,27 @@ class Keys:
         found, more = self._unknown[:MOST_SHOWN], len(self._unknown) - MOST_SHOWN
         if not found:
             return
-        keys, them = ("key", "it only if it changes") if len(found) == 1 else ("keys", "them only if they change")
+        keys, them = (
+            ("key", "it only if it changes")
+            if len(found) == 1
+            else ("keys", "them only if they change")
+        )
         listed = f"{keys} {', '.join(found)}{f' and {more} more' if more > 0 else ''}"
         verb = "is" if len(found) == 1 else "are"
-        raise CheckpointError(f"{self.where}: {listed} {verb} not supported for {whom}: remove {them} nothing")
+        raise CheckpointError(
+            f"{self.where}: {listed} {verb} not supported for {whom}: remove {them} nothing"
+        )
 
     def left(self, nothing: Mapping[str, Any]) -> list[str]:
         """Keys that nobody took, have a value, and may change something."""
-        harmless = {n for n, v in self.rest.items() if n in nothing and (nothing[n] is ANYTHING or nothing[n] == v)}
-        return [name for name, value in self.rest.items() if value is not None and name not in harmless]
+        harmless = {
+            n
+            for n, v in self.rest.items()
+            if n in nothing and (nothing[n] is ANYTHING or nothing[n] == v)
+        }
+        return [
+            name for name, value in self.rest.items() if value is not None and name not in harmless
+        ]
 
 
 def _cut(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Laguna: attention whose answer the softplus of a gate opens, as many heads as each layer says, two ropes; experts
-chosen by sigmoids and a bias beside a shared one, on all layers but the first.
+"""Laguna: attention whose answer the softplus of a gate opens, as many heads as each layer says,
+two ropes; experts chosen by sigmoids and a bias beside a shared one, on all layers but the first.
 """
 
 from __future__ import annotations
@@ -18,8 +18,16 @@ from penstock.models.rope_keys import read_two_ropes
 
 ARCHITECTURE = "LagunaForCausalLM"
 ROPES = {
-    "full_attention": {"rope_type": "default", "rope_theta": 500_000.0, "partial_rotary_factor": 0.5},
-    "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 1.0},
+    "full_attention": {
+        "rope_type": "default",
+        "rope_theta": 500_000.0,
+        "partial_rotary_factor": 0.5,
+    },
+    "sliding_attention": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "partial_rotary_factor": 1.0,
+    },
 }
 build = partial(build_moe, correction="experts.e_score_correction_bias", shared="shared_expert")
 
@@ -41,17 +49,23 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     windows = read_windows(keys, layers, given_window(keys, 512), lambda layer: False)
     for kind, needed in (("full_attention", None in windows), ("sliding_attention", any(windows))):
         if needed and (not isinstance(told, dict) or kind not in told):
-            raise keys.fail(f"rope_parameters must have an object for {kind}, which layer_types asks for")
+            raise keys.fail(
+                f"rope_parameters must have an object for {kind}, which layer_types asks for"
+            )
     gating = keys.take("gating", True)
     if gating is not True and gating not in ("per-head", "per-element"):
         raise keys.fail(f"gating must be true, 'per-head' or 'per-element', not {gating!r}")
     keys.past(
-        moe_apply_router_weight_on_input=False, moe_router_score_func="sigmoid", moe_router_use_sigmoid=True,
+        moe_apply_router_weight_on_input=False,
+        moe_router_score_func="sigmoid",
+        moe_router_use_sigmoid=True,
         norm_topk_prob=True,
-    )  # fmt: skip
+    )
     experts, each = read_experts(keys, 256, 8)
     expert_layers = read_listed(keys, layers, first=1)
-    keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))  # the same once more
+    keys.past(
+        decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers)
+    )  # the same once more
     return MoeConfig(
         **fields,
         windows=windows,
@@ -63,7 +77,10 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         gate=GateForm(name="g_proj", softplus=True, a_head=gating != "per-element"),
         experts=experts,
         routing=Routing(
-            top_k=each, renormalise=True, sigmoid=True, scale=keys.positive("moe_routed_scaling_factor", 1.0)
+            top_k=each,
+            renormalise=True,
+            sigmoid=True,
+            scale=keys.positive("moe_routed_scaling_factor", 1.0),
         ),
         expert_size=keys.count("moe_intermediate_size", 512, high=MOST),
         expert_layers=expert_layers,
@@ -76,12 +93,18 @@ def _heads(keys: Keys, heads: int, kv_heads: int, layers: int) -> tuple[int, ...
     """Reads how many heads of queries each layer has."""
     listed = keys.take("num_attention_heads_per_layer", [heads] * layers)
     most = MOST_OF["num_attention_heads"]
-    if not isinstance(listed, list) or len(listed) != layers or any(type(n) is not int for n in listed):
-        raise keys.fail(f"num_attention_heads_per_layer must list {layers} whole numbers, one a layer")
+    if (
+        not isinstance(listed, list)
+        or len(listed) != layers
+        or any(type(n) is not int for n in listed)
+    ):
+        raise keys.fail(
+            f"num_attention_heads_per_layer must list {layers} whole numbers, one a layer"
+        )
     for each in listed:
         if not 0 < each <= most or each % kv_heads:
             raise keys.fail(
-                f"num_attention_heads_per_layer holds {each}, which is no multiple of num_key_value_heads ({kv_heads}) "
-                f"up to {most}"
+                f"num_attention_heads_per_layer holds {each}, which is no multiple of"
+                f" num_key_value_heads ({kv_heads}) up to {most}"
             )
     return tuple(listed)

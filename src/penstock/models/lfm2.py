@@ -24,12 +24,18 @@ MOST_TAPS = 16
 NAMES = ("w1", "w3", "w2")  # of an MLP's gate, up and down
 KINDS = ("conv", "full_attention")
 # How weights were drawn once, which nothing reads.
-_DRAWN = ("block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init", "conv_use_xavier_init")
+_DRAWN = (
+    "block_mlp_init_scale",
+    "block_out_init_scale",
+    "block_use_xavier_init",
+    "conv_use_xavier_init",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvConfig(DenseConfig):
-    """attends: whether each layer does.   taps: tokens that a convolution sees.   conv_bias: of its three products."""
+    """attends: whether each layer does.   taps: tokens that a convolution sees.   conv_bias: of its
+    three products."""
 
     attends: tuple[bool, ...]
     taps: int
@@ -56,12 +62,16 @@ def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     def rope_of(keys: Keys, positions: int, width: int) -> RopeConfig:
         return read_rope(keys, positions, width, theta=THETA)
 
-    fields = read_dense(keys, named, eps=keys.positive("norm_eps", 1e-5), tied=True, rope_of=rope_of)
+    fields = read_dense(
+        keys, named, eps=keys.positive("norm_eps", 1e-5), tied=True, rope_of=rope_of
+    )
     layers = fields["num_layers"]
     return fields | {
         "windows": (None,) * layers,
         "qk_norm": True,
-        "attends": tuple(kind == "full_attention" for kind in listed_types(keys, layers, KINDS) or ()),
+        "attends": tuple(
+            kind == "full_attention" for kind in listed_types(keys, layers, KINDS) or ()
+        ),
         "taps": keys.count("conv_L_cache", 3, low=2, high=MOST_TAPS),
         "conv_bias": keys.flag("conv_bias"),
     }
@@ -71,13 +81,16 @@ def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
     """Returns which layers attend: those in `full_attn_idxs`; where it isn't given all."""
     if numbers is None:
         return (True,) * layers
-    if not isinstance(numbers, list) or not all(isinstance(n, int) and 0 <= n < layers for n in numbers):
+    if not isinstance(numbers, list) or not all(
+        isinstance(n, int) and 0 <= n < layers for n in numbers
+    ):
         raise keys.fail(f"full_attn_idxs must be numbers of the {layers} layers, not {numbers!r}")
     return tuple(layer in numbers for layer in range(layers))
 
 
 def _middle(keys: Keys, size: int) -> int:
-    """Returns the MLP's width: two thirds of what is told, times a factor, up to a multiple, where it is adjusted."""
+    """Returns the MLP's width: two thirds of what is told, times a factor, up to a multiple, where
+    it is adjusted."""
     multiple = keys.count("block_multiple_of", 256)
     factor = keys.positive("block_ffn_dim_multiplier", 1.0)
     if not keys.flag("block_auto_adjust_ff_dim", True):
@@ -88,18 +101,27 @@ def _middle(keys: Keys, size: int) -> int:
 
 
 def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
-    """Passes over keys that published configs have and nothing reads; those that say another size stay, refused."""
+    """Passes over keys that published configs have and nothing reads; those that say another size
+    stay, refused."""
     hidden, eps = fields["hidden_size"], fields["rms_norm_eps"]
     keys.past(
-        block_dim=hidden, conv_dim=hidden, conv_dim_out=hidden, block_norm_eps=eps, num_heads=fields["heads"],
-        use_pos_enc=True, block_use_swiglu=True,
-    )  # fmt: skip
+        block_dim=hidden,
+        conv_dim=hidden,
+        conv_dim_out=hidden,
+        block_norm_eps=eps,
+        num_heads=fields["heads"],
+        use_pos_enc=True,
+        block_use_swiglu=True,
+    )
     for name in _DRAWN:
         keys.rest.pop(name, None)
 
 
-def build(config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None) -> Decoder:
-    """Makes the model, its weights not filled. feed_forward: layer, the name of its part -> the part; None: an MLP."""
+def build(
+    config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
+) -> Decoder:
+    """Makes the model, its weights not filled. feed_forward: layer, the name of its part -> the
+    part; None: an MLP."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder
@@ -110,12 +132,18 @@ def build(config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], Fe
     def layer(number: int, attends: bool) -> Block:
         at = f"model.layers.{number}"
         before, between = (
-            make.norm(f"{at}.{name}_norm.weight", hidden, c.rms_norm_eps) for name in ("operator", "ffn")
+            make.norm(f"{at}.{name}_norm.weight", hidden, c.rms_norm_eps)
+            for name in ("operator", "ffn")
         )
         if attends:
             names = [f"{at}.self_attn.{n}_layernorm.weight" for n in "qk"]
-            norms = (make.norm(names[0], c.head_dim, c.rms_norm_eps), make.norm(names[1], c.head_dim, c.rms_norm_eps))
-            mixer: Any = make.attention(f"{at}.self_attn", hidden, shape, c.rope, norms=norms, out="out_proj")
+            norms = (
+                make.norm(names[0], c.head_dim, c.rms_norm_eps),
+                make.norm(names[1], c.head_dim, c.rms_norm_eps),
+            )
+            mixer: Any = make.attention(
+                f"{at}.self_attn", hidden, shape, c.rope, norms=norms, out="out_proj"
+            )
         else:
             mixer = make.short_conv(f"{at}.conv", hidden, c.taps, bias=c.conv_bias)
         part = f"{at}.feed_forward"

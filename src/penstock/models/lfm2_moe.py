@@ -1,4 +1,5 @@
-"""LFM2 with experts on all but its first layers, chosen and weighed by sigmoids, a bias added for the choice alone."""
+"""LFM2 with experts on all but its first layers, chosen and weighed by sigmoids, a bias added for
+the choice alone."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ ADDED = 1e-6  # to what a token's weights are divided by
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvMoeConfig(lfm2.ConvConfig):
-    """dense_layers: so many of the first have an MLP.   corrected: whether experts are chosen with a bias."""
+    """dense_layers: so many of the first have an MLP.   corrected: whether experts are chosen with
+    a bias."""
 
     experts: int
     routing: Routing
@@ -58,6 +60,8 @@ def build(config: ConvMoeConfig, make: Maker) -> Decoder:
         if layer < c.dense_layers:
             return make.mlp(at, hidden, c.intermediate_size, names=lfm2.NAMES)
         correction = Part(f"{at}.expert_bias", (c.experts,)) if c.corrected else None
-        return make.moe(at, hidden, c.expert_size, c.experts, c.routing, names=lfm2.NAMES, correction=correction)
+        return make.moe(
+            at, hidden, c.expert_size, c.experts, c.routing, names=lfm2.NAMES, correction=correction
+        )
 
     return lfm2.build(config, make, feed_forward)

@@ -1,4 +1,5 @@
-"""Mamba2's part of a config.json, in the two spellings that families have, and the layer that it makes."""
+"""Mamba2's part of a config.json, in the two spellings that families have, and the layer that it
+makes."""
 
 from __future__ import annotations
 
@@ -14,14 +15,18 @@ if TYPE_CHECKING:
     from penstock.layers.mamba2 import Mamba2
 
 MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
-_NO_LIMIT = ([0.0, float("inf")], [0.0, {"__float__": "Infinity"}])  # of dt; transformers 5 writes the second
+_NO_LIMIT = (
+    [0.0, float("inf")],
+    [0.0, {"__float__": "Infinity"}],
+)  # of dt; transformers 5 writes the second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaShape:
-    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a bias.   bias,
-    out_bias: of the first and of the last product.   eps: of its norm, None: it has none.   state_dtype: of its
-    matrices.   columns: what z, x, B, C and dt are multiplied by behind the first product; empty: nothing."""
+    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a
+    bias.   bias, out_bias: of the first and of the last product.   eps: of its norm, None: it has
+    none.   state_dtype: of its matrices.   columns: what z, x, B, C and dt are multiplied by behind
+    the first product; empty: nothing."""
 
     heads: Mamba2Heads
     taps: int
@@ -40,17 +45,32 @@ class MambaShape:
 
         state = getattr(torch, self.state_dtype)
         return make_mamba2(
-            make, at, hidden, self.heads, self.taps, self.eps, state, bias=self.bias, out_bias=self.out_bias,
-            taps_bias=self.taps_bias, columns=self.columns,
-        )  # fmt: skip
+            make,
+            at,
+            hidden,
+            self.heads,
+            self.taps,
+            self.eps,
+            state,
+            bias=self.bias,
+            out_bias=self.out_bias,
+            taps_bias=self.taps_bias,
+            columns=self.columns,
+        )
 
 
 def read_mamba(
-    keys: Keys, hidden: int, eps: float | None, *, inner: int | None = None, out_bias: str | None = None,
+    keys: Keys,
+    hidden: int,
+    eps: float | None,
+    *,
+    inner: int | None = None,
+    out_bias: str | None = None,
     columns: tuple[float, ...] = (),
-) -> MambaShape:  # fmt: skip
-    """Reads the keys that begin with mamba_, as Granite 4 and Falcon-H1 have them. inner: the size of x where the file
-    is silent.   out_bias: the key of the last product's bias, None: the first's.   columns: as MambaShape has them."""
+) -> MambaShape:
+    """Reads the keys that begin with mamba_, as Granite 4 and Falcon-H1 have them. inner: the size
+    of x where the file is silent.   out_bias: the key of the last product's bias, None: the
+    first's.   columns: as MambaShape has them."""
     heads = keys.count("mamba_n_heads", 128, high=MOST_HEADS)
     expand, bias = keys.count("mamba_expand", 2, high=64), keys.flag("mamba_proj_bias")
     inner = keys.count("mamba_d_ssm", None if "mamba_d_ssm" in keys.rest else inner)
@@ -58,8 +78,14 @@ def read_mamba(
     keys.past(mamba_d_head="auto")
     width = keys.count("mamba_d_head", inner // heads, high=MOST_WIDTH)
     if heads * width != inner:
-        raise keys.fail(f"mamba_n_heads ({heads}) of mamba_d_head ({width}) are not the {inner} numbers of a layer")
-    groups, state = keys.count("mamba_n_groups", 1), keys.count("mamba_d_state", 256, high=MOST_WIDTH)
+        raise keys.fail(
+            f"mamba_n_heads ({heads}) of mamba_d_head ({width}) are not the {inner} numbers of a"
+            " layer"
+        )
+    groups, state = (
+        keys.count("mamba_n_groups", 1),
+        keys.count("mamba_d_state", 256, high=MOST_WIDTH),
+    )
     shape = Mamba2Heads(heads, width, groups, state)
     check_groups(keys, shape)
     past_scan(keys, "mamba_chunk_size")
@@ -76,7 +102,8 @@ def read_mamba(
 
 
 def past_scan(keys: Keys, chunk: str) -> None:
-    """Passes over how a scan is cut (`chunk`), and over bounds of dt that bound nothing; others stay, to be refused."""
+    """Passes over how a scan is cut (`chunk`), and over bounds of dt that bound nothing; others
+    stay, to be refused."""
     keys.take(chunk, None)
     for limit in _NO_LIMIT:
         keys.past(time_step_limit=limit)
@@ -86,11 +113,15 @@ def read_state_dtype(keys: Keys, name: str) -> ConfigDtype:
     """Reads the dtype of recurrent matrices; float32 where the file doesn't say."""
     dtype: ConfigDtype = keys.text(name, "float32")
     if dtype not in get_args(ConfigDtype):
-        raise keys.fail(f"{name} {dtype!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
+        raise keys.fail(
+            f"{name} {dtype!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}"
+        )
     return dtype
 
 
 def check_groups(keys: Keys, heads: Mamba2Heads) -> None:
     """Refuses groups that heads don't divide into."""
     if heads.heads % heads.groups:
-        raise keys.fail(f"{heads.heads} heads of Mamba2 are no multiple of its {heads.groups} groups")
+        raise keys.fail(
+            f"{heads.heads} heads of Mamba2 are no multiple of its {heads.groups} groups"
+        )

@@ -1,5 +1,5 @@
-"""MiniMax-M2: experts on all layers, behind a router of sigmoids with a bias for the choice; q and k normed over all
-heads, of which a part turns.
+"""MiniMax-M2: experts on all layers, behind a router of sigmoids with a bias for the choice; q and
+k normed over all heads, of which a part turns.
 """
 
 from __future__ import annotations
@@ -18,10 +18,21 @@ ARCHITECTURE = "MiniMaxM2ForCausalLM"
 THETA = 5_000_000.0
 # Of layers that MiniMax-Text-01 had, and of drafts.
 _NOTHING = (
-    "layernorm_full_attention_beta", "layernorm_linear_attention_beta", "layernorm_mlp_beta", "mlp_intermediate_size",
-    "mtp_transformer_layers", "num_mtp_modules", "shared_moe_mode", "use_mtp",
-)  # fmt: skip
-build = partial(build_moe, part="block_sparse_moe", names=("w1", "w3", "w2"), correction="e_score_correction_bias")
+    "layernorm_full_attention_beta",
+    "layernorm_linear_attention_beta",
+    "layernorm_mlp_beta",
+    "mlp_intermediate_size",
+    "mtp_transformer_layers",
+    "num_mtp_modules",
+    "shared_moe_mode",
+    "use_mtp",
+)
+build = partial(
+    build_moe,
+    part="block_sparse_moe",
+    names=("w1", "w3", "w2"),
+    correction="e_score_correction_bias",
+)
 
 
 def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
@@ -37,9 +48,13 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     fields = read_dense(keys, named, head_dim=128, rope_of=rope_of)
     layers = fields["num_layers"]
     keys.past(
-        attn_type_list=[1] * layers, qk_norm_type="per_layer", scoring_func="sigmoid", shared_intermediate_size=0,
-        use_qk_norm=True, use_routing_bias=True,
-    )  # fmt: skip
+        attn_type_list=[1] * layers,
+        qk_norm_type="per_layer",
+        scoring_func="sigmoid",
+        shared_intermediate_size=0,
+        use_qk_norm=True,
+        use_routing_bias=True,
+    )
     experts, each = read_experts(keys, 256, 8)
     return MoeConfig(
         **fields,

@@ -1,5 +1,5 @@
-"""Ministral 3: Mistral's form with yarn, and queries that grow with the logarithm of their position beyond the original
-context (Llama 4's way).
+"""Ministral 3: Mistral's form with yarn, and queries that grow with the logarithm of their position
+beyond the original context (Llama 4's way).
 """
 
 from __future__ import annotations
@@ -40,4 +40,7 @@ def take_growth(keys: Keys) -> float:
 def check_growth(keys: Keys, growth: float, rope: RopeConfig) -> None:
     """Refuses queries that grow from nowhere on."""
     if growth and not rope.original_context:
-        raise keys.fail(f"llama_4_scaling_beta needs original_max_position_embeddings: rope_type {rope.kind} has none")
+        raise keys.fail(
+            f"llama_4_scaling_beta needs original_max_position_embeddings: rope_type {rope.kind}"
+            " has none"
+        )

@@ -1,4 +1,5 @@
-"""Mistral Small 4: DeepSeek's attention, whose queries grow beyond the original context, and experts by softmax."""
+"""Mistral Small 4: DeepSeek's attention, whose queries grow beyond the original context, and
+experts by softmax."""
 
 from __future__ import annotations
 
@@ -29,7 +30,9 @@ def read(keys: Keys, named: dict[str, Any]) -> MlaConfig:
     experts, each = read_experts(keys, 128, 4, names=("num_local_experts", "n_routed_experts"))
     size = keys.count("moe_intermediate_size", 2048, high=MOST)
     routing = Routing(
-        top_k=each, renormalise=keys.flag("norm_topk_prob", True), scale=keys.positive("routed_scaling_factor", 1.0)
+        top_k=each,
+        renormalise=keys.flag("norm_topk_prob", True),
+        scale=keys.positive("routed_scaling_factor", 1.0),
     )
     return MlaConfig(
         **fields,

@@ -1,4 +1,5 @@
-"""Multi-head latent attention in Llama's form, with experts: what DeepSeek-V2, V3 and GLM-4.7-Flash have in common."""
+"""Multi-head latent attention in Llama's form, with experts: what DeepSeek-V2, V3 and GLM-4.7-Flash
+have in common."""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ _TRAINED = ("ep_size", "aux_loss_alpha", "seq_aux")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig(MoeConfig):
-    """query_rank: of the vector that queries are made of, None: they are made of the stream.   pairs: neighbours turn
-    together.   bias: of what reads the stream, and of the last product."""
+    """query_rank: of the vector that queries are made of, None: they are made of the stream.
+    pairs: neighbours turn together.   bias: of what reads the stream, and of the last product."""
 
     latent: LatentSizes
     query_rank: int | None
@@ -36,12 +37,17 @@ class MlaConfig(MoeConfig):
 
 
 def read_mla(
-    keys: Keys, named: dict[str, Any], absent: LatentSizes, query_rank: int, *, eps: float = 1e-6,
+    keys: Keys,
+    named: dict[str, Any],
+    absent: LatentSizes,
+    query_rank: int,
+    *,
+    eps: float = 1e-6,
     whole_heads: bool = False,
-) -> dict[str, Any]:  # fmt: skip
-    """Reads the fields of MlaConfig but for experts, windows and pairs. absent: widths where the file is silent.
-    query_rank: where it is; a null there means none. whole_heads: head_dim is a whole query's, of which a part turns;
-    else what turns."""
+) -> dict[str, Any]:
+    """Reads the fields of MlaConfig but for experts, windows and pairs. absent: widths where the
+    file is silent. query_rank: where it is; a null there means none. whole_heads: head_dim is a
+    whole query's, of which a part turns; else what turns."""
     keys.past(moe_layer_freq=1)
     for name in _TRAINED:
         keys.take(name, None)
@@ -58,18 +64,27 @@ def read_mla(
         rope = Keys(keys.rest["rope_parameters"], keys.where)
         rope.past(partial_rotary_factor=sizes.turning / sizes.head)
         keys.rest["rope_parameters"] = rope.rest
-    rank = keys.count("q_lora_rank", None if "q_lora_rank" in keys.rest else query_rank, high=MOST_RANK)
+    rank = keys.count(
+        "q_lora_rank", None if "q_lora_rank" in keys.rest else query_rank, high=MOST_RANK
+    )
     fields = read_dense(
-        keys, named, head_dim=sizes.turning, kv_heads_default_to_heads=True, eps=eps, rope_of=partial(_rope, sizes)
+        keys,
+        named,
+        head_dim=sizes.turning,
+        kv_heads_default_to_heads=True,
+        eps=eps,
+        rope_of=partial(_rope, sizes),
     )
     if fields["kv_heads"] != fields["heads"]:
         raise keys.fail(
-            f"num_key_value_heads ({fields['kv_heads']}) is not num_attention_heads ({fields['heads']}): all heads "
-            "read one vector a token"
+            f"num_key_value_heads ({fields['kv_heads']}) is not num_attention_heads"
+            f" ({fields['heads']}): all heads read one vector a token"
         )
     bias = keys.flag("attention_bias")
     if bias and rank is None:
-        raise keys.fail("attention_bias is true and q_lora_rank is null, a form that no model here has")
+        raise keys.fail(
+            "attention_bias is true and q_lora_rank is null, a form that no model here has"
+        )
     return fields | {
         "latent": sizes,
         "query_rank": rank,
@@ -83,13 +98,16 @@ def _rope(sizes: LatentSizes, keys: Keys, positions: int, width: int) -> RopeCon
 
 
 def _stretched(rope: RopeConfig) -> float:
-    """Returns what queries and keys are multiplied by each where yarn stretches the context and says mscale_all_dim."""
+    """Returns what queries and keys are multiplied by each where yarn stretches the context and
+    says mscale_all_dim."""
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
 
 
-def build_mla(config: MlaConfig, make: Maker, *, correction: str | None = "gate.e_score_correction_bias") -> Decoder:
+def build_mla(
+    config: MlaConfig, make: Maker, *, correction: str | None = "gate.e_score_correction_bias"
+) -> Decoder:
     """Makes the model, its weights not filled. correction: as experts_or_mlp takes it."""
     from penstock.layers.latent_attention import make_latent_attention
 
@@ -98,8 +116,17 @@ def build_mla(config: MlaConfig, make: Maker, *, correction: str | None = "gate.
     def mixer(at: str) -> Mixer:
         assert c.score_scale is not None, "read_mla says it"
         return make_latent_attention(
-            make, at, c.hidden_size, c.heads, c.latent, c.rope, scale=c.score_scale, query_rank=c.query_rank,
-            pairs=c.pairs, bias=c.bias, query_growth=c.query_growth,
-        )  # fmt: skip
+            make,
+            at,
+            c.hidden_size,
+            c.heads,
+            c.latent,
+            c.rope,
+            scale=c.score_scale,
+            query_rank=c.query_rank,
+            pairs=c.pairs,
+            bias=c.bias,
+            query_growth=c.query_growth,
+        )
 
     return build_moe(c, make, mixer=mixer, correction=correction)

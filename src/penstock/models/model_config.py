@@ -1,7 +1,8 @@
-"""ModelConfig: what a model's config.json says, in our words; read key by key, the unknown refused by name.
+"""ModelConfig: what a model's config.json says, in our words; read key by key, the unknown refused
+by name.
 
-Here is what every model has, and no torch; a model type's own fields are in its file, which `families` finds by its
-name, and `read_config` reads a whole config.json.
+Here is what every model has, and no torch; a model type's own fields are in its file, which
+`families` finds by its name, and `read_config` reads a whole config.json.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from penstock.models.keys import MOST, REQUIRED, Keys
 from penstock.models.text_part import TextOfWhole
 from penstock.quant.stored_quantization import StoredQuantization
 
-# The most that a size may be: ten times and more what any model has. No one of them alone makes lists or tables that
-# fill a memory, nor a product that no integer holds, before the weights or the memory that there is refuse the model.
+# The most that a size may be: ten times and more what any model has. No one of them alone makes
+# lists or tables that fill a memory, nor a product that no integer holds, before the weights or the
+# memory that there is refuse the model.
 MOST_OF = {
     "num_hidden_layers": 10_000,
     "hidden_size": 2**20,
@@ -44,15 +46,24 @@ class ModelConfig:
     windows: Windows
     dtype: ConfigDtype | None = None  # what the checkpoint is meant to be run in
     bos_id: int | None = None
-    quantization: StoredQuantization | None = None  # how the checkpoint's matrices are stored; None: in floats
+    quantization: StoredQuantization | None = (
+        None  # how the checkpoint's matrices are stored; None: in floats
+    )
     text_part: TextOfWhole | None = None  # of a multimodal checkpoint
-    left_out: tuple[str, ...] = ()  # how tensors begin that a checkpoint has for what is not served: drafting heads
-    renames: tuple[tuple[str, str], ...] = ()  # parts of tensors' names that a checkpoint may have, and ours for them
-    eos_ids: tuple[int, ...] = ()  # config.json's; generation_config.json's come first: see `end_ids`
+    left_out: tuple[
+        str, ...
+    ] = ()  # how tensors begin that a checkpoint has for what is not served: drafting heads
+    renames: tuple[
+        tuple[str, str], ...
+    ] = ()  # parts of tensors' names that a checkpoint may have, and ours for them
+    eos_ids: tuple[
+        int, ...
+    ] = ()  # config.json's; generation_config.json's come first: see `end_ids`
 
 
 def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
-    """Returns a tensor's or matrix's name with our parts in place of a checkpoint's (ModelConfig.renames)."""
+    """Returns a tensor's or matrix's name with our parts in place of a checkpoint's
+    (ModelConfig.renames)."""
     own = f".{name}."
     for theirs, ours in renames:
         own = own.replace(f".{theirs}.", f".{ours}.")
@@ -65,7 +76,8 @@ def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
 
 
 def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
-    """Reads the fields of ModelConfig but for context and windows. tied: what holds where config.json doesn't say."""
+    """Reads the fields of ModelConfig but for context and windows. tied: what holds where
+    config.json doesn't say."""
     return {
         "vocab_size": size(keys, "vocab_size"),
         "hidden_size": size(keys, "hidden_size"),
@@ -80,12 +92,15 @@ def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
 def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) -> None:
     """Refuses heads that don't divide, and widths that no rotary position has."""
     if heads % kv_heads:
-        raise keys.fail(f"num_attention_heads ({heads}) is no multiple of num_key_value_heads ({kv_heads})")
+        raise keys.fail(
+            f"num_attention_heads ({heads}) is no multiple of num_key_value_heads ({kv_heads})"
+        )
     if not width:
         raise keys.fail(f"hidden_size ({hidden}) is below num_attention_heads ({heads})")
     if width > MOST_OF["head_dim"]:
         raise keys.fail(
-            f"hidden_size ({hidden}) makes heads wider than {MOST_OF['head_dim']}: num_attention_heads is {heads}"
+            f"hidden_size ({hidden}) makes heads wider than {MOST_OF['head_dim']}:"
+            f" num_attention_heads is {heads}"
         )
     if width % 2:
         raise keys.fail(f"head_dim ({width}) is odd: rotary positions need pairs")
@@ -102,7 +117,9 @@ def some_attend(keys: Keys, attends: Iterable[bool]) -> tuple[bool, ...]:
 def _dtype(keys: Keys) -> ConfigDtype | None:
     named = keys.same(**{name: keys.text(name, None) for name in ("dtype", "torch_dtype")})
     if named is not None and named not in get_args(ConfigDtype):
-        raise keys.fail(f"dtype {named!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}")
+        raise keys.fail(
+            f"dtype {named!r} is not supported: supported are {', '.join(get_args(ConfigDtype))}"
+        )
     return cast(ConfigDtype | None, named)
 
 

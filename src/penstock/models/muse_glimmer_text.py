@@ -1,5 +1,6 @@
-"""Muse Glimmer's text: Gemma 2's order of norms, of which those behind a part have an eps of their own; embeddings,
-queries and keys are normed without weights, a gate opens attention's answer, every fourth layer turns nothing.
+"""Muse Glimmer's text: Gemma 2's order of norms, of which those behind a part have an eps of their
+own; embeddings, queries and keys are normed without weights, a gate opens attention's answer, every
+fourth layer turns nothing.
 """
 
 from __future__ import annotations
@@ -36,8 +37,14 @@ def read(keys: Keys, named: dict[str, Any]) -> MuseConfig:
     layers, rope, bias = fields["num_layers"], fields["rope"], keys.flag("attention_bias")
     slides = [(layers - 1 - layer) % 4 != 0 for layer in range(layers)]
     thetas = keys.take("layer_rope_theta", [rope.theta if each else 0 for each in slides])
-    if not isinstance(thetas, list) or len(thetas) != layers or any(theta not in (0, rope.theta) for theta in thetas):
-        raise keys.fail(f"layer_rope_theta must say of {layers} layers each 0 or rope_theta ({rope.theta:g})")
+    if (
+        not isinstance(thetas, list)
+        or len(thetas) != layers
+        or any(theta not in (0, rope.theta) for theta in thetas)
+    ):
+        raise keys.fail(
+            f"layer_rope_theta must say of {layers} layers each 0 or rope_theta ({rope.theta:g})"
+        )
     return MuseConfig(
         **fields,
         windows=read_windows(keys, layers, given_window(keys, 2048), lambda layer: slides[layer]),
@@ -71,9 +78,17 @@ def build(config: MuseConfig, make: Maker) -> Decoder:
     def layer(number: int, window: int | None) -> DecoderLayer:
         at = f"model.layers.{number}"
         attention = make.attention(
-            f"{at}.self_attn", hidden, shape, c.ropes[number], window=window, scale=c.score_scale, qkv_bias=c.qkv_bias,
-            out_bias=c.o_bias, gate=c.gate, norms=(make.bare_norm(c.head_dim, eps), make.bare_norm(c.head_dim, eps)),
-        )  # fmt: skip
+            f"{at}.self_attn",
+            hidden,
+            shape,
+            c.ropes[number],
+            window=window,
+            scale=c.score_scale,
+            qkv_bias=c.qkv_bias,
+            out_bias=c.o_bias,
+            gate=c.gate,
+            norms=(make.bare_norm(c.head_dim, eps), make.bare_norm(c.head_dim, eps)),
+        )
         return DecoderLayer(
             mixer_norm=before(f"{at}.input", behind(number - 1, "feedforward") if number else None),
             mixer=attention,
@@ -82,8 +97,15 @@ def build(config: MuseConfig, make: Maker) -> Decoder:
         )
 
     layers = [layer(number, window) for number, window in enumerate(c.windows)]
-    last = make.norm("model.norm.weight", hidden, eps, wide=True, first=behind(len(layers) - 1, "feedforward"))
+    last = make.norm(
+        "model.norm.weight", hidden, eps, wide=True, first=behind(len(layers) - 1, "feedforward")
+    )
     return Decoder(
-        config, make, layers, last, embedding_norm=make.bare_norm(hidden, eps), logits_scale=c.logits_scale,
+        config,
+        make,
+        layers,
+        last,
+        embedding_norm=make.bare_norm(hidden, eps),
+        logits_scale=c.logits_scale,
         logits_cap=c.logits_cap,
-    )  # fmt: skip
+    )

@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of one part each, Mamba2, attention, an MLP or experts, whose middle is max(u, 0)
-squared. Its heads are rotated by nothing."""
+"""Nemotron-H and Nemotron 3: layers of one part each, Mamba2, attention, an MLP or experts, whose
+middle is max(u, 0) squared. Its heads are rotated by nothing."""
 
 from __future__ import annotations
 
@@ -31,20 +31,34 @@ if TYPE_CHECKING:
 ARCHITECTURE = "NemotronHForCausalLM"
 LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}  # of hybrid_override_pattern
 NOW = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers 5's words
-RENAMES = (("backbone", "model"), ("model.embeddings", "model.embed_tokens"), ("model.norm_f", "model.norm"))
+RENAMES = (
+    ("backbone", "model"),
+    ("model.embeddings", "model.embed_tokens"),
+    ("model.norm_f", "model.norm"),
+)
 DRAFTING = "mtp."
 # How weights were drawn once, how transformers runs, and what its layers that draft are.
 _UNREAD = (
-    "rescale_prenorm_residual", "time_step_min", "time_step_max", "time_step_floor", "hidden_dropout",
-    "num_logits_to_keep", "use_mamba_kernels", "expand", "moe_shared_expert_overlap", "num_nextn_predict_layers",
-    "mtp_layers_block_type", "mtp_hybrid_override_pattern", "rope_theta",
-)  # fmt: skip
+    "rescale_prenorm_residual",
+    "time_step_min",
+    "time_step_max",
+    "time_step_floor",
+    "hidden_dropout",
+    "num_logits_to_keep",
+    "use_mamba_kernels",
+    "expand",
+    "moe_shared_expert_overlap",
+    "num_nextn_predict_layers",
+    "mtp_layers_block_type",
+    "mtp_hybrid_override_pattern",
+    "rope_theta",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronConfig(DenseConfig):
-    """kinds: of each layer: mamba, attention, moe or mlp.   latent: the width that experts have, None: the stream's.
-    experts, routing, expert_size, shared_size: of layers of experts."""
+    """kinds: of each layer: mamba, attention, moe or mlp.   latent: the width that experts have,
+    None: the stream's. experts, routing, expert_size, shared_size: of layers of experts."""
 
     kinds: tuple[str, ...]
     mamba: MambaShape
@@ -60,13 +74,22 @@ def read(keys: Keys, named: dict[str, Any]) -> NemotronConfig:
     past_own_code(keys, "modeling_nemotron_h.NemotronHForCausalLM")
     for name in _UNREAD:
         keys.take(name, None)
-    keys.past(residual_in_fp32=False, mlp_hidden_act="relu2", mamba_hidden_act="silu", mamba_proj_bias=False)
+    keys.past(
+        residual_in_fp32=False,
+        mlp_hidden_act="relu2",
+        mamba_hidden_act="silu",
+        mamba_proj_bias=False,
+    )
     keys.past(n_shared_experts=1)
     kinds = _kinds(keys)
     keys.rest["num_hidden_layers"] = len(kinds)
-    eps = keys.same(**{n: keys.positive(n, None) for n in ("layer_norm_epsilon", "norm_eps", "rms_norm_eps")})
+    eps = keys.same(
+        **{n: keys.positive(n, None) for n in ("layer_norm_epsilon", "norm_eps", "rms_norm_eps")}
+    )
     eps = 1e-5 if eps is None else eps
-    fields = read_dense(keys, named, head_dim=128, kv_heads_default_to_heads=True, eps=eps, rope_of=_no_rope)
+    fields = read_dense(
+        keys, named, head_dim=128, kv_heads_default_to_heads=True, eps=eps, rope_of=_no_rope
+    )
     experts, each = read_experts(keys, 8, 2, names=("n_routed_experts", "num_local_experts"))
     return NemotronConfig(
         **fields,
@@ -86,17 +109,25 @@ def read(keys: Keys, named: dict[str, Any]) -> NemotronConfig:
 def _kinds(keys: Keys) -> tuple[str, ...]:
     """Reads what each layer is: a list of words, or a letter each."""
     given = {name: keys.take(name, None) for name in ("layers_block_type", "layer_types")}
-    pattern, layers = keys.text("hybrid_override_pattern", ""), keys.count("num_hidden_layers", None)
+    pattern, layers = (
+        keys.text("hybrid_override_pattern", ""),
+        keys.count("num_hidden_layers", None),
+    )
     kinds = keys.same(**given)
     kinds = [LETTERS.get(letter, letter) for letter in pattern] if kinds is None else kinds
     if not isinstance(kinds, list) or not 0 < len(kinds) <= MOST_OF["num_hidden_layers"]:
-        raise keys.fail("hybrid_override_pattern or layers_block_type must say what each layer is: a letter or a word")
+        raise keys.fail(
+            "hybrid_override_pattern or layers_block_type must say what each layer is: a letter or"
+            " a word"
+        )
     for kind in kinds:
         if not isinstance(kind, str) or NOW.get(kind, kind) not in LETTERS.values():
             words = ", ".join((*LETTERS, *LETTERS.values(), *NOW))
             raise keys.fail(f"a layer is {kind!r}: supported are {words}")
     if layers not in (None, len(kinds)):
-        raise keys.fail(f"num_hidden_layers is {layers}, and {len(kinds)} layers are said to be something")
+        raise keys.fail(
+            f"num_hidden_layers is {layers}, and {len(kinds)} layers are said to be something"
+        )
     some_attend(keys, (NOW.get(kind, kind) == "attention" for kind in kinds))
     return tuple(NOW.get(kind, kind) for kind in kinds)
 
@@ -150,11 +181,16 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
             case "mlp":
                 return FeedForwardLayer(before, make.relu2_mlp(at, hidden, c.intermediate_size))
         experts = make.moe(
-            at, hidden, c.expert_size, c.experts, c.routing, gate="none",
+            at,
+            hidden,
+            c.expert_size,
+            c.experts,
+            c.routing,
+            gate="none",
             correction=Part(f"{at}.gate.e_score_correction_bias", (c.experts,)),
             shared=make.shared_expert(f"{at}.shared_experts", hidden, c.shared_size, gated=False),
             latent=None if c.latent is None else ("fc1_latent_proj", c.latent, "fc2_latent_proj"),
-        )  # fmt: skip
+        )
         return FeedForwardLayer(before, experts)
 
     return Decoder(config, make, [layer(*each) for each in enumerate(c.kinds)], norm("model.norm"))

@@ -1,4 +1,5 @@
-"""OLMo 2 (arXiv:2501.00656): Llama's form with norms behind attention and MLP, and q and k normed over all heads."""
+"""OLMo 2 (arXiv:2501.00656): Llama's form with norms behind attention and MLP, and q and k normed
+over all heads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""OLMo 3: OLMo 2 with a window on three layers of four, whose rotary embedding is never stretched."""
+"""OLMo 3: OLMo 2 with a window on three layers of four,
+whose rotary embedding is never stretched."""
 
 from __future__ import annotations
 

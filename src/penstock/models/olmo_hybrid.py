@@ -1,5 +1,5 @@
-"""OLMo Hybrid: gated delta rule in Llama's order of norms, every fourth layer OLMo 3's, whose heads may be rotated by
-nothing.
+"""OLMo Hybrid: gated delta rule in Llama's order of norms, every fourth layer OLMo 3's, whose heads
+may be rotated by nothing.
 """
 
 from __future__ import annotations
@@ -25,9 +25,18 @@ if TYPE_CHECKING:
 ARCHITECTURE = "OlmoHybridForCausalLM"
 NORM_EPS = 1e-5  # of the delta rule's own norm, whatever the config says of others
 # As it is published, and as transformers calls them.
-RENAMES = (("attention_layer_norm", "input_layernorm"), ("feedforward_layer_norm", "post_attention_layernorm"))
+RENAMES = (
+    ("attention_layer_norm", "input_layernorm"),
+    ("feedforward_layer_norm", "post_attention_layernorm"),
+)
 # How weights were drawn once, which nothing reads.
-_DRAWN = ("linear_a_log_min", "linear_a_log_max", "linear_dt_min", "linear_dt_max", "linear_dt_init_floor")
+_DRAWN = (
+    "linear_a_log_min",
+    "linear_a_log_max",
+    "linear_dt_min",
+    "linear_dt_max",
+    "linear_dt_init_floor",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +53,11 @@ def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)
     layers, heads = fields["num_layers"], fields["heads"]
     types = listed_types(keys, layers, KINDS)
-    attends = [layer % 4 == 3 for layer in range(layers)] if types is None else [kind == KINDS[1] for kind in types]
+    attends = (
+        [layer % 4 == 3 for layer in range(layers)]
+        if types is None
+        else [kind == KINDS[1] for kind in types]
+    )
     if types is None and not any(attends):
         attends[-1] = True
     bias, width = keys.flag("attention_bias"), int(0.75 * fields["hidden_size"] / heads)
@@ -93,15 +106,32 @@ def build(config: OlmoHybridConfig, make: Maker) -> Decoder:
         if not attends:
             state = getattr(torch, c.state_dtype)
             mixer = make_delta_net(
-                make, f"{at}.linear_attn", hidden, c.delta, c.taps, NORM_EPS, state, "apart", most_rate=c.most_rate
+                make,
+                f"{at}.linear_attn",
+                hidden,
+                c.delta,
+                c.taps,
+                NORM_EPS,
+                state,
+                "apart",
+                most_rate=c.most_rate,
             )
-            return DecoderLayer(norm(f"{at}.input_layernorm"), mixer, norm(f"{at}.post_attention_layernorm"), mlp)
+            return DecoderLayer(
+                norm(f"{at}.input_layernorm"), mixer, norm(f"{at}.post_attention_layernorm"), mlp
+            )
         names = [f"{at}.self_attn.{n}_norm" for n in "qk"]
         attention = make.attention(
-            f"{at}.self_attn", hidden, shape, c.rope, qkv_bias=c.qkv_bias, out_bias=c.o_bias,
+            f"{at}.self_attn",
+            hidden,
+            shape,
+            c.rope,
+            qkv_bias=c.qkv_bias,
+            out_bias=c.o_bias,
             between=make.whole_norms(names, shape, eps, wide=True),
-        )  # fmt: skip
+        )
         behind = norm(f"{at}.post_feedforward_layernorm")
         return NormsBehindLayer(attention, norm(f"{at}.post_attention_layernorm"), mlp, behind)
 
-    return Decoder(config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm"))
+    return Decoder(
+        config, make, [layer(*each) for each in enumerate(c.attends)], norm("model.norm")
+    )

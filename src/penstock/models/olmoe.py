@@ -1,4 +1,5 @@
-"""OLMoE (arXiv:2409.02060): Llama's form with experts for an MLP, q and k normed over all heads, and a clip."""
+"""OLMoE (arXiv:2409.02060): Llama's form with experts for an MLP, q and k normed over all heads,
+and a clip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Qwen2-MoE (arXiv:2407.10671): Qwen2 with experts, and a shared one beside them whose answer a sigmoid multiplies."""
+"""Qwen2-MoE (arXiv:2407.10671): Qwen2 with experts, and a shared one beside them whose answer a
+sigmoid multiplies."""
 
 from __future__ import annotations
 

@@ -22,4 +22,6 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaConfig:
 
 def build(config: DeltaConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
-    return build_hybrid(config, make, lambda _, at: make.mlp(at, config.hidden_size, config.intermediate_size))
+    return build_hybrid(
+        config, make, lambda _, at: make.mlp(at, config.hidden_size, config.intermediate_size)
+    )

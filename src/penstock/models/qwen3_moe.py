@@ -19,7 +19,9 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     experts, each = read_experts(keys, 128, 8, low=0)
     layers = fields["num_layers"]
     bias, window = keys.flag("attention_bias"), given_window(keys, 4096)
-    if not keys.flag("use_sliding_window"):  # else all layers have it: unlike Qwen3 it knows no max_window_layers
+    if not keys.flag(
+        "use_sliding_window"
+    ):  # else all layers have it: unlike Qwen3 it knows no max_window_layers
         keys.take("max_window_layers", None)
         keys.past(layer_types=["full_attention"] * layers)
         window = None

@@ -1,10 +1,16 @@
-"""Qwen3-Next: Qwen3.5's forebear, with experts in all layers or some; its delta layers' matrices come head by head."""
+"""Qwen3-Next: Qwen3.5's forebear, with experts in all layers or some; its delta layers' matrices
+come head by head."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.models.delta_hybrid import DeltaMoeConfig, build_with_experts, read_hybrid, read_hybrid_experts
+from penstock.models.delta_hybrid import (
+    DeltaMoeConfig,
+    build_with_experts,
+    read_hybrid,
+    read_hybrid_experts,
+)
 from penstock.models.experts import read_sparse
 from penstock.models.keys import Keys
 
@@ -20,7 +26,9 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaMoeConfig:
     fields, renormalise = read_hybrid(keys, named), keys.flag("norm_topk_prob", True)
     experts = read_hybrid_experts(keys, 512, 10, renormalise=renormalise)
     return DeltaMoeConfig(
-        **fields, **experts, expert_layers=read_sparse(keys, fields["num_layers"], experts["experts"])
+        **fields,
+        **experts,
+        expert_layers=read_sparse(keys, fields["num_layers"], experts["experts"]),
     )
 
 

@@ -1,7 +1,8 @@
-"""read_model_config: a folder's config.json -> the config of its model type; the unknown refused by name.
+"""read_model_config: a folder's config.json -> the config of its model type; the unknown refused by
+name.
 
-It reads what transformers 4 and 5 write (`rope_scaling` and `rope_theta`, or `rope_parameters`; `torch_dtype` or
-`dtype`). No torch: a wrong folder is told of before anything heavy is loaded.
+It reads what transformers 4 and 5 write (`rope_scaling` and `rope_theta`, or `rope_parameters`;
+`torch_dtype` or `dtype`). No torch: a wrong folder is told of before anything heavy is loaded.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
 from penstock.models.unserved import why_not
 from penstock.quant.read_quantization import read_quantization
 
-MODELOPT = "hf_quant_config.json"  # what ModelOpt says of its numbers, at first here alone, later in config.json too
+# what ModelOpt says of its numbers, at first here alone, later in config.json too
+MODELOPT = "hf_quant_config.json"
 
 # Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
 NOTHING: dict[str, Any] = {
@@ -39,7 +41,8 @@ NOTHING: dict[str, Any] = {
     "problem_type": ANYTHING,
     "finetuning_task": ANYTHING,
     "task_specific_params": ANYTHING,
-    # how transformers runs it, not what it computes (pretraining_tp splits products, their sum is the same)
+    # how transformers runs it, not what it computes (pretraining_tp splits products, their sum is
+    # the same)
     "use_cache": ANYTHING,
     "pretraining_tp": ANYTHING,
     "output_attentions": ANYTHING,
@@ -64,7 +67,8 @@ NOTHING: dict[str, Any] = {
     "cache_implementation": ANYTHING,
     "id2label": ANYTHING,
     "label2id": ANYTHING,
-    # generation's defaults as transformers 4 once wrote them here: they are read from generation_config.json alone
+    # generation's defaults as transformers 4 once wrote them here: they are read from
+    # generation_config.json alone
     "do_sample": ANYTHING,
     "early_stopping": ANYTHING,
     "max_length": ANYTHING,
@@ -100,11 +104,13 @@ NOTHING: dict[str, Any] = {
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads `folder`/config.json. CheckpointError, one line, for whatever is missing or not understood."""
+    """Reads `folder`/config.json. CheckpointError, one line, for whatever is missing or not
+    understood."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
-            f"{folder} holds no config.json: give a model folder as transformers saves it, or a hub id"
+            f"{folder} holds no config.json: give a model folder as transformers saves it, or a"
+            " hub id"
         )
     raw, beside = read_json(path), folder / MODELOPT
     if beside.is_file() and not _tells_quantization(raw):
@@ -115,9 +121,13 @@ def read_model_config(folder: Path) -> ModelConfig:
 
 
 def _tells_quantization(raw: dict[str, Any]) -> bool:
-    """Whether a config.json says how its weights are quantized; what ModelOpt writes beside it says so again then."""
+    """Whether a config.json says how its weights are quantized; what ModelOpt writes beside it says
+    so again then."""
     text = raw.get("text_config")
-    return any(isinstance(each, dict) and each.get("quantization_config") is not None for each in (raw, text))
+    return any(
+        isinstance(each, dict) and each.get("quantization_config") is not None
+        for each in (raw, text)
+    )
 
 
 def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
@@ -138,31 +148,48 @@ def _config_of(keys: Keys) -> ModelConfig:
         raise keys.fail(why_not(model_type, sorted([*families(), *TEXT_PARTS])))
     named = keys.take("architectures", [family.ARCHITECTURE])
     if named != [family.ARCHITECTURE]:
-        raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{family.ARCHITECTURE!r}] is")
+        raise keys.fail(
+            f"architectures {named!r} is not supported: for {model_type} only"
+            f" [{family.ARCHITECTURE!r}] is"
+        )
     quantized = keys.take("quantization_config", None)
     stored = None if quantized is None else read_quantization(quantized, keys.where)
     if stored is not None and stored.method == "mxfp4" and model_type != "gpt_oss":
-        raise keys.fail("quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 one, or compressed-tensors' MXFP4")
+        raise keys.fail(
+            "quant_method 'mxfp4' is read for gpt_oss alone: take an fp8 one, or"
+            " compressed-tensors' MXFP4"
+        )
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
     # False says that there are no windows: where there are, this model type doesn't read the key.
     unread = {"use_sliding_window": None} if any(config.windows) else {}
     keys.note_rest(NOTHING | unread)
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
     if outside:
-        raise keys.fail(f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}")
-    return replace(config, quantization=stored and stored.called(lambda name: our_name(name, config.renames)))
+        raise keys.fail(
+            f"eos_token_id {outside[0]} is outside the vocabulary of {config.vocab_size}"
+        )
+    return replace(
+        config, quantization=stored and stored.called(lambda name: our_name(name, config.renames))
+    )
 
 
 def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     """The config of a multimodal checkpoint's text, which knows what it is a part of."""
     named = keys.take("architectures", [part.architecture])
     if named != [part.architecture]:
-        raise keys.fail(f"architectures {named!r} is not supported: for {model_type} only [{part.architecture!r}] is")
+        raise keys.fail(
+            f"architectures {named!r} is not supported: for {model_type} only"
+            f" [{part.architecture!r}] is"
+        )
     text = part.text_keys(keys)
     if text is not keys:
         keys.note_rest(NOTHING | OF_IMAGES)
     if text.rest["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
-        raise keys.fail(f"text_config is of model_type {text.rest['model_type']!r}, which is no text's")
+        raise keys.fail(
+            f"text_config is of model_type {text.rest['model_type']!r}, which is no text's"
+        )
     config = _config_of(text)
-    stored = config.quantization and config.quantization.called(lambda name: part.ours(name) or name)
+    stored = config.quantization and config.quantization.called(
+        lambda name: part.ours(name) or name
+    )
     return replace(config, text_part=part, quantization=stored)

@@ -1,6 +1,8 @@
-"""Reads which rotary embedding a config.json asks for, in the spellings of transformers 4 and 5. No torch.
+"""Reads which rotary embedding a config.json asks for, in the spellings of transformers 4 and 5. No
+torch.
 
-4: `rope_theta` at the top, `rope_scaling` null or an object with `type` or `rope_type`. 5: all in `rope_parameters`.
+4: `rope_theta` at the top, `rope_scaling` null or an object with `type` or `rope_type`. 5: all in
+`rope_parameters`.
 """
 
 from __future__ import annotations
@@ -12,18 +14,26 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
-# The whole head is rotated; and three numbers of an image's position (mrope), which for text are the same one.
+# The whole head is rotated; and three numbers of an image's position (mrope), which for text are
+# the same one.
 _HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_interleaved": ANYTHING}
 
 
 def read_rope(
-    keys: Keys, max_position_embeddings: int, width: int, *, theta: float = DEFAULT_THETA, part: float | None = None,
-    neighbours: bool = False, proportional: bool = False,
-) -> RopeConfig:  # fmt: skip
+    keys: Keys,
+    max_position_embeddings: int,
+    width: int,
+    *,
+    theta: float = DEFAULT_THETA,
+    part: float | None = None,
+    neighbours: bool = False,
+    proportional: bool = False,
+) -> RopeConfig:
     """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
 
-    width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise; None: the model type
-    turns all.   neighbours: as in RopeConfig.   proportional: whether the model type may have that kind.
+    width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise;
+    None: the model type turns all.   neighbours: as in RopeConfig.   proportional: whether the
+    model type may have that kind.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
@@ -31,7 +41,9 @@ def read_rope(
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
-        rope.take("original_max_position_embeddings", None)  # transformers 5 writes it beside any kind
+        rope.take(
+            "original_max_position_embeddings", None
+        )  # transformers 5 writes it beside any kind
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
     elif kind == "proportional" and proportional:
@@ -44,7 +56,8 @@ def read_rope(
         config = _longrope(keys, rope, theta, max_position_embeddings, int(width * part) // 2)
     else:
         raise rope.fail(
-            f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3, longrope, yarn"
+            f"rope_type {kind!r} is not supported: supported are default, dynamic, linear, llama3,"
+            " longrope, yarn"
         )
     rope.note_rest(_HARMLESS)
     return replace(config, part=part, neighbours=neighbours)
@@ -65,10 +78,14 @@ def read_two_ropes(
     local: tuple[str, float] | None = None,
     part: float | None = None,
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an object a kind of
-    layer) and 4 (one for those without). theta: where the file doesn't say. local: the key that said the second table's
-    in 4, and what it is where nothing does; None: as the first's. part: as read_rope takes it."""
-    given, local_told = keys.rest.get("rope_parameters"), keys.positive(local[0], None) if local else None
+    """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an
+    object a kind of layer) and 4 (one for those without). theta: where the file doesn't say. local:
+    the key that said the second table's in 4, and what it is where nothing does; None: as the
+    first's. part: as read_rope takes it."""
+    given, local_told = (
+        keys.rest.get("rope_parameters"),
+        keys.positive(local[0], None) if local else None,
+    )
     local_theta = local_told or (local[1] if local else None)
     if not isinstance(given, dict) or not given.keys() & {"full_attention", "sliding_attention"}:
         full = read_rope(keys, positions, width, theta=theta, part=part)
@@ -76,7 +93,10 @@ def read_two_ropes(
     keys.take("rope_parameters")
     unknown = given.keys() - {"full_attention", "sliding_attention"}
     if unknown:
-        raise keys.fail(f"rope_parameters holds {sorted(unknown)[0]!r}: only full_attention and sliding_attention")
+        raise keys.fail(
+            f"rope_parameters holds {sorted(unknown)[0]!r}: only full_attention and"
+            " sliding_attention"
+        )
     outer = keys.positive("rope_theta", None)
 
     def of(kind: str, told: float | None, fallback: float) -> RopeConfig:
@@ -84,13 +104,17 @@ def read_two_ropes(
         return read_rope(at, positions, width, theta=fallback, part=part)
 
     full = of("full_attention", outer, theta)
-    return full, of("sliding_attention", local_told if local else outer, local_theta or outer or theta)
+    return full, of(
+        "sliding_attention", local_told if local else outer, local_theta or outer or theta
+    )
 
 
 def stretched_context(rope: RopeConfig) -> int:
-    """Positions that yarn's factor makes of the original ones; 0 for kinds whose config counts them itself.
+    """Positions that yarn's factor makes of the original ones; 0 for kinds whose config counts them
+    itself.
 
-    Qwen2.5's model cards have users add yarn beside a max_position_embeddings that still says the original length.
+    Qwen2.5's model cards have users add yarn beside a max_position_embeddings that still says the
+    original length.
     """
     return int(rope.original_context * rope.factor) if rope.kind == "yarn" else 0
 
@@ -107,10 +131,15 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
 
 def _part(keys: Keys, rope: Keys, width: int, absent: float) -> float:
     """The share of a head that turns: beside the rope's other keys, or at the top."""
-    inner, outer = (k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys))
+    inner, outer = (
+        k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys)
+    )
     part = float(_either(keys, "partial_rotary_factor", inner, outer) or absent)
     if int(width * part) % 2 or not int(width * part):
-        raise keys.fail(f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need pairs")
+        raise keys.fail(
+            f"partial_rotary_factor {part:g} turns {int(width * part)} numbers of a head: they need"
+            " pairs"
+        )
     return part
 
 
@@ -120,15 +149,21 @@ def _theta(keys: Keys, rope: Keys, fallback: float) -> float:
 
 
 def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> float | None:
-    """Returns what is said among the rope's keys or at the top; refuses what they say differently."""
+    """Returns what is said among the rope's keys or at the top;
+    refuses what they say differently."""
     if inner is not None and outer is not None and inner != outer:
-        raise keys.fail(f"{name} is {outer:g} at the top and {inner:g} inside: remove the wrong one")
+        raise keys.fail(
+            f"{name} is {outer:g} at the top and {inner:g} inside: remove the wrong one"
+        )
     return outer if inner is None else inner
 
 
 def _kind(rope: Keys) -> str:
     told = {name: rope.text(name, None) for name in ("rope_type", "type")}
-    return str(rope.same(**{name: "default" if kind == "mrope" else kind for name, kind in told.items()}) or "default")
+    return str(
+        rope.same(**{name: "default" if kind == "mrope" else kind for name, kind in told.items()})
+        or "default"
+    )
 
 
 def _llama3(rope: Keys, theta: float) -> RopeConfig:
@@ -162,7 +197,9 @@ def _longrope(keys: Keys, rope: Keys, theta: float, positions: int, waves: int) 
 def _factors(rope: Keys, name: str, waves: int) -> tuple[float, ...]:
     given = rope.take(name)
     if not isinstance(given, list) or len(given) != waves:
-        raise rope.fail(f"{name} must list {waves} numbers, one for each pair of a head's numbers that turns")
+        raise rope.fail(
+            f"{name} must list {waves} numbers, one for each pair of a head's numbers that turns"
+        )
     return tuple(Keys({name: number}, rope.where).positive(name) for number in given)
 
 

@@ -13,7 +13,9 @@ build = build_dense
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
-    fields = read_dense(keys, named, head_dim=given_width(keys, 128), kv_heads_default_to_heads=True)
+    fields = read_dense(
+        keys, named, head_dim=given_width(keys, 128), kv_heads_default_to_heads=True
+    )
     keys.take("residual_dropout", None)  # of training
     return DenseConfig(
         **fields,

@@ -1,4 +1,5 @@
-"""ModelSizes: the numbers of a model that the least time of its steps depends on (engine.roofline). No torch."""
+"""ModelSizes: the numbers of a model that the least time of its steps depends on (engine.roofline).
+No torch."""
 
 from __future__ import annotations
 
@@ -18,9 +19,10 @@ if TYPE_CHECKING:
 class Attending:
     """Layers that attend alike. window: None: they see everything.
 
-    numbers: of a token's queries and of its answers, all heads of a layer: what a pair of tokens is multiplied by.
-    read: bytes that a layer reads of a stored token, its own or an earlier layer's.
-    latent: `numbers` are of attention over vectors, of which heads' keys and values may be made; None: they aren't.
+    numbers: of a token's queries and of its answers, all heads of a layer: what a pair of tokens is
+    multiplied by. read: bytes that a layer reads of a stored token, its own or an earlier layer's.
+    latent: `numbers` are of attention over vectors, of which heads' keys and values may be made;
+    None: they aren't.
     """
 
     layers: int
@@ -34,12 +36,11 @@ class Attending:
 class ModelSizes:
     """Sizes of a model.
 
-    layer_weights: numbers in the matrices of a layer that every token goes through, the mean of all.
-    stored: bytes of paged state that a token takes, all layers.
-    slot_bytes: bytes of recurrent state, all layers, of a sequence.
-    routed: experts of a layer, and of how many layers.
-    ahead: numbers in the matrix ahead of all layers (per-layer embeddings').   row_bytes: bytes of a token's row of the
-    table beside it.
+    layer_weights: numbers in the matrices of a layer that every token goes through, the mean of
+    all. stored: bytes of paged state that a token takes, all layers. slot_bytes: bytes of recurrent
+    state, all layers, of a sequence. routed: experts of a layer, and of how many layers. ahead:
+    numbers in the matrix ahead of all layers (per-layer embeddings').   row_bytes: bytes of a
+    token's row of the table beside it.
     """
 
     layers: int
@@ -62,7 +63,9 @@ class ModelSizes:
     def of(cls, model: Decoder) -> ModelSizes:
         """Returns a model's sizes."""
         attending = Counter[tuple[int | None, int, int, LatentSizes | None]]()
-        made = 0  # numbers of what makes keys and values of latent vectors, head by head, and no matrix of the blocks
+        # numbers of what makes keys and values of latent vectors, head by head, and no matrix of
+        # the blocks
+        made = 0
         for keeper in (keeper for each in model.keepers for keeper in each):
             if (kind := keeper.kind) is not None:
                 form = (keeper.source or keeper).form
@@ -84,7 +87,11 @@ class ModelSizes:
             ),
             stored=sum(form.block_bytes for form in model.paged_forms) // BLOCK_SIZE,
             slot_bytes=model.slot_bytes,
-            routed=tuple(Counter(each for block in model.blocks if (each := block.experts) is not None).items()),
+            routed=tuple(
+                Counter(
+                    each for block in model.blocks if (each := block.experts) is not None
+                ).items()
+            ),
             ahead=0 if inputs is None else inputs.product.numbers,
             row_bytes=0 if inputs is None else model.table_bytes // inputs.table.table.shape[0],
         )

@@ -1,4 +1,5 @@
-"""SmolLM3: Llama's form with layers that turn nothing (NoPE, arXiv:2501.18795), every fourth if the file is silent."""
+"""SmolLM3: Llama's form with layers that turn nothing (NoPE, arXiv:2501.18795), every fourth if the
+file is silent."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ build = build_dense
 
 def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
     """Reads config.json."""
-    fields = read_dense(keys, named, kv_heads_default_to_heads=True, tied=True, rope_of=partial(read_rope, theta=THETA))
+    fields = read_dense(
+        keys,
+        named,
+        kv_heads_default_to_heads=True,
+        tied=True,
+        rope_of=partial(read_rope, theta=THETA),
+    )
     layers, turns = fields["num_layers"], _turns(keys, fields["num_layers"])
     keys.take("max_window_layers", None)  # published configs have it, and no code reads it
     bias = keys.flag("attention_bias")
@@ -37,6 +44,10 @@ def _turns(keys: Keys, layers: int) -> list[bool]:
     listed = keys.take("no_rope_layers", None)
     if listed is None:
         return [(layer + 1) % every != 0 for layer in range(layers)]
-    if not isinstance(listed, list) or len(listed) < layers or any(turn not in (0, 1) for turn in listed):
+    if (
+        not isinstance(listed, list)
+        or len(listed) < layers
+        or any(turn not in (0, 1) for turn in listed)
+    ):
         raise keys.fail(f"no_rope_layers must list {layers} layers, each 1 (it turns) or 0")
     return [bool(turn) for turn in listed[:layers]]

@@ -1,7 +1,8 @@
-"""TextOfWhole: the text of a multimodal checkpoint, which is served, and what is left out of it: images are not.
+"""TextOfWhole: the text of a multimodal checkpoint, which is served, and what is left out of it:
+images are not.
 
-It knows config.json's outer objects and how such checkpoints name their tensors; the text's own config is read as that
-of a model type which is text alone.
+It knows config.json's outer objects and how such checkpoints name their tensors; the text's own
+config is read as that of a model type which is text alone.
 """
 
 from __future__ import annotations
@@ -11,33 +12,70 @@ from typing import Any
 
 from penstock.models.keys import ANYTHING, Keys
 
-# The language model's tensors begin so, in the spellings that have been: transformers up to 4.51, and since.
+# The language model's tensors begin so, in the spellings that have been: transformers up to 4.51,
+# and since.
 RENAMES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
 )
 _OF_IMAGES = (
-    "vision_tower", "multi_modal_projector", "visual", "vision_adapter", "vision_projection", "embed_vision",
-    "audio_tower", "embed_audio",
-)  # fmt: skip
+    "vision_tower",
+    "multi_modal_projector",
+    "visual",
+    "vision_adapter",
+    "vision_projection",
+    "embed_vision",
+    "audio_tower",
+    "embed_audio",
+)
 LEFT_OUT = tuple(f"{before}{part}." for before in ("", "model.") for part in _OF_IMAGES)
-OF_IMAGES: dict[str, Any] = dict.fromkeys((
-    "vision_config", "mm_tokens_per_image", "boi_token_index", "eoi_token_index", "image_token_index",
-    "boi_token_id", "eoi_token_id", "image_token_id", "projector_hidden_act", "vision_feature_layer",
-    "multimodal_projector_bias", "spatial_merge_size", "video_token_id", "vision_start_token_id", "vision_end_token_id",
-    "vision_token_id", "out_hidden_size", "projector_hidden_size", "downsample_factor", "alignment_intermediate_size",
-    "audio_config", "audio_token_id", "boa_token_id", "eoa_token_id", "eoa_token_index",
-), ANYTHING)  # fmt: skip
-FOR_BOTH = ("eos_token_id", "bos_token_id", "dtype", "torch_dtype", "quantization_config", "tie_word_embeddings")
+OF_IMAGES: dict[str, Any] = dict.fromkeys(
+    (
+        "vision_config",
+        "mm_tokens_per_image",
+        "boi_token_index",
+        "eoi_token_index",
+        "image_token_index",
+        "boi_token_id",
+        "eoi_token_id",
+        "image_token_id",
+        "projector_hidden_act",
+        "vision_feature_layer",
+        "multimodal_projector_bias",
+        "spatial_merge_size",
+        "video_token_id",
+        "vision_start_token_id",
+        "vision_end_token_id",
+        "vision_token_id",
+        "out_hidden_size",
+        "projector_hidden_size",
+        "downsample_factor",
+        "alignment_intermediate_size",
+        "audio_config",
+        "audio_token_id",
+        "boa_token_id",
+        "eoa_token_id",
+        "eoa_token_index",
+    ),
+    ANYTHING,
+)
+FOR_BOTH = (
+    "eos_token_id",
+    "bos_token_id",
+    "dtype",
+    "torch_dtype",
+    "quantization_config",
+    "tie_word_embeddings",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class TextOfWhole:
-    """architecture: of the whole.   text: the model type that its text is computed as.   called: what the whole calls
-    that, where it has a name of its own.   given: what its text's config has where it doesn't say; theta: the rope's
-    base likewise.   always: what its text's config may only repeat.   flat: whether the text's keys may stand among
-    the whole's."""
+    """architecture: of the whole.   text: the model type that its text is computed as.   called:
+    what the whole calls that, where it has a name of its own.   given: what its text's config has
+    where it doesn't say; theta: the rope's base likewise.   always: what its text's config may only
+    repeat.   flat: whether the text's keys may stand among the whole's."""
 
     architecture: str
     text: str
@@ -48,7 +86,8 @@ class TextOfWhole:
     flat: bool = False
 
     def ours(self, name: str) -> str | None:
-        """Returns what the text alone would call a tensor or matrix of the checkpoint; None: it is left out."""
+        """Returns what the text alone would call a tensor or matrix of the checkpoint; None: it is
+        left out."""
         if f"{name}.".startswith(LEFT_OUT):
             return None
         for theirs, ours in RENAMES:
@@ -57,8 +96,8 @@ class TextOfWhole:
         return name
 
     def text_keys(self, keys: Keys) -> Keys:
-        """Takes the text's config.json out of the whole's `keys`, which it is itself where it stands among those. What
-        both say, the whole says first, as in transformers 5."""
+        """Takes the text's config.json out of the whole's `keys`, which it is itself where it
+        stands among those. What both say, the whole says first, as in transformers 5."""
         flat = self.flat and keys.rest.get("text_config") is None
         text = {"text_config": None} if flat else keys.take("text_config")
         if not isinstance(text, dict):
@@ -67,7 +106,11 @@ class TextOfWhole:
         if outer.keys() & {"dtype", "torch_dtype"}:
             text = text | {"dtype": None, "torch_dtype": None}
         if self.flat:  # transformers 4 wrote them once more
-            keys.rest = {name: value for name, value in keys.rest.items() if name not in text or text[name] != value}
+            keys.rest = {
+                name: value
+                for name, value in keys.rest.items()
+                if name not in text or text[name] != value
+            }
         if flat:
             text = {name: keys.rest.pop(name) for name in list(keys.rest) if name not in OF_IMAGES}
         text = {name: value for name, value in text.items() if name not in OF_IMAGES}
@@ -78,7 +121,14 @@ class TextOfWhole:
                 raise keys.fail(f"{name} of text_config must be {value!r} in a {self.architecture}")
         if self.theta is not None and not _tells_theta(text):
             text["rope_theta"] = self.theta
-        whole = {"model_type": self.text} | self.given | text | outer | self.always | {"architectures": None}
+        whole = (
+            {"model_type": self.text}
+            | self.given
+            | text
+            | outer
+            | self.always
+            | {"architectures": None}
+        )
         if not flat:
             return keys.part("text_config", whole)
         keys.rest = whole
@@ -92,34 +142,58 @@ def _tells_theta(text: dict[str, Any]) -> bool:
 
 
 _UNIFIED = {
-    "hidden_size_per_layer_input": 0, "sliding_window": 1024, "max_position_embeddings": 262_144,
-}  # fmt: skip
+    "hidden_size_per_layer_input": 0,
+    "sliding_window": 1024,
+    "max_position_embeddings": 262_144,
+}
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
     # Its logits are its text's, scaled: transformers scales those of the text alone only.
-    "cohere2_vision": TextOfWhole("Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}),
+    "cohere2_vision": TextOfWhole(
+        "Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}
+    ),
     "gemma3": TextOfWhole("Gemma3ForConditionalGeneration", "gemma3_text", {"vocab_size": 262_208}),
     "gemma4": TextOfWhole("Gemma4ForConditionalGeneration", "gemma4_text"),
     "gemma4_unified": TextOfWhole(
-        "Gemma4UnifiedForConditionalGeneration", "gemma4_text", _UNIFIED, called="gemma4_unified_text",
+        "Gemma4UnifiedForConditionalGeneration",
+        "gemma4_text",
+        _UNIFIED,
+        called="gemma4_unified_text",
         always={"enable_moe_block": False},
     ),
     "mistral3": TextOfWhole("Mistral3ForConditionalGeneration", "mistral"),
     "muse_glimmer": TextOfWhole("MuseGlimmerForConditionalGeneration", "muse_glimmer_text"),
     "qwen2_vl": TextOfWhole(
-        "Qwen2VLForConditionalGeneration", "qwen2", _QWEN2_VL, called="qwen2_vl_text", theta=1e6, flat=True
+        "Qwen2VLForConditionalGeneration",
+        "qwen2",
+        _QWEN2_VL,
+        called="qwen2_vl_text",
+        theta=1e6,
+        flat=True,
     ),
     "qwen2_5_vl": TextOfWhole(
-        "Qwen2_5_VLForConditionalGeneration", "qwen2", _QWEN2_VL, called="qwen2_5_vl_text", theta=1e6, flat=True
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2",
+        _QWEN2_VL,
+        called="qwen2_5_vl_text",
+        theta=1e6,
+        flat=True,
     ),
     "qwen3_5": TextOfWhole("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
     "qwen3_5_moe": TextOfWhole("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
     "qwen3_vl": TextOfWhole(
-        "Qwen3VLForConditionalGeneration", "qwen3", called="qwen3_vl_text", theta=5e5,
+        "Qwen3VLForConditionalGeneration",
+        "qwen3",
+        called="qwen3_vl_text",
+        theta=5e5,
         always={"use_sliding_window": False},
     ),
     "qwen3_vl_moe": TextOfWhole(
-        "Qwen3VLMoeForConditionalGeneration", "qwen3_moe", {"moe_intermediate_size": 1408, "num_experts_per_tok": 4},
-        called="qwen3_vl_moe_text", theta=5e5, always={"norm_topk_prob": True, "use_sliding_window": False},
+        "Qwen3VLMoeForConditionalGeneration",
+        "qwen3_moe",
+        {"moe_intermediate_size": 1408, "num_experts_per_tok": 4},
+        called="qwen3_vl_moe_text",
+        theta=5e5,
+        always={"norm_topk_prob": True, "use_sliding_window": False},
     ),
-}  # fmt: skip
+}

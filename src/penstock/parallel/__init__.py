@@ -1,1 +1,2 @@
-"""Parallel: how one model is laid over several ranks, and how they sum what each has computed. Nothing at size 1."""
+"""Parallel: how one model is laid over several ranks, and how they sum what each has computed.
+Nothing at size 1."""

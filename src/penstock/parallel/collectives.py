@@ -1,11 +1,11 @@
-"""Collectives: how the ranks of one model, each a process of this machine, add up what they have and gather what is
-small.
+"""Collectives: how the ranks of one model, each a process of this machine, add up what they have
+and gather what is small.
 
     Gloo    on the CPU: each gathers all parts and adds them in the ranks' order, in float32
     GPUs    ranks/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL for all
 
-A sum is the same to the bit everywhere, whatever it is a sum of, and so are the tokens that are drawn from it. It knows
-tensors; no layers, no plans.
+A sum is the same to the bit everywhere, whatever it is a sum of, and so are the tokens that are
+drawn from it. It knows tensors; no layers, no plans.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ class Collectives(Protocol):
     """One rank's end of what all ranks do at once, in the same order."""
 
     def connect(self) -> None:
-        """Meets the other ranks, which come at about the same time, unless it has. EngineError where one doesn't."""
+        """Meets the other ranks, which come at about the same time, unless it has. EngineError
+        where one doesn't."""
 
     def ready(self) -> None:
-        """From here on nobody compiles or loads: who waits much longer than a step takes waits for one that hangs."""
+        """From here on nobody compiles or loads: who waits much longer than a step takes waits for
+        one that hangs."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum of every rank's x, all of one shape and dtype."""
@@ -52,11 +54,17 @@ class Collectives(Protocol):
 
 
 class Gloo:
-    """Serves as Collectives, on the CPU. meeting: a file that all ranks see, new for each model. seconds: the longest
-    that a rank waits for the others; one that has ended is seen at once, and each call raises EngineError for it."""
+    """Serves as Collectives, on the CPU. meeting: a file that all ranks see, new for each model.
+    seconds: the longest that a rank waits for the others; one that has ended is seen at once, and
+    each call raises EngineError for it."""
 
     def __init__(self, meeting: Path, rank: int, size: int, seconds: float) -> None:
-        self._meeting, self._rank, self._size, self._longest = meeting, rank, size, timedelta(seconds=seconds)
+        self._meeting, self._rank, self._size, self._longest = (
+            meeting,
+            rank,
+            size,
+            timedelta(seconds=seconds),
+        )
         self._group: Any = None
 
     def connect(self) -> None:
@@ -67,7 +75,9 @@ class Gloo:
             store.set_timeout(self._longest)
             self._group = gloo_group(store, self._rank, self._size, self._longest)
         except RuntimeError as error:
-            raise EngineError(f"rank {self._rank} did not meet the others: {first_line(error)}") from error
+            raise EngineError(
+                f"rank {self._rank} did not meet the others: {first_line(error)}"
+            ) from error
         self.all_reduce(torch.zeros(1))  # all are there now: the file is needed no more
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -1,1 +1,2 @@
-"""Quant: how a weight's numbers are named and stored on disk, cut for ranks, and made ready to be multiplied by."""
+"""Quant: how a weight's numbers are named and stored on disk, cut for ranks, and made ready to be
+multiplied by."""

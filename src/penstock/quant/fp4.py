@@ -1,16 +1,20 @@
-"""Four-bit floats: read from a checkpoint that has them, or made from wide numbers at load, in the one layout that the
-products take (kernels/fp4_matrix.py).
+"""Four-bit floats: read from a checkpoint that has them, or made from wide numbers at load, in the
+one layout that the products take (kernels/fp4_matrix.py).
 
-    packed     compressed-tensors': `weight_packed` uint8 [out, in / 2], a byte two neighbours, the first in its lower
-               half; of NVFP4 `weight_scale` e4m3 [out, in / 16], and `weight_global_scale` [1], which divides them;
+    packed     compressed-tensors': `weight_packed` uint8 [out, in / 2], a byte two neighbours, the
+    first in its lower
+               half; of NVFP4 `weight_scale` e4m3 [out, in / 16], and `weight_global_scale` [1],
+               which divides them;
                of MXFP4 `weight_scale` uint8 [out, in / 32]
-    modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike; `weight_scale_2` [], which multiplies them
+    modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike; `weight_scale_2` [], which
+    multiplies them
     made       `weight` in a float dtype: NVFP4 is made while it is loaded
 
-Made numbers are those that compressed-tensors makes of the same weights, bit for bit (`generate_gparam`,
-`calculate_qparams`, `cast_to_fp4`): the whole's scale = 448 * 6 / its largest magnitude, a group's = its largest
-magnitude / 6 times that, in e4m3, and a number the nearest of E2M1, between two the one whose last bit is 0. Where the
-checkpoint is in bfloat16, the whole's scale and a group's largest magnitude / 6 are rounded to it.
+Made numbers are those that compressed-tensors makes of the same weights, bit for bit
+(`generate_gparam`, `calculate_qparams`, `cast_to_fp4`): the whole's scale = 448 * 6 / its largest
+magnitude, a group's = its largest magnitude / 6 times that, in e4m3, and a number the nearest of
+E2M1, between two the one whose last bit is 0. Where the checkpoint is in bfloat16, the whole's
+scale and a group's largest magnitude / 6 are rounded to it.
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ BYTES = frozenset({"U8"})
 DUMMY_POWERS = (118, 122)  # bytes of MXFP4's dummy scales: numbers go to 6
 DUMMY_WHOLE = 1e-6  # of NVFP4's dummy scales, which go to 448
 LEAST_SCALE = 0.125  # of a group of zeros, as compressed-tensors has it
-# Where a magnitude is rounded up from one of E2M1 to the next. Halfway it goes to the even one, so that every second
-# bound is the largest float32 below.
+# Where a magnitude is rounded up from one of E2M1 to the next. Halfway it goes to the even one, so
+# that every second bound is the largest float32 below.
 _HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
 
@@ -49,22 +53,38 @@ class Fp4Stored:
 
     form: StoredForm
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         for part in parts:
             _check_spans(part)
         of_modelopt = self.form.packing == "modelopt"
-        numbers = [at(p, "weight" if of_modelopt else "weight_packed", packed_shape(p.shape, 4)) for p in parts]
+        numbers = [
+            at(p, "weight" if of_modelopt else "weight_packed", packed_shape(p.shape, 4))
+            for p in parts
+        ]
         kept: dict[str, Weight] = {
             "weight": Arranged(
-                numbers, [array(p, packed_shape(p.shape, 4)) for p in parts], torch.uint8, device, stored=BYTES,
-                counts=2, arrange=lambda octets, _: pack_four(unpack_words(octets, 4)),
+                numbers,
+                [array(p, packed_shape(p.shape, 4)) for p in parts],
+                torch.uint8,
+                device,
+                stored=BYTES,
+                counts=2,
+                arrange=lambda octets, _: pack_four(unpack_words(octets, 4)),
             ),
-        }  # fmt: skip
+        }
         if self.form.kind == "mxfp4":
-            kept["scale"] = PowerScales([_groups(p, "weight_scale", MX_GROUP) for p in parts], device)
+            kept["scale"] = PowerScales(
+                [_groups(p, "weight_scale", MX_GROUP) for p in parts], device
+            )
         else:
-            kept["scale"] = E4m3Scales([_groups(p, "weight_scale", NV_GROUP) for p in parts], device)
-            kept["whole"] = WholeScale(parts, "weight_scale_2" if of_modelopt else "weight_global_scale", device)
+            kept["scale"] = E4m3Scales(
+                [_groups(p, "weight_scale", NV_GROUP) for p in parts], device
+            )
+            kept["whole"] = WholeScale(
+                parts, "weight_scale_2" if of_modelopt else "weight_global_scale", device
+            )
         return kept | read_past(parts, device)
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
@@ -113,16 +133,21 @@ class WholeScale(Arranged):
             return wide.view(1).expand(rows.shape)
 
         super().__init__(
-            [at(p, suffix, (1,)) for p in matrices], [_rows(p) for p in matrices], torch.float64, device,
-            stored=FLOATS, arrange=of_each_row, drawn=drawn,
-        )  # fmt: skip
+            [at(p, suffix, (1,)) for p in matrices],
+            [_rows(p) for p in matrices],
+            torch.float64,
+            device,
+            stored=FLOATS,
+            arrange=of_each_row,
+            drawn=drawn,
+        )
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
         number = float(tensor)
         if not 0 < number < float("inf"):
             raise CheckpointError(
-                f"tensor {part.name!r} is {number:g}, and must be a positive number, the scale of a whole matrix: "
-                "download the checkpoint again, or take another"
+                f"tensor {part.name!r} is {number:g}, and must be a positive number, the scale of a"
+                " whole matrix: download the checkpoint again, or take another"
             )
         super().fill(part, place, tensor)
 
@@ -131,7 +156,9 @@ class WholeScale(Arranged):
 class Fp4FromFloats:
     """Wide numbers on disk, NVFP4 in memory."""
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         return {"weight": MadeFp4(parts, device)}
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
@@ -144,7 +171,8 @@ class Fp4FromFloats:
 
 
 class MadeFp4(MadeWeight):
-    """NVFP4's numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, filled from wide ones."""
+    """NVFP4's numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, filled from wide
+    ones."""
 
     whole: Tensor
 
@@ -153,11 +181,15 @@ class MadeFp4(MadeWeight):
             check_made(part)
         stored = [at(part, "weight", part.shape) for part in parts]
         self._wide = dict(zip(stored, parts, strict=True))
-        super().__init__([array(p, packed_shape(p.shape, 4)) for p in parts], torch.uint8, device, counts=2)
+        super().__init__(
+            [array(p, packed_shape(p.shape, 4)) for p in parts], torch.uint8, device, counts=2
+        )
         self.parts = tuple(stored)
         starts = [sum(self._rows[:number]) for number in range(len(stored))]
         self._starts = dict(zip(stored, starts, strict=True))
-        self.scale = torch.empty((self.shape[0], self.shape[1] * 2 // NV_GROUP), dtype=E4M3, device=device)
+        self.scale = torch.empty(
+            (self.shape[0], self.shape[1] * 2 // NV_GROUP), dtype=E4M3, device=device
+        )
         self.whole = torch.empty(self.shape[0], dtype=torch.float64, device=device)
 
     @property
@@ -179,9 +211,12 @@ class MadeFp4(MadeWeight):
 
 
 def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] uint8 of 0 to 15, scales [out, in / 16] e4m3, and the
-    float32 [1] that divides them. most: the largest magnitude that the last goes by, None: the matrix's own."""
-    wide = matrix.float() if matrix.dtype == torch.float16 else matrix  # which doesn't hold the whole's scale
+    """matrix [out, in] in a float dtype -> its numbers [out, in] uint8 of 0 to 15, scales [out, in
+    / 16] e4m3, and the float32 [1] that divides them. most: the largest magnitude that the last
+    goes by, None: the matrix's own."""
+    wide = (
+        matrix.float() if matrix.dtype == torch.float16 else matrix
+    )  # which doesn't hold the whole's scale
     groups = wide.view(wide.shape[0], -1, NV_GROUP)
     largest = groups.abs().amax(2)
     divisor = whole_divisor(largest.max() if most is None else most.to(wide))
@@ -189,17 +224,23 @@ def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor
     scale.masked_fill_(scale == 0, LEAST_SCALE)
     scaled = groups / (scale / divisor)[..., None]
     magnitudes = torch.bucketize(scaled.abs(), _BOUNDS.to(scaled.device), out_int32=True)
-    return (magnitudes | (scaled < 0).int() << 3).to(torch.uint8).flatten(1), scale.to(E4M3), divisor
+    return (
+        (magnitudes | (scaled < 0).int() << 3).to(torch.uint8).flatten(1),
+        scale.to(E4M3),
+        divisor,
+    )
 
 
 def whole_divisor(most: Tensor) -> Tensor:
-    """The largest magnitude of a matrix -> what divides its scales, float32 [1]; 1 where there is nothing to divide."""
+    """The largest magnitude of a matrix -> what divides its scales, float32 [1]; 1 where there is
+    nothing to divide."""
     divisor = E4M3_MOST * E2M1_MOST / most.clamp(min=torch.finfo(most.dtype).tiny)
     return divisor.nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
 
 
 def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
-    """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what `ForExperts.arrays` gives."""
+    """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what
+    `ForExperts.arrays` gives."""
     numbers, scale, _, whole = arrays
     assert numbers is not None and scale is not None
     prepared = ops.prepare_linear_fp4(numbers, scale, whole, ops.dtype)
@@ -215,8 +256,8 @@ def check_made(part: Part) -> None:
     """Refuses matrices of which no NVFP4 is made."""
     if part.shape[1] % SPAN:
         raise UsageError(
-            f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be made of it, take "
-            "--quantization int8",
+            f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be"
+            " made of it, take --quantization int8",
             param="quantization",
         )
     cut_groups(part, SPAN, "--quantization int8")
@@ -225,8 +266,8 @@ def check_made(part: Part) -> None:
 def _check_spans(part: Part) -> None:
     if part.shape[1] % SPAN:
         raise CheckpointError(
-            f"{part.name} has {part.shape[1]} inputs, and four-bit floats are read where {SPAN} divides them: take "
-            "another quantization of this model"
+            f"{part.name} has {part.shape[1]} inputs, and four-bit floats are read where {SPAN}"
+            " divides them: take another quantization of this model"
         )
     cut_groups(part, SPAN)
 

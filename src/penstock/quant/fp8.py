@@ -1,13 +1,16 @@
-"""Float8 weights: e4m3 numbers and float32 scales, read as a checkpoint has them or made from wide ones at load.
+"""Float8 weights: e4m3 numbers and float32 scales, read as a checkpoint has them or made from wide
+ones at load.
 
     channel   a scale a row [out]: `weight_scale` [out, 1], as compressed-tensors stores it
     tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
-    block     one for 128 x 128, less at the edges: `weight_scale` (HF: `weight_scale_inv`) [out / 128, in / 128]
+    block     one for 128 x 128, less at the edges: `weight_scale` (HF: `weight_scale_inv`) [out /
+    128, in / 128]
     made      `weight` in a float dtype: the numbers are made while it is loaded, a scale a row
 
-Made numbers are those that llm-compressor writes for the same weights, bit for bit: scale = the row's largest magnitude
-/ 448 and number = weight / scale, both rounded to the checkpoint's own dtype before the number is rounded to e4m3
-(compressed-tensors, `calculate_qparams` and `_quantize`).
+Made numbers are those that llm-compressor writes for the same weights, bit for bit: scale = the
+row's largest magnitude / 448 and number = weight / scale, both rounded to the checkpoint's own
+dtype before the number is rounded to e4m3 (compressed-tensors, `calculate_qparams` and
+`_quantize`).
 """
 
 from __future__ import annotations
@@ -37,12 +40,20 @@ class Fp8:
             raise ValueError(f"fp8 has scales by channel or by tensor, not by {scales}")
         self.scales, self.suffix = scales, suffix
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         numbers = [named(part, "weight") for part in parts]
         scales = [self._scale(part) for part in parts]
         scale = Weight(scales, torch.float32, device, counts=0, drawn=SCALES)
-        zeros = [Part(part.name.replace(self.suffix, "weight_zero_point"), part.shape) for part in scales]
-        kept = {"weight": _numbers(numbers, device), "scale": scale, "zeros": no_zeros(zeros, device)}
+        zeros = [
+            Part(part.name.replace(self.suffix, "weight_zero_point"), part.shape) for part in scales
+        ]
+        kept = {
+            "weight": _numbers(numbers, device),
+            "scale": scale,
+            "zeros": no_zeros(zeros, device),
+        }
         return kept | read_past(parts, device)
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
@@ -67,20 +78,35 @@ class Fp8:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Float8 on disk, with a scale a block. In memory a row has its own for every 128 inputs, so that matrices whose
-    rows no 128 divides are fused, and cut by rows anywhere; a cut by inputs has to go between blocks."""
+    """Float8 on disk, with a scale a block. In memory a row has its own for every 128 inputs, so
+    that matrices whose rows no 128 divides are fused, and cut by rows anywhere; a cut by inputs has
+    to go between blocks."""
 
     suffix: str = "weight_scale"
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         on_disk, arrays = [], []
         for part in parts:
             _check_cut(part)
             rows, groups = (-(-size // BLOCK) for size in part.shape)
             on_disk.append(Part(f"{part.name}.{self.suffix}", (rows, groups)))
             shape = (part.shape[0], groups)
-            arrays.append(Part(part.name, shape) if groups == 1 and part.cut == 1 else part.over(part.name, shape))
-        scale = Arranged(on_disk, arrays, torch.float32, device, stored=FLOATS, arrange=_rows_of_blocks, drawn=SCALES)
+            arrays.append(
+                Part(part.name, shape)
+                if groups == 1 and part.cut == 1
+                else part.over(part.name, shape)
+            )
+        scale = Arranged(
+            on_disk,
+            arrays,
+            torch.float32,
+            device,
+            stored=FLOATS,
+            arrange=_rows_of_blocks,
+            drawn=SCALES,
+        )
         numbers = _numbers([named(part, "weight") for part in parts], device)
         return {"weight": numbers, "scale": scale} | read_past(parts, device)
 
@@ -100,8 +126,8 @@ def _rows_of_blocks(scale: Tensor, array: Part) -> Tensor:
 def _check_cut(part: Part) -> None:
     if part.cut == 1 and part.shares > 1 and part.shape[1] % (BLOCK * part.shares):
         raise UsageError(
-            f"{part.name} has {part.shape[1]} inputs in blocks of {BLOCK}, and {part.shares} ranks would cut "
-            "through one: take fewer, or the model's unquantized checkpoint"
+            f"{part.name} has {part.shape[1]} inputs in blocks of {BLOCK}, and {part.shares} ranks"
+            " would cut through one: take fewer, or the model's unquantized checkpoint"
         )
 
 
@@ -112,7 +138,9 @@ def _numbers(parts: Sequence[Part], device: torch.device) -> Weight:
 class Fp8FromFloats:
     """Wide numbers on disk, float8 in memory."""
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         return {"weight": MadeFp8([named(part, "weight") for part in parts], device)}
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, Tensor]:
@@ -145,7 +173,8 @@ class MadeFp8(MadeWeight):
 
 
 def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] e4m3 and scales [out, 1] of that dtype."""
+    """matrix [out, in] in a float dtype -> its numbers [out, in] e4m3 and scales [out, 1] of that
+    dtype."""
     scale = matrix.abs().amax(1, keepdim=True) / E4M3_MOST
     scale = scale.masked_fill(scale == 0, torch.finfo(scale.dtype).eps)
     return (matrix / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale

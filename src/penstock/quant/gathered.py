@@ -1,7 +1,9 @@
-"""Gathered: a table of which a step reads a few rows, and the host memory that it may lie in beside a GPU.
+"""Gathered: a table of which a step reads a few rows, and the host memory that it may lie in beside
+a GPU.
 
-Kernels read such memory by its address, over the bus: the driver keeps its pages where they are. torch's own pinned
-memory would be rounded up to the next power of two, 8 GiB for the 5.3 of a Gemma 4 E4B's table.
+Kernels read such memory by its address, over the bus: the driver keeps its pages where they are.
+torch's own pinned memory would be rounded up to the next power of two, 8 GiB for the 5.3 of a Gemma
+4 E4B's table.
 """
 
 from __future__ import annotations
@@ -23,9 +25,12 @@ PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
 
 
 class Gathered(Weight):
-    """A table [rows, width]. in_host: it lies in the host's memory, and whoever reads it runs on a GPU."""
+    """A table [rows, width]. in_host: it lies in the host's memory, and whoever reads it runs on a
+    GPU."""
 
-    def __init__(self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False) -> None:
+    def __init__(
+        self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False
+    ) -> None:
         self.in_host = in_host and device.type != "cpu"
         beside = self.in_host and device.type == "cuda"
         super().__init__([part], dtype, torch.device("meta") if beside else device)
@@ -51,15 +56,17 @@ class _Registered(mmap.mmap):
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns host memory that the GPU's kernels may read. CapacityError where the driver has none to give."""
+    """Returns host memory that the GPU's kernels may read. CapacityError where the driver has none
+    to give."""
     size = math.prod(shape) * dtype.itemsize
     pages = _Registered(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     flat = torch.frombuffer(pages, dtype=torch.uint8)  # holds them
     failed = int(_driver().cudaHostRegister(flat.data_ptr(), size, PORTABLE_AND_MAPPED))
     if failed:
         raise CapacityError(
-            f"the driver refuses to hold {size / 2**30:.2f} GiB of host memory in its place for the GPU (CUDA error "
-            f"{failed}): give the container more memory, or keep the table on the card by per_layer_embeddings gpu",
+            f"the driver refuses to hold {size / 2**30:.2f} GiB of host memory in its place for the"
+            f" GPU (CUDA error {failed}): give the container more memory, or keep the table on the"
+            " card by per_layer_embeddings gpu",
             param="per_layer_embeddings",
         )
     pages.address = flat.data_ptr()

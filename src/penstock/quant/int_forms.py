@@ -1,16 +1,22 @@
-"""Integers as checkpoints store them -> the weights that are loaded of a matrix, in the one layout of ours.
+"""Integers as checkpoints store them -> the weights that are loaded of a matrix, in the one layout
+of ours.
 
-    awq      qweight [K, N / 8] int32, a word eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from the lowest bits;
+    awq      qweight [K, N / 8] int32, a word eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from the
+    lowest bits;
              qzeros [G, N / 8] alike; scales [G, N]
-    gptq     qweight [K / 8, N] int32 (8 bits: K / 4), a word eight inputs in their order; qzeros [G, N / 8], a word
-             eight outputs in their order, each the zero minus one (gptq_v2: the zero); scales [G, N]; g_idx [K]
-    packed   weight_packed [N, K / 8] int32 (8 bits: K / 4), a word eight inputs in their order, plus 8 (128);
-             weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G]; weight_shape [2]
+    gptq     qweight [K / 8, N] int32 (8 bits: K / 4), a word eight inputs in their order; qzeros
+    [G, N / 8], a word
+             eight outputs in their order, each the zero minus one (gptq_v2: the zero); scales [G,
+             N]; g_idx [K]
+    packed   weight_packed [N, K / 8] int32 (8 bits: K / 4), a word eight inputs in their order,
+    plus 8 (128);
+             weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G]; weight_shape
+             [2]
     plain    weight [N, K] int8; weight_scale [N, G] or one; weight_zero_point alike
 
-N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear and GPTQModel's second
-format, compressed-tensors' pack_to_int32. A tensor is arranged whole and cut for ranks then: no cut goes through
-a word.
+N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear and
+GPTQModel's second format, compressed-tensors' pack_to_int32. A tensor is arranged whole and cut for
+ranks then: no cut goes through a word.
 """
 
 from __future__ import annotations
@@ -27,9 +33,20 @@ from penstock.quant.stored_quantization import StoredForm
 from penstock.quant.weight import FLOATS, Arranged, Expected, Part, Weight
 
 WORDS = frozenset({"I32"})
-AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
+AWQ_ORDER = (
+    0,
+    4,
+    1,
+    5,
+    2,
+    6,
+    3,
+    7,
+)  # where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
 SCALES = (1e-5, 2e-5)  # dummy ones
-Unpack = Callable[[Tensor, Part], Tensor]  # what lies on disk, the array that is made of it -> unsigned numbers
+Unpack = Callable[
+    [Tensor, Part], Tensor
+]  # what lies on disk, the array that is made of it -> unsigned numbers
 
 
 # --- shapes and cuts
@@ -45,21 +62,23 @@ def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
 
 
 def array(part: Part, shape: tuple[int, ...]) -> Part:
-    """The array [out, ...] that is made of it, cut as the matrix is: what has one column is every rank's."""
+    """The array [out, ...] that is made of it, cut as the matrix is: what has one column is every
+    rank's."""
     if part.cut == 1 and shape[1] == 1:
         return Part(part.name, shape)
     return part.over(part.name, shape)
 
 
 def cut_groups(part: Part, group: int, instead: str = "the model's unquantized checkpoint") -> int:
-    """How many groups of a row this rank has. instead: of what ranks would cut through a group of, to be taken."""
+    """How many groups of a row this rank has. instead: of what ranks would cut through a group of,
+    to be taken."""
     into = part.shape[1]
     if part.cut != 1 or group == into:
         return into // group
     if into % (part.shares * group):
         raise UsageError(
-            f"{part.name} has {into // group} groups of {group} inputs, which {part.shares} ranks cannot divide: "
-            f"take fewer, or {instead}",
+            f"{part.name} has {into // group} groups of {group} inputs, which {part.shares} ranks"
+            f" cannot divide: take fewer, or {instead}",
             param="tensor_parallel_size",
         )
     return into // part.shares // group
@@ -72,24 +91,27 @@ def check_form(part: Part, form: StoredForm) -> None:
     per_word = 32 // form.bits
     if into % group or (form.bits == 4 and group % SPAN):
         raise CheckpointError(
-            f"{part.name} has {into} inputs, in groups of {group}: read are groups that divide them, and of four bits "
-            "multiples of 32: take another quantization of this model"
+            f"{part.name} has {into} inputs, in groups of {group}: read are groups that divide"
+            " them, and of four bits multiples of 32: take another quantization of this model"
         )
     if form.packing in ("awq", "gptq", "gptq_v2") and (out % per_word or into % per_word):
         raise CheckpointError(
-            f"{part.name} has {out} outputs and {into} inputs, and a word of {form.packing} holds {per_word} of them: "
-            "take another quantization of this model"
+            f"{part.name} has {out} outputs and {into} inputs, and a word of {form.packing} holds"
+            f" {per_word} of them: take another quantization of this model"
         )
     cut_groups(part, group)
     if part.cut == 1 and form.bits == 4 and into % (part.shares * SPAN):
-        raise UsageError(f"{part.name} has {into} inputs in spans of 32, which {part.shares} ranks cannot divide")
+        raise UsageError(
+            f"{part.name} has {into} inputs in spans of 32, which {part.shares} ranks cannot divide"
+        )
 
 
 # --- words and what is in them
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """words [rows, n] int32 -> the numbers in them from the lowest bits up, [rows, n * 32 / bits] uint8."""
+    """words [rows, n] int32 -> the numbers in them from the lowest bits up, [rows, n * 32 / bits]
+    uint8."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -109,24 +131,40 @@ def _middle(bits: int) -> int:
 
 
 def _numbers(
-    form: StoredForm, parts: Sequence[Part], stored: list[Part], device: torch.device, unpack: Unpack
+    form: StoredForm,
+    parts: Sequence[Part],
+    stored: list[Part],
+    device: torch.device,
+    unpack: Unpack,
 ) -> Arranged:
     """The matrix. unpack: words as on disk -> unsigned numbers [N, K]."""
     arrays = [array(part, packed_shape(part.shape, form.bits)) for part in parts]
     dtype = torch.int8 if form.bits == 8 else torch.uint8
     return Arranged(
-        stored, arrays, dtype, device, stored=WORDS, counts=8 // form.bits,
+        stored,
+        arrays,
+        dtype,
+        device,
+        stored=WORDS,
+        counts=8 // form.bits,
         arrange=lambda words, array: _laid_out(unpack(words, array), form.bits),
-    )  # fmt: skip
+    )
 
 
 def _groups(form: StoredForm, part: Part) -> int:
     return part.shape[1] // (form.group or part.shape[1])
 
 
-def _scales(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
-            transposed: bool, kinds: frozenset[str] = FLOATS,
-            drawn: tuple[float, float] = SCALES) -> Arranged:  # fmt: skip
+def _scales(
+    form: StoredForm,
+    parts: Sequence[Part],
+    stored: list[Part],
+    dtype: torch.dtype,
+    device: torch.device,
+    transposed: bool,
+    kinds: frozenset[str] = FLOATS,
+    drawn: tuple[float, float] = SCALES,
+) -> Arranged:
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
 
     def arrange(scales: Tensor, array: Part) -> Tensor:
@@ -136,8 +174,14 @@ def _scales(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: 
     return Arranged(stored, arrays, dtype, device, stored=kinds, arrange=arrange, drawn=drawn)
 
 
-def _zeros(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: torch.dtype, device: torch.device,
-           zeros_of: Unpack) -> Arranged:  # fmt: skip
+def _zeros(
+    form: StoredForm,
+    parts: Sequence[Part],
+    stored: list[Part],
+    dtype: torch.dtype,
+    device: torch.device,
+    zeros_of: Unpack,
+) -> Arranged:
     """zeros_of: words as on disk -> unsigned zeros [N, G], as integers."""
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
     below = 128 if form.bits == 8 else 0
@@ -152,7 +196,9 @@ def _zeros(form: StoredForm, parts: Sequence[Part], stored: list[Part], dtype: t
 # --- the forms
 
 
-def _awq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+def _awq(
+    form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+) -> dict[str, Weight]:
     def in_order(words: Tensor, array: Part) -> Tensor:
         """words [rows, N / 8] -> [N, rows]."""
         numbers = unpack_words(words, 4).view(words.shape[0], -1, 8)
@@ -162,9 +208,15 @@ def _awq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: to
     each = list(zip(parts, groups, strict=True))
     weights: dict[str, Weight] = {
         "weight": _numbers(
-            form, parts, [at(p, "qweight", (p.shape[1], p.shape[0] // 8)) for p in parts], device, in_order
+            form,
+            parts,
+            [at(p, "qweight", (p.shape[1], p.shape[0] // 8)) for p in parts],
+            device,
+            in_order,
         ),
-        "scale": _scales(form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True),
+        "scale": _scales(
+            form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True
+        ),
     }
     if form.zeros:
         stored = [at(p, "qzeros", (g, p.shape[0] // 8)) for p, g in each]
@@ -172,7 +224,9 @@ def _awq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: to
     return weights
 
 
-def _gptq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+def _gptq(
+    form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+) -> dict[str, Weight]:
     per_word, added = 32 // form.bits, 1 if form.packing == "gptq" else 0
 
     def zeros_of(words: Tensor, array: Part | None = None) -> Tensor:
@@ -187,29 +241,50 @@ def _gptq(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: t
     qweight = [at(p, "qweight", (p.shape[1] // per_word, p.shape[0])) for p in parts]
     qzeros = [at(p, "qzeros", (g, p.shape[0] // per_word)) for p, g in each]
     weights: dict[str, Weight] = {
-        "weight": _numbers(form, parts, qweight, device, lambda words, _: unpack_words(words.t(), form.bits)),
-        "scale": _scales(form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True),
-        "order": Expected(
-            [at(p, "g_idx", (p.shape[1],)) for p in parts], device, stored=WORDS, right=trivial, optional=True,
-            wrong="has its groups in another order (act-order), not read: take a checkpoint with desc_act false",
+        "weight": _numbers(
+            form, parts, qweight, device, lambda words, _: unpack_words(words.t(), form.bits)
         ),
-    }  # fmt: skip
-    # Early writers store a bias of zeros for every matrix; where a model has one, its own weight comes after this.
+        "scale": _scales(
+            form, parts, [at(p, "scales", (g, p.shape[0])) for p, g in each], dtype, device, True
+        ),
+        "order": Expected(
+            [at(p, "g_idx", (p.shape[1],)) for p in parts],
+            device,
+            stored=WORDS,
+            right=trivial,
+            optional=True,
+            wrong=(
+                "has its groups in another order (act-order), not read: take a checkpoint with"
+                " desc_act false"
+            ),
+        ),
+    }
+    # Early writers store a bias of zeros for every matrix; where a model has one, its own weight
+    # comes after this.
     weights["bias"] = Expected(
-        [at(p, "bias", (p.shape[0],)) for p in parts], device, stored=FLOATS, optional=True,
-        right=lambda bias, _: not bias.any(), wrong="is a bias, which config.json says the model hasn't",
-    )  # fmt: skip
+        [at(p, "bias", (p.shape[0],)) for p in parts],
+        device,
+        stored=FLOATS,
+        optional=True,
+        right=lambda bias, _: not bias.any(),
+        wrong="is a bias, which config.json says the model hasn't",
+    )
     if form.zeros:
         weights["zero"] = _zeros(form, parts, qzeros, dtype, device, zeros_of)
     else:
         weights["zeros"] = Expected(
-            qzeros, device, stored=WORDS, right=lambda words, _: bool((zeros_of(words) == _middle(form.bits)).all()),
+            qzeros,
+            device,
+            stored=WORDS,
+            right=lambda words, _: bool((zeros_of(words) == _middle(form.bits)).all()),
             wrong="has zeros that are not the middle, and config.json says sym: set sym to false",
-        )  # fmt: skip
+        )
     return weights
 
 
-def _packed(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+def _packed(
+    form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+) -> dict[str, Weight]:
     per_word = 32 // form.bits
 
     def zeros_of(words: Tensor, array: Part) -> Tensor:
@@ -221,34 +296,58 @@ def _packed(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device:
     into = parts[0].shape[1]
     shapes = {f"{part.name}.weight_shape": list(part.shape) for part in parts}
     weights: dict[str, Weight] = {
-        "weight": _numbers(form, parts, packed, device, lambda words, _: unpack_words(words, form.bits)[:, :into]),
-        "scale": _scales(form, parts, [at(p, "weight_scale", (p.shape[0], g)) for p, g in each], dtype, device, False),
-        "shape": Expected(
-            [at(p, "weight_shape", (2,)) for p in parts], device, stored=frozenset({"I64", "I32"}),
-            right=lambda told, part: told.tolist() == shapes[part.name],
-            wrong="is not the shape that config.json asks for: config.json and weights must be of one model",
+        "weight": _numbers(
+            form, parts, packed, device, lambda words, _: unpack_words(words, form.bits)[:, :into]
         ),
-    }  # fmt: skip
+        "scale": _scales(
+            form,
+            parts,
+            [at(p, "weight_scale", (p.shape[0], g)) for p, g in each],
+            dtype,
+            device,
+            False,
+        ),
+        "shape": Expected(
+            [at(p, "weight_shape", (2,)) for p in parts],
+            device,
+            stored=frozenset({"I64", "I32"}),
+            right=lambda told, part: told.tolist() == shapes[part.name],
+            wrong=(
+                "is not the shape that config.json asks for: config.json and weights must be of one"
+                " model"
+            ),
+        ),
+    }
     if form.zeros:
         stored = [at(p, "weight_zero_point", (-(-p.shape[0] // per_word), g)) for p, g in each]
         weights["zero"] = _zeros(form, parts, stored, dtype, device, zeros_of)
     return weights | read_past(parts, device)
 
 
-def _plain(form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+def _plain(
+    form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+) -> dict[str, Weight]:
     whole = form.scales == "tensor"
     each = [(part, _groups(form, part)) for part in parts]
     arrays = [array(part, part.shape) for part in parts]
     beside = [at(p, "weight_scale", (1,) if whole else (p.shape[0], g)) for p, g in each]
-    zeros = [Part(scale.name.replace("weight_scale", "weight_zero_point"), scale.shape) for scale in beside]
+    zeros = [
+        Part(scale.name.replace("weight_scale", "weight_zero_point"), scale.shape)
+        for scale in beside
+    ]
     weights: dict[str, Weight] = {
         "weight": Arranged(
-            [at(p, "weight", p.shape) for p in parts], arrays, torch.int8, device,
-            stored=frozenset({"I8"}), arrange=lambda numbers, _: numbers.to(torch.int8),
-            counts=1, drawn=(-127.0, 127.0),
+            [at(p, "weight", p.shape) for p in parts],
+            arrays,
+            torch.int8,
+            device,
+            stored=frozenset({"I8"}),
+            arrange=lambda numbers, _: numbers.to(torch.int8),
+            counts=1,
+            drawn=(-127.0, 127.0),
         ),
         "scale": _scales(form, parts, beside, dtype, device, False),
-    }  # fmt: skip
+    }
     if form.zeros:
         whole_numbers, drawn = frozenset({"I8"}), (-8.0, 8.0)
         weights["zero"] = _scales(form, parts, zeros, dtype, device, False, whole_numbers, drawn)

@@ -1,5 +1,5 @@
-"""Integer weights: read from a checkpoint that has them, or made from wide numbers at load, in the one layout that the
-products take (kernels/int_matrix.py).
+"""Integer weights: read from a checkpoint that has them, or made from wide numbers at load, in the
+one layout that the products take (kernels/int_matrix.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from penstock.quant.stored_quantization import StoredForm
 from penstock.quant.weight import MadeWeight, Part, Weight
 
 MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
-SHORT = 768  # inputs: a shorter row has groups of 32. So small a model loses more by each number (LOG.md, 2026-11-27)
+# inputs: a shorter row has groups of 32. So small a model loses more by each number (LOG.md,
+# 2026-11-27)
+SHORT = 768
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,17 +31,25 @@ class IntStored:
 
     form: StoredForm
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         for part in parts:
             check_form(part, self.form)
         return FORMS[self.form.packing](self.form, parts, dtype, device)
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
         """A tied head is on no disk: of eight bits it is made here, of four it stays as it is."""
-        return IntFromFloats(8).made_of(ops, matrix) if self.form.bits == 8 else plain_product(ops, matrix)
+        return (
+            IntFromFloats(8).made_of(ops, matrix)
+            if self.form.bits == 8
+            else plain_product(ops, matrix)
+        )
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
-        return tuple(weights[name].take() for name in ("weight", "scale", "zero") if name in weights)
+        return tuple(
+            weights[name].take() for name in ("weight", "scale", "zero") if name in weights
+        )
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
         return int_product(ops, *self.arrays(weights))
@@ -47,17 +57,24 @@ class IntStored:
 
 @dataclass(frozen=True, slots=True)
 class IntFromFloats:
-    """Wide numbers on disk, integers in memory: 8 bits with a scale a row, 4 bits with one a group."""
+    """Wide numbers on disk, integers in memory: 8 bits with a scale a row,
+    4 bits with one a group."""
 
     bits: int
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         return {"weight": MadeInt(parts, self.bits, dtype, device)}
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        group = matrix.shape[1] if self.bits == 8 else made_group(Part("lm_head", tuple(matrix.shape)))
+        group = (
+            matrix.shape[1] if self.bits == 8 else made_group(Part("lm_head", tuple(matrix.shape)))
+        )
         numbers, scale = to_int(matrix, self.bits, group, ops.dtype)
-        packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        packed = (
+            numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        )
         return int_product(ops, packed, scale)
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor, ...]:
@@ -72,7 +89,9 @@ class IntFromFloats:
 class MadeInt(MadeWeight):
     """Integers and `scale` [rows, groups] of the model's dtype, filled from wide numbers."""
 
-    def __init__(self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         self.bits, into = bits, parts[0].shape[1]
         self.group = into if bits == 8 else made_group(parts[0])
         stored = [at(part, "weight", part.shape) for part in parts]
@@ -93,18 +112,22 @@ class MadeInt(MadeWeight):
         """A scale is that of its whole group, also where ranks have a piece of a row each."""
         wide = self._wide[part]
         numbers, scale = to_int(tensor.to(place.device), self.bits, self.group, self.scale.dtype)
-        packed = numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        packed = (
+            numbers if self.bits == 8 else pack_four(numbers.add_(ZERO_OF_FOUR).view(torch.uint8))
+        )
         place.copy_(_share(wide, packed))
         own = scale if wide.cut == 1 and scale.shape[1] == 1 else _share(wide, scale)
         self.scale.narrow(0, self._starts[part], own.shape[0]).copy_(own)
 
 
 def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] int8 of so many bits, and scales [out, in / group] of
-    the model's dtype: the nearest numbers, with the same range on both sides of nothing.
+    """matrix [out, in] in a float dtype -> its numbers [out, in] int8 of so many bits, and scales
+    [out, in / group] of the model's dtype: the nearest numbers, with the same range on both sides
+    of nothing.
 
-    They are those that llm-compressor writes for the same weights, where the model's dtype is the checkpoint's
-    (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's largest number * 2 / (2**bits - 1).
+    They are those that llm-compressor writes for the same weights, where the model's dtype is the
+    checkpoint's (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's
+    largest number * 2 / (2**bits - 1).
     """
     groups = matrix.view(matrix.shape[0], -1, group)
     scale = usual_scale(groups, bits, dtype)
@@ -122,8 +145,8 @@ def made_group(part: Part) -> int:
     group = next((group for group in MADE_GROUPS[2 * (into < SHORT) :] if into % group == 0), None)
     if group is None:
         raise UsageError(
-            f"{part.name} has {into} inputs, which groups of 32 don't divide: four bits cannot be made of it, take "
-            "--quantization int8",
+            f"{part.name} has {into} inputs, which groups of 32 don't divide: four bits cannot be"
+            " made of it, take --quantization int8",
             param="quantization",
         )
     return group

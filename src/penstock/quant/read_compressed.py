@@ -1,4 +1,5 @@
-"""read_compressed: compressed-tensors' `quantization_config` (llm-compressor's) -> StoredQuantization. No torch."""
+"""read_compressed: compressed-tensors' `quantization_config` (llm-compressor's) ->
+StoredQuantization. No torch."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
-# Of four-bit floats: format -> what they are, how scales go, neighbours that share one, and its dtype.
+# Of four-bit floats: format -> what they are, how scales go, neighbours that share one, and its
+# dtype.
 FP4: dict[str, tuple[Kind, str, int, str]] = {
     "nvfp4-pack-quantized": ("nvfp4", "tensor_group", NV_GROUP, "float8_e4m3fn"),
     "mxfp4-pack-quantized": ("mxfp4", "group", MX_GROUP, "uint8"),
@@ -23,14 +25,22 @@ def read_compressed(told: ToldObject) -> StoredQuantization:
     form_name = told.text("format", "")
     sparse = told.take("sparsity_config", {})
     if isinstance(sparse, dict) and sparse.get("format", "dense") != "dense":
-        raise told.fail(f"sparsity_config {shown(sparse.get('format'))} is not read: take a dense checkpoint")
+        raise told.fail(
+            f"sparsity_config {shown(sparse.get('format'))} is not read: take a dense checkpoint"
+        )
     groups = told.take("config_groups", {})
     if not isinstance(groups, dict) or not groups:
-        raise told.fail("config_groups has no group that says how matrices are stored: take the complete config.json")
+        raise told.fail(
+            "config_groups has no group that says how matrices are stored: take the complete"
+            " config.json"
+        )
     targets = tuple(
-        _group(group, f"{told.where}: config_groups {shown(name)}", form_name) for name, group in groups.items()
+        _group(group, f"{told.where}: config_groups {shown(name)}", form_name)
+        for name, group in groups.items()
     )
-    return StoredQuantization("compressed-tensors", targets, told.names("ignore"), kv=told.take("kv_cache_scheme"))
+    return StoredQuantization(
+        "compressed-tensors", targets, told.names("ignore"), kv=told.take("kv_cache_scheme")
+    )
 
 
 def _group(raw: Any, where: str, form_name: str) -> Targets:
@@ -51,17 +61,20 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
 
 
 def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
-    """Returns whether activations are meant to be in four bits. Those of eight are allowed, and not made so by what the
-    checkpoint says: each row gets a scale of its own where products take it in float8, and stays wide otherwise. Both
-    are finer than a scale that was measured ahead. So do those of four-bit floats beside weights of the same: nothing
-    else of the numbers depends on them."""
+    """Returns whether activations are meant to be in four bits. Those of eight are allowed, and not
+    made so by what the checkpoint says: each row gets a scale of its own where products take it in
+    float8, and stays wide otherwise. Both are finer than a scale that was measured ahead. So do
+    those of four-bit floats beside weights of the same: nothing else of the numbers depends on
+    them."""
     if raw is None:
         return False
     bits = raw.get("num_bits", 8) if isinstance(raw, dict) else None
     if bits == 4 and form.kind in ("nvfp4", "mxfp4") and raw.get("type") == "float":
         return True
     if bits != 8:
-        raise told.fail(f"input_activations {shown(raw)} are not served, only such of 8 bits: {INSTEAD}")
+        raise told.fail(
+            f"input_activations {shown(raw)} are not served, only such of 8 bits: {INSTEAD}"
+        )
     return False
 
 
@@ -71,8 +84,14 @@ def _form(told: ToldObject, form_name: str) -> StoredForm:
     known = ("float-quantized", "naive-quantized", "pack-quantized", "int-quantized", *FP4)
     told.one_of("format", form_name, known)
     bits, numbers = told.number("num_bits", 8), told.text("type", "int")
-    strategy = told.text("strategy", "group" if told.raw.get("group_size") not in (None, -1) else "tensor")
-    symmetric, group, block = told.flag("symmetric", True), told.take("group_size"), told.take("block_structure")
+    strategy = told.text(
+        "strategy", "group" if told.raw.get("group_size") not in (None, -1) else "tensor"
+    )
+    symmetric, group, block = (
+        told.flag("symmetric", True),
+        told.take("group_size"),
+        told.take("block_structure"),
+    )
     if told.take("actorder") not in (None, False, "weight", "static"):
         raise told.fail("actorder 'group' (act-order) is not read: take a checkpoint without it")
     if told.flag("dynamic", False):
@@ -91,11 +110,19 @@ def _form(told: ToldObject, form_name: str) -> StoredForm:
 
 
 def _fp4_form(
-    told: ToldObject, form_name: str, number: tuple[str, int, bool], strategy: str, group: Any, scale_dtype: str
+    told: ToldObject,
+    form_name: str,
+    number: tuple[str, int, bool],
+    strategy: str,
+    group: Any,
+    scale_dtype: str,
 ) -> StoredForm:
     kind, goes, neighbours, dtype = FP4[form_name]
     if number != ("float", 4, True):
-        raise told.fail(f"{form_name} holds symmetric floats of 4 bits, and these are told to be others: {INSTEAD}")
+        raise told.fail(
+            f"{form_name} holds symmetric floats of 4 bits, and these are told to be others:"
+            f" {INSTEAD}"
+        )
     # Scales by group alone, without one of the whole matrix, are read of powers of two alone.
     told.one_of("strategy", strategy, (goes,))
     told.one_of("group_size", group, (neighbours,))
@@ -112,13 +139,19 @@ def _float_form(told: ToldObject, strategy: str, symmetric: bool, block: Any) ->
     return StoredForm("fp8", cast(Scales, strategy), BLOCK if strategy == "block" else None)
 
 
-def _int_form(told: ToldObject, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any) -> StoredForm:
+def _int_form(
+    told: ToldObject, form_name: str, bits: int, strategy: str, symmetric: bool, group: Any
+) -> StoredForm:
     packed = form_name == "pack-quantized"
     told.one_of("num_bits", bits, (4, 8) if packed else (8,))
     told.one_of("format", form_name, ("pack-quantized", "int-quantized", "naive-quantized"))
-    told.one_of("strategy", strategy, ("group", "channel") if packed else ("group", "channel", "tensor"))
+    told.one_of(
+        "strategy", strategy, ("group", "channel") if packed else ("group", "channel", "tensor")
+    )
     if strategy == "group":
         told.one_of("group_size", group, GROUPS)
     kind: Kind = "int4" if bits == 4 else "int8"
     size = group if strategy == "group" else None
-    return StoredForm(kind, cast(Scales, strategy), size, not symmetric, "packed" if packed else "plain")
+    return StoredForm(
+        kind, cast(Scales, strategy), size, not symmetric, "packed" if packed else "plain"
+    )

@@ -1,9 +1,12 @@
 """read_modelopt: what NVIDIA's ModelOpt says of its numbers -> StoredQuantization. No torch.
 
-    config.json               quantization_config: quant_algo, ignore, kv_cache_scheme, config_groups, quantized_layers
-    hf_quant_config.json      quantization: quant_algo, exclude_modules, kv_cache_quant_algo, quantized_layers
+    config.json               quantization_config: quant_algo, ignore, kv_cache_scheme,
+    config_groups, quantized_layers
+    hf_quant_config.json      quantization: quant_algo, exclude_modules, kv_cache_quant_algo,
+    quantized_layers
 
-Both say the same; older folders have the second alone (modelopt's `convert_hf_quant_config_format`).
+Both say the same; older folders have the second alone (modelopt's
+`convert_hf_quant_config_format`).
 """
 
 from __future__ import annotations
@@ -35,11 +38,16 @@ def read_modelopt(told: ToldObject) -> StoredQuantization:
             raise told.fail(f"quantization must be an object, not {shown(inner)}")
         told = ToldObject(inner, f"{told.where} quantization")
     told.past(*_PAST)
-    algorithm = told.one_of("quant_algo", told.text("quant_algo", "").upper(), (*ALGORITHMS, MIXED), _INSTEAD)
+    algorithm = told.one_of(
+        "quant_algo", told.text("quant_algo", "").upper(), (*ALGORITHMS, MIXED), _INSTEAD
+    )
     _check_groups(told)
     layers = told.take("quantized_layers", {})
     if not isinstance(layers, dict) or (algorithm == MIXED) != bool(layers):
-        raise told.fail(f"quantized_layers must name matrices, of quant_algo {MIXED} alone, and is {shown(layers)}")
+        raise told.fail(
+            f"quantized_layers must name matrices, of quant_algo {MIXED} alone, and is"
+            f" {shown(layers)}"
+        )
     targets = _mixed(told, layers) if layers else (Targets(("Linear",), *ALGORITHMS[algorithm]),)
     ignored, kv = told.names("ignore", "exclude_modules"), _kv(told)
     told.refuse_rest()
@@ -53,7 +61,9 @@ def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
         if not isinstance(raw, dict):
             raise told.fail(f"quantized_layers {shown(name)} must be an object, not {shown(raw)}")
         layer = ToldObject(raw, f"{told.where} quantized_layers {shown(name)}")
-        algorithm = layer.one_of("quant_algo", layer.text("quant_algo", "").upper(), ALGORITHMS, _INSTEAD)
+        algorithm = layer.one_of(
+            "quant_algo", layer.text("quant_algo", "").upper(), ALGORITHMS, _INSTEAD
+        )
         _check_group(layer, algorithm)
         layer.refuse_rest()
         names.setdefault(algorithm, []).append(name)
@@ -69,15 +79,21 @@ def _check_groups(told: ToldObject) -> None:
     for name, group in groups.items():
         weights = group.get("weights") if isinstance(group, dict) else None
         if not isinstance(weights, dict):
-            raise told.fail(f"config_groups {shown(name)} must say what its weights are, not {shown(group)}")
+            raise told.fail(
+                f"config_groups {shown(name)} must say what its weights are, not {shown(group)}"
+            )
         if weights.get("num_bits") == 4:
-            _check_group(ToldObject(weights, f"{told.where} config_groups {shown(name)} weights"), "NVFP4")
+            _check_group(
+                ToldObject(weights, f"{told.where} config_groups {shown(name)} weights"), "NVFP4"
+            )
 
 
 def _check_group(told: ToldObject, algorithm: str) -> None:
     """Some writers say 0 or null where a matrix has one scale."""
     group = told.take("group_size", NV_GROUP)
-    told.one_of("group_size", group, (NV_GROUP,) if "NVFP4" in algorithm else (NV_GROUP, 0), _INSTEAD)
+    told.one_of(
+        "group_size", group, (NV_GROUP,) if "NVFP4" in algorithm else (NV_GROUP, 0), _INSTEAD
+    )
 
 
 def _kv(told: ToldObject) -> Any:

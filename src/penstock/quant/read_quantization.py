@@ -1,8 +1,8 @@
-"""read_quantization: `quantization_config` of a config.json, parsed -> StoredQuantization; what is not read is refused
-by name, with what to take instead. No torch, no files.
+"""read_quantization: `quantization_config` of a config.json, parsed -> StoredQuantization; what is
+not read is refused by name, with what to take instead. No torch, no files.
 
-Here are HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order); compressed-tensors
-and ModelOpt have files of their own.
+Here are HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order);
+compressed-tensors and ModelOpt have files of their own.
 """
 
 from __future__ import annotations
@@ -18,32 +18,57 @@ from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 # Method -> what of it is read; docs/quantization.md is made from here.
 READ = {
     "compressed-tensors": (
-        "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or block of 128 x 128); "
-        "`pack-quantized` with 4 and 8 bits (groups of 32, 64, 128, or a row; with and without zero points); "
-        "`int-quantized` with 8 bits; `nvfp4-pack-quantized` and `mxfp4-pack-quantized`; groups of matrices in "
-        "different forms"
+        "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or"
+        " block of 128 x 128); `pack-quantized` with 4 and 8 bits (groups of 32, 64, 128, or a row;"
+        " with and without zero points); `int-quantized` with 8 bits; `nvfp4-pack-quantized` and"
+        " `mxfp4-pack-quantized`; groups of matrices in different forms"
     ),
     "modelopt": (
-        "NVIDIA's, of config.json or `hf_quant_config.json`: `NVFP4`, `W4A16_NVFP4`, `FP8`, and `MIXED_PRECISION` of "
-        "these (`quantized_layers`); also as `modelopt_fp4`"
+        "NVIDIA's, of config.json or `hf_quant_config.json`: `NVFP4`, `W4A16_NVFP4`, `FP8`, and"
+        " `MIXED_PRECISION` of these (`quantized_layers`); also as `modelopt_fp4`"
     ),
     "mxfp4": "gpt-oss's experts, in four-bit floats with a scale for 32",
     "fp8": (
-        "Hugging Face's, in blocks of 128 x 128 or with one scale a matrix (`weight_scale_inv`); AutoFP8's, with one "
-        "scale a matrix (`weight_scale`)"
+        "Hugging Face's, in blocks of 128 x 128 or with one scale a matrix (`weight_scale_inv`);"
+        " AutoFP8's, with one scale a matrix (`weight_scale`)"
     ),
     "awq": "version `gemm`, groups of 32, 64, 128, or a row",
-    "gptq": "4 and 8 bits, `gptq` and `gptq_v2`, groups of 32, 64, 128, or a row, `sym` or not, `desc_act` false",
+    "gptq": (
+        "4 and 8 bits, `gptq` and `gptq_v2`, groups of 32, 64, 128, or a row, `sym` or not,"
+        " `desc_act` false"
+    ),
 }
 
 # What those who write AWQ and GPTQ say of how they came by the numbers, and of how to run them.
 WRITERS = (
-    "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "model_name_or_path",
-    "model_file_base_name", "dataset", "tokenizer", "use_exllama", "disable_exllama", "exllama_config", "backend",
-    "use_cuda_fp16", "model_seqlen", "block_name_to_quantize", "module_name_preceding_first_block", "batch_size",
-    "pad_token_id", "max_input_length", "cache_block_outputs", "meta", "quantizer", "hyb_act", "mse",
-    "act_group_aware", "offload_to_disk", "offload_to_disk_path",
-)  # fmt: skip
+    "damp_percent",
+    "damp_auto_increment",
+    "true_sequential",
+    "static_groups",
+    "model_name_or_path",
+    "model_file_base_name",
+    "dataset",
+    "tokenizer",
+    "use_exllama",
+    "disable_exllama",
+    "exllama_config",
+    "backend",
+    "use_cuda_fp16",
+    "model_seqlen",
+    "block_name_to_quantize",
+    "module_name_preceding_first_block",
+    "batch_size",
+    "pad_token_id",
+    "max_input_length",
+    "cache_block_outputs",
+    "meta",
+    "quantizer",
+    "hyb_act",
+    "mse",
+    "act_group_aware",
+    "offload_to_disk",
+    "offload_to_disk_path",
+)
 
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
@@ -53,9 +78,14 @@ def read_quantization(raw: Any, where: str) -> StoredQuantization:
     told = ToldObject(raw, f"{where}: quantization_config")
     method = told.text("quant_method", "")
     readers = {
-        "compressed-tensors": read_compressed, "fp8": _fp8, "awq": _awq, "gptq": _gptq, "mxfp4": _mxfp4,
-        "modelopt": read_modelopt, "modelopt_fp4": read_modelopt,
-    }  # fmt: skip
+        "compressed-tensors": read_compressed,
+        "fp8": _fp8,
+        "awq": _awq,
+        "gptq": _gptq,
+        "mxfp4": _mxfp4,
+        "modelopt": read_modelopt,
+        "modelopt_fp4": read_modelopt,
+    }
     if method not in readers:
         if not method and ("load_in_4bit" in raw or "load_in_8bit" in raw):
             method = "bitsandbytes"
@@ -76,20 +106,29 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         "numbers with 5 bits of exponent are not: " + INSTEAD,
     )
     # static: scales of activations were measured ahead; each row has its own here, which is finer.
-    told.one_of("activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static"))
+    told.one_of(
+        "activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static")
+    )
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
     if size is None:
-        # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no blocks, doesn't know it.
+        # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no
+        # blocks, doesn't know it.
         inverse = "weight_block_size" in told.raw
         form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
     elif size == [BLOCK, BLOCK]:
         form = StoredForm("fp8", "block", BLOCK, scale="weight_scale_inv")
     else:
-        raise told.fail(f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}")
+        raise told.fail(
+            f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}"
+        )
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    ignored = (*ignored, "lm_head", "gate")  # DeepSeek leaves routers as they are, and doesn't say so
+    ignored = (
+        *ignored,
+        "lm_head",
+        "gate",
+    )  # DeepSeek leaves routers as they are, and doesn't say so
     return StoredQuantization("fp8", (Targets(("Linear",), form),), ignored, by_part=True)
 
 
@@ -100,41 +139,81 @@ def _mxfp4(told: ToldObject) -> StoredQuantization:
 
 
 def _awq(told: ToldObject) -> StoredQuantization:
-    told.one_of("version", told.text("version", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
-    bits, group = told.take("bits", told.take("w_bit")), told.take("group_size", told.take("q_group_size"))
-    told.past("w_bit", "q_group_size", "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "kernel", "sym", *WRITERS)
+    told.one_of(
+        "version",
+        told.text("version", "gemm").lower(),
+        ("gemm",),
+        "take a checkpoint of version gemm",
+    )
+    bits, group = (
+        told.take("bits", told.take("w_bit")),
+        told.take("group_size", told.take("q_group_size")),
+    )
+    told.past(
+        "w_bit",
+        "q_group_size",
+        "do_fuse",
+        "fuse_max_seq_len",
+        "modules_to_fuse",
+        "kernel",
+        "sym",
+        *WRITERS,
+    )
     told.one_of("bits", bits, (4,))
-    told.one_of("format", told.text("format", "gemm").lower(), ("gemm",), "take a checkpoint of version gemm")
-    form = StoredForm("int4", *_grouped(told, group), zeros=told.flag("zero_point", True), packing="awq")
+    told.one_of(
+        "format",
+        told.text("format", "gemm").lower(),
+        ("gemm",),
+        "take a checkpoint of version gemm",
+    )
+    form = StoredForm(
+        "int4", *_grouped(told, group), zeros=told.flag("zero_point", True), packing="awq"
+    )
     ignored = told.names("modules_to_not_convert")
-    return StoredQuantization("awq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True)
+    return StoredQuantization(
+        "awq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True
+    )
 
 
 def _gptq(told: ToldObject) -> StoredQuantization:
     bits = told.one_of("bits", told.number("bits"), (4, 8))
     if told.flag("desc_act", False):
-        raise told.fail("desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an AWQ one")
+        raise told.fail(
+            "desc_act true (act-order) is not read: take a checkpoint with desc_act false, or an"
+            " AWQ one"
+        )
     form_name = told.text("checkpoint_format", told.text("format", "gptq"))
     if form_name == "marlin" or told.flag("is_marlin_format", False):
         raise told.fail(f"marlin's format is not read: {REFUSED['marlin']}")
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
     told.past(*WRITERS)
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
-    ignored = ("gate", *_dynamic(told))  # its writers leave routers of experts as they are, and don't say so
+    ignored = (
+        "gate",
+        *_dynamic(told),
+    )  # its writers leave routers of experts as they are, and don't say so
     zeros, kind = not told.flag("sym", True), cast(Kind, f"int{bits}")
-    form = StoredForm(kind, *_grouped(told, told.take("group_size", -1)), zeros=zeros, packing=form_name)
+    form = StoredForm(
+        kind, *_grouped(told, told.take("group_size", -1)), zeros=zeros, packing=form_name
+    )
     only = tuple(f".{name}" for name in _flat(told, told.take("modules_in_block_to_quantize", [])))
-    return StoredQuantization("gptq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True, only=only)
+    return StoredQuantization(
+        "gptq", (Targets(("Linear",), form),), _with_head(told, ignored), by_part=True, only=only
+    )
 
 
 def _dynamic(told: ToldObject) -> tuple[str, ...]:
-    """GPTQModel's rules for single modules: `-:` and a pattern leaves them as they are; others change their form."""
+    """GPTQModel's rules for single modules: `-:` and a pattern leaves them as they are; others
+    change their form."""
     rules = told.take("dynamic", {})
     if not isinstance(rules, dict):
         raise told.fail(f"dynamic must be an object, not {shown(rules)}")
     for rule in rules:
         if not rule.startswith("-:"):
-            raise told.fail(f"dynamic has {shown(rule)}: matrices with settings of their own are not read: {INSTEAD}")
+            raise told.fail(
+                f"dynamic has {shown(rule)}: matrices with settings of their own are not read:"
+                f" {INSTEAD}"
+            )
     told.raw["dynamic_patterns"] = [f"re:.*{rule[2:]}" for rule in rules]
     return told.names("dynamic_patterns")
 

@@ -1,4 +1,5 @@
-"""Scheme: how a matrix lies in a checkpoint, and the operation that multiplies by it. Each scheme is a class here.
+"""Scheme: how a matrix lies in a checkpoint, and the operation that multiplies by it. Each scheme
+is a class here.
 
     plain   [out, in] in a float dtype, rounded to the model's
     fp8     e4m3 numbers with float scales: `quant/fp8.py`
@@ -21,25 +22,33 @@ from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.ops import Ops
 from penstock.quant.weight import Part, Weight
 
-Multiply = Callable[[Any, Any, Tensor | None], Tensor]  # Rows [T, in], what prepare made, bias [out] -> [T, out]
+Multiply = Callable[
+    [Any, Any, Tensor | None], Tensor
+]  # Rows [T, in], what prepare made, bias [out] -> [T, out]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix that is ready to be multiplied by: the operation, and the arrangement of numbers that it takes."""
+    """A matrix that is ready to be multiplied by: the operation, and the arrangement of numbers
+    that it takes."""
 
     multiply: Multiply
     matrix: Any  # the operation's own: no layer looks into it
     form: Callable[[int], Form] = TakesWideRows().form  # how so many rows are wanted
-    streamed: Any = None  # what the fused operations of one row take; None: they don't serve this matrix
-    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: there is no such form
+    streamed: Any = (
+        None  # what the fused operations of one row take; None: they don't serve this matrix
+    )
+    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: there is no
+    # such form
     gated: Callable[[Tensor, Any, str], Tensor | None] | None = None
 
 
 class Scheme(Protocol):
     """`parts` name matrices [out, in] without the `.weight` that a checkpoint adds."""
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         """Returns what has to be loaded, by the scheme's own words for them."""
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
@@ -51,13 +60,15 @@ class ForExperts(Scheme, Protocol):
     """A scheme whose numbers operations of experts take as they are."""
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
-        """Returns numbers [out, in], then scales, zeros, and what multiplies scales, None or nothing where it has none,
-        and lets the loaded form go: as `kernels/expert_matrix.py` has those of an expert."""
+        """Returns numbers [out, in], then scales, zeros, and what multiplies scales, None or
+        nothing where it has none, and lets the loaded form go: as `kernels/expert_matrix.py` has
+        those of an expert."""
 
 
 @runtime_checkable
 class Made(Scheme, Protocol):
-    """A scheme whose numbers are made of wide ones, here too of those that are loaded for something else."""
+    """A scheme whose numbers are made of wide ones, here too of those that are loaded for something
+    else."""
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
         """Returns the product by a matrix [out, in] of the model's dtype, which stays as it is."""
@@ -66,7 +77,9 @@ class Made(Scheme, Protocol):
 class Plain:
     """Unquantized."""
 
-    def weights(self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device) -> dict[str, Weight]:
+    def weights(
+        self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
+    ) -> dict[str, Weight]:
         return {"weight": Weight([named(part, "weight") for part in parts], dtype, device)}
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor]:

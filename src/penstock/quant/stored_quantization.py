@@ -1,4 +1,5 @@
-"""StoredQuantization: how a checkpoint's matrices are stored, by their names. It knows no tensors, and no torch."""
+"""StoredQuantization: how a checkpoint's matrices are stored, by their names. It knows no tensors,
+and no torch."""
 
 from __future__ import annotations
 
@@ -17,9 +18,9 @@ Scales = Literal["channel", "tensor", "block", "group"]
 class StoredForm:
     """How a matrix lies in a checkpoint.
 
-    group: inputs that share a scale, None: all of a row (by tensor, of a matrix).   zeros: whether nothing is
-    another number than the middle one.   packing: by quant/int_forms.py's names, of four-bit floats by quant/fp4.py's.
-    scale: how its name ends.
+    group: inputs that share a scale, None: all of a row (by tensor, of a matrix).   zeros: whether
+    nothing is another number than the middle one.   packing: by quant/int_forms.py's names, of
+    four-bit floats by quant/fp4.py's. scale: how its name ends.
     """
 
     kind: Kind
@@ -36,8 +37,9 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which matrices have a form: class names, whole names, or `re:` and a pattern that a name begins with; a frozenset
-    has names of matrices and of what holds them, of which there may be thousands.
+    """Which matrices have a form: class names, whole names, or `re:` and a pattern that a name
+    begins with; a frozenset has names of matrices and of what holds them, of which there may be
+    thousands.
 
     narrow_rows: whether what they multiply is meant to be in four bits too."""
 
@@ -57,9 +59,10 @@ class Targets:
 class StoredQuantization:
     """What a checkpoint says of its matrices.
 
-    ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's way), or with `*`
-    patterns of whole names and of what holds them (ModelOpt's); else they are as targets are.
-    only: where not empty, ends of the names that are quantized.   kv: what it says of keys and values.
+    ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's
+    way), or with `*` patterns of whole names and of what holds them (ModelOpt's); else they are as
+    targets are. only: where not empty, ends of the names that are quantized.   kv: what it says of
+    keys and values.
     """
 
     method: str
@@ -87,7 +90,9 @@ class StoredQuantization:
 
     def called(self, ours: Callable[[str], str]) -> StoredQuantization:
         """Returns the same by the names that `ours` gives for those of the checkpoint."""
-        targets = tuple(replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets)
+        targets = tuple(
+            replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets
+        )
         return replace(self, targets=targets, ignored=tuple(map(ours, self.ignored)))
 
     @property
@@ -108,7 +113,8 @@ def _matches(name: str, entry: str) -> bool:
 
 @cache
 def _by_part(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Returns the parts between dots, and one pattern of those with `*`: they are asked for every matrix of a model."""
+    """Returns the parts between dots, and one pattern of those with `*`: they are asked for every
+    matrix of a model."""
     own = [entry for entry in ignored if not entry.startswith("re:")]
     parts = tuple(f".{entry}." for entry in own if "*" not in entry)
     patterns = [translate(each) for entry in own if "*" in entry for each in (entry, f"{entry}.*")]

@@ -1,4 +1,5 @@
-"""ToldObject: an object of `quantization_config`, read key by key, and the refusals of what is not read. No torch."""
+"""ToldObject: an object of `quantization_config`, read key by key, and the refusals of what is not
+read. No torch."""
 
 from __future__ import annotations
 
@@ -10,15 +11,27 @@ from typing import Any
 from penstock.errors import CheckpointError
 
 LONGEST = 200  # characters of a value that an error repeats
-INSTEAD = "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8, AWQ or GPTQ"
+INSTEAD = (
+    "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8,"
+    " AWQ or GPTQ"
+)
 
 # Known methods and formats that are not read: why, where there is more to say than that.
 REFUSED = {
-    "bitsandbytes": "its own library makes them: take the unquantized checkpoint with --quantization int4 or int8",
+    "bitsandbytes": (
+        "its own library makes them: take the unquantized checkpoint with --quantization int4 or"
+        " int8"
+    ),
     "gguf": "take the folder that it was made from, with config.json and safetensors",
-    "mxfp6-pack-quantized": "floats of six bits are not read: take an fp8, NVFP4 or int4 checkpoint",
-    "mxfp8-quantized": "floats with a power of two for 32 are read of four bits alone: take an fp8 checkpoint",
-    "marlin": "its numbers are laid out for one kernel: take the GPTQ checkpoint that it was made from",
+    "mxfp6-pack-quantized": (
+        "floats of six bits are not read: take an fp8, NVFP4 or int4 checkpoint"
+    ),
+    "mxfp8-quantized": (
+        "floats with a power of two for 32 are read of four bits alone: take an fp8 checkpoint"
+    ),
+    "marlin": (
+        "its numbers are laid out for one kernel: take the GPTQ checkpoint that it was made from"
+    ),
     "marlin-24": "sparse matrices are not read: take a dense int4 checkpoint",
     "sparse-24-bitmask": "sparse matrices are not read: take a dense checkpoint",
     "sparse-bitmask": "sparse matrices are not read: take a dense checkpoint",
@@ -28,7 +41,8 @@ REFUSED = {
 
 @dataclass(slots=True)
 class ToldObject:
-    """An object that is read key by key, so that no key is left unread. A null counts as not given."""
+    """An object that is read key by key, so that no key is left unread.
+    A null counts as not given."""
 
     raw: dict[str, Any]
     where: str
@@ -81,7 +95,11 @@ class ToldObject:
         return tuple(found)
 
     def refuse_rest(self) -> None:
-        left = {n: v for n, v in self.raw.items() if n not in self.read and v not in (None, [], {}, False)}
+        left = {
+            n: v
+            for n, v in self.raw.items()
+            if n not in self.read and v not in (None, [], {}, False)
+        }
         if left:
             listed = ", ".join(f"{shown(name)} ({shown(value)})" for name, value in left.items())
             keys, them = ("key", "is") if len(left) == 1 else ("keys", "are")

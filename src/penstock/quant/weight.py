@@ -1,4 +1,5 @@
-"""Weight: an array of a model that describes itself, so that loading, cutting and counting are loops over weights.
+"""Weight: an array of a model that describes itself, so that loading, cutting and counting are
+loops over weights.
 
 It knows names, shapes and numbers; no files, no layers, no kernels.
 """
@@ -23,9 +24,10 @@ DUMMY_RANGE = 1e-3
 class Part:
     """One tensor of a checkpoint, and the share of it that this rank holds.
 
-    name, shape: the checkpoint's.   cut: the dimension that is divided into `shares`, None: every rank holds it whole.
-    unit: what no cut goes through, of that dimension; shares may differ by one.
-    fused: the matrices that stand one after the other in this tensor, each cut in its own way; of several ranks.
+    name, shape: the checkpoint's.   cut: the dimension that is divided into `shares`, None: every
+    rank holds it whole. unit: what no cut goes through, of that dimension; shares may differ by
+    one. fused: the matrices that stand one after the other in this tensor, each cut in its own way;
+    of several ranks.
     """
 
     name: str
@@ -38,9 +40,12 @@ class Part:
 
     @classmethod
     def of_fused(cls, name: str, parts: Sequence[Part]) -> Part:
-        """Returns the tensor that holds these matrices `[out, in]`, cut by rows, one after the other."""
+        """Returns the tensor that holds these matrices `[out, in]`, cut by rows, one after the
+        other."""
         rows, shares = sum(part.shape[0] for part in parts), max(part.shares for part in parts)
-        return cls(name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ())
+        return cls(
+            name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ()
+        )
 
     @property
     def local_shape(self) -> tuple[int, ...]:
@@ -60,7 +65,9 @@ class Part:
             return tensor
         if self.fused:
             pieces = torch.split(tensor, [part.shape[0] for part in self.fused])
-            return torch.cat([part.local(piece) for part, piece in zip(self.fused, pieces, strict=True)])
+            return torch.cat(
+                [part.local(piece) for part, piece in zip(self.fused, pieces, strict=True)]
+            )
         return tensor.narrow(self.cut, *self.bounds)
 
     def over(self, name: str, shape: tuple[int, ...]) -> Part:
@@ -72,11 +79,12 @@ class Part:
 class Weight:
     """An array that a checkpoint's tensors fill one after the other along its first dimension.
 
-    parts: those tensors, in order.   stored: the dtypes that they may have on disk.   transform: float32 -> float32,
-    done to each before it is rounded (Gemma's norms are stored as w and used as 1 + w).   again: names under which a
-    checkpoint may hold the same numbers a second time (a tied head).   counts: how many of the model's numbers an
-    element stands for (a scale for none, a packed byte for two).   drawn: between what dummy numbers are drawn.
-    optional: a checkpoint may lack it.   fills_by_share: what a rank holds comes of its share of a tensor alone.
+    parts: those tensors, in order.   stored: the dtypes that they may have on disk.   transform:
+    float32 -> float32, done to each before it is rounded (Gemma's norms are stored as w and used as
+    1 + w).   again: names under which a checkpoint may hold the same numbers a second time (a tied
+    head).   counts: how many of the model's numbers an element stands for (a scale for none, a
+    packed byte for two).   drawn: between what dummy numbers are drawn. optional: a checkpoint may
+    lack it.   fills_by_share: what a rank holds comes of its share of a tensor alone.
     """
 
     optional = False
@@ -107,7 +115,8 @@ class Weight:
 
     @property
     def value(self) -> Tensor:
-        """The numbers, `shape` of `dtype`. Gone once a layer has made its own arrangement of them."""
+        """The numbers, `shape` of `dtype`.
+        Gone once a layer has made its own arrangement of them."""
         assert self._value is not None, f"{self.parts[0].name} has been given away"
         return self._value
 
@@ -152,14 +161,19 @@ class Weight:
             first += rows
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Writes a checkpoint's tensor, or the share of it, into its place: cut, transformed and rounded."""
+        """Writes a checkpoint's tensor, or the share of it, into its place: cut, transformed and
+        rounded."""
         local = tensor if tuple(tensor.shape) == part.local_shape else part.local(tensor)
-        place.copy_((local if self.transform is None else self.transform(local.float())).view(place.shape))
+        place.copy_(
+            (local if self.transform is None else self.transform(local.float())).view(place.shape)
+        )
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Fills it with dummy numbers, the same for the same generator: a rank draws the whole and takes its share.
+        """Fills it with dummy numbers, the same for the same generator: a rank draws the whole and
+        takes its share.
 
-        wide: the dtype of the model, in which numbers are drawn that no generator draws as they are.
+        wide: the dtype of the model, in which numbers are drawn that no generator draws as they
+        are.
         """
         dtype = self.dtype if self.dtype in (torch.float32, torch.bfloat16, torch.float16) else wide
         if dtype == self.dtype and all(part.shares == 1 for part in self.parts):
@@ -176,7 +190,8 @@ class Weight:
 
 
 class MadeWeight(Weight):
-    """Numbers that are made of a checkpoint's wide ones while they are filled; dummy ones of wide dummy ones."""
+    """Numbers that are made of a checkpoint's wide ones while they are filled; dummy ones of wide
+    dummy ones."""
 
     fills_by_share = False  # a row's scale is that of the whole row
     scale: Tensor
@@ -191,10 +206,11 @@ class MadeWeight(Weight):
 
 
 class Arranged(Weight):
-    """An array [out, ...] that is made of tensors which lie otherwise on disk: transposed, packed, by blocks.
+    """An array [out, ...] that is made of tensors which lie otherwise on disk: transposed, packed,
+    by blocks.
 
-    stored_parts: those tensors, whole.   parts: the arrays that `arrange` makes of each, and this rank's share of them.
-    A tensor is arranged whole, and cut then.
+    stored_parts: those tensors, whole.   parts: the arrays that `arrange` makes of each, and this
+    rank's share of them. A tensor is arranged whole, and cut then.
     """
 
     fills_by_share = False
@@ -228,7 +244,9 @@ class Arranged(Weight):
                 drawn = torch.empty(part.shape, dtype=torch.int32, device=device)
                 drawn.random_(word.min, word.max, generator=generator)
             elif "U8" in self.stored:
-                drawn = torch.empty(part.shape, dtype=torch.uint8, device=device).random_(0, 256, generator=generator)
+                drawn = torch.empty(part.shape, dtype=torch.uint8, device=device).random_(
+                    0, 256, generator=generator
+                )
             else:
                 drawn = torch.empty(part.shape, dtype=torch.float32, device=device)
                 drawn.uniform_(*self._drawn, generator=generator)
@@ -236,9 +254,11 @@ class Arranged(Weight):
 
 
 class Expected(Weight):
-    """What a checkpoint has beside the numbers and must say what we take for granted: nothing is kept of it.
+    """What a checkpoint has beside the numbers and must say what we take for granted: nothing is
+    kept of it.
 
-    right: a tensor -> whether it says so; None: it may say anything.   wrong: the rest of the error where it doesn't.
+    right: a tensor -> whether it says so; None: it may say anything.   wrong: the rest of the error
+    where it doesn't.
     """
 
     fills_by_share = False

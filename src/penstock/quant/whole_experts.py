@@ -1,12 +1,14 @@
-"""Experts that a checkpoint has all in one tensor, as gpt-oss is published: wide, inputs first, or in four bits.
+"""Experts that a checkpoint has all in one tensor, as gpt-oss is published: wide, inputs first, or
+in four bits.
 
     wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
-    MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
+    MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first,
+    and
             `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); of `down_proj` the same
     both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
 
-Gate and up take turns among the 2F. All is brought into the order of `kernels/expert_matrix.py` while it is filled. It
-knows names and numbers; no layer.
+Gate and up take turns among the 2F. All is brought into the order of `kernels/expert_matrix.py`
+while it is filled. It knows names and numbers; no layer.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Rearranged(Weight):
 
 
 class Exponents(Rearranged):
-    """MXFP4's scales: bytes, of which one says that it is no number (OCP Microscaling Formats 1.0)."""
+    """MXFP4's scales: bytes, of which one says that it is no number (OCP Microscaling
+    Formats 1.0)."""
 
     def are_finite(self, numbers: Tensor) -> Tensor:
         return (numbers != NO_NUMBER).all()
@@ -70,7 +73,8 @@ class Exponents(Rearranged):
 
 @dataclass(slots=True)
 class WholeExperts:
-    """One matrix of every expert, and its bias, which only one of the ranks that sum their answers adds."""
+    """One matrix of every expert, and its bias, which only one of the ranks that sum their answers
+    adds."""
 
     loaded: dict[str, Weight]
     adds_bias: bool = True
@@ -83,11 +87,18 @@ class WholeExperts:
 
 
 def gate_up_of(
-    at: str, experts: int, inner: int, hidden: int, cut: tuple[int, int], dtype: torch.dtype, device: torch.device,
-    *, four: bool,
-) -> WholeExperts:  # fmt: skip
-    """Returns gate and up [2F, d], of which a rank has some outputs. at: the name before `.gate_up_proj`.   cut: into
-    how many shares, and this rank's."""
+    at: str,
+    experts: int,
+    inner: int,
+    hidden: int,
+    cut: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    four: bool,
+) -> WholeExperts:
+    """Returns gate and up [2F, d], of which a rank has some outputs. at: the name before
+    `.gate_up_proj`.   cut: into how many shares, and this rank's."""
     name, rows, unit = f"{at}.gate_up_proj", 2 * inner, 2 * FOURS
 
     def part(suffix: str, *shape: int, along: int = 1) -> Part:
@@ -95,22 +106,42 @@ def gate_up_of(
 
     if four:
         numbers = Rearranged(
-            part("_blocks", rows, hidden // FOURS, FOURS // 2), lambda x: _apart(_halves(x)), torch.uint8, device,
-            counts=2, drawn=(0, 256),
-        )  # fmt: skip
+            part("_blocks", rows, hidden // FOURS, FOURS // 2),
+            lambda x: _apart(_halves(x)),
+            torch.uint8,
+            device,
+            counts=2,
+            drawn=(0, 256),
+        )
         scale = Exponents(
-            part("_scales", rows, hidden // FOURS), _apart, torch.uint8, device, counts=0, drawn=DUMMY_SCALES
+            part("_scales", rows, hidden // FOURS),
+            _apart,
+            torch.uint8,
+            device,
+            counts=0,
+            drawn=DUMMY_SCALES,
         )
         loaded: dict[str, Weight] = {"weight": numbers, "scale": scale}
     else:
-        loaded = {"weight": Rearranged(part("", hidden, rows, along=2), lambda x: _apart(x.mT), dtype, device)}
+        loaded = {
+            "weight": Rearranged(
+                part("", hidden, rows, along=2), lambda x: _apart(x.mT), dtype, device
+            )
+        }
     return WholeExperts(loaded | {"bias": Rearranged(part("_bias", rows), _apart, dtype, device)})
 
 
 def down_of(
-    at: str, experts: int, inner: int, hidden: int, cut: tuple[int, int], dtype: torch.dtype, device: torch.device,
-    *, four: bool,
-) -> WholeExperts:  # fmt: skip
+    at: str,
+    experts: int,
+    inner: int,
+    hidden: int,
+    cut: tuple[int, int],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    four: bool,
+) -> WholeExperts:
     """Returns the second matrix [d, F], of which a rank has some inputs."""
     name, groups = f"{at}.down_proj", inner // FOURS
     if four:
@@ -137,6 +168,7 @@ def _apart(x: Tensor) -> Tensor:
 
 
 def _halves(blocks: Tensor) -> Tensor:
-    """Bytes of two neighbours [E, rows, groups, 16] -> [E, rows, groups * 16], of each group 16 beside the other 16."""
+    """Bytes of two neighbours [E, rows, groups, 16] -> [E, rows, groups * 16], of each group 16
+    beside the other 16."""
     numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return (numbers[..., : FOURS // 2] | numbers[..., FOURS // 2 :] << 4).flatten(2)

@@ -1,14 +1,19 @@
-"""A wide matrix as a quantized checkpoint stores it, in compressed-tensors' form, and what its config.json says of it.
+"""A wide matrix as a quantized checkpoint stores it, in compressed-tensors' form, and what its
+config.json says of it.
 
-    fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; rows of activations scaled as they come
-    int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1], `weight_shape`
-    int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group], `weight_shape`
-    nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in / 16],
+    fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; rows of activations scaled as
+    they come
+    int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1],
+    `weight_shape`
+    int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group],
+    `weight_shape`
+    nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in
+    / 16],
             `weight_global_scale` [1]
 
-The numbers are those that `--quantization` makes at load, but of int4 where it is known what is multiplied, and of
-nvfp4 where matrices share the whole's scale. vLLM and transformers read such a folder too. It knows matrices and words;
-no files.
+The numbers are those that `--quantization` makes at load, but of int4 where it is known what is
+multiplied, and of nvfp4 where matrices share the whole's scale. vLLM and transformers read such a
+folder too. It knows matrices and words; no files.
 """
 
 from __future__ import annotations
@@ -32,13 +37,18 @@ _FORMATS: dict[MadeKind, str] = {"fp8": "float-quantized", "nvfp4": "nvfp4-pack-
 
 
 def store(
-    matrix: Tensor, kind: MadeKind, group: int, dtype: torch.dtype | None = None, moments: Tensor | None = None,
+    matrix: Tensor,
+    kind: MadeKind,
+    group: int,
+    dtype: torch.dtype | None = None,
+    moments: Tensor | None = None,
     most: Tensor | None = None,
-) -> dict[str, Tensor]:  # fmt: skip
-    """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what follows its name.
-    group: inputs that share a scale, of int4. dtype: of scales of whole numbers, None: the matrix's.   moments: of the
-    inputs [in, in], by which int4 is rounded (`rounding.py`); None: to the nearest.   most: the largest magnitude of
-    the matrices that share nvfp4's scale of the whole; None: the matrix's own."""
+) -> dict[str, Tensor]:
+    """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what
+    follows its name. group: inputs that share a scale, of int4. dtype: of scales of whole numbers,
+    None: the matrix's.   moments: of the inputs [in, in], by which int4 is rounded (`rounding.py`);
+    None: to the nearest.   most: the largest magnitude of the matrices that share nvfp4's scale of
+    the whole; None: the matrix's own."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
@@ -52,12 +62,16 @@ def store(
     else:
         numbers, scale = to_int(matrix, bits, group if kind == "int4" else matrix.shape[1], dtype)
     shape = torch.tensor(matrix.shape, dtype=torch.int64)
-    return {"weight_packed": pack_int32(numbers, bits), "weight_scale": scale, "weight_shape": shape}
+    return {
+        "weight_packed": pack_int32(numbers, bits),
+        "weight_scale": scale,
+        "weight_shape": shape,
+    }
 
 
 def pack_int32(numbers: Tensor, bits: int) -> Tensor:
-    """numbers [out, in] int8 of so many bits -> [out, in * bits / 32] int32, the first in the lowest bits, each with
-    half of its range added; a row's end is filled with nothing."""
+    """numbers [out, in] int8 of so many bits -> [out, in * bits / 32] int32, the first in the
+    lowest bits, each with half of its range added; a row's end is filled with nothing."""
     each = 32 // bits
     short = -numbers.shape[1] % each
     above = torch.nn.functional.pad(numbers.to(torch.int64) + 2 ** (bits - 1), (0, short))
@@ -69,23 +83,32 @@ def pack_int32(numbers: Tensor, bits: int) -> Tensor:
 def told_in_config(
     kind: MadeKind, group: int, ignored: Sequence[str], others: Mapping[str, MadeKind]
 ) -> dict[str, Any]:
-    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide.   others: those that are
-    of another kind."""
+    """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide.
+    others: those that are of another kind."""
     each = [([name], other) for name, other in others.items()] + [(["Linear"], kind)]
     return {
         "quant_method": "compressed-tensors",
         "format": _FORMATS.get(kind, "pack-quantized"),
         "quantization_status": "compressed",
         "ignore": list(ignored),
-        "config_groups": {f"group_{n}": _group(targets, kind, group) for n, (targets, kind) in enumerate(each)},
+        "config_groups": {
+            f"group_{n}": _group(targets, kind, group) for n, (targets, kind) in enumerate(each)
+        },
     }
 
 
 def _group(targets: list[str], kind: MadeKind, group: int) -> dict[str, Any]:
-    weights: dict[str, Any] = {"num_bits": _BITS[kind], "type": "float" if kind in _FORMATS else "int"}
+    weights: dict[str, Any] = {
+        "num_bits": _BITS[kind],
+        "type": "float" if kind in _FORMATS else "int",
+    }
     strategies = {"int4": "group", "nvfp4": "tensor_group"}
     weights |= {"symmetric": True, "dynamic": False, "strategy": strategies.get(kind, "channel")}
     weights |= {"group_size": group} if kind == "int4" else {}
     weights |= {"group_size": NV_GROUP, "scale_dtype": str(E4M3)} if kind == "nvfp4" else {}
     rows = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": True, "strategy": "token"}
-    return {"targets": targets, "weights": weights, "input_activations": rows if kind == "fp8" else None}
+    return {
+        "targets": targets,
+        "weights": weights,
+        "input_activations": rows if kind == "fp8" else None,
+    }

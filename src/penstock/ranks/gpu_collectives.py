@@ -1,7 +1,10 @@
-"""GpuCollectives: sums and gatherings between GPUs of one machine, by memory that all read or, for all ranks, by NCCL.
+"""GpuCollectives: sums and gatherings between GPUs of one machine, by memory that all read or, for
+all ranks, by NCCL.
 
-    meet      a store in a file, where each says whether it could share memory: only if all could, all use it
-    ours      kernels/triton/all_reduce.py over torch's symmetric memory: its pointers alone, NVLink's multicast off
+    meet      a store in a file, where each says whether it could share memory: only if all could,
+    all use it
+    ours      kernels/triton/all_reduce.py over torch's symmetric memory: its pointers alone,
+    NVLink's multicast off
     nccl      where set-up fails; its sums hang on their size, so a batch may move a last bit
 
 It knows devices, stores and the kernels' launches; no plans, no layers.
@@ -27,22 +30,34 @@ from penstock.parallel.collectives import first_line, gloo_group
 
 _dist: Any = torch.distributed  # its types leave out what is used here
 # A program that uses multicast can put the GPUs of a whole machine out of service when it fails.
-NO_MULTICAST = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
+NO_MULTICAST = {
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
 MEETING = 60.0  # seconds in which memory is shared, or isn't
-# Looks at one rank's words, of 155 ns on an H100: while kernels are compiled and weights are read, 68 s, and from then
-# on 1.7 s. A look at several ranks' takes as often as long.
+# Looks at one rank's words, of 155 ns on an H100: while kernels are compiled and weights are read,
+# 68 s, and from then on 1.7 s. A look at several ranks' takes as often as long.
 PATIENT, AT_WORK = 440_000_000, 11_000_000
 
 Made = TypeVar("Made")
 
 
 class GpuCollectives:
-    """Serves as parallel.collectives.Collectives. meeting: a file that all ranks see, new for each model. seconds: the
-    longest that NCCL waits. Calls are launches on the current stream, and may be captured; none waits for the device.
+    """Serves as parallel.collectives.Collectives. meeting: a file that all ranks see, new for each
+    model. seconds: the longest that NCCL waits. Calls are launches on the current stream, and may
+    be captured; none waits for the device.
     """
 
-    def __init__(self, meeting: Path, rank: int, size: int, seconds: float, device: torch.device) -> None:
-        self._meeting, self._rank, self._size, self._longest = meeting, rank, size, timedelta(seconds=seconds)
+    def __init__(
+        self, meeting: Path, rank: int, size: int, seconds: float, device: torch.device
+    ) -> None:
+        self._meeting, self._rank, self._size, self._longest = (
+            meeting,
+            rank,
+            size,
+            timedelta(seconds=seconds),
+        )
         self._device, self._how = device, ""
         self._group: Any = None  # NCCL's
         self._shared: SharedMemory | None = None
@@ -60,7 +75,9 @@ class GpuCollectives:
             if failed:
                 self._open_nccl(store)
         except RuntimeError as error:
-            raise EngineError(f"rank {self._rank} did not meet the others: {first_line(error)}") from error
+            raise EngineError(
+                f"rank {self._rank} did not meet the others: {first_line(error)}"
+            ) from error
         if failed:
             self._how = f"NCCL, since memory could not be shared ({failed[0]})"
         else:
@@ -86,7 +103,10 @@ class GpuCollectives:
 
     def check(self) -> None:
         if self._shared is not None and (absent := int(self._shared.hung[0])):
-            raise EngineError(f"rank {self._rank} lost the others: rank {absent - 1} did not come to a sum of the step")
+            raise EngineError(
+                f"rank {self._rank} lost the others: rank {absent - 1} did not come to a sum of the"
+                " step"
+            )
 
     def describe(self) -> str:
         return self._how
@@ -107,32 +127,42 @@ class GpuCollectives:
         return store
 
     def _share(self) -> SharedMemory:
-        """Raises what keeps memory from being shared. By a store of its own: a thread that hangs may hold its lock."""
+        """Raises what keeps memory from being shared. By a store of its own: a thread that hangs
+        may hold its lock."""
         return SharedMemory(self._store("sharing"), self._rank, self._size, self._device)
 
     def _open_nccl(self, store: Any) -> None:
         options = _dist.ProcessGroupNCCL.Options()
         options._timeout = self._longest
         with torch.cuda.device(self._device):
-            self._group = _dist.ProcessGroupNCCL(_dist.PrefixStore("nccl", store), self._rank, self._size, options)
+            self._group = _dist.ProcessGroupNCCL(
+                _dist.PrefixStore("nccl", store), self._rank, self._size, options
+            )
             self._group.allreduce([torch.zeros(1, device=self._device)]).wait()
 
 
 class SharedMemory:
-    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64, pinned: 1 + the rank
-    that was waited for in vain, 0: none was."""
+    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64,
+    pinned: 1 + the rank that was waited for in vain, 0: none was."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
         count = 2 * self.kernels.ROOM
         if rank == 0:
             store.set("name", f"penstock-{os.urandom(8).hex()}")
-        name = store.get("name").decode()  # torch keeps groups by their names: each model's is another
+        name = store.get(
+            "name"
+        ).decode()  # torch keeps groups by their names: each model's is another
         with torch.cuda.device(device):
-            MEETINGS.keep_pace(store, rank, size, lambda nth: _map(f"{name}-{rank}-{nth}", store, 0, 1, 1, device))
+            MEETINGS.keep_pace(
+                store, rank, size, lambda nth: _map(f"{name}-{rank}-{nth}", store, 0, 1, 1, device)
+            )
             self._group, self._held, self._handle = _map(name, store, rank, size, count, device)
             MEETINGS.made += 1
-            places = [self._handle.get_buffer(each, (count,), torch.uint8).data_ptr() for each in range(size)]
+            places = [
+                self._handle.get_buffer(each, (count,), torch.uint8).data_ptr()
+                for each in range(size)
+            ]
             self.hung = torch.zeros(1, dtype=torch.int64, pin_memory=True)
             state = torch.tensor([0, 0, 0, PATIENT // size, self.hung.data_ptr()], device=device)
             addresses = torch.tensor(places, device=device)
@@ -140,14 +170,16 @@ class SharedMemory:
         self.memory = self.kernels.RankMemory(addresses, state, rank, self.kernels.ROOM)
 
     def be_quick(self) -> None:
-        """From the launches on that come after this one, a rank that doesn't come is waited for 1.7 s."""
+        """From the launches on that come after this one, a rank that doesn't come is waited for 1.7
+        s."""
         self.memory.state[self.kernels.MOST.value] = AT_WORK // self.memory.ranks
 
 
 @dataclass
 class Meetings:
-    """How often this process has mapped memory of a group's. torch numbers what ranks tell each other on the way by a
-    count of each process: one that had a model before would wait for words that a new one never says."""
+    """How often this process has mapped memory of a group's. torch numbers what ranks tell each
+    other on the way by a count of each process: one that had a model before would wait for words
+    that a new one never says."""
 
     made: int = 0
 
@@ -163,9 +195,11 @@ class Meetings:
 MEETINGS = Meetings()
 
 
-def _map(name: str, store: Any, rank: int, size: int, count: int, device: torch.device) -> tuple[Any, Tensor, Any]:
-    """Allocates `count` bytes, all bits set, which all ranks of a new group map -> the group, the bytes, torch's
-    handle."""
+def _map(
+    name: str, store: Any, rank: int, size: int, count: int, device: torch.device
+) -> tuple[Any, Tensor, Any]:
+    """Allocates `count` bytes, all bits set, which all ranks of a new group map -> the group, the
+    bytes, torch's handle."""
     symmetric: Any = import_module("torch.distributed._symmetric_memory")
     group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
     held = symmetric.empty(count, dtype=torch.uint8, device=device).fill_(0xFF)
@@ -174,8 +208,8 @@ def _map(name: str, store: Any, rank: int, size: int, count: int, device: torch.
 
 
 def _named_group(name: str, store: Any, rank: int, size: int) -> Any:
-    """Returns a group that torch finds by its name, for whom memory is shared: it asks it for its store alone, but no
-    group has a name without a backend."""
+    """Returns a group that torch finds by its name, for whom memory is shared: it asks it for its
+    store alone, but no group has a name without a backend."""
     group, kind = _dist.ProcessGroup(store, rank, size), _dist.ProcessGroup.BackendType.GLOO
     backend = gloo_group(_dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=MEETING))
     group._register_backend(torch.device("cpu"), kind, backend)

@@ -1,9 +1,12 @@
-"""RankChannel: what rank 0 and the process of another rank say to each other, over a pair of sockets that they alone
-hold. It knows the words and their bytes, never pickled; no models and no devices.
+"""RankChannel: what rank 0 and the process of another rank say to each other, over a pair of
+sockets that they alone hold. It knows the words and their bytes, never pickled; no models and no
+devices.
 
-    down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks behind it
+    down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks
+    behind it
                   where it draws late (children/array_codec.py) | RankOrder between steps
-    up      RankLimits | RankDrew for each step | RankDone for each order | CarriedError, last: why it ends
+    up      RankLimits | RankDrew for each step | RankDone for each order | CarriedError, last: why
+    it ends
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of tho
 class RankStart(msgspec.Struct, frozen=True):
     """Down, first: which rank this is, of which model, and all that it must not find out by itself.
 
-    meeting: the file where ranks meet.   threads: of each rank's products, whose last bits may depend on it.
-    seconds: the longest that a rank waits for another.
+    meeting: the file where ranks meet.   threads: of each rank's products, whose last bits may
+    depend on it. seconds: the longest that a rank waits for another.
     """
 
     rank: int
@@ -62,7 +65,8 @@ class RankLimits(msgspec.Struct, tag="limits", frozen=True):
 
 
 class RankDrew(msgspec.Struct, tag="drew", frozen=True):
-    """Up, after each step: a checksum of its tokens, which are the same on every rank, and its runner's counts."""
+    """Up, after each step: a checksum of its tokens, which are the same on every rank, and its
+    runner's counts."""
 
     number: int
     checksum: int
@@ -70,8 +74,8 @@ class RankDrew(msgspec.Struct, tag="drew", frozen=True):
 
 
 class RankOrder(msgspec.Struct, frozen=True):
-    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder or of another process), put
-    in their place (`take`), or let go (`forget`)."""
+    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder or of
+    another process), put in their place (`take`), or let go (`forget`)."""
 
     what: Literal["load", "take", "forget"]
     folder: str = ""
@@ -120,14 +124,16 @@ def checksum(tokens: StepTokens) -> int:
 
 
 class RankChannel:
-    """One end. When a process has gone, however it went, the other's receive() gives None. seconds: the longest that a
-    sender waits for room."""
+    """One end. When a process has gone, however it went, the other's receive() gives None. seconds:
+    the longest that a sender waits for room."""
 
     def __init__(self, end: socket.socket, seconds: float) -> None:
         self._socket, self._sending = end, threading.Lock()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         wait = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)  # a timeout of Python's would be receive()'s too
+        end.setsockopt(
+            socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait
+        )  # a timeout of Python's would be receive()'s too
 
     def send(self, data: bytes | bytearray) -> None:
         """Raises OSError where nobody takes it."""
@@ -135,8 +141,8 @@ class RankChannel:
             frames.send(self._socket, data)
 
     def comes(self, seconds: float) -> bool:
-        """Returns whether receive() has something to begin with, now or within so many seconds: the end is something
-        too."""
+        """Returns whether receive() has something to begin with, now or within so many seconds: the
+        end is something too."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1e3))

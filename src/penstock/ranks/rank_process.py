@@ -1,7 +1,8 @@
-"""The process of a rank other than 0: `python -m penstock.ranks.rank_process`, started by remote_rank.py alone.
+"""The process of a rank other than 0: `python -m penstock.ranks.rank_process`, started by
+remote_rank.py alone.
 
-It opens its share of the model and runs each plan that comes, in order, until rank 0 hangs up or is gone. It schedules
-nothing, and knows no sequences.
+It opens its share of the model and runs each plan that comes, in order, until rank 0 hangs up or is
+gone. It schedules nothing, and knows no sequences.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from penstock.ranks.rank_channel import (
     decode_order,
     decode_start,
     encode,
-)  # fmt: skip
+)
 from penstock.ranks.rank_gpus import check_own_gpu
 from penstock.schedule.step import Flight
 
@@ -50,7 +51,8 @@ _LOOK = 1e-3  # seconds between two looks at whether a step is done
 
 
 def main() -> None:
-    """Ends the process without another look at it: a step may be stuck in a sum that nobody completes."""
+    """Ends the process without another look at it: a step may be stuck in a sum that nobody
+    completes."""
     begin_child()
     end = socket.socket(fileno=int(sys.argv[1]))
     channel = RankChannel(end, 1.0)
@@ -66,8 +68,9 @@ def main() -> None:
 def _run(channel: RankChannel, start: RankStart) -> None:
     """Runs steps until rank 0 hangs up.
 
-    All of it is one thread's. Where a second one read what steps drew, now and then a pinned allocation of this one
-    failed: "CUDA error: invalid argument" (torch 2.11, on ranks above 0 alone).
+    All of it is one thread's. Where a second one read what steps drew, now and then a pinned
+    allocation of this one failed: "CUDA error: invalid argument" (torch 2.11, on ranks above 0
+    alone).
     """
     runner, collectives = _open(channel, start)
     # As in the engine's process: what is loaded by now is looked through by no collection.
@@ -89,7 +92,8 @@ def _run(channel: RankChannel, start: RankStart) -> None:
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps that were launched, and what is said of them. out: their numbers and flights, the oldest first."""
+    """The steps that were launched, and what is said of them. out: their numbers and flights, the
+    oldest first."""
 
     channel: RankChannel
     runner: TorchRunner
@@ -134,7 +138,9 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
         torch.cuda.set_device(device)
     check_own_gpu(device, config.memory.gpu_memory_utilization)
     executor = open_executor(device)
-    collectives = open_collectives(Path(start.meeting), start.rank, start.size, start.seconds, device)
+    collectives = open_collectives(
+        Path(start.meeting), start.rank, start.size, start.seconds, device
+    )
 
     def agree(own: Limits) -> Limits:
         channel.send(encode(RankLimits(own)))
@@ -147,7 +153,9 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     def opened() -> TorchRunner:
         torch.set_num_threads(start.threads)
         layout = Layout(start.rank, start.size, collectives.all_reduce, collectives.all_gather)
-        runner = open_share(config, Path(start.folder), device, executor, layout, agree, met=collectives.check)
+        runner = open_share(
+            config, Path(start.folder), device, executor, layout, agree, met=collectives.check
+        )
         collectives.ready()
         return runner
 
@@ -155,7 +163,9 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
 
 
 def _fail(channel: RankChannel, error: Exception) -> None:
-    if not isinstance(error, PenstockError) or error.__cause__ is not None:  # a device's error is behind its line
+    if (
+        not isinstance(error, PenstockError) or error.__cause__ is not None
+    ):  # a device's error is behind its line
         traceback.print_exception(error)
     try:
         channel.send(encode(CarriedError.of(error)))

@@ -1,10 +1,12 @@
-"""RankRunner: one model over several ranks, each a process; this one is rank 0. `schedule.step.Runner` is its contract.
+"""RankRunner: one model over several ranks, each a process; this one is rank 0.
+`schedule.step.Runner` is its contract.
 
-    launch(plan)   its bytes to every other rank, then rank 0's own share; all meet in the layers' sums
+    launch(plan)   its bytes to every other rank, then rank 0's own share; all meet in the layers'
+    sums
     fetch()        rank 0's tokens, which are every rank's
 
-What ranks must agree on is said, never found out twice: limits and sizes of graphs when they start, everything else in
-the plan. It knows plans and ranks; no tensors.
+What ranks must agree on is said, never found out twice: limits and sizes of graphs when they start,
+everything else in the plan. It knows plans and ranks; no tensors.
 """
 
 from __future__ import annotations
@@ -36,7 +38,14 @@ from penstock.parallel.collectives import Collectives
 from penstock.parallel.layout import Layout
 from penstock.quant.choose import choose_schemes
 from penstock.ranks.open_collectives import open_collectives
-from penstock.ranks.rank_channel import LATE_MASKS, PLANS, RankOrder, RankStart, encode, encode_order
+from penstock.ranks.rank_channel import (
+    LATE_MASKS,
+    PLANS,
+    RankOrder,
+    RankStart,
+    encode,
+    encode_order,
+)
 from penstock.ranks.rank_gpus import check_own_gpu, check_visible_gpus
 from penstock.ranks.remote_rank import RemoteRank
 from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
@@ -49,24 +58,36 @@ _REASON = 1.0  # that rank 0 waits for another's last word, where its own share 
 
 
 class RankRunner(TorchRunner):
-    """Rank 0's runner, and the other ranks. threads: torch's, to be given back. seconds: the longest that a step which
-    others don't end is waited for."""
+    """Rank 0's runner, and the other ranks. threads: torch's, to be given back. seconds: the
+    longest that a step which others don't end is waited for."""
 
     def __init__(
-        self, others: list[RemoteRank], collectives: Collectives, threads: int, seconds: float, *share: Any
+        self,
+        others: list[RemoteRank],
+        collectives: Collectives,
+        threads: int,
+        seconds: float,
+        *share: Any,
     ) -> None:
         super().__init__(*share)
-        self.others, self.collectives, self._threads, self._seconds = others, collectives, threads, seconds
+        self.others, self.collectives, self._threads, self._seconds = (
+            others,
+            collectives,
+            threads,
+            seconds,
+        )
         self._number = -1  # of the step that was launched last
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from now on."""
+        """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from
+        now on."""
         self._number = plan.number
         own = self._on_all(PLANS.encode(plan), lambda: super(RankRunner, self).launch(plan))
         return own if plan.draws_late else RankFlight(plan.number, own, self)
 
     def draw(self, late: LateMasks) -> Flight:
-        """Ends the step that was launched last, which draws late, on all ranks, and returns at once."""
+        """Ends the step that was launched last, which draws late, on all ranks, and returns at
+        once."""
         here = np.arange(late.places.size, dtype=np.int32)
         sent = replace(late, words=late.words.take(late.places, axis=0), places=here)
         own = self._on_all(LATE_MASKS.encode(sent), lambda: super(RankRunner, self).draw(late))
@@ -81,8 +102,8 @@ class RankRunner(TorchRunner):
             raise self.reason(error) from error
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Has each rank load its part beside, and all take theirs once each has. Raises as execute.reload does, of
-        whichever rank; the old ones stay then."""
+        """Has each rank load its part beside, and all take theirs once each has. Raises as
+        execute.reload does, of whichever rank; the old ones stay then."""
         self._order(RankOrder.load(source))
         refused: list[PenstockError] = []
         try:
@@ -101,7 +122,10 @@ class RankRunner(TorchRunner):
 
     def sleep(self, level: int) -> None:
         """Raises UsageError."""
-        rule = "memory is given back where one GPU holds the model: where several ranks do make a new engine"
+        rule = (
+            "memory is given back where one GPU holds the model: where several ranks do make a new"
+            " engine"
+        )
         raise UsageError(rule, param="tensor_parallel_size")
 
     def _order(self, order: RankOrder) -> None:
@@ -114,19 +138,27 @@ class RankRunner(TorchRunner):
 
     @property
     def rows_on_gpu(self) -> bool:
-        """Whether a step is read by looking at an event; on the CPU a share that others don't end fails by itself."""
+        """Whether a step is read by looking at an event; on the CPU a share that others don't end
+        fails by itself."""
         return isinstance(self._executor, StreamExecutor)
 
     def counts(self) -> dict[str, int]:
         """Those of all ranks together."""
         theirs = [other.counts for other in self.others]
-        return {name: own + sum(each.get(name, 0) for each in theirs) for name, own in super().counts().items()}
+        return {
+            name: own + sum(each.get(name, 0) for each in theirs)
+            for name, own in super().counts().items()
+        }
 
     def describe(self) -> dict[str, Any]:
-        return super().describe() | {"ranks": len(self.others) + 1, "all_reduce": self.collectives.describe()}
+        return super().describe() | {
+            "ranks": len(self.others) + 1,
+            "all_reduce": self.collectives.describe(),
+        }
 
     def close(self) -> None:
-        """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail. Twice is once."""
+        """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail.
+        Twice is once."""
         if not self._closed:
             _close(self.others)
             self.collectives.abort()
@@ -135,21 +167,30 @@ class RankRunner(TorchRunner):
             torch.set_num_threads(self._threads)
 
     def wait(self, own: Flight) -> None:
-        """Waits until rank 0's share of a step is done. EngineError where another rank ends meanwhile, or it takes too
-        long: a GPU may be in a sum that never ends."""
+        """Waits until rank 0's share of a step is done. EngineError where another rank ends
+        meanwhile, or it takes too long: a GPU may be in a sum that never ends."""
         begun = time.monotonic()
         while not own.ready():
             waited = time.monotonic() - begun
-            if waited > self._seconds or (waited > _TELLING and any(other.silent for other in self.others)):
+            if waited > self._seconds or (
+                waited > _TELLING and any(other.silent for other in self.others)
+            ):
                 self.collectives.abort()
-                raise EngineError(f"rank 0 lost the others: a step was not done after {waited:.1f} s")
+                raise EngineError(
+                    f"rank 0 lost the others: a step was not done after {waited:.1f} s"
+                )
             time.sleep(_LOOK)
 
     def reason(self, error: EngineError, seconds: float = _REASON) -> PenstockError:
-        """Returns what is told of a share that failed: the end of another rank, where there is one within `seconds`."""
+        """Returns what is told of a share that failed: the end of another rank, where there is one
+        within `seconds`."""
         ended = [other for other in self.others if other.wait(seconds / len(self.others))]
-        # A rank that died without a word is the cause; the words of others may be what they saw of it.
-        told = sorted((other.failure() for other in ended), key=lambda failure: "lost the others" in str(failure))
+        # A rank that died without a word is the cause; the words of others may be what they saw of
+        # it.
+        told = sorted(
+            (other.failure() for other in ended),
+            key=lambda failure: "lost the others" in str(failure),
+        )
         return told[0] if told else error
 
 
@@ -175,7 +216,9 @@ class RankFlight:
                 raise self.runner.reason(error) from error
             try:
                 self.runner.collectives.check()
-            except EngineError as error:  # a GPU has waited for the others by then: who has ended is known
+            except (
+                EngineError
+            ) as error:  # a GPU has waited for the others by then: who has ended is known
                 raise self.runner.reason(error, seconds=0.0) from error
             for other in self.runner.others:
                 other.compare(self.number, tokens)
@@ -184,16 +227,18 @@ class RankFlight:
 
 
 def open_parallel(config: Config, folder: Path) -> TorchRunner:
-    """Opens the model of `folder` over as many ranks as the config says: `open_runner` for one, else `open_ranks`."""
+    """Opens the model of `folder` over as many ranks as the config says: `open_runner` for one,
+    else `open_ranks`."""
     ranks = config.parallel.tensor_parallel_size
     return open_runner(config, folder) if ranks == 1 else open_ranks(config, folder, ranks)
 
 
 def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECONDS) -> RankRunner:
-    """Starts the other ranks' processes; each loads its share of `folder`'s model, as does this one, rank 0.
+    """Starts the other ranks' processes; each loads its share of `folder`'s model, as does this
+    one, rank 0.
 
-    seconds: the longest that a rank waits for another in a step. Raises what any rank raises, before anything is left
-    behind.
+    seconds: the longest that a rank waits for another in a step. Raises what any rank raises,
+    before anything is left behind.
     """
     device = find_device(config.model.device, 0)
     settle_threads(device)
@@ -237,7 +282,9 @@ def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECON
             torch.set_num_threads(start.threads)
             layout = Layout(0, ranks, collectives.all_reduce, collectives.all_gather)
             met = collectives.check
-            runner = open_share(start.config(), folder, device, executor, layout, agree, make, met, clock)
+            runner = open_share(
+                start.config(), folder, device, executor, layout, agree, make, met, clock
+            )
             collectives.ready()
             return runner
 

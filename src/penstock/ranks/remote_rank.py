@@ -1,6 +1,8 @@
-"""RemoteRank: another rank in a process of its own, as rank 0 sees it: what it is told, what it says, how it ended.
+"""RemoteRank: another rank in a process of its own, as rank 0 sees it: what it is told, what it
+says, how it ended.
 
-A thread for each starts the process, hears it and sees its end. It knows processes and words; no tensors.
+A thread for each starts the process, hears it and sees its end. It knows processes and words; no
+tensors.
 """
 
 from __future__ import annotations
@@ -16,7 +18,15 @@ import msgspec
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.execute.limits import Limits
-from penstock.ranks.rank_channel import RankChannel, RankDone, RankDrew, RankLimits, RankStart, decode_word, encode
+from penstock.ranks.rank_channel import (
+    RankChannel,
+    RankDone,
+    RankDrew,
+    RankLimits,
+    RankStart,
+    decode_word,
+    encode,
+)
 from penstock.ranks.rank_channel import checksum as checksum_of
 from penstock.schedule.step import StepTokens
 
@@ -30,7 +40,9 @@ class RemoteRank:
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
         self.error: PenstockError | None = None  # once it has ended: why
-        self.silent = False  # whether it says nothing any more; how it ended is known a little later
+        self.silent = (
+            False  # whether it says nothing any more; how it ended is known a little later
+        )
         self.counts: dict[str, int] = {}  # its runner's, as of the last step that it has told of
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
@@ -40,7 +52,8 @@ class RemoteRank:
         self._drawn: deque[RankDrew] = deque()  # rank 0's own
         own, theirs = socket.socketpair()
         self._channel = RankChannel(own, start.seconds)
-        # The kernel ends a process with the *thread* that started it (children/lifetime.py): this one stays as long.
+        # The kernel ends a process with the *thread* that started it (children/lifetime.py): this
+        # one stays as long.
         self._thread = threading.Thread(
             target=self._live, args=(theirs,), name=f"penstock-rank{self.rank}", daemon=True
         )
@@ -62,21 +75,24 @@ class RemoteRank:
         try:
             found = self._limits.get(timeout=LOADING)
         except queue.Empty:
-            raise EngineError(f"rank {self.rank} has not loaded its weights in {LOADING:.0f} s") from None
+            raise EngineError(
+                f"rank {self.rank} has not loaded its weights in {LOADING:.0f} s"
+            ) from None
         if found is None:
             raise self.failure()
         return found
 
     def done(self) -> PenstockError | None:
-        """Waits until it has carried out the oldest order -> why it has not, where that is so. Raises what it ended
-        with."""
+        """Waits until it has carried out the oldest order -> why it has not, where that is so.
+        Raises what it ended with."""
         found = self._done.get()
         if found is None:
             raise self.failure()
         return None if found.refused is None else found.refused.error(f"rank {self.rank}: ")
 
     def compare(self, number: int, tokens: StepTokens) -> None:
-        """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they part."""
+        """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they
+        part."""
         self._drawn.append(RankDrew(number, checksum_of(tokens)))
         while self._drawn and self._heard:
             own, said = self._drawn[0], self._heard[0]
@@ -85,7 +101,9 @@ class RemoteRank:
             if said.number <= own.number:  # a flight that nobody read here has no like
                 self._heard.popleft()
             if own.number == said.number and own.checksum != said.checksum:
-                raise EngineError(f"rank {self.rank} drew other tokens than rank 0: start the engine anew")
+                raise EngineError(
+                    f"rank {self.rank} drew other tokens than rank 0: start the engine anew"
+                )
 
     def wait(self, seconds: float) -> bool:
         """Waits for its end -> whether it has ended."""
@@ -109,7 +127,9 @@ class RemoteRank:
     def _live(self, theirs: socket.socket) -> None:
         try:
             command = command_of("penstock.ranks.rank_process", theirs.fileno())
-            self.process = spawn(command, f"the process of rank {self.rank}", fds=(theirs.fileno(),))
+            self.process = spawn(
+                command, f"the process of rank {self.rank}", fds=(theirs.fileno(),)
+            )
         except CapacityError as error:
             return self._end(error)
         finally:

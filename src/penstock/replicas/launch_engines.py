@@ -1,4 +1,5 @@
-"""launch_engines: one engine or several, as a config says, behind one client. It knows who starts either."""
+"""launch_engines: one engine or several, as a config says, behind one client. It knows who starts
+either."""
 
 from __future__ import annotations
 
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 async def launch_engines(
     config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
 ) -> EngineClient:
-    """Starts them and waits until they are ready. The arguments, and what is raised, are launch.launch's."""
+    """Starts them and waits until they are ready. The arguments, and what is raised, are
+    launch.launch's."""
     if config.parallel.data_parallel_size == 1:
         return await launch(config, engine, step_timeout)
-    from penstock.replicas.launch_replicas import launch_replicas  # 20 ms, which one engine need not wait for
+    from penstock.replicas.launch_replicas import (
+        launch_replicas,
+    )  # 20 ms, which one engine need not wait for
 
     return await launch_replicas(config, engine, step_timeout)

@@ -1,5 +1,5 @@
-"""launch_replicas: several engines kept by this process, as one client for this event loop. It joins a supervisor and a
-front; it knows nothing that they don't."""
+"""launch_replicas: several engines kept by this process, as one client for this event loop. It
+joins a supervisor and a front; it knows nothing that they don't."""
 
 from __future__ import annotations
 
@@ -18,10 +18,16 @@ from penstock.replicas.supervisor import Supervisor
 class OwnReplicas(ReplicaSet):
     """A ReplicaSet whose engines are this process's: they end with it."""
 
-    def __init__(self, config: Config, engine: Sequence[str], step_timeout: float, host: HostFacts | None) -> None:
+    def __init__(
+        self, config: Config, engine: Sequence[str], step_timeout: float, host: HostFacts | None
+    ) -> None:
         model, count = config.model, config.parallel.data_parallel_size
         super().__init__(
-            count, self._up, seed=model.seed, tokenizer=not model.skip_tokenizer_init, step_timeout=step_timeout
+            count,
+            self._up,
+            seed=model.seed,
+            tokenizer=not model.skip_tokenizer_init,
+            step_timeout=step_timeout,
         )
         self.supervisor = Supervisor(config, [self.hear], engine, step_timeout, host)
 
@@ -35,10 +41,14 @@ class OwnReplicas(ReplicaSet):
 
 
 async def launch_replicas(
-    config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT, host: HostFacts | None = None
+    config: Config,
+    engine: Sequence[str] = ENGINE,
+    step_timeout: float = STEP_TIMEOUT,
+    host: HostFacts | None = None,
 ) -> ReplicaSet:
-    """Starts `data_parallel_size` engines and waits until each is ready or has failed. Raises what the first raised
-    where none is ready, UsageError or CapacityError where they cannot be placed. The others are as launch.launch's."""
+    """Starts `data_parallel_size` engines and waits until each is ready or has failed. Raises what
+    the first raised where none is ready, UsageError or CapacityError where they cannot be placed.
+    The others are as launch.launch's."""
     config.check()
     made = OwnReplicas(config, engine, step_timeout, host)
     try:

@@ -1,8 +1,9 @@
-"""Where replicas run: the GPUs that each sees, and the cores that it is pinned to; what cannot be is one line.
+"""Where replicas run: the GPUs that each sees, and the cores that it is pinned to; what cannot be
+is one line.
 
-A replica's GPUs are the next ones of CUDA_VISIBLE_DEVICES, or of all; its cores are those of the NUMA nodes that they
-hang on, where that can be found out. Replicas without GPUs share the cores out. It knows `HostFacts`, which tests make
-up; nothing of engines.
+A replica's GPUs are the next ones of CUDA_VISIBLE_DEVICES, or of all; its cores are those of the
+NUMA nodes that they hang on, where that can be found out. Replicas without GPUs share the cores
+out. It knows `HostFacts`, which tests make up; nothing of engines.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _PARAM = "data_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU, as its driver tells of it; "" and 0 where it doesn't. cores: those of its NUMA node, or none."""
+    """A GPU, as its driver tells of it; "" and 0 where it doesn't. cores: those of its NUMA node,
+    or none."""
 
     uuid: str = ""
     name: str = ""
@@ -38,7 +40,8 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What there is. visible: CUDA_VISIBLE_DEVICES, None where it isn't set; cores: those that we may run on."""
+    """What there is. visible: CUDA_VISIBLE_DEVICES, None where it isn't set; cores: those that we
+    may run on."""
 
     gpus: Sequence[GpuFacts] = ()
     visible: str | None = None
@@ -47,13 +50,15 @@ class HostFacts:
     @classmethod
     def found(cls) -> HostFacts:
         """This one. GPUs that only their devices tell of have no names."""
-        gpus = _ask_driver() or [GpuFacts() for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()]
+        gpus = _ask_driver() or [
+            GpuFacts() for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()
+        ]
         return cls(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"), sorted(os.sched_getaffinity(0)))
 
     @property
     def seen(self) -> list[tuple[str, GpuFacts]]:
-        """The GPUs that CUDA shows us: as CUDA_VISIBLE_DEVICES names each, and what is known of it. Raises
-        UsageError."""
+        """The GPUs that CUDA shows us: as CUDA_VISIBLE_DEVICES names each, and what is known of it.
+        Raises UsageError."""
         if self.visible is None:
             return [(str(number), gpu) for number, gpu in enumerate(self.gpus)]
         found: list[tuple[str, GpuFacts]] = []
@@ -63,18 +68,25 @@ class HostFacts:
             if name.isdigit() and int(name) >= len(self.gpus) > 0:
                 there = f"0 to {len(self.gpus) - 1}"
                 raise UsageError(
-                    f"CUDA_VISIBLE_DEVICES names GPU {name}, and there are {there}: name those", param=_PARAM
+                    f"CUDA_VISIBLE_DEVICES names GPU {name}, and there are {there}: name those",
+                    param=_PARAM,
                 )
             if name in (known for known, _ in found):
-                raise UsageError(f"CUDA_VISIBLE_DEVICES names GPU {name} twice: name each once", param=_PARAM)
-            of_uuid = next((gpu for gpu in self.gpus if gpu.uuid and gpu.uuid.startswith(name)), GpuFacts())
+                raise UsageError(
+                    f"CUDA_VISIBLE_DEVICES names GPU {name} twice: name each once", param=_PARAM
+                )
+            of_uuid = next(
+                (gpu for gpu in self.gpus if gpu.uuid and gpu.uuid.startswith(name)), GpuFacts()
+            )
             found.append((name, self.gpus[int(name)] if name.isdigit() and self.gpus else of_uuid))
         return found
 
 
-def places(count: int, gpus_each: int, device: str, utilization: float, host: HostFacts) -> list[Place]:
-    """A place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the knobs `device` and
-    `gpu_memory_utilization`. Raises UsageError, CapacityError."""
+def places(
+    count: int, gpus_each: int, device: str, utilization: float, host: HostFacts
+) -> list[Place]:
+    """A place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the knobs
+    `device` and `gpu_memory_utilization`. Raises UsageError, CapacityError."""
     if count == 1:
         return [Place()]
     seen = [] if device == "cpu" else host.seen
@@ -90,11 +102,22 @@ def _on_gpus(
     need, there = count * each, len(seen)
     if need > there:
         hidden = len(host.gpus) - there
-        which = f"there are {there}" if hidden <= 0 else f"CUDA_VISIBLE_DEVICES shows {there} and hides {hidden}"
-        way_out = f"give --data-parallel-size {there // each}" if there >= each else "take GPUs, or --device cpu"
+        which = (
+            f"there are {there}"
+            if hidden <= 0
+            else f"CUDA_VISIBLE_DEVICES shows {there} and hides {hidden}"
+        )
+        way_out = (
+            f"give --data-parallel-size {there // each}"
+            if there >= each
+            else "take GPUs, or --device cpu"
+        )
         of_each = f" of {each} GPUs each" if each > 1 else ""
         more = " or name more GPUs there" if hidden > 0 else ""
-        raise UsageError(f"{count} replicas{of_each} need {need} GPUs, and {which}: {way_out}{more}", param=_PARAM)
+        raise UsageError(
+            f"{count} replicas{of_each} need {need} GPUs, and {which}: {way_out}{more}",
+            param=_PARAM,
+        )
     used = seen[:need]
     (first, model), *others = used
     for name, gpu in others:
@@ -104,8 +127,14 @@ def _on_gpus(
             raise UsageError(f"{what}, and replicas are of one kind: {way_out}", param=_PARAM)
     for name, gpu in used:
         if gpu.used > (1 - utilization) * gpu.total:
-            what = f"GPU {name} has {gpu.used / 1024:.0f} of its {gpu.total / 1024:.0f} GiB in use by another process"
-            way_out = "end that, name other GPUs in CUDA_VISIBLE_DEVICES, or lower --gpu-memory-utilization"
+            what = (
+                f"GPU {name} has {gpu.used / 1024:.0f} of its {gpu.total / 1024:.0f} GiB in use by"
+                " another process"
+            )
+            way_out = (
+                "end that, name other GPUs in CUDA_VISIBLE_DEVICES, or lower"
+                " --gpu-memory-utilization"
+            )
             raise CapacityError(f"{what}: {way_out}", param=_PARAM)
     parts = [used[each * at : each * (at + 1)] for at in range(count)]
     return [Place(",".join(name for name, _ in part), _cores_of(part, host)) for part in parts]
@@ -123,7 +152,8 @@ def _cores_of(part: Sequence[tuple[str, GpuFacts]], host: HostFacts) -> list[int
 
 
 def _ask_driver() -> list[GpuFacts]:
-    """The GPUs in the order of their PCI buses, by nvidia-smi; none where it isn't there, or says nothing of use."""
+    """The GPUs in the order of their PCI buses, by nvidia-smi; none where it isn't there, or says
+    nothing of use."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -136,7 +166,8 @@ def _ask_driver() -> list[GpuFacts]:
 
 
 def read_gpus(said: str, pci: Path = _PCI, nodes: Path = _NODES) -> list[GpuFacts]:
-    """GPUs by what nvidia-smi said of them; pci, nodes: where the kernel tells of devices and of memory's nodes."""
+    """GPUs by what nvidia-smi said of them; pci, nodes: where the kernel tells of devices and of
+    memory's nodes."""
     rows = [row for row in csv.reader(said.splitlines(), skipinitialspace=True) if len(row) == 5]
     return [
         GpuFacts(uuid, name, _number(used), _number(total), _cores_at(bus, pci, nodes))
@@ -157,4 +188,6 @@ def _cores_at(bus: str, pci: Path, nodes: Path) -> frozenset[int]:
     except (OSError, ValueError):
         return frozenset()
     spans = [span.partition("-") for span in listed.strip().split(",") if span]
-    return frozenset(core for low, _, high in spans for core in range(int(low), int(high or low) + 1))
+    return frozenset(
+        core for low, _, high in spans for core in range(int(low), int(high or low) + 1)
+    )

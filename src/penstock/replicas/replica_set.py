@@ -1,10 +1,12 @@
-"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes where it is done first
-(schedule/router.py), a fork group to several where that pays.
+"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes where it
+is done first (schedule/router.py), a fork group to several where that pays.
 
-    submit -> router -> a part for each replica that takes samples -> news -> ReplicaStream -> reader
+    submit -> router -> a part for each replica that takes samples -> news -> ReplicaStream ->
+    reader
 
-A part whose replica dies is run again on another, once, where nothing unfinished of it has been told: its seed was
-drawn here, so its tokens are the same. It hears of engines that come and go (replica_words.py), and starts none.
+A part whose replica dies is run again on another, once, where nothing unfinished of it has been
+told: its seed was drawn here, so its tokens are the same. It hears of engines that come and go
+(replica_words.py), and starts none.
 """
 
 from __future__ import annotations
@@ -27,7 +29,17 @@ from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import EngineError, NoReplicaError, PenstockError, ReplicaError
 from penstock.replicas.replica_stats import ReplicaStats
 from penstock.replicas.replica_stream import Replica, ReplicaStream, RequestPart, Seeds
-from penstock.replicas.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, RestartAll, WordDown, WordUp
+from penstock.replicas.replica_words import (
+    Ended,
+    Hung,
+    Join,
+    Joined,
+    JoinFailed,
+    Leave,
+    RestartAll,
+    WordDown,
+    WordUp,
+)
 from penstock.request import MAX_SEED, SamplingParams
 from penstock.schedule.router import Router
 
@@ -40,11 +52,12 @@ NONE = "no replica is ready; they start again by themselves: send it again in a 
 
 
 class ReplicaSet:
-    """Requests of one event loop over `count` engines. Before the first of them has joined there are no `facts`.
+    """Requests of one event loop over `count` engines. Before the first of them has joined there
+    are no `facts`.
 
-    tell: takes words for who keeps the engines.   number: of this process among those that send requests to them.
-    seed: where seeds of requests that bring none come from; the first of several processes, and an only one, draws as
-    an engine by itself would."""
+    tell: takes words for who keeps the engines.   number: of this process among those that send
+    requests to them. seed: where seeds of requests that bring none come from; the first of several
+    processes, and an only one, draws as an engine by itself would."""
 
     def __init__(
         self,
@@ -117,7 +130,10 @@ class ReplicaSet:
     @property
     def step_age(self) -> float:
         """Seconds since a step was completed, of the replica for which that is longest."""
-        return max((r.client.step_age for r in self._replicas if r.client is not None and r.client.alive), default=0.0)
+        return max(
+            (r.client.step_age for r in self._replicas if r.client is not None and r.client.alive),
+            default=0.0,
+        )
 
     def stats(self) -> dict[str, float]:
         """All replicas' gauges and counters as one engine's."""
@@ -129,24 +145,40 @@ class ReplicaSet:
 
     @property
     def weights_version(self) -> str:
-        """What replicas' answers are made with; several, where one has started again since they were changed."""
-        return ",".join(sorted({r.client.weights_version for r in self._replicas if r.takes and r.client is not None}))
+        """What replicas' answers are made with; several, where one has started again since they
+        were changed."""
+        return ",".join(
+            sorted(
+                {
+                    r.client.weights_version
+                    for r in self._replicas
+                    if r.takes and r.client is not None
+                }
+            )
+        )
 
     @property
     def asleep(self) -> tuple[str, ...]:
         """What sleeps of any replica."""
-        found = {tag for r in self._replicas if r.takes and r.client is not None for tag in r.client.asleep}
+        found = {
+            tag
+            for r in self._replicas
+            if r.takes and r.client is not None
+            for tag in r.client.asleep
+        }
         return tuple(sorted(found))
 
     async def control(self, word: Control) -> None:
-        """Has every replica that takes requests do something, one after the other, so that the others serve meanwhile.
-        Raises what the first raised at which it failed, and the rest is left as it is."""
+        """Has every replica that takes requests do something, one after the other, so that the
+        others serve meanwhile. Raises what the first raised at which it failed, and the rest is
+        left as it is."""
         for client in [replica.client for replica in self._replicas if replica.takes]:
             assert client is not None
             await client.control(word)
 
     def restart(self) -> None:
-        """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises UsageError."""
+        """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises
+        UsageError."""
         if self.count == 1:
             assert self._replicas[0].client is not None
             self._replicas[0].client.restart()
@@ -169,8 +201,8 @@ class ReplicaSet:
         whole: bool = False,
         among: Collection[int] = (),
     ) -> ReplicaStream:
-        """Sends a request, as AsyncClient's. whole: its samples stay together; among: on one of these replicas, as long
-        as one takes requests. Raises NoReplicaError where none does."""
+        """Sends a request, as AsyncClient's. whole: its samples stay together; among: on one of
+        these replicas, as long as one takes requests. Raises NoReplicaError where none does."""
         if self._closing:
             raise EngineError("the engine is closed")
         if self.count > 1:
@@ -178,31 +210,47 @@ class ReplicaSet:
         if group_stop is None and sampling.stop_when is not None:
             group_stop = GroupStop.of(sampling.stop_when)  # one for all parts
         how: dict[str, Any] = {
-            "stream": stream, "background": background, "tenant": tenant, "salt": salt, "group_stop": group_stop,
+            "stream": stream,
+            "background": background,
+            "tenant": tenant,
+            "salt": salt,
+            "group_stop": group_stop,
             "answers": answers,
-        }  # fmt: skip
+        }
         made = ReplicaStream(self._part_over, self._lost, prompt_ids, sampling, **how)
         self._send(made, samples, whole=whole or sampling.prompt_logprobs is not None, among=among)
         return made
 
     def wanting(self) -> set[int]:
-        """Replicas that would have rows free, or next to nothing that waits for them, in a few seconds."""
+        """Replicas that would have rows free, or next to nothing that waits for them, in a few
+        seconds."""
         rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
         room = self.router.room(rows, longest)
         return {r.number for r in self._replicas if r.takes and r.samples < room}
 
     def _send(
-        self, made: ReplicaStream, samples: Sequence[int] | None, *, whole: bool = False, among: Collection[int] = ()
+        self,
+        made: ReplicaStream,
+        samples: Sequence[int] | None,
+        *,
+        whole: bool = False,
+        among: Collection[int] = (),
     ) -> None:
         taking = {replica.number for replica in self._replicas if replica.takes}
         if not taking:
-            raise EngineError(self.death or "the engine is gone") if self.gone else NoReplicaError(NONE)
+            raise (
+                EngineError(self.death or "the engine is gone")
+                if self.gone
+                else NoReplicaError(NONE)
+            )
         params, prompt = made.sampling, made.prompt_ids
         wanted = range(params.n) if samples is None else samples
         limit = max(1, min(params.max_tokens or MAX_SEED, self.facts.max_model_len - len(prompt)))
         tokens = self.router.expected_tokens(limit, runs_on=params.ignore_eos)
         salt = made.how["salt"]
-        shares = self.router.route(prompt, salt, len(wanted), tokens, taking & set(among) or taking, whole=whole)
+        shares = self.router.route(
+            prompt, salt, len(wanted), tokens, taking & set(among) or taking, whole=whole
+        )
         at = 0
         try:
             for share in shares:
@@ -211,13 +259,18 @@ class ReplicaSet:
                 replica = self._replicas[share.replica]
                 assert replica.client is not None
                 part = replica.client.submit(
-                    prompt, params, samples=None if len(mine) == params.n else list(mine),
-                    make=partial(RequestPart, made, replica, mine), **made.how,
-                )  # fmt: skip
+                    prompt,
+                    params,
+                    samples=None if len(mine) == params.n else list(mine),
+                    make=partial(RequestPart, made, replica, mine),
+                    **made.how,
+                )
                 made.asked = made.asked or part.asked
                 self.router.sent(share, part.asked.request_id)
         except PenstockError as error:
-            made.fail(error)  # parts that went out bring nothing now: whoever reads it must not take them for all
+            made.fail(
+                error
+            )  # parts that went out bring nothing now: whoever reads it must not take them for all
             raise
 
     def _part_over(self, part: RequestPart) -> None:
@@ -227,7 +280,8 @@ class ReplicaSet:
         self._close_if_idle(part.replica)
 
     def _lost(self, part: RequestPart, error: PenstockError) -> None:
-        """A part ended in an error; if its replica died, what is left of it is run again where that can be."""
+        """A part ended in an error; if its replica died, what is left of it is run again where that
+        can be."""
         whole, client = part.whole, part.replica.client
         if not isinstance(error, EngineError) or self._closing or self.count == 1:
             whole.fail(error)
@@ -235,7 +289,8 @@ class ReplicaSet:
         self._died = client
         whole.deaths += 1
         if whole.deaths > 1 or part.begun - part.asked.over or whole.how["background"]:
-            # A line of a batch isn't run again here: its batch does that, and finds out which line kills.
+            # A line of a batch isn't run again here: its batch does that, and finds out which line
+            # kills.
             whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
             return
         try:
@@ -255,7 +310,9 @@ class ReplicaSet:
             self._engines[word.life] = engine = SharedEngine(
                 partial(self._hung, self._replicas[word.replica], word.life)
             )
-            self._begin(self._join(self._replicas[word.replica], word.life, ClientEnd(word.address), engine))
+            self._begin(
+                self._join(self._replicas[word.replica], word.life, ClientEnd(word.address), engine)
+            )
         elif isinstance(word, Leave):
             self._place[word.life].leaving = True
             self._close_if_idle(self._place[word.life])
@@ -265,7 +322,9 @@ class ReplicaSet:
             replica.stats.ended()
             self.router.went_down(replica.number)
 
-    async def _join(self, replica: Replica, life: int, end: ClientEnd, engine: SharedEngine) -> None:
+    async def _join(
+        self, replica: Replica, life: int, end: ClientEnd, engine: SharedEngine
+    ) -> None:
         try:
             facts = await facts_of(end, engine)
             if self._wants_tokenizer and self.tokenizer is None:
@@ -299,7 +358,8 @@ class ReplicaSet:
         self.router.said(replica.number, stats, heard)
 
     def _close_if_idle(self, replica: Replica) -> None:
-        """Leaves a replica that is to be left and has nothing of ours: its engine ends once all have."""
+        """Leaves a replica that is to be left and has nothing of ours: its engine ends once all
+        have."""
         if replica.leaving and replica.client is not None and replica.client.idle:
             self._begin(replica.client.close())
 
@@ -309,7 +369,8 @@ class ReplicaSet:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
-        """Leaves all engines; requests under way get an EngineError. Who keeps the engines sees to their end."""
+        """Leaves all engines; requests under way get an EngineError. Who keeps the engines sees to
+        their end."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()

@@ -1,22 +1,29 @@
-"""ReplicaStats: one replica's stats over its lives, and those of several as one engine's. It knows names of stats."""
+"""ReplicaStats: one replica's stats over its lives, and those of several as one engine's. It knows
+names of stats."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-# What isn't counted from the start on, and so is no replica's that is down. Of several, most add up; shares and means
-# are averaged, and the last end is everybody's.
+# What isn't counted from the start on, and so is no replica's that is down. Of several, most add
+# up; shares and means are averaged, and the last end is everybody's.
 _ADDED = {"running", "waiting", "tokens_per_second", "tokens_left", "prompt_tokens_left"}
 _AVERAGED = {
-    "kv_usage", "hardware_limit", "mean_output_tokens", "token_seconds", "prompt_token_seconds", "step_seconds",
-}  # fmt: skip
+    "kv_usage",
+    "hardware_limit",
+    "mean_output_tokens",
+    "token_seconds",
+    "prompt_token_seconds",
+    "step_seconds",
+}
 _LARGEST = {"expected_seconds_left"}
 GAUGES = _ADDED | _AVERAGED | _LARGEST
 
 
 class ReplicaStats:
-    """`now`: what the engine that runs last said, or nothing. Counters of engines that have ended are kept."""
+    """`now`: what the engine that runs last said, or nothing. Counters of engines that have ended
+    are kept."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
@@ -33,7 +40,9 @@ class ReplicaStats:
         """Returns all of them as one engine's."""
         told = [replica.now for replica in replicas if replica.now]
         found: dict[str, float] = {}
-        for name in {name for stats in told for name in stats} | {name for r in replicas for name in r._before}:
+        for name in {name for stats in told for name in stats} | {
+            name for r in replicas for name in r._before
+        }:
             values = [stats[name] for stats in told if name in stats]
             if name in _AVERAGED:
                 found[name] = sum(values) / len(values)

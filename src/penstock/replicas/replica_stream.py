@@ -1,6 +1,6 @@
-"""ReplicaStream: a request's news, of all of its parts; what is known of a replica that has some; seeds that are drawn
-before it is known which replica draws by them. It knows deltas and their ends; who routes, and what becomes of a part
-that is lost, is the set's (replica_set.py).
+"""ReplicaStream: a request's news, of all of its parts; what is known of a replica that has some;
+seeds that are drawn before it is known which replica draws by them. It knows deltas and their ends;
+who routes, and what becomes of a part that is lost, is the set's (replica_set.py).
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ class RequestPart(Stream):
 
 
 class ReplicaStream(Stream):
-    """One request's deltas, of all its parts. `asked` is of the part that came first, or of what runs in its place."""
+    """One request's deltas, of all its parts. `asked` is of the part that came first, or of what
+    runs in its place."""
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class ReplicaStream(Stream):
         sampling: SamplingParams,
         **how: Any,
     ) -> None:
-        """on_over: takes each part that is over; on_lost: one that ended in an error, while others may go on. how: the
-        other arguments that it is submitted with."""
+        """on_over: takes each part that is over; on_lost: one that ended in an error, while others
+        may go on. how: the other arguments that it is submitted with."""
         nothing: Any = None
         super().__init__(nothing, nothing)
         self.prompt_ids, self.sampling, self.how = prompt_ids, sampling, how
@@ -117,7 +118,8 @@ class ReplicaStream(Stream):
 
 
 class Seeds:
-    """Seeds of requests that bring none, as an engine of this seed draws them; other ones for each `number`."""
+    """Seeds of requests that bring none, as an engine of this seed draws them; other ones for each
+    `number`."""
 
     def __init__(self, seed: int, number: int = 0) -> None:
         self._drawn = np.random.default_rng([seed, number] if number else seed)

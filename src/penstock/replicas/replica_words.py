@@ -1,6 +1,7 @@
-"""The words between who keeps engines running (supervisor.py) and who sends requests to them (replica_set.py): handed
-over by a call where both are one process, as lines of JSON where they are two. A life is one process of a replica's,
-numbered over all of them. It knows words; no process, no engine.
+"""The words between who keeps engines running (supervisor.py) and who sends requests to them
+(replica_set.py): handed over by a call where both are one process, as lines of JSON where they are
+two. A life is one process of a replica's, numbered over all of them. It knows words; no process, no
+engine.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Supervisor: the parent of a service's engines. It starts them, each in its place, says to all fronts where they meet,
-starts one again that ended, with growing pauses, and restarts all, one after the other, without a request's loss.
+"""Supervisor: the parent of a service's engines. It starts them, each in its place, says to all
+fronts where they meet, starts one again that ended, with growing pauses, and restarts all, one
+after the other, without a request's loss.
 
-A front is who sends requests to engines: a ReplicaSet of this process, or a server process that has one. It hears of
-each life (replica_words.py) and tells whether it could join. A single engine is kept the same way, but not started
-again: with it its service ends. It knows processes and words; no requests.
+A front is who sends requests to engines: a ReplicaSet of this process, or a server process that has
+one. It hears of each life (replica_words.py) and tells whether it could join. A single engine is
+kept the same way, but not started again: with it its service ends. It knows processes and words; no
+requests.
 """
 
 from __future__ import annotations
@@ -24,9 +26,19 @@ from penstock.engine.launch import ENGINE, addresses, start
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import CapacityError, EngineError, PenstockError
 from penstock.replicas.placement import HostFacts, places
-from penstock.replicas.replica_words import Ended, Hung, Join, Joined, JoinFailed, Leave, WordDown, WordUp
+from penstock.replicas.replica_words import (
+    Ended,
+    Hung,
+    Join,
+    Joined,
+    JoinFailed,
+    Leave,
+    WordDown,
+    WordUp,
+)
 
-# Seconds before a replica that ended is started again: at first, and after it ended soon again and again.
+# Seconds before a replica that ended is started again: at first, and after it ended soon again and
+# again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 LAST_WORDS = 1.0  # seconds in which a front may still say why an engine failed that has ended
 END_PATIENCE = 10.0  # seconds that engines get to end, once nobody sends them anything more
@@ -34,7 +46,8 @@ END_PATIENCE = 10.0  # seconds that engines get to end, once nobody sends them a
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One process of a replica's. joining: fronts that have not joined it; meeting: where they do, until they have."""
+    """One process of a replica's. joining: fronts that have not joined it; meeting: where they do,
+    until they have."""
 
     number: int
     replica: int
@@ -42,7 +55,9 @@ class _Life:
     joining: set[int]
     meeting: contextlib.ExitStack
     why: str | None = None  # it ended, where a front knows that
-    ready: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    ready: asyncio.Future[None] = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
     leaving: bool = False
 
     @property
@@ -63,12 +78,20 @@ class Supervisor:
         host: HostFacts | None = None,
     ) -> None:
         """Raises UsageError or CapacityError where the engines cannot all be placed."""
-        self._config, self._fronts, self._engine, self._step_timeout = config, fronts, engine, step_timeout
+        self._config, self._fronts, self._engine, self._step_timeout = (
+            config,
+            fronts,
+            engine,
+            step_timeout,
+        )
         self.count = config.parallel.data_parallel_size
         self._places = places(
-            self.count, ranks_of(config), config.model.device,
-            config.memory.gpu_memory_utilization, host or (HostFacts.found() if self.count > 1 else HostFacts()),
-        )  # fmt: skip
+            self.count,
+            ranks_of(config),
+            config.model.device,
+            config.memory.gpu_memory_utilization,
+            host or (HostFacts.found() if self.count > 1 else HostFacts()),
+        )
         self._lives: dict[int, _Life] = {}  # those whose process runs, by number
         self._now: list[_Life | None] = [None] * self.count  # by replica
         self._born = 0
@@ -85,10 +108,12 @@ class Supervisor:
         return [life.process for life in self._lives.values()]
 
     async def start(self) -> None:
-        """Starts all engines, and returns once each is ready or has failed; those that failed are started again. Raises
-        the first one's error where none is ready."""
+        """Starts all engines, and returns once each is ready or has failed; those that failed are
+        started again. Raises the first one's error where none is ready."""
         first = [asyncio.get_running_loop().create_future() for _ in range(self.count)]
-        self._keeping = [asyncio.create_task(self._keep(replica, begun)) for replica, begun in enumerate(first)]
+        self._keeping = [
+            asyncio.create_task(self._keep(replica, begun)) for replica, begun in enumerate(first)
+        ]
         errors = [error for error in await asyncio.gather(*first) if error is not None]
         if len(errors) == self.count:
             raise errors[0]
@@ -102,7 +127,8 @@ class Supervisor:
 
     @property
     def death(self) -> str | None:
-        """What a single engine died of, in a line; None where it lives, ended as it should, or isn't a single one."""
+        """What a single engine died of, in a line; None where it lives, ended as it should, or
+        isn't a single one."""
         return self._died if self.count == 1 else None
 
     def hear(self, front: int, word: WordUp) -> None:
@@ -139,7 +165,11 @@ class Supervisor:
                 life = await self._begin(replica)
             except (PenstockError, OSError) as failed:  # no process, or nowhere to meet it
                 life = None
-                error = failed if isinstance(failed, PenstockError) else CapacityError(f"no engine: {failed}")
+                error = (
+                    failed
+                    if isinstance(failed, PenstockError)
+                    else CapacityError(f"no engine: {failed}")
+                )
             if life is not None:
                 error = await self._live(life, first)
                 self._died = str(error) if life.process.returncode else None
@@ -152,7 +182,11 @@ class Supervisor:
                 continue
             await self._started.wait()
             lived = time.monotonic() - began
-            pause = FIRST_PAUSE if lived > LONGEST_PAUSE else min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+            pause = (
+                FIRST_PAUSE
+                if lived > LONGEST_PAUSE
+                else min(LONGEST_PAUSE, max(FIRST_PAUSE, 2 * pause))
+            )
             self._say(f"replica {replica}: {error}; it is started again in {pause:g} s")
             await asyncio.sleep(pause)
 
@@ -161,7 +195,9 @@ class Supervisor:
         number, self._born = self._born, self._born + 1
         with contextlib.ExitStack() as meeting:
             met = meeting.enter_context(addresses(len(self._fronts)))
-            process = await start(self._config, met, self._engine, self._step_timeout, self._places[replica])
+            process = await start(
+                self._config, met, self._engine, self._step_timeout, self._places[replica]
+            )
             life = _Life(number, replica, process, set(range(len(self._fronts))), meeting.pop_all())
             life.ready.add_done_callback(lambda _: self._changed.set())
             self._lives[number] = self._now[replica] = life
@@ -169,13 +205,18 @@ class Supervisor:
                 front(Join(replica, number, address))
             return life
 
-    async def _live(self, life: _Life, first: asyncio.Future[PenstockError | None]) -> PenstockError | None:
-        """Waits for a life's end, and tells the fronts; returns why it ended, None where it was asked to."""
+    async def _live(
+        self, life: _Life, first: asyncio.Future[PenstockError | None]
+    ) -> PenstockError | None:
+        """Waits for a life's end, and tells the fronts; returns why it ended, None where it was
+        asked to."""
         ended = asyncio.ensure_future(life.process.wait())
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
             if not life.ready.done():
-                await asyncio.wait((life.ready,), timeout=LAST_WORDS)  # its last words may still be on the way
+                await asyncio.wait(
+                    (life.ready,), timeout=LAST_WORDS
+                )  # its last words may still be on the way
         failed = life.ready.exception() if life.ready.done() else None
         if life.ready.done() and failed is None and not first.done():
             first.set_result(None)
@@ -195,7 +236,8 @@ class Supervisor:
     # --- all of them
 
     async def _roll(self) -> None:
-        """Restarts all replicas, one at a time, each while another serves; one that doesn't come back ends it."""
+        """Restarts all replicas, one at a time, each while another serves; one that doesn't come
+        back ends it."""
         for replica in range(self.count):
             before = self._now[replica]
             if before is None or not before.serves:
@@ -217,7 +259,11 @@ class Supervisor:
     def _is_decided(self, replica: int, before: _Life) -> bool:
         """Whether the life after `before` is ready, or never will be."""
         now = self._now[replica]
-        return now is not before and now is not None and (now.ready.done() or now.process.returncode is not None)
+        return (
+            now is not before
+            and now is not None
+            and (now.ready.done() or now.process.returncode is not None)
+        )
 
     def _came_back(self, replica: int) -> bool:
         now = self._now[replica]
@@ -235,8 +281,8 @@ class Supervisor:
         self._retired = True
 
     async def end(self, hurry: asyncio.Event | None = None) -> None:
-        """Waits for engines that nobody sends anything any more, and leaves no process; those that still load are
-        killed. hurry: once it is set, the others get a second."""
+        """Waits for engines that nobody sends anything any more, and leaves no process; those that
+        still load are killed. hurry: once it is set, the others get a second."""
         self.retire()
         for task in (*self._keeping, *filter(None, [self._rolling])):
             task.cancel()
@@ -248,7 +294,9 @@ class Supervisor:
         processes, hurry = self.processes, hurry or asyncio.Event()
         ending = asyncio.gather(*(process.wait() for process in processes))
         hurried = asyncio.ensure_future(hurry.wait())
-        await asyncio.wait((ending, hurried), timeout=END_PATIENCE, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            (ending, hurried), timeout=END_PATIENCE, return_when=asyncio.FIRST_COMPLETED
+        )
         if hurried.done():
             await asyncio.wait((ending,), timeout=HURRIED)
         hurried.cancel()

@@ -1,8 +1,10 @@
-"""Sandbox: a process inside limits of memory and time, where chats are rendered and long texts tokenised.
+"""Sandbox: a process inside limits of memory and time, where chats are rendered and long texts
+tokenised.
 
-A template and a tokenizer are programs of whoever made the model, and texts come from anybody. What one job takes past
-its limits costs that job alone: the process is ended, and another one starts. `Sandbox` waits for its answer as a call
-does; `SandboxPool` keeps a few of them for an event loop. It knows processes and jobs; no template, no HTTP.
+A template and a tokenizer are programs of whoever made the model, and texts come from anybody. What
+one job takes past its limits costs that job alone: the process is ended, and another one starts.
+`Sandbox` waits for its answer as a call does; `SandboxPool` keeps a few of them for an event loop.
+It knows processes and jobs; no template, no HTTP.
 """
 
 from __future__ import annotations
@@ -25,20 +27,32 @@ from penstock.sandbox.sandbox_process import Bounds, ChatJob, Job, Reply, Sandbo
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
-PATIENCE = 120.0  # seconds without an answer, by the clock, after which the process is killed: it hangs, or is stopped
-# Seconds, whole milliseconds, that an event loop stands still for the answer to a short job: to come back to it by
-# tasks and epoll takes 0.2 ms more. To tokenise such a text itself takes the loop 2 ms (prompt_ids.LONG_TEXT). Where an
-# answer was late, as a slow template's are, it stands still for one job in RETRY + 1: 0.1 ms a job.
+# seconds without an answer, by the clock, after which the process is killed: it hangs, or is
+# stopped
+PATIENCE = 120.0
+# Seconds, whole milliseconds, that an event loop stands still for the answer to a short job: to
+# come back to it by tasks and epoll takes 0.2 ms more. To tokenise such a text itself takes the
+# loop 2 ms (prompt_ids.LONG_TEXT). Where an answer was late, as a slow template's are, it stands
+# still for one job in RETRY + 1: 0.1 ms a job.
 HOLD = 0.001
 SHORT = 8_192  # bytes of a job that it may stand still for
 RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
-_FIELDS = {"template_kwargs": "chat_template_kwargs", "tools": "tools"}  # of a ChatJob, beside its messages
-_NO_WORDS = (TypeError, OverflowError, RecursionError, ValueError)  # raised for what msgpack cannot hold
+_FIELDS = {
+    "template_kwargs": "chat_template_kwargs",
+    "tools": "tools",
+}  # of a ChatJob, beside its messages
+_NO_WORDS = (
+    TypeError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+)  # raised for what msgpack cannot hold
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # no threads: they would share the limits
     "RUST_BACKTRACE": "0",
-    # Bytes that GNU's allocator keeps of what was freed. By itself it comes to keep 64 MB behind a long text, for which
-    # the process was given up each time; to start another takes a second of a processor.
+    # Bytes that GNU's allocator keeps of what was freed. By itself it comes to keep 64 MB behind a
+    # long text, for which the process was given up each time; to start another takes a second of a
+    # processor.
     "MALLOC_TRIM_THRESHOLD_": str(2**20),
 }
 
@@ -46,15 +60,23 @@ _ENVIRONMENT = {
 class Sandbox:
     """One process. Made by `open`, in which it is started, or, on an event loop, by SandboxPool."""
 
-    def __init__(self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD) -> None:
-        """Starts the process; it loads from now on, and says when it is ready. tokenizer: None where jobs are
-        PatternJobs alone. `limit`: the context, in tokens. Raises CapacityError."""
+    def __init__(
+        self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD
+    ) -> None:
+        """Starts the process; it loads from now on, and says when it is ready. tokenizer: None
+        where jobs are PatternJobs alone. `limit`: the context, in tokens. Raises CapacityError."""
         self._channel, theirs = socket.socketpair()
         self._hold, self._poll = hold, select.poll()
         self._poll.register(self._channel, select.POLLIN)
         self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
-        folder, vocab_size = ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
-        template = None if tokenizer is None or tokenizer.template_file is None else str(tokenizer.template_file)
+        folder, vocab_size = (
+            ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
+        )
+        template = (
+            None
+            if tokenizer is None or tokenizer.template_file is None
+            else str(tokenizer.template_file)
+        )
         self._start = SandboxStart(folder, vocab_size, limit, bounds, template)
         self.chat_fault: PenstockError | None = None  # why no chat can be rendered
         self.usable = True
@@ -62,9 +84,12 @@ class Sandbox:
         try:
             with theirs:
                 self._process = spawn(
-                    command, "the process that renders chats", fds=(theirs.fileno(),), environment=_ENVIRONMENT,
+                    command,
+                    "the process that renders chats",
+                    fds=(theirs.fileno(),),
+                    environment=_ENVIRONMENT,
                     stdout=QUIET,
-                )  # fmt: skip
+                )
         except CapacityError:
             self._channel.close()
             raise
@@ -81,7 +106,8 @@ class Sandbox:
         return sandbox
 
     def run(self, job: Job) -> Reply:
-        """Does a job. Raises what was wrong with it, and FaultError where the process was ended from outside."""
+        """Does a job. Raises what was wrong with it, and FaultError where the process was ended
+        from outside."""
         return self._done(self._ask(_frame(job)))
 
     async def open_async(self) -> None:
@@ -90,8 +116,8 @@ class Sandbox:
         self._ready(await self._ask_async(frame(self._start), bytearray()))
 
     def begin(self, job: Job) -> Reply | Coroutine[Any, Any, Reply]:
-        """Does a job, as `run`. Returns its reply where it is short and that is there within `hold`; else what waits
-        for the reply."""
+        """Does a job, as `run`. Returns its reply where it is short and that is there within
+        `hold`; else what waits for the reply."""
         data = _frame(job)
         self._since += 1
         if self._since > RETRY:
@@ -115,7 +141,8 @@ class Sandbox:
             self._process.kill()
         self._process.wait()
 
-    # --- the way there and back ---------------------------------------------------------------------------------------
+    # --- the way there and back
+    # ---------------------------------------------------------------------------------------
 
     def _ask(self, data: bytearray) -> bytearray | None:
         self._channel.settimeout(PATIENCE)
@@ -128,7 +155,9 @@ class Sandbox:
     def _ask_soon(self, data: bytearray) -> bytearray | None:
         """Returns what there is of the answer within `hold`, its length before it."""
         try:
-            self._channel.sendall(data)  # a short one: there is room, since nothing else is on its way
+            self._channel.sendall(
+                data
+            )  # a short one: there is room, since nothing else is on its way
             if not self._poll.poll(self._hold * 1000):
                 return bytearray()
             return bytearray(self._channel.recv(PIECE)) or None
@@ -136,7 +165,8 @@ class Sandbox:
             return None
 
     async def _ask_async(self, data: bytearray, got: bytearray) -> memoryview | None:
-        """Sends `data`, and returns the answer's bytes, of which `got` is here, their length before them."""
+        """Sends `data`, and returns the answer's bytes, of which `got` is here, their length before
+        them."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -150,7 +180,8 @@ class Sandbox:
             return None
         return memoryview(got)[HEADER:]
 
-    # --- what came back -----------------------------------------------------------------------------------------------
+    # --- what came back
+    # -----------------------------------------------------------------------------------------------
 
     def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)
@@ -175,8 +206,8 @@ class Sandbox:
         return reply
 
     def _ended(self) -> PenstockError:
-        """Why there is no answer. The kernel ends it by SIGXCPU at its time; SIGABRT and SIGSEGV are how libraries take
-        a refused allocation, and nesting beyond the stack."""
+        """Why there is no answer. The kernel ends it by SIGXCPU at its time; SIGABRT and SIGSEGV
+        are how libraries take a refused allocation, and nesting beyond the stack."""
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
@@ -184,19 +215,30 @@ class Sandbox:
         self.close()
         if code is None or code == -signal.SIGXCPU:
             return UsageError(
-                "this takes too long to render and tokenise: send less text, or a simpler chat template", param="prompt"
+                "this takes too long to render and tokenise: send less text, or a simpler chat"
+                " template",
+                param="prompt",
             )
         if code in (-signal.SIGABRT, -signal.SIGSEGV):
-            message = "this takes more memory to render and tokenise than a request may have: send less text"
+            message = (
+                "this takes more memory to render and tokenise than a request may have: send less"
+                " text"
+            )
             return UsageError(message, param="prompt")
         return FaultError(f"the process that renders chats {how_ended(code)}: send it again")
 
 
 class SandboxPool:
-    """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all are busy."""
+    """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all
+    are busy."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, limit: int, most: int, bounds: Bounds = USUAL, hold: float = HOLD
+        self,
+        tokenizer: Tokenizer | None,
+        limit: int,
+        most: int,
+        bounds: Bounds = USUAL,
+        hold: float = HOLD,
     ) -> None:
         self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
@@ -207,15 +249,17 @@ class SandboxPool:
         self._closed = False
 
     async def begin(self) -> PenstockError | None:
-        """Waits until one is there. Returns why no chat can be rendered, where that is so. Raises as `run`."""
+        """Waits until one is there. Returns why no chat can be rendered, where that is so. Raises
+        as `run`."""
         sandbox = await self._take()
         self._idle.put_nowait(sandbox)
         return sandbox.chat_fault
 
     def run(self, jobs: Sequence[Job]) -> asyncio.Future[list[Reply]]:
-        """Does jobs, several at once where there are processes for it, and returns what each came to; that is there at
-        once where one short job was done within `hold`. Where one fails, or nobody waits any more, what was begun goes
-        on and the rest is dropped. Raises what Sandbox.run does, and CapacityError where no process can be started."""
+        """Does jobs, several at once where there are processes for it, and returns what each came
+        to; that is there at once where one short job was done within `hold`. Where one fails, or
+        nobody waits any more, what was begun goes on and the rest is dropped. Raises what
+        Sandbox.run does, and CapacityError where no process can be started."""
         if len(jobs) == 1 and not self._waiting and not self._idle.empty():
             return self._begin(_there(self._idle.get_nowait()), jobs[0])
         return asyncio.ensure_future(self._run_all(jobs))
@@ -239,7 +283,9 @@ class SandboxPool:
             begun = error
         if isinstance(begun, Coroutine):
             work = asyncio.create_task(self._finish(sandbox, begun))
-            work.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may be there to be told
+            work.add_done_callback(
+                lambda done: done.cancelled() or done.exception()
+            )  # nobody may be there to be told
             return asyncio.shield(work)
         self._put_back(sandbox)
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()
@@ -290,7 +336,8 @@ class SandboxPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _add(self) -> None:
-        """Starts one. Where that fails and there is no other, those who wait are told: they would wait for ever."""
+        """Starts one. Where that fails and there is no other, those who wait are told: they would
+        wait for ever."""
         sandbox = None
         try:
             sandbox = Sandbox(*self._made_of)
@@ -317,11 +364,16 @@ def _frame(job: Job) -> bytearray:
     try:
         return frame(job)
     except UnicodeEncodeError as error:
-        message = f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
+        message = (
+            f"the text has half a surrogate pair at character {error.start}; send valid Unicode"
+        )
         raise UsageError(message, param=_fault_of(job, "prompt")) from error
     except _NO_WORDS as error:
         param = _fault_of(job, "messages")
-        message = f"{param}: this holds what JSON has no word for, or too large a number ({error}): send it as text"
+        message = (
+            f"{param}: this holds what JSON has no word for, or too large a number ({error}): send"
+            " it as text"
+        )
         raise UsageError(message, param=param) from error
 
 

@@ -1,10 +1,11 @@
-"""The sandbox's process: renders chats and tokenises long texts inside limits that the kernel keeps.
+"""The sandbox's process: renders chats and tokenises long texts inside limits that the kernel
+keeps.
 
-`python -m penstock.sandbox.sandbox_process FD`, started by sandbox.py and by nobody else, with its end of a socket
-pair. A job comes in, a reply goes out, one at a time; the socket's end is its own. A job that passes its memory gets an
-answer; one that passes its processor time ends the process, which says so by how it ended. It also ends, by itself,
-when a job has made it grow: what an allocator keeps is given back so. It knows the tokenizer and its templates; no
-engine.
+`python -m penstock.sandbox.sandbox_process FD`, started by sandbox.py and by nobody else, with its
+end of a socket pair. A job comes in, a reply goes out, one at a time; the socket's end is its own.
+A job that passes its memory gets an answer; one that passes its processor time ends the process,
+which says so by how it ended. It also ends, by itself, when a job has made it grow: what an
+allocator keeps is given back so. It knows the tokenizer and its templates; no engine.
 """
 
 from __future__ import annotations
@@ -31,15 +32,16 @@ from penstock.request import StructuredOutputsParams
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-BYTES_A_TOKEN = 2048  # of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
+# of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
+BYTES_A_TOKEN = 2048
 CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
 LOADING = 8 * 2**30  # bytes of addresses while the tokenizer loads
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job may take: bytes, and BYTES_A_TOKEN more for each token of the context; seconds of processor time to
-    render, and as many to tokenise, with one more for each CHARACTERS_A_SECOND. grown: bytes above what the process had
-    at first, at which it is given up behind a job."""
+    """What a job may take: bytes, and BYTES_A_TOKEN more for each token of the context; seconds of
+    processor time to render, and as many to tokenise, with one more for each CHARACTERS_A_SECOND.
+    grown: bytes above what the process had at first, at which it is given up behind a job."""
 
     memory: int = 512 * 2**20
     seconds: int = 5
@@ -47,8 +49,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxStart(msgspec.Struct):
-    """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's; where it is empty
-    there is none, and jobs are PatternJobs alone. template: a file, in place of the folder's chat templates."""
+    """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's;
+    where it is empty there is none, and jobs are PatternJobs alone. template: a file, in place of
+    the folder's chat templates."""
 
     folder: str
     vocab_size: int
@@ -66,8 +69,8 @@ class TextJob(msgspec.Struct, tag="texts"):
 
 
 class TellJob(msgspec.Struct, tag="tell"):
-    """A text of any length whose tokens are to be told, and what each spells. Its reply is the JSON of that: a million
-    ids in a list take a server 36 MB, and its loop 0.1 s to write."""
+    """A text of any length whose tokens are to be told, and what each spells. Its reply is the JSON
+    of that: a million ids in a list take a server 36 MB, and its loop 0.1 s to write."""
 
     text: str
     add_special_tokens: bool = True
@@ -99,8 +102,8 @@ class GrammarJob(msgspec.Struct, tag="grammar"):
 
 
 class PatternJob(msgspec.Struct, tag="pattern"):
-    """A regex to compile, and to search for in a text where there is one. seconds: of processor time that the search
-    may take. Its reply has the answer, and the seconds that it took."""
+    """A regex to compile, and to search for in a text where there is one. seconds: of processor
+    time that the search may take. Its reply has the answer, and the seconds that it took."""
 
     pattern: str
     text: str | None = None
@@ -111,10 +114,11 @@ Job = TextJob | TellJob | TokensJob | ChatJob | GrammarJob | PatternJob
 
 
 class Reply(msgspec.Struct):
-    """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be rendered.
+    """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be
+    rendered.
 
-    ids: of each text in turn.   text: of a chat, as rendered.   told: of a TellJob.   answer, seconds: of a PatternJob.
-    last: the process ends behind it.
+    ids: of each text in turn.   text: of a chat, as rendered.   told: of a TellJob.   answer,
+    seconds: of a PatternJob. last: the process ends behind it.
     """
 
     ids: list[list[int]] = []
@@ -126,7 +130,11 @@ class Reply(msgspec.Struct):
     last: bool = False
 
 
-KINDS = (UsageError, ContextLengthError, TokenizerError)  # errors that a job may end in; others become a UsageError
+KINDS = (
+    UsageError,
+    ContextLengthError,
+    TokenizerError,
+)  # errors that a job may end in; others become a UsageError
 
 
 # Made once: to make one for the union of jobs takes six times as long as to read a job.
@@ -139,12 +147,15 @@ def read_reply(data: bytearray | memoryview) -> Reply:
 
 
 def tokens_json(ids: list[int], limit: int, spelling: Tokenizer | None) -> bytes:
-    """Returns vLLM's JSON of a text's tokens. spelling: tells what each spells; None where that isn't wanted."""
+    """Returns vLLM's JSON of a text's tokens. spelling: tells what each spells; None where that
+    isn't wanted."""
     spelt = None
     if spelling is not None:  # each once: a million texts would take 80 MB
         texts = {token: spelling.token_text(token) for token in set(ids)}
         spelt = [*map(texts.__getitem__, ids)]
-    return msgspec.json.encode({"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": spelt})
+    return msgspec.json.encode(
+        {"count": len(ids), "max_model_len": limit, "tokens": ids, "token_strs": spelt}
+    )
 
 
 def main() -> int:
@@ -173,7 +184,8 @@ def _serve(channel: socket.socket) -> int:
     except PenstockError as error:
         reply = Reply(failure=_failure(error))
     with ThreadPoolExecutor(1) as thread:
-        # Where the tokenizer was loaded a text takes 2.3 times as long: its memory comes from among the vocabulary's.
+        # Where the tokenizer was loaded a text takes 2.3 times as long: its memory comes from among
+        # the vocabulary's.
         return thread.submit(_work, channel, desk, reply).result()
 
 
@@ -228,11 +240,18 @@ class _Desk:
             message = f"messages and template arguments hold what JSON has no word for ({error})"
             reply = Reply(failure=CarriedError("UsageError", message, "messages"))
         except MemoryError:
-            message = "this takes more memory to render and tokenise than a request may have: send less text"
+            message = (
+                "this takes more memory to render and tokenise than a request may have: send less"
+                " text"
+            )
             reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
         except Exception as error:  # noqa: BLE001  ours; it costs this job alone, and not the process
             traceback.print_exception(error)
-            reply = Reply(failure=CarriedError("FaultError", "the server failed at this request; its log says how"))
+            reply = Reply(
+                failure=CarriedError(
+                    "FaultError", "the server failed at this request; its log says how"
+                )
+            )
         if self._resident:
             reply.last = reply.last or self._memory.read()[1] > self._resident + self.bounds.grown
         return reply
@@ -260,7 +279,10 @@ class _Desk:
         texts = [self._render(job)] if isinstance(job, ChatJob) else job.texts
         self._allow(self.bounds.seconds + sum(map(len, texts)) // CHARACTERS_A_SECOND)
         tokenizer, special = self.tokenizer, job.add_special_tokens
-        ids = [tokenizer.encode_prompt(text, self.limit, keep=job.keep, add_special_tokens=special) for text in texts]
+        ids = [
+            tokenizer.encode_prompt(text, self.limit, keep=job.keep, add_special_tokens=special)
+            for text in texts
+        ]
         return Reply(ids, texts[0] if isinstance(job, ChatJob) else "")
 
     def _render(self, job: ChatJob) -> str:
@@ -276,7 +298,8 @@ class _Desk:
         )
 
     def _allow(self, seconds: int) -> None:
-        """Has the kernel end this process once it has taken so many more seconds of processor time, or one more."""
+        """Has the kernel end this process once it has taken so many more seconds of processor time,
+        or one more."""
         allowed = int(time.process_time()) + 1 + seconds
         if allowed != self._seconds:  # few jobs see a second of the process's end
             bound(resource.RLIMIT_CPU, allowed)
@@ -285,7 +308,11 @@ class _Desk:
 
 def _failure(error: PenstockError) -> CarriedError:
     carried = CarriedError.of(error)
-    return carried if type(error) in KINDS else msgspec.structs.replace(carried, kind=UsageError.__name__)
+    return (
+        carried
+        if type(error) in KINDS
+        else msgspec.structs.replace(carried, kind=UsageError.__name__)
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,14 @@
-"""Admission: who comes in. Fork groups wait, are prefilled in chunks, and give their tails to rows as rows come free.
+"""Admission: who comes in. Fork groups wait, are prefilled in chunks, and give their tails to rows
+as rows come free.
 
-    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are left)
+    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are
+    left)
 
-First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds up those behind it.
-The forecast says what fits; nothing is reserved. Groups in the background stand behind all others at each of these
-places, leave some rows and blocks free for who comes next, and give rows up where others cannot get in
-(`preempt_background`). It knows groups, rows, blocks and the tree; not how tokens come back, nor how steps are ordered.
+First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds
+up those behind it. The forecast says what fits; nothing is reserved. Groups in the background stand
+behind all others at each of these places, leave some rows and blocks free for who comes next, and
+give rows up where others cannot get in (`preempt_background`). It knows groups, rows, blocks and
+the tree; not how tokens come back, nor how steps are ordered.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ from penstock.schedule.windowed_pool import WindowedPool
 _SPARE = 100  # one block in so many is kept free of forecasts
 _AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
 _KEPT = 8  # one row and one block in so many that the background leaves free
-_COMPANY = 512  # steps behind an arrival for which the background prefills one token in _KEPT: steps stay short
+# steps behind an arrival for which the background prefills one token in _KEPT: steps stay short
+_COMPANY = 512
 
 
 @dataclass(slots=True)
@@ -51,7 +55,8 @@ class Chunk:
     group: ForkGroup
     start: int
     stop: int
-    blocks: Int32  # those that cover 0 : stop; a tail may take the group's last one over in this very step
+    # those that cover 0 : stop; a tail may take the group's last one over in this very step
+    blocks: Int32
 
 
 @dataclass(slots=True)
@@ -78,7 +83,13 @@ class Admission:
         mask_slots: MaskSlots,
         slots: StateSlots,
     ) -> None:
-        self.limits, self.rows, self.pool, self.tree, self.lengths = limits, rows, pool, tree, lengths
+        self.limits, self.rows, self.pool, self.tree, self.lengths = (
+            limits,
+            rows,
+            pool,
+            tree,
+            lengths,
+        )
         self.states = PromptStates(slots, tree.enabled)
         self.mask_slots = mask_slots
         self.waiting = FairQueue()
@@ -87,7 +98,9 @@ class Admission:
         self.ready: list[ForkGroup] = []
         self.knows_background = False  # whether any group ever was in it
         self._came = False  # somebody, since the last look; not in the background
-        self._alone_from = 0  # the first step in which the background may prefill all that a step holds
+        self._alone_from = (
+            0  # the first step in which the background may prefill all that a step holds
+        )
         self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
         self.starved = False  # whether any found none, or did not even begin; not in the background
         self.order = 0
@@ -118,7 +131,8 @@ class Admission:
         self.states.give_back(group)
 
     def admit(self, number: int, active: int) -> Admitted:
-        """Tails, then chunks, then tails of what those chunks completed, within the tokens and blocks that are left."""
+        """Tails, then chunks, then tails of what those chunks completed, within the tokens and
+        blocks that are left."""
         out = Admitted()
         self.starved = False
         if not (self.ready or self.prefilling or self.waiting or self.behind):
@@ -132,7 +146,9 @@ class Admission:
         self._prefill(number, out, budget, forecast)
         self._join(number, out, budget, forecast)
         if out.tokens < budget:
-            self._starving = [g for g in self.ready if g.ready_from <= number and not g.live.background]
+            self._starving = [
+                g for g in self.ready if g.ready_from <= number and not g.live.background
+            ]
             self.starved = bool(self._starving or self.waiting)
         return out
 
@@ -160,32 +176,41 @@ class Admission:
         return waiting + float(remaining.sum())
 
     def prompt_tokens_left(self) -> int:
-        """Prompt tokens of what waits that no step has taken up; what the cache has of them isn't known yet."""
+        """Prompt tokens of what waits that no step has taken up; what the cache has of them isn't
+        known yet."""
         return sum(g.target - g.stored for line in self._lines for g in line)
 
     def _capacity(self, group: ForkGroup) -> int:
         """Pages that may be in use once this group's tails have ended."""
-        return self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)
+        return (
+            self.limits.num_blocks - 1 - self.limits.num_blocks // _SPARE - self._kept_blocks(group)
+        )
 
     def _kept_blocks(self, group: ForkGroup) -> int:
         return self.limits.num_blocks // _KEPT if group.live.background else 0
 
     def _free_rows(self, group: ForkGroup) -> int:
         """Rows that its tails may have now."""
-        return max(0, self.rows.free_count - (self.rows.count // _KEPT if group.live.background else 0))
+        return max(
+            0, self.rows.free_count - (self.rows.count // _KEPT if group.live.background else 0)
+        )
 
     def _forecast(self) -> Forecast:
         own, remaining = self._running()
         if not isinstance(self.pool, WindowedPool):
             return Forecast.of(own, remaining, self.pool.held - int(own.sum()))
         pages, ramp = self.pool.pages_of(np.flatnonzero(self.rows.state == RUNNING), self.rows)
-        return Forecast.of(pages, remaining, self.pool.held - int(pages.sum()), ramp, self.pool.per_block - 1)
+        return Forecast.of(
+            pages, remaining, self.pool.held - int(pages.sum()), ramp, self.pool.per_block - 1
+        )
 
     def _running(self) -> tuple[Int32, Int32]:
         """Own blocks of the running rows, and the tokens that each is expected to make."""
         rows = self.rows
         live = rows.state == RUNNING
-        left = rows.limit - rows.planned_length  # whole columns first: gathering costs more than computing
+        left = (
+            rows.limit - rows.planned_length
+        )  # whole columns first: gathering costs more than computing
         remaining = self.lengths.remaining(rows.planned_length + 1 - rows.prompt, left)
         ignores = rows.traits & IGNORES_EOS
         if ignores.any():
@@ -260,7 +285,9 @@ class Admission:
         columns.blocks[at] = group.full + int(group.has_partial)
         columns.passed[at] = group.passed
         columns.bound[at] = min(self.pool.past(group.target), group.full)
-        columns.order[at] = self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
+        columns.order[at] = (
+            self.order + np.arange(rows.size) + (BACKGROUND if live.background else 0)
+        )
         columns.traits[at] = live.traits
         columns.watch[at] = live.watch
         columns.wants[at] = live.record["wants"][0]
@@ -285,7 +312,9 @@ class Admission:
                 behind -= count
             if count:
                 stop = group.stored + count
-                out.chunks.append(Chunk(group, group.stored, stop, group.blocks[: -(-stop // BLOCK_SIZE)]))
+                out.chunks.append(
+                    Chunk(group, group.stored, stop, group.blocks[: -(-stop // BLOCK_SIZE)])
+                )
                 out.tokens += count
                 self._advance(group, count, number)
             if group.stored == group.target:
@@ -296,7 +325,8 @@ class Admission:
                 self._line_up(group)
 
     def _next(self, number: int, forecast: Forecast, growing: int) -> ForkGroup | None:
-        """The group whose prompt goes on or begins; one in the background lets others begin before it."""
+        """The group whose prompt goes on or begins; one in the background lets others begin before
+        it."""
         begun = next((group for group in self.prefilling if group.ready_from <= number), None)
         if begun is not None and not (begun.live.background and self.waiting):
             return begun
@@ -311,14 +341,16 @@ class Admission:
         return group
 
     def _line_up(self, group: ForkGroup) -> None:
-        """Its prompt is planned; its tails come after those that were ready, and before the background's."""
+        """Its prompt is planned; its tails come after those that were ready, and before the
+        background's."""
         place = len(self.ready)
         while not group.live.background and place and self.ready[place - 1].live.background:
             place -= 1
         self.ready.insert(place, group)
 
     def _may_start(self, group: ForkGroup, forecast: Forecast, growing: int) -> bool:
-        """Whether the head of a line may take its blocks now: rows will want its tails soon, and they fit."""
+        """Whether the head of a line may take its blocks now: rows will want its tails soon, and
+        they fit."""
         need = -(-group.target // BLOCK_SIZE)
         free = self._free_rows(group)
         ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
@@ -326,7 +358,10 @@ class Admission:
             return False
         if self.rows.free_count == self.rows.count and not ahead:
             return need + 2 <= self.pool.available - growing
-        if need + 2 > self.pool.available - growing - self._kept_blocks(group) // self.pool.per_block:
+        if (
+            need + 2
+            > self.pool.available - growing - self._kept_blocks(group) // self.pool.per_block
+        ):
             return False
         if ahead > free + self.rows.count // _AHEAD or (ahead and not free):
             return False
@@ -335,7 +370,8 @@ class Admission:
         return forecast.room(capacity, 2 * per_block, self._expected(group), self._ramp(group)) > 0
 
     def _start(self, group: ForkGroup, forecast: Forecast) -> None:
-        """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to the host's slots."""
+        """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to
+        the host's slots."""
         group.state = PREFILLING
         padded = np.zeros(-(-group.target // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
         padded[: group.target] = group.tokens[: group.target]
@@ -364,14 +400,16 @@ class Admission:
         return max(0, self.pool.near + 2 - held) if self.pool.near else 0
 
     def _may_share(self, group: ForkGroup) -> list[bytes]:
-        """Words of the blocks that may be found in the tree: cached prompt tokens have no logits to score, and tokens
-        that go up with scores lie in blocks of their own: others' scores would lie in the same slots."""
+        """Words of the blocks that may be found in the tree: cached prompt tokens have no logits to
+        score, and tokens that go up with scores lie in blocks of their own: others' scores would
+        lie in the same slots."""
         if group.live.prompt_logprobs >= 0 and not group.resumed:
             return []
         return group.words if group.scored is None else group.words[: group.sent // BLOCK_SIZE]
 
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
-        """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as steps run in order."""
+        """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as
+        steps run in order."""
         first = group.stored // BLOCK_SIZE
         if isinstance(self.pool, WindowedPool):  # what this very step sees stays
             group.passed = self.pool.pass_prompt(group.blocks, group.passed, group.stored)
@@ -380,5 +418,7 @@ class Admission:
         self.prefilled_tokens += count
         last = group.stored // BLOCK_SIZE
         if group.words and last > first:
-            group.place = self.tree.insert(group.words[first:last], group.blocks[first:last].tolist(), group.place)
+            group.place = self.tree.insert(
+                group.words[first:last], group.blocks[first:last].tolist(), group.place
+            )
         self.states.advanced(group, number)

@@ -1,7 +1,7 @@
 """BatchOrder: the rows of a step, members of a prefix group side by side.
 
-It keeps the list of running rows and the current prefix groups between steps, and makes both anew only when somebody
-came or left. It knows rows and groups; not admission, not tokens.
+It keeps the list of running rows and the current prefix groups between steps, and makes both anew
+only when somebody came or left. It knows rows and groups; not admission, not tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _SPREAD = 64  # with many units that may be grouped: one step more for so many o
 
 @dataclass(slots=True)
 class Order:
-    """Rows of a step and their groups, as in StepPlan. Nobody writes to it: the next step may have the same."""
+    """Rows of a step and their groups, as in StepPlan. Nobody writes to it: the next step may have
+    the same."""
 
     rows: Int32
     start: Int32
@@ -38,23 +39,36 @@ class BatchOrder:
     """Who runs, in which order."""
 
     def __init__(
-        self, rows: Rows, groups: Groups, pool: BlockPool, sharing: SharingCosts | None, few: int = 64
+        self,
+        rows: Rows,
+        groups: Groups,
+        pool: BlockPool,
+        sharing: SharingCosts | None,
+        few: int = 64,
     ) -> None:
-        """sharing: what prefix groups save and cost; None: there are none. few: units whose grouping is found anew at
-        every change; of more, now and then."""
+        """sharing: what prefix groups save and cost; None: there are none. few: units whose
+        grouping is found anew at every change; of more, now and then."""
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
         self.changed = True  # somebody came or left
         self._running: Int32 = np.zeros(0, np.int32)
-        self._ordered: tuple[Int32, Order] | None = None  # the rows of the last step as they came, and put in order
+        self._ordered: tuple[Int32, Order] | None = (
+            None  # the rows of the last step as they came, and put in order
+        )
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
         self._stale = False  # units changed since the groups were found
         self._found_at = 0
         self._patience = _PATIENCE
         self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
         self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
-        self._tails_then: Int32 = np.zeros(64, np.int32)  # the same when the prefix groups were found, 0: in none
-        self._first: Int32 = np.zeros(64, np.int32)  # fork group slot -> first full block, or the scratch block
-        self._whole: Bool = np.zeros(64, np.bool_)  # fork group slot -> it is a prefix group by itself, all its blocks
+        self._tails_then: Int32 = np.zeros(
+            64, np.int32
+        )  # the same when the prefix groups were found, 0: in none
+        self._first: Int32 = np.zeros(
+            64, np.int32
+        )  # fork group slot -> first full block, or the scratch block
+        self._whole: Bool = np.zeros(
+            64, np.bool_
+        )  # fork group slot -> it is a prefix group by itself, all its blocks
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
 
@@ -67,10 +81,16 @@ class BatchOrder:
 
     def lasts(self, rows: Int32) -> bool:
         """Whether the coming step's rows are those of the last one, `rows`, in the same groups."""
-        return not self.changed and not self._stale and self._ordered is not None and self._ordered[1].rows is rows
+        return (
+            not self.changed
+            and not self._stale
+            and self._ordered is not None
+            and self._ordered[1].rows is rows
+        )
 
     def joined(self, group: ForkGroup) -> None:
-        """Tails of this group have joined. More tails of a group that shares all its blocks change no grouping."""
+        """Tails of this group have joined. More tails of a group that shares all its blocks change
+        no grouping."""
         self.changed = True
         slot = group.slot
         if slot not in self._units:
@@ -92,8 +112,8 @@ class BatchOrder:
         self._tails[slot] = group.running
 
     def removed(self, slots: Int32, counts: Int64 | Int32) -> None:
-        """So many tails of these fork groups have left; a slot stands here once. Half of a prefix group's may have:
-        then it may no longer pay."""
+        """So many tails of these fork groups have left; a slot stands here once. Half of a prefix
+        group's may have: then it may no longer pay."""
         self.changed = True
         tails = self._tails[slots] - counts
         self._tails[slots] = tails
@@ -104,7 +124,9 @@ class BatchOrder:
 
     def order(self, rows: Int32, number: int) -> Order:
         """Puts the rows of step `number` in order."""
-        if self._stale and (len(self._units) <= self.few or number - self._found_at >= self._patience):
+        if self._stale and (
+            len(self._units) <= self.few or number - self._found_at >= self._patience
+        ):
             self._find(number)
         elif self._ordered is not None and rows is self._ordered[0]:
             return self._ordered[1]
@@ -113,13 +135,18 @@ class BatchOrder:
             active = np.zeros(self.rows.count, np.bool_)
             active[rows] = True
         any_wants = self.rows.wants.any()  # of all rows first: gathering costs six times as much
-        wants = int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY if any_wants else 0
+        wants = (
+            int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
+            if any_wants
+            else 0
+        )
         order = Order(*self._grouped(rows), active, wants)
         self._ordered = rows, order
         return order
 
     def _grouped(self, rows: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """Returns rows, members of a group side by side, and the groups' start, blocks and length."""
+        """Returns rows, members of a group side by side, and the groups' start,
+        blocks and length."""
         alone = self._alone
         if not alone:
             return rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
@@ -153,7 +180,9 @@ class BatchOrder:
             self._place[prefix.slots] = index
             self._tails_then[prefix.slots] = self._tails[prefix.slots]
             if len(prefix.slots) == 1:
-                self._whole[prefix.slots[0]] = prefix.blocks.size == self._units[prefix.slots[0]].full
+                self._whole[prefix.slots[0]] = (
+                    prefix.blocks.size == self._units[prefix.slots[0]].full
+                )
             self._blocks[index, : prefix.blocks.size] = prefix.blocks
             self._lengths[index] = prefix.blocks.size * BLOCK_SIZE
 

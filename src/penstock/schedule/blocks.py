@@ -1,8 +1,9 @@
 """BlockPool: which blocks of KV are free, held, or kept for an equal prompt to come.
 
-A block is in one of three states: free (on the stack), held (refs > 0), or idle (refs 0, but kept by the prefix tree:
-found again by an equal prompt, or evicted, oldest first, when the stack runs dry). Whole-array operations throughout.
-It knows no rows and no tokens. Block 0 is the scratch block and never leaves.
+A block is in one of three states: free (on the stack), held (refs > 0), or idle (refs 0, but kept
+by the prefix tree: found again by an equal prompt, or evicted, oldest first, when the stack runs
+dry). Whole-array operations throughout. It knows no rows and no tokens. Block 0 is the scratch
+block and never leaves.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, on_evict: Callable[[Int32], None] | None = None) -> None:
         if num_blocks < 2:
-            raise CapacityError(f"a KV pool of {num_blocks} blocks holds nothing: give it more --kv-cache-tokens")
+            raise CapacityError(
+                f"a KV pool of {num_blocks} blocks holds nothing: give it more --kv-cache-tokens"
+            )
         self.num_blocks = num_blocks
-        # Full, not zeros: those get their pages at the first touch, amid a step (a release of 1,000 blocks: 9 ms).
+        # Full, not zeros: those get their pages at the first touch, amid a step (a release of 1,000
+        # blocks: 9 ms).
         self.refs: Int32 = np.full(num_blocks, 0, np.int32)
         self.refs[SCRATCH_BLOCK] = 1
         self.kept: Bool = np.full(
@@ -31,12 +35,15 @@ class BlockPool:
         self.stamp: Int64 = np.full(num_blocks, 0, np.int64)  # when an idle block was last held
         self.on_evict = on_evict
         self._stack: Int32 = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self._top = num_blocks - 1  # entries of the stack that are free; the scratch block lies above them
+        self._top = (
+            num_blocks - 1
+        )  # entries of the stack that are free; the scratch block lies above them
         self._idle = 0
         self._tick = 0
         self._mark: Int32 = np.full(num_blocks, 0, np.int32)
 
-    per_block = 1  # pages of the pool that a block takes: one, but where layers have windows (windowed_pool.py)
+    # pages of the pool that a block takes: one, but where layers have windows (windowed_pool.py)
+    per_block = 1
     near = 0  # blocks behind a token that layers with windows need; 0: there are none
 
     @property
@@ -79,7 +86,8 @@ class BlockPool:
         return True
 
     def past(self, position: int) -> int:
-        """Returns how many leading blocks of a table layers with windows don't need from this position on."""
+        """Returns how many leading blocks of a table layers with windows don't need from this
+        position on."""
         return 0
 
     def copies(self, source: Int32, target: Int32) -> list[Int32]:
@@ -90,7 +98,8 @@ class BlockPool:
         """One reference less for each entry of `blocks`; a block may stand in it several times."""
         if not blocks.size:
             return
-        # In just these types numpy has a fast way: 1,000 blocks take 2 us, and 40 with blocks of int32.
+        # In just these types numpy has a fast way: 1,000 blocks take 2 us, and 40 with blocks of
+        # int32.
         places = blocks.astype(np.intp)
         np.subtract.at(self.refs, places, np.int32(1))
         empty = self._distinct(blocks[self.refs.take(places) == 0])
@@ -98,13 +107,15 @@ class BlockPool:
         kept = self.kept.take(empty)
         idle, free = empty[kept], empty[~kept]
         self._tick += 1
-        # Deeper blocks stand later in a chain: they go first, so that a kept chain is eaten from its end.
+        # Deeper blocks stand later in a chain: they go first, so that a kept chain is eaten from
+        # its end.
         self.stamp[idle] = self._tick * self.num_blocks - np.arange(idle.size)
         self._idle += self._weight(idle)
         self._push(free)
 
     def unkeep(self, blocks: Int32) -> None:
-        """The prefix tree lets go of `blocks` (distinct ones, kept): they are free now, or once they are released."""
+        """The prefix tree lets go of `blocks` (distinct ones, kept): they are free now, or once
+        they are released."""
         self.kept[blocks] = False
         idle = blocks[self.refs[blocks] == 0]
         self._idle -= self._weight(idle)
@@ -129,7 +140,8 @@ class BlockPool:
         return last
 
     def _evict(self, count: int) -> None:
-        """Frees at least `count` idle blocks, oldest first; a few more than asked, since looking costs O(blocks)."""
+        """Frees at least `count` idle blocks, oldest first; a few more than asked, since looking
+        costs O(blocks)."""
         idle = np.flatnonzero((self.refs == 0) & self.kept).astype(np.int32)
         count = min(max(count, self.num_blocks // 64), idle.size)
         if not count:
@@ -151,4 +163,6 @@ class BlockPool:
         assert not self.kept[stack].any(), "a free block is kept"
         assert self.refs.min() >= 0, "a block was released too often"
         assert self._idle == np.count_nonzero((self.refs == 0) & self.kept), "the idle count is off"
-        assert self._top + self._idle + np.count_nonzero(self.refs > 0) == self.num_blocks, "a block is lost"
+        assert self._top + self._idle + np.count_nonzero(self.refs > 0) == self.num_blocks, (
+            "a block is lost"
+        )

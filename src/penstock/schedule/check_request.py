@@ -1,4 +1,5 @@
-"""check_request: refuses what a model can never run. It knows sizes and parameters; no queue, no text."""
+"""check_request: refuses what a model can never run. It knows sizes and parameters; no queue, no
+text."""
 
 from __future__ import annotations
 
@@ -11,9 +12,10 @@ def check_request(
 ) -> None:
     """Refuses what a model of `vocabulary` tokens and a context of `longest` can never run.
 
-    `size` of the prompt in tokens, `span` its lowest and highest id (None where it is empty). Both ends of the engine
-    ask: the client, so that a caller hears at once, and the scheduler, which trusts no channel. Raises
-    ContextLengthError for a prompt that leaves no room for a token, UsageError for the rest.
+    `size` of the prompt in tokens, `span` its lowest and highest id (None where it is empty). Both
+    ends of the engine ask: the client, so that a caller hears at once, and the scheduler, which
+    trusts no channel. Raises ContextLengthError for a prompt that leaves no room for a token,
+    UsageError for the rest.
     """
     if span is None:
         raise UsageError("the prompt is empty: give at least one token", param="prompt")

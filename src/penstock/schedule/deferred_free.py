@@ -1,6 +1,8 @@
-"""DeferredFree: rows and blocks that left the steps, kept from reuse until every flight that names them has been read.
+"""DeferredFree: rows and blocks that left the steps, kept from reuse until every flight that names
+them has been read.
 
-It knows rows, fork groups' counts and flight numbers; not why somebody left, nor who gets what is freed.
+It knows rows, fork groups' counts and flight numbers; not why somebody left, nor who gets what is
+freed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ class DeferredFree:
         return not self._rows.size and not self._blocks
 
     def leave(self, rows: Int32, state: int) -> None:
-        """Takes rows out of the steps: `state` is ENDED or PREEMPTED. Those that left before only change their state.
+        """Takes rows out of the steps: `state` is ENDED or PREEMPTED. Those that left before only
+        change their state.
 
         Their own blocks stay with them until they are free.
         """

@@ -1,4 +1,5 @@
-"""Deltas: what one step sends up, as columns: one message a step, not one a sequence. It crosses the channel as is.
+"""Deltas: what one step sends up, as columns: one message a step, not one a sequence. It crosses
+the channel as is.
 
 It knows ids and numbers only; the client makes text of it.
 """
@@ -30,7 +31,9 @@ class Deltas:
     stop_id: Int32  # [k] the stop_token_ids entry that ended it, or NO_STOP_ID
     start: Int32  # [k + 1]
     tokens: Int32  # [sum]
-    chosen: Float32 | None = None  # [sum] logprob of each token, NaN where its request asked for none
+    chosen: Float32 | None = (
+        None  # [sum] logprob of each token, NaN where its request asked for none
+    )
     rank: Int32 | None = None  # [sum]
     top_ids: Int32 | None = None  # [sum, j] -1: none
     top: Float32 | None = None  # [sum, j]
@@ -41,9 +44,9 @@ class Deltas:
         return int(self.request.size)
 
     def in_parts(self, most: int) -> Iterator[Deltas]:
-        """The same news in messages of about `most` tokens at most, for a reader that has others to look after: a step
-        in which thousands of whole samples end brings millions. A sample counts as SAMPLE_WEIGHT tokens more
-        than it has, and is not cut."""
+        """The same news in messages of about `most` tokens at most, for a reader that has others to
+        look after: a step in which thousands of whole samples end brings millions. A sample counts
+        as SAMPLE_WEIGHT tokens more than it has, and is not cut."""
         weight = self.start.astype(np.int64) + SAMPLE_WEIGHT * np.arange(self.count + 1)
         total = int(weight[-1])
         if total <= most:
@@ -58,7 +61,9 @@ class Deltas:
         counts = np.diff(self.start)[samples]
         start = np.zeros(samples.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
-        places = np.repeat(self.start[samples] - start[:-1], counts) + np.arange(start[-1], dtype=np.int32)
+        places = np.repeat(self.start[samples] - start[:-1], counts) + np.arange(
+            start[-1], dtype=np.int32
+        )
         return Deltas(
             request=self.request[samples],
             sample=self.sample[samples],
@@ -76,7 +81,8 @@ class Deltas:
 
 @dataclass(slots=True)
 class PromptNews:
-    """Sent once a request, before its first tokens: what was cached, and the prompt's logprobs where asked for."""
+    """Sent once a request, before its first tokens: what was cached, and the prompt's logprobs
+    where asked for."""
 
     request: int
     cached_tokens: int
@@ -89,4 +95,6 @@ class PromptNews:
 
 def empty_deltas() -> Deltas:
     none = np.zeros(0, np.int32)
-    return Deltas(np.zeros(0, np.int64), none, np.zeros(0, np.int8), none, np.zeros(1, np.int32), none)
+    return Deltas(
+        np.zeros(0, np.int64), none, np.zeros(0, np.int8), none, np.zeros(1, np.int32), none
+    )

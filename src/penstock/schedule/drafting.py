@@ -1,4 +1,5 @@
-"""Drafting: which tokens rows are offered ahead of a step: a drafter's guesses, and what a constraint forces.
+"""Drafting: which tokens rows are offered ahead of a step: a drafter's guesses, and what a
+constraint forces.
 
 It knows rows, what offers, and how much room there is; not what becomes of drafts.
 """
@@ -14,16 +15,22 @@ from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import Bool, Drafter, Drafts, Int32
 
-_COMPANY = 48  # rows without a constraint for each forced token of a step: theirs it may make longer by so little
+# rows without a constraint for each forced token of a step: theirs it may make longer by so little
+_COMPANY = 48
 
 
 class Drafting:
-    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone. states: rows have
-    recurrent state, which has no way back from a token that was no right one: nothing is offered, no drafter may be."""
+    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone.
+    states: rows have recurrent state, which has no way back from a token that was no right one:
+    nothing is offered, no drafter may be."""
 
-    def __init__(self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False) -> None:
+    def __init__(
+        self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False
+    ) -> None:
         if states and drafter is not None:
-            raise UsageError("drafts are for models whose layers all attend: this one has recurrent state")
+            raise UsageError(
+                "drafts are for models whose layers all attend: this one has recurrent state"
+            )
         self.rows, self.mask_slots, self.drafter, self._states = rows, mask_slots, drafter, states
 
     @property
@@ -32,10 +39,12 @@ class Drafting:
         return not self._states and (self.drafter is not None or self.mask_slots.guides_any)
 
     def offer(self, rows: Int32, lengths: Int32) -> Drafts | None:
-        """Returns what the rows of a step are offered; their lengths are planned as if all of it were right.
+        """Returns what the rows of a step are offered; their lengths are planned as if all of it
+        were right.
 
-        A row is offered no more than its last block has room for, so that drafts never take a block, and the step no
-        more queries than there are rows at most, so that it needs no other sizes.
+        A row is offered no more than its last block has room for, so that drafts never take a
+        block, and the step no more queries than there are rows at most, so that it needs no other
+        sizes.
         """
         if not rows.size or not self.may:
             return None
@@ -57,7 +66,8 @@ class Drafting:
         return drafts
 
     def without_full(self, rows: Int32) -> Int32:
-        """Returns the rows [k] without those whose drafts in flight would end them, were they right."""
+        """Returns the rows [k] without those whose drafts in flight would end them, were they
+        right."""
         if not self.may:
             return rows
         full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)

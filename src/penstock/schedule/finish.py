@@ -1,6 +1,8 @@
-"""Finish: samples end, by their last token or a cancel, and what they held comes back once no flight names it.
+"""Finish: samples end, by their last token or a cancel, and what they held comes back once no
+flight names it.
 
-    running --token, limit, cancel--> ended --flights read--> free, blocks back (n = 1: its full blocks go to the tree)
+    running --token, limit, cancel--> ended --flights read--> free, blocks back (n = 1: its full
+    blocks go to the tree)
 
 It knows rows, groups, blocks and the prefix tree; not how tokens are read, nor who is preempted.
 """
@@ -25,7 +27,8 @@ _TREE_BUDGET = 512  # generated blocks that go into the tree a step
 
 
 class Finisher:
-    """Ends samples, frees their rows and blocks, and lets the prefix tree have what single samples made."""
+    """Ends samples, frees their rows and blocks, and lets the prefix tree have what single samples
+    made."""
 
     def __init__(
         self,
@@ -40,7 +43,9 @@ class Finisher:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
         self.admission, self.lengths, self.deferred = admission, lengths, deferred
         self._distrusted: set[int] = set()  # rows, until they are free
-        self._to_keep: list[int] = []  # rows whose generated blocks the tree will take before they go
+        self._to_keep: list[
+            int
+        ] = []  # rows whose generated blocks the tree will take before they go
 
     @property
     def waits(self) -> bool:
@@ -58,10 +63,12 @@ class Finisher:
         return [group.live for group, _ in found]
 
     def invalidate(self, rows: Int32) -> None:
-        """Takes all blocks of rows whose logits were not finite, their prompts' included, out of the prefix tree.
+        """Takes all blocks of rows whose logits were not finite, their prompts' included, out of
+        the prefix tree.
 
-        A prompt's are in the tree from the moment they are planned, so whoever comes later computes them anew. Others
-        that share them by now keep them: what is wrong with them they tell by their own logits.
+        A prompt's are in the tree from the moment they are planned, so whoever comes later computes
+        them anew. Others that share them by now keep them: what is wrong with them they tell by
+        their own logits.
         """
         if not rows.size or not self.tree.enabled:
             return
@@ -70,8 +77,9 @@ class Finisher:
         self.tree.drop(np.unique(np.concatenate(tables)))
 
     def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
-        """Lets the forecast learn from samples that came to their end; returns their groups, with how many of each.
-        Those that may make one token, as label scores do, say nothing of how long others go on."""
+        """Lets the forecast learn from samples that came to their end; returns their groups, with
+        how many of each. Those that may make one token, as label scores do, say nothing of how long
+        others go on."""
         columns = self.rows
         prompt, slot = columns.prompt.take(rows), columns.group.take(rows)
         outputs = columns.read_length.take(rows) - prompt + np.int32(1)
@@ -85,7 +93,8 @@ class Finisher:
         return found
 
     def cancel(self, live: RequestState, sample: int | None) -> None:
-        """Ends all of a request, or one sample: pending tails at once, rows as their flights are read."""
+        """Ends all of a request, or one sample: pending tails at once, rows as their flights are
+        read."""
         for group in list(live.groups):
             pending = group.samples[group.next :]
             stay = pending[:0] if sample is None else pending[pending != sample]
@@ -97,7 +106,9 @@ class Finisher:
                     self._close_if_over(group)
         rows = live.living(self.rows, sample)
         live.outstanding -= rows.size
-        if sample is not None:  # it came to its end (a stop string): the whole request's going away teaches nothing
+        if (
+            sample is not None
+        ):  # it came to its end (a stop string): the whole request's going away teaches nothing
             self._observe(rows)
         self.deferred.leave(rows, ENDED)
 
@@ -126,11 +137,15 @@ class Finisher:
         self.deferred.add_blocks(group.blocks, group.last_flight)
         self.groups.drop(group)
 
-    # --- generated blocks ---------------------------------------------------------------------------------------------
+    # --- generated blocks
+    # ---------------------------------------------------------------------------------------------
 
     def _kept_back(self, rows: Int32) -> Int32:
-        """Returns the rows that go at once; single samples with new full blocks wait until the tree has taken them."""
-        keep = (self._new_blocks(rows) > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
+        """Returns the rows that go at once; single samples with new full blocks wait until the tree
+        has taken them."""
+        keep = (
+            (self._new_blocks(rows) > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
+        )
         if self._distrusted:
             keep &= ~np.isin(rows, list(self._distrusted))
             self._distrusted -= set(rows.tolist())
@@ -139,12 +154,14 @@ class Finisher:
         return rest
 
     def _new_blocks(self, rows: Int32) -> Int32:
-        """Returns for rows [k] how many full blocks follow their groups' own, up to the last token that was read."""
+        """Returns for rows [k] how many full blocks follow their groups' own, up to the last token
+        that was read."""
         new: Int32 = self.rows.read_length[rows] // BLOCK_SIZE - self.rows.shared[rows]
         return new
 
     def _keep_some(self) -> None:
-        """Lets the tree take the full blocks of ended single samples, a step's budget of them, and frees their rows."""
+        """Lets the tree take the full blocks of ended single samples, a step's budget of them, and
+        frees their rows."""
         counts = np.cumsum(self._new_blocks(np.array(self._to_keep[::-1], np.int32)))
         count = 1 + int(np.searchsorted(counts, _TREE_BUDGET))
         rows = np.array(self._to_keep[: -count - 1 : -1], np.int32)
@@ -160,7 +177,10 @@ class Finisher:
         live = np.flatnonzero(self.rows.state != FREE).astype(np.int32)
         held = [np.zeros(1, np.int32), self.rows.own_blocks(live)]
         in_steps = live[(self.rows.state[live] != ENDED) & (self.rows.state[live] != PREEMPTED)]
-        rows, running = Counter(self.rows.group[live].tolist()), Counter(self.rows.group[in_steps].tolist())
+        rows, running = (
+            Counter(self.rows.group[live].tolist()),
+            Counter(self.rows.group[in_steps].tolist()),
+        )
         for group in self.groups:
             held.append(group.blocks)
             assert group.rows == rows[group.slot], "a group's count of rows is off"

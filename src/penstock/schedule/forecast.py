@@ -1,8 +1,10 @@
-"""Forecast: how many blocks the running rows will use over the coming steps, and how many more rows fit under the top.
+"""Forecast: how many blocks the running rows will use over the coming steps, and how many more rows
+fit under the top.
 
-Predict, then admit: nothing is reserved for the worst case. Each row is expected to run on for as long as finished
-samples like it did (its group's, then the model's); it takes one block every 16 tokens and gives all of its own back at
-its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a row is preempted and keeps its tokens.
+Predict, then admit: nothing is reserved for the worst case. Each row is expected to run on for as
+long as finished samples like it did (its group's, then the model's); it takes one block every 16
+tokens and gives all of its own back at its end. Time is counted in buckets of 16 steps. When the
+forecast was wrong, a row is preempted and keeps its tokens.
 
 It knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
 """
@@ -50,10 +52,11 @@ class LengthModel:
         return self._mean
 
     def remaining(self, age: Int32, limit: Int32, scale: float = 1.0) -> Int32:
-        """Expected further tokens of rows that have made `age` tokens and end at the latest after `limit` more.
+        """Expected further tokens of rows that have made `age` tokens and end at the latest after
+        `limit` more.
 
-        The mean residual life of the finished samples that got at least as old; `scale` stretches it for rows whose
-        group runs longer or shorter than the rest.
+        The mean residual life of the finished samples that got at least as old; `scale` stretches
+        it for rows whose group runs longer or shorter than the rest.
         """
         residual = self._refresh()
         if residual is None:
@@ -66,11 +69,16 @@ class LengthModel:
     def remaining_of_one(self, age: int, limit: int, scale: float = 1.0) -> int:
         """The same of one row: arrays would cost ten times as much."""
         residual = self._refresh()
-        guess = limit * _PRIOR if residual is None else residual[min(age // BLOCK_SIZE, residual.size - 1)] * scale
+        guess = (
+            limit * _PRIOR
+            if residual is None
+            else residual[min(age // BLOCK_SIZE, residual.size - 1)] * scale
+        )
         return max(1, min(math.ceil(guess), limit))
 
     def scale(self, finished: int, total: int) -> float:
-        """A group's stretch against the model's mean: `finished` samples of `total` output tokens so far."""
+        """A group's stretch against the model's mean: `finished` samples of `total` output tokens
+        so far."""
         if finished < _ENOUGH or self.mean <= 0:
             return 1.0
         return float(np.clip(total / finished / self.mean, 0.25, 4.0))
@@ -88,31 +96,41 @@ class LengthModel:
 
 @dataclass(slots=True)
 class Forecast:
-    """Blocks in use at the start of each coming bucket, if every row ends when it is expected to."""
+    """Blocks in use at the start of each coming bucket,
+    if every row ends when it is expected to."""
 
     use: Int64  # [buckets]
     fixed: int = 0  # of them, held beyond the last bucket too
     more: int = 0  # pages beside the first that a block takes until a row's window is full
 
     @classmethod
-    def of(cls, own: Int32, remaining: Int32, fixed: int, ramp: Int32 | None = None, more: int = 0) -> Forecast:
-        """`own` pages of each row now, tokens each will still make, and pages held by prefixes (`fixed`).
+    def of(
+        cls, own: Int32, remaining: Int32, fixed: int, ramp: Int32 | None = None, more: int = 0
+    ) -> Forecast:
+        """`own` pages of each row now, tokens each will still make, and pages held by prefixes
+        (`fixed`).
 
-        A row takes one page a bucket, and `more` on top in its first ramp[i] buckets: until its window is full.
+        A row takes one page a bucket, and `more` on top in its first ramp[i] buckets: until its
+        window is full.
         """
         if not own.size:
             return cls(np.array([fixed], np.int64), fixed, more)
         ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 .. ends
         buckets = int(ends.max()) + 1
-        # Rows and their pages in one sum, which a float holds to the last: it costs as much as a sum of either.
+        # Rows and their pages in one sum, which a float holds to the last: it costs as much as a
+        # sum of either.
         both = np.bincount(ends, weights=own + _ROW, minlength=buckets)[::-1].cumsum()[::-1]
         alive, held = np.divmod(both, _ROW)
         use = fixed + (held + np.arange(buckets) * alive).astype(np.int64)
         if ramp is not None:
             until = np.minimum(ramp, ends)
             rising = np.cumsum(np.bincount(until, minlength=buckets)[::-1])[::-1]
-            risen = np.bincount(ends, weights=until, minlength=buckets) - np.bincount(until, until, buckets)
-            use += more * (np.arange(buckets) * rising + np.cumsum(risen[::-1])[::-1].astype(np.int64))
+            risen = np.bincount(ends, weights=until, minlength=buckets) - np.bincount(
+                until, until, buckets
+            )
+            use += more * (
+                np.arange(buckets) * rising + np.cumsum(risen[::-1])[::-1].astype(np.int64)
+            )
         return cls(use, fixed, more)
 
     @property
@@ -120,7 +138,8 @@ class Forecast:
         return int(self.use.max())
 
     def room(self, capacity: int, own: int, remaining: int, ramp: int = 0) -> int:
-        """How many new rows of `own` pages and `remaining` tokens each fit under `capacity` at every bucket."""
+        """How many new rows of `own` pages and `remaining` tokens each fit under `capacity` at
+        every bucket."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         need = self._need(own, buckets, ramp)
         self._reach(buckets)
@@ -134,7 +153,9 @@ class Forecast:
     def _reach(self, buckets: int) -> None:
         """So many buckets are shown, at least."""
         if buckets > self.use.size:
-            self.use = np.concatenate((self.use, np.full(buckets - self.use.size, self.fixed, np.int64)))
+            self.use = np.concatenate(
+                (self.use, np.full(buckets - self.use.size, self.fixed, np.int64))
+            )
 
     def add(self, count: int, own: int, remaining: int, fixed: int = 0, ramp: int = 0) -> None:
         """Takes `count` new rows (and `fixed` pages of their prefix) into the forecast."""

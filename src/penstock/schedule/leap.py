@@ -1,8 +1,10 @@
-"""Leaper: many steps in which nobody joins, ends or waits, taken at once. What comes of it is what stepping gives, to
-the last block number (tests/schedule/test_leap.py); it only costs less. A simulator takes them.
+"""Leaper: many steps in which nobody joins, ends or waits, taken at once. What comes of it is what
+stepping gives, to the last block number (tests/schedule/test_leap.py); it only costs less. A
+simulator takes them.
 
-Between turns of an engine that is one step ahead: step N is launched and not read. A leap of k steps plans N + 1 to
-N + k and commits N to N + k - 1, every token the same. It knows a scheduler's columns; no device, no clock.
+Between turns of an engine that is one step ahead: step N is launched and not read. A leap of k
+steps plans N + 1 to N + k and commits N to N + k - 1, every token the same. It knows a scheduler's
+columns; no device, no clock.
 """
 
 from __future__ import annotations
@@ -22,8 +24,9 @@ class Leaper:
         self.scheduler = scheduler
 
     def steps(self, last: StepPlan) -> int:
-        """Returns how many steps may be taken at once behind `last`, the one that is launched and not read, as far as
-        the scheduler knows: the caller knows whose answer ends by itself. 0: none."""
+        """Returns how many steps may be taken at once behind `last`, the one that is launched and
+        not read, as far as the scheduler knows: the caller knows whose answer ends by itself. 0:
+        none."""
         scheduler, rows = self.scheduler, self._lasting(last)
         if rows is None:
             return 0
@@ -35,19 +38,36 @@ class Leaper:
         return max(0, min(ahead, room))
 
     def _lasting(self, last: StepPlan) -> Int32 | None:
-        """The running rows, where the coming step is like the last one and nothing waits to be done."""
+        """The running rows, where the coming step is like the last one and nothing waits to be
+        done."""
         scheduler = self.scheduler
         order, admission = scheduler.batch_order, scheduler.admission
         waits = admission.ready or admission.prefilling or admission.waiting or admission.behind
-        other = last.joins is not None or last.chunks is not None or last.masks is not None or last.drafts is not None
-        if waits or other or scheduler.finisher.waits or scheduler.in_flight != 1 or not order.lasts(last.rows):
+        other = (
+            last.joins is not None
+            or last.chunks is not None
+            or last.masks is not None
+            or last.drafts is not None
+        )
+        if (
+            waits
+            or other
+            or scheduler.finisher.waits
+            or scheduler.in_flight != 1
+            or not order.lasts(last.rows)
+        ):
             return None
-        busy = scheduler.pool.near or scheduler.drafting.may or scheduler.limits.preempt_every or not last.rows.size
+        busy = (
+            scheduler.pool.near
+            or scheduler.drafting.may
+            or scheduler.limits.preempt_every
+            or not last.rows.size
+        )
         return None if busy else order.running()
 
     def leap(self, last: StepPlan, steps: int, token: int) -> StepPlan:
-        """Takes so many steps, at most what `steps` says, in which each row draws `token` each time; returns the last
-        of them, launched and not read."""
+        """Takes so many steps, at most what `steps` says, in which each row draws `token` each
+        time; returns the last of them, launched and not read."""
         scheduler, rows = self.scheduler, self.scheduler.batch_order.running()
         columns = scheduler.rows
         self._grow(rows, steps)
@@ -60,17 +80,27 @@ class Leaper:
         columns.last_flight[rows] = last.number + steps
         scheduler.skipped(steps, rows.size)
         return StepPlan(
-            number=last.number + steps, rows=last.rows, lengths=columns.planned_length.take(last.rows) - np.int32(1),
-            wants=last.wants, group_start=last.group_start, group_blocks=last.group_blocks,
-            group_length=last.group_length, moves=Moves.none(), new_blocks=last.new_blocks[:0], joins=None,
-            chunks=None, clears=last.clears,
-        )  # fmt: skip
+            number=last.number + steps,
+            rows=last.rows,
+            lengths=columns.planned_length.take(last.rows) - np.int32(1),
+            wants=last.wants,
+            group_start=last.group_start,
+            group_blocks=last.group_blocks,
+            group_length=last.group_length,
+            moves=Moves.none(),
+            new_blocks=last.new_blocks[:0],
+            joins=None,
+            chunks=None,
+            clears=last.clears,
+        )
 
     def _grow(self, rows: Int32, steps: int) -> None:
         """Gives rows the blocks that they come to need, in the order in which the steps would."""
         columns = self.scheduler.rows
         held = columns.blocks.take(rows)
-        first = np.maximum(1, held * BLOCK_SIZE - columns.planned_length.take(rows))  # the step that needs one more
+        first = np.maximum(
+            1, held * BLOCK_SIZE - columns.planned_length.take(rows)
+        )  # the step that needs one more
         counts = np.where(steps >= first, 1 + (steps - first) // BLOCK_SIZE, 0)
         total = int(counts.sum())
         if not total:
@@ -78,6 +108,10 @@ class Leaper:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         when = np.repeat(first, counts) + place * BLOCK_SIZE
         owner = np.repeat(rows, counts)
-        order = np.lexsort((owner, -when))  # the pool gives from its end: the last step's blocks lie first
-        columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = self.scheduler.pool.take(total)
+        order = np.lexsort(
+            (owner, -when)
+        )  # the pool gives from its end: the last step's blocks lie first
+        columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = (
+            self.scheduler.pool.take(total)
+        )
         columns.blocks[rows] = held + counts.astype(np.int32)

@@ -1,7 +1,8 @@
-"""MaskMakers: who makes the masks of samples that are held to something; and MasksHere, who makes them in this process.
+"""MaskMakers: who makes the masks of samples that are held to something; and MasksHere, who makes
+them in this process.
 
-Whoever it is, masks are asked for and found on a board (penstock.mask_board), by place. It knows constraints and
-places; no rows.
+Whoever it is, masks are asked for and found on a board (penstock.mask_board), by place. It knows
+constraints and places; no rows.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ class MaskMakers(Protocol):
         """Returns the place of a sample that is held to what a request's factory gave."""
 
     def start(self, places: Int32, tokens: Int32) -> None:
-        """Makes each place's next mask: behind tokens[i], or AS_IT_STANDS. None of theirs is being made."""
+        """Makes each place's next mask: behind tokens[i], or AS_IT_STANDS. None of theirs is being
+        made."""
 
     def wait(self, seconds: float) -> int:
-        """Waits until all masks are there, so long at most -> how many are not. Raises what a constraint raised."""
+        """Waits until all masks are there, so long at most -> how many are not. Raises what a
+        constraint raised."""
 
     def end(self, places: Int32) -> None:
         """Lets go of samples that have ended; of some a mask may be under way."""
@@ -51,7 +54,8 @@ class MaskMakers(Protocol):
 
 @dataclass(slots=True)
 class MasksHere:
-    """Makes masks in this process, of objects that are Constraints: where `start` is called, or in an executor."""
+    """Makes masks in this process, of objects that are Constraints: where `start` is called, or in
+    an executor."""
 
     vocabulary: int
     executor: Executor | None = None
@@ -60,16 +64,22 @@ class MasksHere:
     _free: list[int] = field(init=False)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
     _under_way: dict[int, Future[None]] = field(default_factory=dict)
-    _leaving: set[int] = field(default_factory=set)  # whose samples have ended, and whose masks are under way
+    _leaving: set[int] = field(
+        default_factory=set
+    )  # whose samples have ended, and whose masks are under way
 
     def __post_init__(self) -> None:
         words = -(-self.vocabulary // 32)
-        self.board = MaskBoard.over(np.zeros(MaskBoard.size(self.places, words), np.int32), self.places, words)
+        self.board = MaskBoard.over(
+            np.zeros(MaskBoard.size(self.places, words), np.int32), self.places, words
+        )
         self._free = list(range(self.places - 1, -1, -1))
 
     def begin(self, constraint: object) -> int:
         if not self._free:
-            raise EngineError(f"more than {self.places} samples are held to constraints: ask for fewer at once")
+            raise EngineError(
+                f"more than {self.places} samples are held to constraints: ask for fewer at once"
+            )
         place = self._free.pop()
         self._constraints[place] = cast(Constraint, constraint)
         return place

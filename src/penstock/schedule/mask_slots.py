@@ -1,10 +1,13 @@
-"""MaskSlots: who has which slot of the device's pool of token masks, and what goes into the slots with each step.
+"""MaskSlots: who has which slot of the device's pool of token masks, and what goes into the slots
+with each step.
 
-    rows of equal static masks (allowed_token_ids)   one slot together, written when the first of them joins
-    a row with a constraint                          a slot of its own, written before each draw of the row
+    rows of equal static masks (allowed_token_ids)   one slot together, written when the first of
+    them joins
+    a row with a constraint                          a slot of its own, written before each draw of
+    the row
 
-A slot comes free with the last row that has it, once every flight that names that row has been read. It knows rows,
-token ids and constraints; no blocks, no text.
+A slot comes free with the last row that has it, once every flight that names that row has been
+read. It knows rows, token ids and constraints; no blocks, no text.
 """
 
 from __future__ import annotations
@@ -37,7 +40,8 @@ class MaskSlots:
         self._fresh: list[int] = []  # static slots that were given out and not sent yet
         self._guides: dict[int, Guide] = {}  # row -> its sample's
         self._place: Int32 = np.full(rows.count, -1, np.int32)  # of each row
-        # By place: of the tokens ahead of its mask, those that a launched draw says, and those that were read.
+        # By place: of the tokens ahead of its mask, those that a launched draw says, and those that
+        # were read.
         self._said: Int32 = np.zeros(self.makers.places, np.int32)
         self._known: Int32 = np.zeros(self.makers.places, np.int32)
         self._allowed: dict[int, Int32] = {}  # place -> the mask of its request's allowed_token_ids
@@ -115,15 +119,16 @@ class MaskSlots:
             self.makers.start(where, np.asarray(tokens, np.int32))
 
     def launchable(self, rows: Int32, read: int) -> Int32:
-        """Returns the rows [k] without those whose mask needs a token of a flight after read + 1, which is read before
-        the step draws."""
+        """Returns the rows [k] without those whose mask needs a token of a flight after read + 1,
+        which is read before the step draws."""
         if not self._guides:
             return rows
         waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read + 1)
         return rows[~waits] if waits.any() else rows
 
     def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
-        """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind it."""
+        """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind
+        it."""
         if not self._guides:
             return
         at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
@@ -142,7 +147,9 @@ class MaskSlots:
         if not self._fresh:
             return None
         slots, self._fresh = self._fresh, []
-        return Masks(np.array(slots, np.int32), np.stack([self._words(self._ids[slot]) for slot in slots]))
+        return Masks(
+            np.array(slots, np.int32), np.stack([self._words(self._ids[slot]) for slot in slots])
+        )
 
     def guided(self, rows: Int32) -> Int32:
         """Returns those of rows [k] that have a constraint."""
@@ -154,7 +161,8 @@ class MaskSlots:
         return bool(self._guides)
 
     def forced(self, rows: Int32, most: Int32) -> Drafts:
-        """Returns the tokens that are certain to come behind those that the step draws for rows [k], most[i] each."""
+        """Returns the tokens that are certain to come behind those that the step draws for rows
+        [k], most[i] each."""
         start, tokens = np.zeros(rows.size + 1, np.int32), list[int]()
         if self._guides:
             at = np.flatnonzero(self.rows.constrained.take(rows) & (most > 0))
@@ -169,11 +177,14 @@ class MaskSlots:
     def _coming(self, place: int, most: int) -> list[int]:
         """Returns forced tokens that no launched draw says yet."""
         board, said = self.makers.board, int(self._said[place])
-        coming: list[int] = board.certain[place, said : min(said + most, int(board.count[place]))].tolist()
+        coming: list[int] = board.certain[
+            place, said : min(said + most, int(board.count[place]))
+        ].tolist()
         return coming
 
     def late(self, plan: StepPlan) -> LateMasks:
-        """Returns what the draw of a step is told; who has ended meanwhile, or has no mask yet, sits out."""
+        """Returns what the draw of a step is told; who has ended meanwhile, or has no mask yet,
+        sits out."""
         at = np.flatnonzero(self.rows.constrained.take(plan.rows))
         rows, board = plan.rows[at], self.makers.board
         places = self._place.take(rows)
@@ -181,7 +192,9 @@ class MaskSlots:
         first = at if plan.drafts is None else plan.drafts.query_start[at]
         queries = np.ones(at.size, np.int32) if plan.drafts is None else plan.drafts.counts[at] + 1
         where, tokens = list[int](), list[int]()
-        for i in np.flatnonzero(drawn & (board.count.take(places) > self._said.take(places))).tolist():
+        for i in np.flatnonzero(
+            drawn & (board.count.take(places) > self._said.take(places))
+        ).tolist():
             said = self._coming(int(places[i]), int(queries[i]))
             self._said[places[i]] += len(said)
             tokens += said
@@ -202,7 +215,9 @@ class MaskSlots:
         """Returns the guide of a sample: made once, and what it was when a row was preempted."""
         if live.constrain is not None and sample not in live.guides:
             constraint = live.constrain(sample)
-            guide = live.guides[sample] = None if constraint is None else Guide(self.makers.begin(constraint))
+            guide = live.guides[sample] = (
+                None if constraint is None else Guide(self.makers.begin(constraint))
+            )
             if guide is not None:
                 self._said[guide.place] = self._known[guide.place] = 0
                 if live.allowed:
@@ -222,9 +237,13 @@ class MaskSlots:
     def check(self) -> None:
         """Restates the invariants; for tests."""
         assert len(set(self._free)) == len(self._free), "a mask slot is free twice"
-        users = np.bincount(self.rows.mask_slot[self.rows.mask_slot >= 0], minlength=self._users.size)
+        users = np.bincount(
+            self.rows.mask_slot[self.rows.mask_slot >= 0], minlength=self._users.size
+        )
         assert (users == self._users).all(), "a mask slot's users are miscounted"
-        assert set(self._free) == set(np.flatnonzero(users == 0).tolist()), "a mask slot is lost, or free and in use"
+        assert set(self._free) == set(np.flatnonzero(users == 0).tolist()), (
+            "a mask slot is lost, or free and in use"
+        )
         assert set(self._static.values()) == set(self._ids) and not set(self._ids) & set(self._free)
         constrained = np.flatnonzero(self.rows.constrained).tolist()
         assert set(constrained) == set(self._guides), "a constraint without a row"

@@ -1,8 +1,9 @@
-"""OutputProcessor: a flight's tokens find their samples, ends are seen, what goes up is gathered, all in whole columns.
+"""OutputProcessor: a flight's tokens find their samples, ends are seen, what goes up is gathered,
+all in whole columns.
 
-Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a row asks for
-logprobs (logprob_store.py); both are gathered from there when they go up. It knows rows, tokens and requests' delivery;
-not who is admitted, nor who gets the freed blocks.
+Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a
+row asks for logprobs (logprob_store.py); both are gathered from there when they go up. It knows
+rows, tokens and requests' delivery; not who is admitted, nor who gets the freed blocks.
 """
 
 from __future__ import annotations
@@ -12,12 +13,39 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from penstock.schedule.deltas import ABORT, ERROR, GOES_ON, LENGTH, NO_STOP_ID, STOP, Deltas, empty_deltas
+from penstock.schedule.deltas import (
+    ABORT,
+    ERROR,
+    GOES_ON,
+    LENGTH,
+    NO_STOP_ID,
+    STOP,
+    Deltas,
+    empty_deltas,
+)
 from penstock.schedule.logprob_store import NO_SCORES, LogprobStore, TokenScores, no_scores
 from penstock.schedule.request_state import ForkGroup, Groups, RequestState
-from penstock.schedule.rows import EACH_TOKEN, ENDED, FREE, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
+from penstock.schedule.rows import (
+    EACH_TOKEN,
+    ENDED,
+    FREE,
+    IGNORES_EOS,
+    MORE_STOP_IDS,
+    ON_WATCH,
+    STOP_IDS,
+    Rows,
+)
 from penstock.schedule.scheduler_config import SchedulerConfig
-from penstock.schedule.step import BAD_LOGITS, NO_TOKEN, Bool, Drafts, Int32, Int64, StepPlan, StepTokens
+from penstock.schedule.step import (
+    BAD_LOGITS,
+    NO_TOKEN,
+    Bool,
+    Drafts,
+    Int32,
+    Int64,
+    StepPlan,
+    StepTokens,
+)
 from penstock.schedule.stop_token_masks import StopTokenMasks
 
 
@@ -39,7 +67,12 @@ class OutputProcessor:
     """Reads flights in the order of their launch."""
 
     def __init__(
-        self, limits: SchedulerConfig, rows: Rows, groups: Groups, slot_token: Int32, watch: StopTokenMasks
+        self,
+        limits: SchedulerConfig,
+        rows: Rows,
+        groups: Groups,
+        slot_token: Int32,
+        watch: StopTokenMasks,
     ) -> None:
         self.rows, self.groups, self.slot_token, self.watch = rows, groups, slot_token, watch
         self.scores = LogprobStore(len(slot_token))
@@ -47,8 +80,12 @@ class OutputProcessor:
         self._eos[[t for t in limits.eos_token_ids if t < limits.vocab_size]] = True
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
-        """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused before this."""
-        rows, tokens = plan.query_rows.astype(np.int64), result.tokens  # numpy gathers fastest by its own type
+        """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused
+        before this."""
+        rows, tokens = (
+            plan.query_rows.astype(np.int64),
+            result.tokens,
+        )  # numpy gathers fastest by its own type
         positions = self.rows.read_length.take(rows) + np.int32(1)
         if plan.drafts is not None:
             positions += plan.drafts.offset
@@ -77,7 +114,12 @@ class OutputProcessor:
         given = rows, tokens, finish == GOES_ON
         if plan.drafts is not None:
             last, hits = _last_of_each(rows, finish, hits)
-            rows, positions, finish, stop_id = rows[last], positions[last], finish[last], stop_id[last]
+            rows, positions, finish, stop_id = (
+                rows[last],
+                positions[last],
+                finish[last],
+                stop_id[last],
+            )
         self.rows.read_length[rows] = positions
         over = finish != GOES_ON
         ended = rows[np.flatnonzero(over)].astype(np.int32)
@@ -115,14 +157,17 @@ class OutputProcessor:
         return finish, stop_id
 
     def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8]) -> Bool:
-        """Whether each token is waited for: its row is streamed, or it may end a stop string of its row's."""
+        """Whether each token is waited for: its row is streamed, or it may end a stop string of its
+        row's."""
         hits: Bool = traits & EACH_TOKEN != 0
         watched = np.flatnonzero(traits & ON_WATCH)
         if watched.size:
             hits[watched] = self.watch.hits(self.rows.watch[rows[watched]], tokens[watched])
         return hits
 
-    def _deltas(self, rows: Int64, positions: Int32, finish: NDArray[np.int8], stop_id: Int32) -> Deltas:
+    def _deltas(
+        self, rows: Int64, positions: Int32, finish: NDArray[np.int8], stop_id: Int32
+    ) -> Deltas:
         if not rows.size:
             return empty_deltas()
         first, stop = self.rows.sent[rows], positions + np.int32(1)
@@ -139,15 +184,24 @@ class OutputProcessor:
         tops = self.rows.top.take(rows)
         if self.scores.kept and (tops != NO_SCORES).any():
             found = self.scores.take(slots, np.repeat(tops, stop - first))
-            deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = found.chosen, found.rank, found.top_ids, found.top
+            deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = (
+                found.chosen,
+                found.rank,
+                found.top_ids,
+                found.top,
+            )
         return deltas
 
     def made_by(self, live: RequestState) -> list[Deltas]:
-        """Returns the ends of a request's samples that are to be cancelled: tokens of each that have not gone up."""
+        """Returns the ends of a request's samples that are to be cancelled: tokens of each that
+        have not gone up."""
         rows = live.living(self.rows).astype(np.int64)
         told = [_cut_pending(group) for group in live.groups if group.pending]
         if rows.size:
-            finish, stop_id = np.full(rows.size, ABORT, np.int8), np.full(rows.size, NO_STOP_ID, np.int32)
+            finish, stop_id = (
+                np.full(rows.size, ABORT, np.int8),
+                np.full(rows.size, NO_STOP_ID, np.int32),
+            )
             told.append(self._deltas(rows, self.rows.read_length[rows], finish, stop_id))
         return told
 
@@ -164,7 +218,8 @@ class OutputProcessor:
         return self.scores.take(slots, np.full(slots.size, self.rows.top[row]))
 
     def bring_scores(self, rows: Int32, group: ForkGroup) -> None:
-        """A resumed row joins: scores of what it had made and not sent, to where its tokens lie now."""
+        """A resumed row joins: scores of what it had made and not sent, to where its tokens lie
+        now."""
         if group.scored is None:
             return
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
@@ -180,8 +235,8 @@ class OutputProcessor:
 
 
 def _cut_pending(group: ForkGroup) -> Deltas:
-    """The ends of a group's pending samples: they made nothing yet; but for one that was preempted, which is a group by
-    itself."""
+    """The ends of a group's pending samples: they made nothing yet; but for one that was preempted,
+    which is a group by itself."""
     samples, made = group.samples[group.next :], group.tokens[group.sent :]
     deltas = Deltas(
         request=np.full(samples.size, group.live.request_id, np.int64),
@@ -194,13 +249,18 @@ def _cut_pending(group: ForkGroup) -> Deltas:
     k = int(group.live.record["logprobs"][0])
     if k != NO_SCORES:
         scored = group.scored or no_scores(k)
-        deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = scored.chosen, scored.rank, scored.top_ids, scored.top
+        deltas.chosen, deltas.rank, deltas.top_ids, deltas.top = (
+            scored.chosen,
+            scored.rank,
+            scored.top_ids,
+            scored.top,
+        )
     return deltas
 
 
 def _last_of_each(rows: Int64, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
-    """Queries [Q], a row's side by side -> the last that counts of each row [rows], and whether any up to it hit: what
-    comes after an end that only the host sees counts for nothing."""
+    """Queries [Q], a row's side by side -> the last that counts of each row [rows], and whether any
+    up to it hit: what comes after an end that only the host sees counts for nothing."""
     if not rows.size:
         return np.zeros(0, np.int64), hits
     first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))

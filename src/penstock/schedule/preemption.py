@@ -1,6 +1,8 @@
-"""Preemption: rows and waiting groups give up their blocks for others, and come back with all they had.
+"""Preemption: rows and waiting groups give up their blocks for others, and come back with all they
+had.
 
-    running --blocks short, or others starve--> preempted --flights read--> back into the queue, a group of one
+    running --blocks short, or others starve--> preempted --flights read--> back into the queue, a
+    group of one
     prefilled, no rows --blocks short--> waiting again, its blocks given back
 
 It knows rows, groups, blocks and the queue; not how tokens are read, nor what ends a sample.
@@ -39,7 +41,8 @@ class Preempter:
         self.preemptions = 0
 
     def preempt(self, blocks: int) -> None:
-        """Takes the youngest rows out until `blocks` will come free; the oldest row always stays."""
+        """Takes the youngest rows out until `blocks` will come free;
+        the oldest row always stays."""
         running = self.batch_order.running()
         if running.size < 2:
             return
@@ -48,8 +51,8 @@ class Preempter:
         self._preempt(youngest[: int(np.searchsorted(freed, blocks)) + 1])
 
     def preempt_background(self) -> None:
-        """Takes rows in the background out, the youngest first, for tails that find no place; rows that are on their
-        way out count already."""
+        """Takes rows in the background out, the youngest first, for tails that find no place; rows
+        that are on their way out count already."""
         running = self.batch_order.running()
         background = running[self.rows.order[running] >= BACKGROUND]
         count = self.admission.count_starved(self.rows.count)
@@ -58,17 +61,22 @@ class Preempter:
             self._preempt(self._youngest(background)[:count])
 
     def reclaim(self, short: int) -> None:
-        """Sees to it that `short` blocks come free: groups without rows first, the youngest first, then rows."""
+        """Sees to it that `short` blocks come free: groups without rows first, the youngest first,
+        then rows."""
         coming = self.deferred.blocks_coming()
-        idle = [g for g in (*self.admission.ready, *self.admission.prefilling) if not g.rows and g.blocks.size]
+        idle = [
+            g
+            for g in (*self.admission.ready, *self.admission.prefilling)
+            if not g.rows and g.blocks.size
+        ]
         while idle and coming < short:
             coming += self._requeue(idle.pop())
         if coming < short:
             self.preempt(short - coming)
 
     def unblock(self) -> None:
-        """Breaks a deadlock: with no running rows and no flights, all prefilled groups but the first give their blocks
-        back."""
+        """Breaks a deadlock: with no running rows and no flights, all prefilled groups but the
+        first give their blocks back."""
         for group in [*self.admission.ready, *self.admission.prefilling][1:]:
             if not group.rows:
                 self._requeue(group)
@@ -78,17 +86,23 @@ class Preempter:
         self._preempt(self.batch_order.running())
 
     def unplace(self) -> None:
-        """Has groups without rows, prefilled or on the way, give their blocks back and wait again."""
+        """Has groups without rows, prefilled or on the way,
+        give their blocks back and wait again."""
         for group in [*self.admission.ready, *self.admission.prefilling]:
             if not group.rows:
                 self._requeue(group)
 
     def resume(self, rows: Int32) -> None:
-        """Sends preempted rows, whose flights are all read, back into the queue as groups of one with all they made."""
+        """Sends preempted rows, whose flights are all read, back into the queue as groups of one
+        with all they made."""
         for row in rows.tolist():
             columns, group = self.rows, self.groups[int(self.rows.group[row])]
-            tokens = np.concatenate((group.tokens[: group.live.prompt_length], self.outputs.tokens_of(row)))
-            resumed = self.groups.add(group.live, tokens, columns.sample[row : row + 1].copy(), int(columns.sent[row]))
+            tokens = np.concatenate(
+                (group.tokens[: group.live.prompt_length], self.outputs.tokens_of(row))
+            )
+            resumed = self.groups.add(
+                group.live, tokens, columns.sample[row : row + 1].copy(), int(columns.sent[row])
+            )
             if columns.top[row] != NO_SCORES and columns.sent[row] <= columns.read_length[row]:
                 resumed.scored = self.outputs.scores_of(row)
             self.admission.push(resumed)

@@ -1,13 +1,16 @@
 """Prefix groups: which running rows are attended together, their shared prefix once.
 
-A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the same few-shot
-header, the same system prompt) share those: one level of grouping, chosen so that by the device's measured costs
-nearly the most time is saved (the most in 98 of 100 random families, tests/schedule/test_prefix_groups.py). Found from
-block numbers alone: the prefix tree gives equal beginnings equal blocks.
+A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the
+same few-shot header, the same system prompt) share those: one level of grouping, chosen so that by
+the device's measured costs nearly the most time is saved (the most in 98 of 100 random families,
+tests/schedule/test_prefix_groups.py). Found from block numbers alone: the prefix tree gives equal
+beginnings equal blocks.
 
-    units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2 8 (1 tail)
+    units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2
+    8 (1 tail)
     blocks saved by one group over 1 2           (66 - 1) * 2 = 130
-    by A alone over 1 2 3 4                      63 * 4 = 252, and B with C over 1 2: 1 * 2      -> taken
+    by A alone over 1 2 3 4                      63 * 4 = 252, and B with C over 1 2: 1 * 2      ->
+    taken
 
 It knows blocks, counts and costs; no rows' state, no tokens, no device.
 """
@@ -25,8 +28,9 @@ from penstock.schedule.step import Int32
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SharingCosts:
-    """What grouping saves and costs attention, in any one unit. `execute` hands over measured seconds of a layer; the
-    defaults count the tokens that are read. docs/design/prefix_groups.md has the model and its figures.
+    """What grouping saves and costs attention, in any one unit. `execute` hands over measured
+    seconds of a layer; the defaults count the tokens that are read. docs/design/prefix_groups.md
+    has the model and its figures.
 
     Members of a group are cut into tiles; a tile sees the prefix once.
     """
@@ -40,7 +44,9 @@ class SharingCosts:
     def saved(self, members: int, tokens: int) -> float:
         """By one group, the step's own cost aside; 0 or less: it doesn't pay."""
         tiles = -(-members // self.tile_members)
-        return members * (self.member_token * tokens - self.member) - tiles * self.tile_token * tokens
+        return (
+            members * (self.member_token * tokens - self.member) - tiles * self.tile_token * tokens
+        )
 
 
 @dataclass(slots=True)
@@ -62,7 +68,8 @@ class PrefixGroup:
 
 
 def find_groups(units: Sequence[Unit], refs: Int32, costs: SharingCosts) -> list[PrefixGroup]:
-    """Groups that pay, those that save the most first, each unit in at most one; none where together they don't pay.
+    """Groups that pay, those that save the most first, each unit in at most one; none where
+    together they don't pay.
 
     `refs` of the pool: a first block held once has no second unit."""
     alone: list[Unit] = []
@@ -90,7 +97,8 @@ def _single(unit: Unit, costs: SharingCosts) -> list[PrefixGroup]:
 
 @dataclass(slots=True)
 class _Plan:
-    """A grouping of units: what it saves, its groups, the units in none, and the tails of all and of those."""
+    """A grouping of units: what it saves, its groups, the units in none, and the tails of all and
+    of those."""
 
     saved: float
     groups: list[PrefixGroup]
@@ -100,15 +108,18 @@ class _Plan:
 
 
 def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
-    """A grouping of units that share their first `depth` blocks, from the leaves of their tree to its root.
+    """A grouping of units that share their first `depth` blocks, from the leaves of their tree to
+    its root.
 
-    At each fork: a group over what all share may open; of each branch it takes either all units, or those that are in
-    none of the branch's own groups, whichever saves more.
+    At each fork: a group over what all share may open; of each branch it takes either all units, or
+    those that are in none of the branch's own groups, whichever saves more.
     """
     if len(family) == 1:
         unit, groups = family[0], _single(family[0], costs)
         saved = groups[0].saved if groups else 0.0
-        return _Plan(saved, groups, [] if groups else family, unit.tails, 0 if groups else unit.tails)
+        return _Plan(
+            saved, groups, [] if groups else family, unit.tails, 0 if groups else unit.tails
+        )
     shared = _common(family, depth)
     parts = [_best(members, shared + 1, costs) for members in _children(family, shared)]
     apart = _Plan(
@@ -127,16 +138,20 @@ def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
     groups = [group for part in kept for group in part.groups]
     own = {slot for group in groups for slot in group.slots}
     rest = [unit.slot for unit in family if unit.slot not in own]
-    return _Plan(together, [*groups, PrefixGroup(family[0].blocks[:shared], rest, saved)], [], apart.tails, 0)
+    return _Plan(
+        together, [*groups, PrefixGroup(family[0].blocks[:shared], rest, saved)], [], apart.tails, 0
+    )
 
 
 def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> list[_Plan]:
-    """Branches that keep their own groups beside a group over what all share: by what each does to the tiles, one after
-    the other."""
+    """Branches that keep their own groups beside a group over what all share: by what each does to
+    the tiles, one after the other."""
     kept, taken = [], tails
     for part in parts:
         more = part.tails - part.rest_tails  # tails that come in with a branch that is taken whole
-        if part.groups and part.saved > costs.saved(taken, tokens) - costs.saved(taken - more, tokens):
+        if part.groups and part.saved > costs.saved(taken, tokens) - costs.saved(
+            taken - more, tokens
+        ):
             kept.append(part)
             taken -= more
     return kept
@@ -151,7 +166,8 @@ def _common(family: list[Unit], depth: int) -> int:
 
 
 def _children(family: list[Unit], shared: int) -> list[list[Unit]]:
-    """Parts of a family by the block after the `shared` ones; units that end there stand by themselves."""
+    """Parts of a family by the block after the `shared` ones; units that end there stand by
+    themselves."""
     parts: dict[int, list[Unit]] = {}
     ended = [[unit] for unit in family if unit.blocks.size == shared]
     for unit in family:

@@ -1,8 +1,8 @@
 """PrefixTree: finds the blocks that hold the beginning of a prompt already.
 
-An entry is known by its own block's tokens and the entry that it follows, so what is found is exact: no KV comes from
-another beginning. Entries are numbered, and no number comes twice: what followed a block that was evicted isn't found
-behind whatever that block holds next.
+An entry is known by its own block's tokens and the entry that it follows, so what is found is
+exact: no KV comes from another beginning. Entries are numbered, and no number comes twice: what
+followed a block that was evicted isn't found behind whatever that block holds next.
 
 It knows blocks and tokens; no rows, no requests.
 """
@@ -28,20 +28,27 @@ def words_of(tokens: Int32) -> list[bytes]:
 
 
 class PrefixTree:
-    """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with the scheduler.
+    """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with
+    the scheduler.
 
-    A place is the number of the entry before, or `root` of a salt and a tag where a chain begins: neither finds blocks
-    of another, whose K and V may be other ones.
+    A place is the number of the entry before, or `root` of a salt and a tag where a chain begins:
+    neither finds blocks of another, whose K and V may be other ones.
     """
 
     def __init__(
-        self, pool: BlockPool, slot_token: Int32, enabled: bool = True, slots: StateSlots | None = None
+        self,
+        pool: BlockPool,
+        slot_token: Int32,
+        enabled: bool = True,
+        slots: StateSlots | None = None,
     ) -> None:
         """slots: of recurrent state, where layers have any."""
         self.enabled = enabled
         self.pool, self._slots = pool, slots
         self.slot_token = slot_token
-        self._entries: dict[Key, tuple[int, int]] = {}  # -> block, the entry's own number; in their numbers' order
+        self._entries: dict[
+            Key, tuple[int, int]
+        ] = {}  # -> block, the entry's own number; in their numbers' order
         self._key_of: dict[int, Key] = {}  # by block
         self._last = 0  # the last entry's number
         self._resets = 0
@@ -62,9 +69,10 @@ class PrefixTree:
         self.pool.unkeep(every)
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
-        """Returns the blocks (not referenced yet) that hold the longest known beginning of `words` behind `place`, and
-        the place behind them. Where layers have windows, the last ones hold all that those need of it; where they have
-        recurrent state, that is kept as it was behind the last."""
+        """Returns the blocks (not referenced yet) that hold the longest known beginning of `words`
+        behind `place`, and the place behind them. Where layers have windows, the last ones hold all
+        that those need of it; where they have recurrent state, that is kept as it was behind the
+        last."""
         found: list[int] = []
         near, paged, known, behind = self.pool.near, 0, 0, place
         for word in words:
@@ -79,7 +87,8 @@ class PrefixTree:
         return np.array(found[:known], np.int32), behind
 
     def depth(self, words: list[bytes], place: int) -> int:
-        """Returns how many blocks of a prompt behind `place` are known, whatever may be taken of them."""
+        """Returns how many blocks of a prompt behind `place` are known, whatever may be taken of
+        them."""
         for known, word in enumerate(words):
             entry = self._entries.get((place, word))
             if entry is None:
@@ -113,7 +122,8 @@ class PrefixTree:
         return place
 
     def insert_chains(self, blocks: Int32, counts: Int32, places: list[int]) -> None:
-        """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow places[i]."""
+        """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow
+        places[i]."""
         words, numbers, first = words_of(self.slot_token[blocks]), blocks.tolist(), 0
         for count, place in zip(counts.tolist(), places, strict=True):
             last = first + count
@@ -121,12 +131,16 @@ class PrefixTree:
             first = last
 
     def drop(self, blocks: Int32) -> None:
-        """Nobody finds `blocks`, nor what follows them, any more: what they hold is not to be trusted."""
+        """Nobody finds `blocks`, nor what follows them, any more: what they hold is not to be
+        trusted."""
         mistrusted = self._key_of.keys() & set(blocks.tolist())
         if not mistrusted:
             return
         gone, places = [], set()
-        for (parent, _), (block, place) in self._entries.items():  # an entry comes after the one that it follows
+        for (parent, _), (
+            block,
+            place,
+        ) in self._entries.items():  # an entry comes after the one that it follows
             if block in mistrusted or parent in places:
                 gone.append(block)
                 places.add(place)
@@ -141,9 +155,15 @@ class PrefixTree:
 
     def check(self) -> None:
         """Restates the invariants; for tests."""
-        assert np.flatnonzero(self.pool.kept).tolist() == sorted(self._key_of), "pool and tree disagree on what is kept"
+        assert np.flatnonzero(self.pool.kept).tolist() == sorted(self._key_of), (
+            "pool and tree disagree on what is kept"
+        )
         held = {block: key for key, (block, _) in self._entries.items()}
         assert held == self._key_of, "a block's key is off"
         numbers = [number for _, number in self._entries.values()]
-        assert numbers == sorted(set(numbers)) and min(numbers, default=1) > 0, "two entries have one number"
-        assert all(place < number for (place, _), (_, number) in self._entries.items()), "one came before its parent"
+        assert numbers == sorted(set(numbers)) and min(numbers, default=1) > 0, (
+            "two entries have one number"
+        )
+        assert all(place < number for (place, _), (_, number) in self._entries.items()), (
+            "one came before its parent"
+        )

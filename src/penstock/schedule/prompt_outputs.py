@@ -1,7 +1,8 @@
-"""PromptOutputs: what is told of a prompt, once a request: its cached tokens, and its logprobs where asked for.
+"""PromptOutputs: what is told of a prompt, once a request: its cached tokens, and its logprobs
+where asked for.
 
-It waits until the flight is read in which the request's first tail joined: all chunks of the prompt were read by then.
-It knows chunks and scores; not rows.
+It waits until the flight is read in which the request's first tail joined: all chunks of the prompt
+were read by then. It knows chunks and scores; not rows.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class PromptOutputs:
             self._launched[number] = admitted
 
     def read(self, plan: StepPlan, result: StepTokens) -> list[PromptNews]:
-        """Takes the prompt logprobs of a read flight -> news of the requests whose first tail joined in it."""
+        """Takes the prompt logprobs of a read flight -> news of the requests whose first tail
+        joined in it."""
         admitted = self._launched.pop(plan.number, None)
         if admitted is None:
             return []
@@ -40,7 +42,8 @@ class PromptOutputs:
 
 
 def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
-    """Gives each request that asks what its chunks' tokens were scored with, by their places in the prompt."""
+    """Gives each request that asks what its chunks' tokens were scored with, by their places in the
+    prompt."""
     at = 0
     for chunk in chunks:
         live, stop = chunk.group.live, at + chunk.stop - chunk.start
@@ -49,7 +52,9 @@ def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
             mine = np.flatnonzero((scores.where >= at) & (scores.where < stop))
             where = scores.where[mine] + np.int32(chunk.start - at)
             top_ids, top = scores.top_ids[mine], scores.top[mine]
-            live.scored.append(TokenLogprobs(where, scores.chosen[mine], scores.rank[mine], top_ids, top))
+            live.scored.append(
+                TokenLogprobs(where, scores.chosen[mine], scores.rank[mine], top_ids, top)
+            )
         at = stop
 
 
@@ -58,9 +63,14 @@ def _news(live: RequestState) -> PromptNews:
         return PromptNews(live.request_id, live.cached_tokens, waited=live.waited)
     count, width = live.prompt_length - 1, live.prompt_logprobs
     chosen, rank = np.full(count, np.nan, np.float32), np.zeros(count, np.int32)
-    top_ids, top = np.full((count, width), -1, np.int32), np.full((count, width), np.nan, np.float32)
+    top_ids, top = (
+        np.full((count, width), -1, np.int32),
+        np.full((count, width), np.nan, np.float32),
+    )
     parts, live.scored = live.scored, []
-    for part in parts:  # by their place in the prompt: a group that was requeued is prefilled and scored twice
+    for part in (
+        parts
+    ):  # by their place in the prompt: a group that was requeued is prefilled and scored twice
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
     return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

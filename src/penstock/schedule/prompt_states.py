@@ -1,8 +1,11 @@
-"""PromptStates: the recurrent state of fork groups, where layers have such state: begun, kept, forked, given back.
+"""PromptStates: the recurrent state of fork groups, where layers have such state: begun, kept,
+forked, given back.
 
     a prompt begins   its group takes a slot, with the state behind what the prefix tree knows of it
-    a border of it is planned   its chunks pause for a step, in which that state is kept for later prompts: behind the
-                                blocks that another prompt begins with too, and behind its last full one before
+    a border of it is planned   its chunks pause for a step, in which that state is kept for later
+    prompts: behind the
+                                blocks that another prompt begins with too, and behind its last full
+                                one before
                                 what a chat's next turn doesn't have
     tails join        each row's slot is given what the group's holds
     the last joined, or the group waits again   its slot is given back
@@ -17,12 +20,14 @@ from penstock.schedule.request_state import ForkGroup
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
-# Tokens at a prompt's end that are in no later prompt, at most: a chat template's generation prompt.
+# Tokens at a prompt's end that are in no later prompt, at most: a chat template's generation
+# prompt.
 GENERATION_PROMPT = 16
 
 
 class PromptStates:
-    """States of one scheduler's fork groups. keeps: for later prompts. Without slots nothing of it does anything."""
+    """States of one scheduler's fork groups. keeps: for later prompts. Without slots nothing of it
+    does anything."""
 
     def __init__(self, slots: StateSlots, keeps: bool) -> None:
         self.slots, self._keeps = slots, keeps
@@ -37,8 +42,8 @@ class PromptStates:
         return bool(self.slots) and not self.slots.available
 
     def begin(self, group: ForkGroup, shared: int) -> None:
-        """Takes a slot for a prompt that begins behind `group.place`. shared: its leading blocks that the tree knows,
-        of which others may lack the state."""
+        """Takes a slot for a prompt that begins behind `group.place`. shared: its leading blocks
+        that the tree knows, of which others may lack the state."""
         if self.slots:
             self.slots.misses += shared * BLOCK_SIZE > group.stored
             group.state_slot = self.slots.begin(group.place)
@@ -50,7 +55,8 @@ class PromptStates:
         return next((border for border in group.borders if border > group.stored), group.target)
 
     def advanced(self, group: ForkGroup, number: int) -> None:
-        """Notes that step `number` stores more of a prompt: at a border it pauses until the next one."""
+        """Notes that step `number` stores more of a prompt: at a border it pauses until the next
+        one."""
         if group.stored in group.borders:
             self._paused.append(group)
             group.ready_from = number + 1

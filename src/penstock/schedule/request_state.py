@@ -1,7 +1,8 @@
 """What the scheduler keeps of a request that lives: its record (RequestState) and its fork groups.
 
-A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as a fork group of one
-sample, whose prompt is the old prompt and what it had made so far. It knows no rows' columns and no pool.
+A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as
+a fork group of one sample, whose prompt is the old prompt and what it had made so far. It knows no
+rows' columns and no pool.
 """
 
 from __future__ import annotations
@@ -32,7 +33,15 @@ from penstock.row_table import (
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.logprob_store import TokenScores
 from penstock.schedule.mask_makers import Guide
-from penstock.schedule.rows import EACH_TOKEN, ENDED, IGNORES_EOS, MORE_STOP_IDS, ON_WATCH, STOP_IDS, Rows
+from penstock.schedule.rows import (
+    EACH_TOKEN,
+    ENDED,
+    IGNORES_EOS,
+    MORE_STOP_IDS,
+    ON_WATCH,
+    STOP_IDS,
+    Rows,
+)
 from penstock.schedule.step import JOIN_RECORD, Int32
 
 WAITING, PREFILLING, READY = range(3)
@@ -44,7 +53,11 @@ def wants_of(params: SamplingParams) -> int:
     wants = 0
     if params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
         wants |= WANTS_FILTER
-    if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+    if (
+        params.repetition_penalty != 1
+        or params.presence_penalty != 0
+        or params.frequency_penalty != 0
+    ):
         wants |= WANTS_PENALTY
     if params.logit_bias:
         wants |= WANTS_BIAS
@@ -59,8 +72,11 @@ def wants_of(params: SamplingParams) -> int:
     return wants
 
 
-def row_record(params: SamplingParams, seed: int, prompt_length: int, limit: int, min_length: int) -> NDArray[np.void]:
-    """Returns what every row of a request carries, [1] of JOIN_RECORD: all but its number, sample, token and length."""
+def row_record(
+    params: SamplingParams, seed: int, prompt_length: int, limit: int, min_length: int
+) -> NDArray[np.void]:
+    """Returns what every row of a request carries, [1] of JOIN_RECORD: all but its number, sample,
+    token and length."""
     record = np.zeros(1, JOIN_RECORD)
     for column in FIELDS:
         if column.param is not None:
@@ -71,14 +87,19 @@ def row_record(params: SamplingParams, seed: int, prompt_length: int, limit: int
     record["top_k"] = min(max(params.top_k, 0), _INT32)
     record["logprobs"] = -1 if params.logprobs is None else params.logprobs
     record["seed"], record["wants"] = seed, wants_of(params)
-    record["limit"], record["prompt_length"], record["min_length"] = limit, prompt_length, min_length
+    record["limit"], record["prompt_length"], record["min_length"] = (
+        limit,
+        prompt_length,
+        min_length,
+    )
     record["bias_count"] = len(params.logit_bias or ())
     record["mask_slot"] = -1
     return record
 
 
 def padded_words(words: list[list[int]]) -> Int32:
-    """Returns the ids of words of up to BAD_WORD_IDS each, one word after the other, each padded in front with -1."""
+    """Returns the ids of words of up to BAD_WORD_IDS each, one word after the other, each padded in
+    front with -1."""
     out = np.full((len(words), BAD_WORD_IDS), -1, np.int32)
     for line, ids in zip(out, words, strict=True):
         line[BAD_WORD_IDS - len(ids) :] = ids
@@ -95,14 +116,17 @@ class RequestState:
     limit: int
     min_length: int
     record: NDArray[np.void]  # [1] of JOIN_RECORD
-    bias_ids: Int32  # then the bad words' ids, BAD_WORD_IDS a word, then those whose logprobs it wants
+    bias_ids: (
+        Int32  # then the bad words' ids, BAD_WORD_IDS a word, then those whose logprobs it wants
+    )
     bias_values: NDArray[np.float32]
     more_stop_ids: Int32  # beyond the device's
     traits: int  # of its rows
     watch: int  # slot of its watch table, -1: none
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
-    row_of: Int32  # [n] sample index -> the row that it joined last, which may be another's by now; -1: none
+    # [n] sample index -> the row that it joined last, which may be another's by now; -1: none
+    row_of: Int32
     background: bool = False
     tenant: int = 0
     salt: int = 0
@@ -113,7 +137,9 @@ class RequestState:
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
-    guides: dict[int, Guide | None] = field(default_factory=dict)  # sample -> its own, once it had a row
+    guides: dict[int, Guide | None] = field(
+        default_factory=dict
+    )  # sample -> its own, once it had a row
     came: float = field(default_factory=time.monotonic)
     waited: float = -1.0  # seconds until a step first took it up
 
@@ -138,7 +164,9 @@ class RequestState:
         record["wants"] |= WANTS_MASK if constrain is not None else 0
         record["wants"] |= WANTS_WORDS if request.bad_words else 0
         record["word_count"], record["tag"] = len(request.bad_words), request.tag
-        words = np.append(padded_words(request.bad_words), np.array(params.logprob_token_ids or (), np.int32))
+        words = np.append(
+            padded_words(request.bad_words), np.array(params.logprob_token_ids or (), np.int32)
+        )
         values = np.zeros(len(bias) + words.size, np.float32)
         values[: len(bias)] = np.fromiter(bias.values(), np.float32, len(bias))
         return cls(
@@ -168,9 +196,15 @@ class RequestState:
 
     def living(self, rows: Rows, sample: int | None = None) -> Int32:
         """Returns the rows of its samples, or of one, that have a row and have not ended."""
-        samples = np.arange(self.row_of.size)[slice(None) if sample is None else slice(sample, sample + 1)]
+        samples = np.arange(self.row_of.size)[
+            slice(None) if sample is None else slice(sample, sample + 1)
+        ]
         mine = self.row_of[samples]
-        its = (rows.state[mine] > ENDED) & (rows.request[mine] == self.request_id) & (rows.sample[mine] == samples)
+        its = (
+            (rows.state[mine] > ENDED)
+            & (rows.request[mine] == self.request_id)
+            & (rows.sample[mine] == samples)
+        )
         living: Int32 = mine[its & (mine >= 0)]
         return living
 
@@ -190,7 +224,8 @@ def _traits(request: Request) -> int:
 
 @dataclass(slots=True, eq=False)
 class ForkGroup:
-    """A prompt and the samples that start from it. `tokens` of a resumed sample end with what it had made."""
+    """A prompt and the samples that start from it. `tokens` of a resumed sample end with what it
+    had made."""
 
     slot: int
     live: RequestState
@@ -200,16 +235,24 @@ class ForkGroup:
     next: int = 0
     state: int = WAITING
     words: list[bytes] = field(default_factory=list)  # of its full blocks, as the tree knows them
-    blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))  # held: the full ones, then the partial one
+    blocks: Int32 = field(
+        default_factory=lambda: np.zeros(0, np.int32)
+    )  # held: the full ones, then the partial one
     passed: int = 0  # leading blocks that layers with windows need no more
     place: int = 0  # the tree's, behind which its next block goes
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
-    borders: list[int] = field(default_factory=list)  # tokens behind which its recurrent state is kept
-    state_slot: int = -1  # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
+    borders: list[int] = field(
+        default_factory=list
+    )  # tokens behind which its recurrent state is kept
+    state_slot: int = (
+        -1
+    )  # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
     last_flight: int = -1
-    scored: TokenScores | None = None  # scores of the tokens from `sent` on, where its request asks for them
+    scored: TokenScores | None = (
+        None  # scores of the tokens from `sent` on, where its request asks for them
+    )
     ready_from: int = 0  # the first flight that tails may join, or that its prompt may go on in
     finished: int = 0
     finished_tokens: int = 0
@@ -238,7 +281,8 @@ class ForkGroup:
 
     @property
     def grows(self) -> int:
-        """Blocks that a joining tail needs at once beyond its prompt's: 1 where its first drawn token opens a block."""
+        """Blocks that a joining tail needs at once beyond its prompt's: 1 where its first drawn
+        token opens a block."""
         return int(self.tokens.size // BLOCK_SIZE >= -(-self.target // BLOCK_SIZE))
 
     @property

@@ -1,8 +1,9 @@
 """Rows: what the host knows of each live sequence, one array a fact.
 
-A row is a number. It is free, running (in the steps), drained (its last step is launched, not all read), preempted or
-ended (out of the steps; flights that name it are still to be read). Its columns keep their meaning until `free`: that
-is what lets tokens of late flights reach the right sequence. It knows no blocks' owners and no requests.
+A row is a number. It is free, running (in the steps), drained (its last step is launched, not all
+read), preempted or ended (out of the steps; flights that name it are still to be read). Its columns
+keep their meaning until `free`: that is what lets tokens of late flights reach the right sequence.
+It knows no blocks' owners and no requests.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from penstock.schedule.step import Bool, Int32, Int64
 
 FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # what is above ENDED takes tokens
 
-# Bits of a row's traits. Its tokens go up with each step, with each that its watch table names, or else at its end.
-EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (1 << bit for bit in range(5))  # more: than the device's
+# Bits of a row's traits. Its tokens go up with each step, with each that its watch table names, or
+# else at its end.
+EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (
+    1 << bit for bit in range(5)
+)  # more: than the device's
 
 BACKGROUND = 2**40  # added to the `order` of rows in the background: all others are older than they
 
@@ -35,24 +39,40 @@ class Rows:
         self.group: Int32 = ints()  # slot of its fork group
         self.request: Int64 = np.zeros(count, np.int64)  # id of its request
         self.sample: Int32 = ints()  # index within the request
-        self.planned_length: Int32 = ints()  # stored tokens once all launched steps have run: read + in flight, at most
-        self.drafted: Int32 = ints()  # drafts launched and not read: planned_length may be too far by so many
-        self.read_length: Int32 = ints()  # stored tokens as far as was read: the position of the last token known
+        self.planned_length: Int32 = (
+            ints()
+        )  # stored tokens once all launched steps have run: read + in flight, at most
+        self.drafted: Int32 = (
+            ints()
+        )  # drafts launched and not read: planned_length may be too far by so many
+        self.read_length: Int32 = (
+            ints()
+        )  # stored tokens as far as was read: the position of the last token known
         self.prompt: Int32 = ints()  # tokens of the request's prompt
         self.limit: Int32 = ints()  # prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token that has not gone up
         self.shared: Int32 = ints()  # leading table entries that belong to its group
         self.blocks: Int32 = ints()  # table entries in use
         self.passed: Int32 = ints()  # leading entries that layers with windows need no more
-        self.bound: Int32 = ints()  # of them, those that no tail of its group needs once the prompt is stored
-        self.order: Int64 = np.zeros(count, np.int64)  # of admission: the youngest is preempted first
+        self.bound: Int32 = (
+            ints()
+        )  # of them, those that no tail of its group needs once the prompt is stored
+        self.order: Int64 = np.zeros(
+            count, np.int64
+        )  # of admission: the youngest is preempted first
         self.last_flight: Int64 = np.full(count, -1, np.int64)
         self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
-        self.mask_slot: Int32 = np.full(count, -1, np.int32)  # of its token mask; -1: any token may come
-        self.constrained: Bool = np.zeros(count, np.bool_)  # a constraint says what may come after each token
-        self.top: Int32 = np.full(count, -1, np.int32)  # logprobs asked for: of so many likely tokens; -1: none
+        self.mask_slot: Int32 = np.full(
+            count, -1, np.int32
+        )  # of its token mask; -1: any token may come
+        self.constrained: Bool = np.zeros(
+            count, np.bool_
+        )  # a constraint says what may come after each token
+        self.top: Int32 = np.full(
+            count, -1, np.int32
+        )  # logprobs asked for: of so many likely tokens; -1: none
         self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
         self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)
         self.table: Int32 = np.zeros((count, width), np.int32)
@@ -96,15 +116,21 @@ class Rows:
         assert np.count_nonzero(self.state == FREE) == self.free_count, "a row is lost"
         live = np.flatnonzero(self.state != FREE)
         assert (self.planned_length[live] < self.limit[live]).all(), "a row ran past its limit"
-        assert (self.read_length[live] <= self.planned_length[live]).all(), "a row was read past what was launched"
-        assert (self.read_length[live] <= self.planned_length[live] - self.drafted[live]).all(), "a draft counts twice"
+        assert (self.read_length[live] <= self.planned_length[live]).all(), (
+            "a row was read past what was launched"
+        )
+        assert (self.read_length[live] <= self.planned_length[live] - self.drafted[live]).all(), (
+            "a draft counts twice"
+        )
         running = np.flatnonzero(self.state == RUNNING)
-        assert (self.blocks[running] * BLOCK_SIZE >= self.planned_length[running]).all(), "a row outgrew its table"
+        assert (self.blocks[running] * BLOCK_SIZE >= self.planned_length[running]).all(), (
+            "a row outgrew its table"
+        )
 
 
 def counted(slots: Int32) -> tuple[Int32, Int64]:
-    """Returns the distinct slots, in growing order, and how often each stands there: as np.unique, in a tenth of its
-    time where slots are small numbers, as rows' and groups' are."""
+    """Returns the distinct slots, in growing order, and how often each stands there: as np.unique,
+    in a tenth of its time where slots are small numbers, as rows' and groups' are."""
     counts: Int64 = np.bincount(slots)
     values = counts.nonzero()[0]
     return values.astype(np.int32), counts[values]

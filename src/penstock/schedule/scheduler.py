@@ -1,10 +1,14 @@
-"""Scheduler: what runs next. submit and cancel come in; plan() makes a step; commit() takes a read flight in.
+"""Scheduler: what runs next. submit and cancel come in; plan() makes a step; commit() takes a read
+flight in.
 
-    submit -> [line] -> plan: grow rows, admit tails, prefill chunks, order by prefix group -> StepPlan
-    StepTokens -> commit: tokens to samples, ends, blocks back, preempted rows back into the line -> Deltas
+    submit -> [line] -> plan: grow rows, admit tails, prefill chunks, order by prefix group ->
+    StepPlan
+    StepTokens -> commit: tokens to samples, ends, blocks back, preempted rows back into the line ->
+    Deltas
 
-Steps are planned ahead of what was read. The rule that keeps this sound: a row number and its blocks are used again
-only once every flight that names them has been read (deferred_free.py). It knows no torch, no text and no channel.
+Steps are planned ahead of what was read. The rule that keeps this sound: a row number and its
+blocks are used again only once every flight that names them has been read (deferred_free.py). It
+knows no torch, no text and no channel.
 """
 
 from __future__ import annotations
@@ -36,7 +40,16 @@ from penstock.schedule.request_state import Groups, RequestState
 from penstock.schedule.rows import DRAINED, PREEMPTED, RUNNING, Rows
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.schedule.state_slots import StateSlots
-from penstock.schedule.step import Bool, Drafter, Int32, Joins, LateMasks, Moves, StepPlan, StepTokens
+from penstock.schedule.step import (
+    Bool,
+    Drafter,
+    Int32,
+    Joins,
+    LateMasks,
+    Moves,
+    StepPlan,
+    StepTokens,
+)
 from penstock.schedule.step_builder import chunks_of, joins_of
 from penstock.schedule.stop_token_masks import StopTokenMasks
 from penstock.schedule.windowed_pool import WindowedPool, pool_of
@@ -56,21 +69,29 @@ class Scheduler:
         width = -(-limits.max_model_len // BLOCK_SIZE)
         if limits.num_blocks - 1 < width + 2:
             raise UsageError(
-                f"the KV cache holds {(limits.num_blocks - 1) * BLOCK_SIZE} tokens, too few for one sequence of "
-                f"max_model_len {limits.max_model_len}: lower max_model_len or raise kv_cache_tokens"
+                f"the KV cache holds {(limits.num_blocks - 1) * BLOCK_SIZE} tokens, too few for one"
+                f" sequence of max_model_len {limits.max_model_len}: lower max_model_len or raise"
+                " kv_cache_tokens"
             )
         self.rows = Rows(limits.max_rows, width)
         self.pool = pool_of(limits)
-        self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)  # full: pages now, not amid a step
+        self.slot_token = np.full(
+            (limits.num_blocks, BLOCK_SIZE), 0, np.int32
+        )  # full: pages now, not amid a step
         self.slots = StateSlots(limits.snapshots)
         self.tree = PrefixTree(
-            self.pool, self.slot_token, limits.prefix_caching, self.slots if limits.snapshots else None
+            self.pool,
+            self.slot_token,
+            limits.prefix_caching,
+            self.slots if limits.snapshots else None,
         )
         self.groups = Groups()
         self.lengths = LengthModel(limits.max_model_len)
         self.mask_slots = MaskSlots(limits.mask_slots, self.rows, limits.vocab_size, makers)
         self.drafting = Drafting(self.rows, self.mask_slots, drafter, bool(self.slots))
-        self.admission = Admission(limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots)
+        self.admission = Admission(
+            limits, self.rows, self.pool, self.tree, self.lengths, self.mask_slots, self.slots
+        )
         self.watch = StopTokenMasks(limits.vocab_size)
         self.outputs = outputs(limits, self.rows, self.groups, self.slot_token, self.watch)
         sharing = limits.sharing if limits.prefix_groups else None
@@ -78,10 +99,22 @@ class Scheduler:
         self.live: dict[int, RequestState] = {}
         self.deferred = DeferredFree(self.rows, self.groups, self.batch_order)
         self.finisher = Finisher(
-            self.rows, self.pool, self.tree, self.groups, self.admission, self.lengths, self.deferred
+            self.rows,
+            self.pool,
+            self.tree,
+            self.groups,
+            self.admission,
+            self.lengths,
+            self.deferred,
         )
         self.preempter = Preempter(
-            self.rows, self.pool, self.groups, self.admission, self.batch_order, self.outputs, self.deferred
+            self.rows,
+            self.pool,
+            self.groups,
+            self.admission,
+            self.batch_order,
+            self.outputs,
+            self.deferred,
         )
         self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
@@ -89,21 +122,31 @@ class Scheduler:
         self._read = -1  # the last flight read
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
-        self._clears = False  # whether logits were not finite once: blocks are cleared as they are handed out
+        self._clears = (
+            False  # whether logits were not finite once: blocks are cleared as they are handed out
+        )
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 
-    # --- in ---------------------------------------------------------------------------------------------------------
+    # --- in
+    # ---------------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, constrain: ConstraintFactory | None = None) -> None:
-        """Takes a request; raises UsageError where it can never run. constrain: makes its samples' constraints."""
+        """Takes a request; raises UsageError where it can never run. constrain: makes its samples'
+        constraints."""
         tokens = np.frombuffer(request.prompt, np.int32)
         self._check(request, tokens)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
-        drawn = int(self._seeds.integers(0, 2**63 - 1))  # drawn for each request, so that one's seed moves no other's
+        drawn = int(
+            self._seeds.integers(0, 2**63 - 1)
+        )  # drawn for each request, so that one's seed moves no other's
         seed = drawn if request.sampling.seed is None else request.sampling.seed
-        live = RequestState.of(request, self.counts["requests"], seed, self.limits.max_model_len, watch, constrain)
-        samples = np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
+        live = RequestState.of(
+            request, self.counts["requests"], seed, self.limits.max_model_len, watch, constrain
+        )
+        samples = (
+            np.arange(request.sampling.n) if request.samples is None else np.array(request.samples)
+        )
         self.live[request.request_id] = live
         self.outputs.scores.ask(int(live.record["logprobs"][0]))
         self.admission.push(self.groups.add(live, tokens, samples.astype(np.int32), tokens.size))
@@ -111,8 +154,8 @@ class Scheduler:
         self.counts["prompt_tokens"] += tokens.size
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already. REST: all that have
-        not ended, and take_told() gives what each had made."""
+        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already.
+        REST: all that have not ended, and take_told() gives what each had made."""
         live = self.live.get(request_id)
         if live is None:
             return
@@ -123,7 +166,8 @@ class Scheduler:
         self._forget([live])
 
     def take_told(self) -> Deltas | None:
-        """The ends of samples that were cancelled to be told of: a message at a time, None: there are no more."""
+        """The ends of samples that were cancelled to be told of: a message at a time, None: there
+        are no more."""
         return self._told.popleft() if self._told else None
 
     @property
@@ -135,10 +179,12 @@ class Scheduler:
     def in_flight(self) -> int:
         return self._planned - 1 - self._read
 
-    # --- a step -----------------------------------------------------------------------------------------------------
+    # --- a step
+    # -----------------------------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None where there is nothing to launch before a flight is read (or at all)."""
+        """The next step, or None where there is nothing to launch before a flight is read (or at
+        all)."""
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
             self.preempter.preempt(1)
@@ -159,8 +205,11 @@ class Scheduler:
             rows = np.concatenate((rows, joined))
             _, more, _ = self._grow(joined, joined[self._need_block(joined)])
             growth = np.concatenate((growth, more))
-            # A resumed tail's last token may not have gone up yet: it is gathered from its slot like the ones to come.
-            self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = joins.records["last_token"]
+            # A resumed tail's last token may not have gone up yet: it is gathered from its slot
+            # like the ones to come.
+            self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = (
+                joins.records["last_token"]
+            )
             for piece in admitted.pieces:
                 self.outputs.bring_scores(piece.rows, piece.group)
         if not rows.size and not admitted.chunks and not self.slots.waits:
@@ -171,7 +220,8 @@ class Scheduler:
         return self._launch(number, rows, growth, joins, admitted)
 
     def await_masks(self, seconds: float) -> int:
-        """Waits for masks that are being made, so long at most -> of how many rows they still are."""
+        """Waits for masks that are being made,
+        so long at most -> of how many rows they still are."""
         return self.mask_slots.makers.wait(seconds)
 
     def held_rows(self, plan: StepPlan) -> int:
@@ -179,19 +229,25 @@ class Scheduler:
         return int(self.mask_slots.guided(plan.rows).size)
 
     def draw(self, plan: StepPlan) -> LateMasks:
-        """What the draw of a step that draws late is told, before the next plan. Rows without a mask sit it out."""
+        """What the draw of a step that draws late is told, before the next plan. Rows without a
+        mask sit it out."""
         rows = self.mask_slots.guided(plan.rows)
         late = self.mask_slots.late(plan)
         drawn = np.zeros(self.rows.count, np.bool_)
         drawn[rows] = True
         drawn[late.sit_out] = False
         self._advance(drawn)
-        self.counts["late_masks"] += int(np.count_nonzero(self.rows.state.take(late.sit_out) == RUNNING))
+        self.counts["late_masks"] += int(
+            np.count_nonzero(self.rows.state.take(late.sit_out) == RUNNING)
+        )
         return late
 
     def plan_is_stuck(self) -> bool:
-        """After a plan() that gave nothing with nothing in flight: whether another one gives nothing again."""
-        self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1  # what waits comes back bit by bit
+        """After a plan() that gave nothing with nothing in flight: whether another one gives
+        nothing again."""
+        self._idle_plans = (
+            0 if self.finisher.waits else self._idle_plans + 1
+        )  # what waits comes back bit by bit
         return self._idle_plans > 3
 
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
@@ -217,7 +273,9 @@ class Scheduler:
         self.counts["steps"] += steps
         self.counts["generation_tokens"] += steps * rows
 
-    def _launch(self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted) -> StepPlan:
+    def _launch(
+        self, number: int, rows: Int32, growth: Int32, joins: Joins | None, admitted: Admitted
+    ) -> StepPlan:
         order = self.batch_order.order(rows, number)
         rows, columns = order.rows, self.rows
         lengths = columns.planned_length.take(rows)
@@ -230,7 +288,9 @@ class Scheduler:
         self._planned += 1
         self._idle_plans = 0
         self.counts["steps"] += 1
-        for group in [chunk.group for chunk in admitted.chunks] + [piece.group for piece in admitted.pieces]:
+        for group in [chunk.group for chunk in admitted.chunks] + [
+            piece.group for piece in admitted.pieces
+        ]:
             group.live.begin()
         self.news.launched(number, admitted)
         return StepPlan(
@@ -261,21 +321,25 @@ class Scheduler:
         columns.planned_length += drawn
         drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.may:
-            drained = drained[columns.drafted[drained] == 0]  # the others may be shorter than planned
+            drained = drained[
+                columns.drafted[drained] == 0
+            ]  # the others may be shorter than planned
         if drained.size:
             columns.state[drained] = DRAINED
             self.batch_order.changed = True
 
     def _running(self) -> Int32:
-        """The rows that this step takes on. Those whose mask needs a token in flight, and those whose drafts would end
-        them, were they right, wait to be read."""
+        """The rows that this step takes on. Those whose mask needs a token in flight, and those
+        whose drafts would end them, were they right, wait to be read."""
         rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
         return self.drafting.without_full(rows)
 
     def _need_block(self, of: Int32 | slice = slice(None)) -> Bool:
-        """Whether rows' coming tokens need a block more. Of most rows whole columns: gathering costs ten times as much.
+        """Whether rows' coming tokens need a block more. Of most rows whole columns: gathering
+        costs ten times as much.
 
-        The table covers the position after the one that a step stores: the host keeps the drawn token there.
+        The table covers the position after the one that a step stores: the host keeps the drawn
+        token there.
         """
         short: Bool = self.rows.planned_length[of] + 1 >= self.rows.blocks[of] * BLOCK_SIZE
         return short
@@ -287,7 +351,8 @@ class Scheduler:
         return self.drafting.without_full(short)
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
-        """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks, stalled)."""
+        """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks,
+        stalled)."""
         columns = self.rows
         if not needy.size:
             return rows, np.zeros((0, 3), np.int32), False
@@ -295,7 +360,10 @@ class Scheduler:
         if stalled:
             self.preempter.reclaim(needy.size - self.pool.available)
             self._free_read()
-            rows, needy = rows[columns.state[rows] == RUNNING], needy[columns.state[needy] == RUNNING]
+            rows, needy = (
+                rows[columns.state[rows] == RUNNING],
+                needy[columns.state[needy] == RUNNING],
+            )
             oldest = needy[np.argsort(columns.order[needy], kind="stable")]
             waits = oldest[self.pool.available :]
             needy = oldest[: self.pool.available]
@@ -309,22 +377,35 @@ class Scheduler:
 
     def _check(self, request: Request, tokens: Int32) -> None:
         span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
-        check_request(tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size)
+        check_request(
+            tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size
+        )
         if not 0 <= request.request_id < 2**63 or request.request_id in self.live:
-            raise UsageError("request_id must be a new number, from 0 to 2**63 - 1", param="request_id")
+            raise UsageError(
+                "request_id must be a new number, from 0 to 2**63 - 1", param="request_id"
+            )
         if not 0 <= request.salt <= MAX_SALT:
             raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
         if not 0 <= request.tag <= MAX_TAG:
             raise UsageError(f"tag must be between 0 and {MAX_TAG}", param="tag")
         for word in request.bad_words:
-            if not 0 < len(word) <= BAD_WORD_IDS or min(word) < 0 or max(word) >= self.limits.vocab_size:
+            if (
+                not 0 < len(word) <= BAD_WORD_IDS
+                or min(word) < 0
+                or max(word) >= self.limits.vocab_size
+            ):
                 rule = f"bad_words must be of 1 to {BAD_WORD_IDS} ids of the vocabulary each"
                 raise UsageError(rule, param="bad_words", rule=rule)
         samples = request.samples
         if samples is not None and (
-            not samples or len(set(samples)) < len(samples) or min(samples) < 0 or max(samples) >= request.sampling.n
+            not samples
+            or len(set(samples)) < len(samples)
+            or min(samples) < 0
+            or max(samples) >= request.sampling.n
         ):
-            raise UsageError(f"samples must be distinct indices below n = {request.sampling.n}", param="samples")
+            raise UsageError(
+                f"samples must be distinct indices below n = {request.sampling.n}", param="samples"
+            )
 
     def _free_read(self) -> None:
         """Frees what no flight to be read names; preempted rows go back into the queue."""
@@ -343,15 +424,16 @@ class Scheduler:
             if live.watch >= 0:
                 self.watch.release(live.watch)
 
-    # --- out --------------------------------------------------------------------------------------------------------
+    # --- out
+    # --------------------------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """What was computed so far is found by no prompt that comes; rows that run keep theirs."""
         self.tree.reset()
 
     def give_back_blocks(self) -> None:
-        """Where all flights are read: rows give their blocks back and wait in the line with all they made, and nothing
-        that was computed is found again."""
+        """Where all flights are read: rows give their blocks back and wait in the line with all
+        they made, and nothing that was computed is found again."""
         assert not self.in_flight, "blocks are given back between steps"
         self.preempter.preempt_all()
         self._free_read()

@@ -1,4 +1,5 @@
-"""SchedulerConfig: the numbers that bound a scheduler. `execute` measures them, the engine hands them over."""
+"""SchedulerConfig: the numbers that bound a scheduler. `execute` measures them, the engine hands
+them over."""
 
 from __future__ import annotations
 
@@ -11,10 +12,15 @@ from penstock.schedule.prefix_groups import SharingCosts
 class SchedulerConfig:
     """What the device holds and the model ends with."""
 
-    num_blocks: int  # pages of the KV pool, the scratch block included: a block takes 1 + window_tables of them
+    # pages of the KV pool, the scratch block included: a block takes 1 + window_tables of them
+    num_blocks: int
     window: int = 0  # tokens that layers with a page of their own see
-    window_tables: int = 0  # pages that a block has for layers with windows; 0: its one page holds all layers
-    snapshots: range = range(0)  # slots of recurrent state that are no row's (state_slots.py); none: layers have none
+    window_tables: int = (
+        0  # pages that a block has for layers with windows; 0: its one page holds all layers
+    )
+    snapshots: range = range(
+        0
+    )  # slots of recurrent state that are no row's (state_slots.py); none: layers have none
     max_rows: int
     max_model_len: int  # tokens, prompt and output
     max_batched_tokens: int  # of a step; at least max_rows

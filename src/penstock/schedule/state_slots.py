@@ -1,15 +1,19 @@
 """StateSlots: which slot of recurrent state holds what, where layers have such state.
 
-    slot r of a row    the row's own. The dead row, behind the last, has the slot that padding goes to
+    slot r of a row    the row's own. The dead row, behind the last, has the slot that padding goes
+    to
     the empty slot     a sequence before its first token: never written
-    the others         snapshots: a fork group's prompt on its way, from which its samples go on, or the state behind an
-                       entry of the prefix tree, from which later prompts go on; the least recently used goes first
+    the others         snapshots: a fork group's prompt on its way, from which its samples go on, or
+    the state behind an
+                       entry of the prefix tree, from which later prompts go on; the least recently
+                       used goes first
 
-A sequence's state is one slot in all such layers, and it only goes forward: whoever continues from a point needs the
-state that was kept there, so a match of the prefix tree counts as far as a snapshot lies. State is moved by StepPlan's
-moves, all of a step at once and before its forward. So no slot is written and read by moves of one step: what a step
-moved or gave back is used again in the next. The device runs steps in order: nobody waits for one to be read.
-It knows slots and the tree's places; no rows' columns and no tokens.
+A sequence's state is one slot in all such layers, and it only goes forward: whoever continues from
+a point needs the state that was kept there, so a match of the prefix tree counts as far as a
+snapshot lies. State is moved by StepPlan's moves, all of a step at once and before its forward. So
+no slot is written and read by moves of one step: what a step moved or gave back is used again in
+the next. The device runs steps in order: nobody waits for one to be read. It knows slots and the
+tree's places; no rows' columns and no tokens.
 """
 
 from __future__ import annotations
@@ -31,21 +35,26 @@ def first_snapshot(rows: int) -> int:
 
 
 class StateSlots:
-    """Snapshots of one scheduler, and the moves that its next step makes. snapshots: their slots, the empty one before
-    them; of none, there is no recurrent state and nothing is ever asked of this."""
+    """Snapshots of one scheduler, and the moves that its next step makes. snapshots: their slots,
+    the empty one before them; of none, there is no recurrent state and nothing is ever asked of
+    this."""
 
     def __init__(self, snapshots: range) -> None:
         self.count = len(snapshots)
         self.empty = snapshots.start - 1
         self._snapshots = snapshots
         self._free = [*reversed(snapshots)]
-        self._kept: OrderedDict[int, int] = OrderedDict()  # the tree's place -> slot, the least recently used first
+        self._kept: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # the tree's place -> slot, the least recently used first
         self._of_tree: set[int] = set()  # the slots of these
         self._moves: list[Int32] = []
         self._moved: set[int] = set()  # slots that moves of the coming step read or write
         self._written: set[int] = set()  # of these, the ones that are written
         self._given_back: list[int] = []
-        self.hits = self.evictions = 0  # prompts that began behind a snapshot; snapshots that made room
+        self.hits = self.evictions = (
+            0  # prompts that began behind a snapshot; snapshots that made room
+        )
         self.misses = 0  # prompts of whose blocks the tree knew more than it had the state of
 
     def __bool__(self) -> bool:
@@ -64,7 +73,9 @@ class StateSlots:
     def take(self) -> int:
         """Gives a slot, a snapshot's where none is free. The caller has looked at `available`."""
         if not self._free:
-            place = next((place for place, slot in self._kept.items() if slot not in self._moved), None)
+            place = next(
+                (place for place, slot in self._kept.items() if slot not in self._moved), None
+            )
             if place is None:
                 raise CapacityError("all slots of recurrent state are in use")
             self._free.append(self._drop(place))
@@ -72,7 +83,8 @@ class StateSlots:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """Takes a slot back. One that the coming step moves is given again once that is launched."""
+        """Takes a slot back. One that the coming step moves is given again once that is
+        launched."""
         (self._given_back if slot in self._moved else self._free).append(slot)
 
     def move(self, source: int, targets: Int32) -> None:
@@ -89,15 +101,17 @@ class StateSlots:
         self._moves, self._moved, self._written, self._given_back = [], set(), set(), []
         return moves
 
-    # --- the prefix tree's --------------------------------------------------------------------------------------------
+    # --- the prefix tree's
+    # --------------------------------------------------------------------------------------------
 
     def has(self, place: int) -> bool:
-        """Returns whether the state behind a place of the tree is kept, and there before the coming step."""
+        """Returns whether the state behind a place of the tree is kept, and there before the coming
+        step."""
         return place in self._kept and self._kept[place] not in self._written
 
     def begin(self, place: int) -> int:
-        """Returns a slot of the caller's own that will hold the state behind `place`: the empty one's where no snapshot
-        lies there. The caller has looked at `available`."""
+        """Returns a slot of the caller's own that will hold the state behind `place`: the empty
+        one's where no snapshot lies there. The caller has looked at `available`."""
         source = self._kept[place] if self.has(place) else self.empty
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
@@ -110,7 +124,8 @@ class StateSlots:
         return slot
 
     def keep(self, slot: int, place: int) -> None:
-        """Keeps what a slot holds before the coming step's forward as the state behind `place`, where there is room."""
+        """Keeps what a slot holds before the coming step's forward as the state behind `place`,
+        where there is room."""
         if place in self._kept or slot in self._written or not self.available:
             return
         self._moved.add(slot)
@@ -135,8 +150,12 @@ class StateSlots:
         """Restates the invariants; for tests. held: slots that fork groups have."""
         assert self._of_tree == {*self._kept.values()}, "the tree's slots are off"
         every = [*self._free, *self._given_back, *self._kept.values(), *held]
-        assert sorted(every) == [*self._snapshots], "a slot of recurrent state is lost, or in two places"
+        assert sorted(every) == [*self._snapshots], (
+            "a slot of recurrent state is lost, or in two places"
+        )
         sources = {int(source) for moves in self._moves for source in moves[:, 0]}
         targets = [int(target) for moves in self._moves for target in moves[:, 1]]
-        assert len(set(targets)) == len(targets) and not sources & set(targets), "a step reads a slot that it writes"
+        assert len(set(targets)) == len(targets) and not sources & set(targets), (
+            "a step reads a slot that it writes"
+        )
         assert self.empty not in targets, "the empty slot is written"

@@ -1,4 +1,5 @@
-"""Columns of what a step adds: rows that join and chunks that are prefilled, as the runner takes them.
+"""Columns of what a step adds: rows that join and chunks that are prefilled, as the runner takes
+them.
 
 It knows what admission picked, and the rows' tables; it decides nothing.
 """
@@ -31,7 +32,9 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
     table = rows.table[joined, :width]
     table[np.arange(width) >= blocks[:, None]] = SCRATCH_BLOCK
     start = np.zeros(records.size + 1, np.int32)
-    biased = [(live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size]
+    biased = [
+        (live, count) for live, count in zip(lives, counts, strict=True) if live.bias_ids.size
+    ]
     if biased:
         np.cumsum(np.repeat([live.bias_ids.size for live in lives], counts), out=start[1:])
     ids = [np.tile(live.bias_ids, count) for live, count in biased]
@@ -50,7 +53,9 @@ def chunks_of(chunks: list[Chunk]) -> Chunks | None:
     if not chunks:
         return None
     sizes = [chunk.stop - chunk.start for chunk in chunks]
-    blocks = np.full((len(chunks), max(chunk.blocks.size for chunk in chunks)), SCRATCH_BLOCK, np.int32)
+    blocks = np.full(
+        (len(chunks), max(chunk.blocks.size for chunk in chunks)), SCRATCH_BLOCK, np.int32
+    )
     for row, chunk in enumerate(chunks):
         blocks[row, : chunk.blocks.size] = chunk.blocks
     scored = [-1 if c.group.resumed else c.group.live.prompt_logprobs for c in chunks]
@@ -61,6 +66,8 @@ def chunks_of(chunks: list[Chunk]) -> Chunks | None:
         blocks=blocks,
         prompt_logprobs=np.array(scored, np.int32),
         next_token=np.concatenate([c.group.tokens[c.start + 1 : c.stop + 1] for c in chunks]),
-        slots=np.array([c.group.state_slot for c in chunks], np.int32) if chunks[0].group.state_slot >= 0 else None,
+        slots=np.array([c.group.state_slot for c in chunks], np.int32)
+        if chunks[0].group.state_slot >= 0
+        else None,
         tags=np.array([c.group.live.tag for c in chunks], np.int32),
     )

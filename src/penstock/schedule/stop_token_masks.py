@@ -1,6 +1,8 @@
-"""StopTokenMasks: token ids whose drawing sends a sample's tokens up at once, because they can end a stop string.
+"""StopTokenMasks: token ids whose drawing sends a sample's tokens up at once, because they can end
+a stop string.
 
-One table of bits over the vocabulary for each distinct set, shared by the requests that bring it. It knows ids alone.
+One table of bits over the vocabulary for each distinct set, shared by the requests that bring it.
+It knows ids alone.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class StopTokenMasks:
     def _add(self, packed: bytes) -> int:
         bits = np.unpackbits(np.frombuffer(packed, np.uint8)).astype(np.bool_)
         if bits.size < self.vocab_size:
-            raise UsageError(f"a watch table of {bits.size} bits doesn't cover {self.vocab_size} tokens")
+            raise UsageError(
+                f"a watch table of {bits.size} bits doesn't cover {self.vocab_size} tokens"
+            )
         if not self._free:
             grown = np.zeros((max(4, 2 * len(self._bits)), self.vocab_size), np.bool_)
             grown[: len(self._bits)] = self._bits

@@ -1,9 +1,10 @@
 """The line: fork groups that wait, first come, first served, and fair between those who ask.
 
-Each tenant has a line of its own. The next to go is the first of the tenant that has been given least, in tokens; one
-that comes back after a pause starts level with the others, so that nobody saves up (start-time fair queueing: Goyal,
-Vin and Cheng, SIGCOMM 1996). With one tenant it is a plain line. What was here before, and had to give its place up,
-goes before all others, by arrival: it has been counted. It knows groups; no rows, no blocks.
+Each tenant has a line of its own. The next to go is the first of the tenant that has been given
+least, in tokens; one that comes back after a pause starts level with the others, so that nobody
+saves up (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). With one tenant it is a
+plain line. What was here before, and had to give its place up, goes before all others, by arrival:
+it has been counted. It knows groups; no rows, no blocks.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from penstock.schedule.request_state import ForkGroup
 
 
 class FairQueue:
-    """Groups that wait. The order in which they go depends on what is pushed and what is charged, on nothing else."""
+    """Groups that wait. The order in which they go depends on what is pushed and what is charged,
+    on nothing else."""
 
     def __init__(self) -> None:
         self._back: list[ForkGroup] = []  # those that were here before, by arrival
@@ -84,7 +86,10 @@ class FairQueue:
         if self._next is None:
             if not self._lines:
                 raise IndexError("nobody waits in this line")
-            self._next = min(self._lines, key=lambda tenant: (self._given[tenant], self._lines[tenant][0].live.arrival))
+            self._next = min(
+                self._lines,
+                key=lambda tenant: (self._given[tenant], self._lines[tenant][0].live.arrival),
+            )
         return self._next
 
     def _drop_if_empty(self, tenant: int) -> None:

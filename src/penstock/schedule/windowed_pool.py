@@ -1,12 +1,13 @@
-"""WindowedPool: blocks of a model in which some layers see a window only, out of one pool of equal pages.
+"""WindowedPool: blocks of a model in which some layers see a window only, out of one pool of equal
+pages.
 
     block   a page by its own number, for the layers that see everything
     pages   window_tables more, for layers with windows; `pages[block]` names them, 0: they are gone
 
-A row that has moved on needs a block's window pages no more: they become loose, and whoever finds the free ones gone
-takes them, before anything of the prefix tree is evicted. The device runs steps in order, so a page may be handed on
-while flights that read it are in the air; it is cleared on the way (StepPlan.window_pages). A block that somebody else
-holds too keeps its pages until it is idle.
+A row that has moved on needs a block's window pages no more: they become loose, and whoever finds
+the free ones gone takes them, before anything of the prefix tree is evicted. The device runs steps
+in order, so a page may be handed on while flights that read it are in the air; it is cleared on the
+way (StepPlan.window_pages). A block that somebody else holds too keeps its pages until it is idle.
 
 It knows blocks, pages and rows' columns; no layers. docs/design/kv_by_layer.md says why it is so.
 """
@@ -33,16 +34,23 @@ def pool_of(limits: SchedulerConfig) -> BlockPool:
 
 
 class WindowedPool(BlockPool):
-    """A pool of `num_blocks` pages, the scratch block included. window: tokens that a token sees, itself included."""
+    """A pool of `num_blocks` pages, the scratch block included. window: tokens that a token sees,
+    itself included."""
 
     def __init__(
-        self, num_blocks: int, window: int, tables: int, on_evict: Callable[[Int32], None] | None = None
+        self,
+        num_blocks: int,
+        window: int,
+        tables: int,
+        on_evict: Callable[[Int32], None] | None = None,
     ) -> None:
         super().__init__(num_blocks, on_evict)
         self.window, self.tables, self.per_block = window, tables, 1 + tables
         self.near = max(1, -(-(window - 1) // BLOCK_SIZE))
         self.pages: Int32 = np.full((num_blocks, tables), 0, np.int32)
-        self._is_loose: Bool = np.full(num_blocks, False, np.bool_)  # held, by nobody who needs a window of it
+        self._is_loose: Bool = np.full(
+            num_blocks, False, np.bool_
+        )  # held, by nobody who needs a window of it
         self._loose = 0  # pages of such blocks
         self._fresh: list[Int32] = []
 
@@ -61,7 +69,9 @@ class WindowedPool(BlockPool):
     def take(self, count: int) -> Int32:
         need = count * self.per_block
         if need > self._top:
-            self._detach(np.flatnonzero(self._is_loose)[: self._at_once(need - self._top)].astype(np.int32))
+            self._detach(
+                np.flatnonzero(self._is_loose)[: self._at_once(need - self._top)].astype(np.int32)
+            )
         while need > self._top and self._idle:
             self._evict(self._at_once(need - self._top))
         if need > self._top:
@@ -75,7 +85,8 @@ class WindowedPool(BlockPool):
         return blocks
 
     def take_fresh(self) -> Int32:
-        """Returns blocks [n, 1 + tables] that were given since the last call, each with its pages behind it."""
+        """Returns blocks [n, 1 + tables] that were given since the last call, each with its pages
+        behind it."""
         if not self._fresh:
             return np.zeros((0, self.per_block), np.int32)
         blocks = self._distinct(np.concatenate(self._fresh))
@@ -94,7 +105,8 @@ class WindowedPool(BlockPool):
         return [*super().copies(source, target), pages]
 
     def share_beginning(self, blocks: Int32) -> None:
-        """One more reference to each; the last ones' pages are needed again, the others' are not."""
+        """One more reference to each; the last ones' pages are needed again,
+        the others' are not."""
         self.share(blocks)
         near = blocks[-self.near :]
         loose = near[self._is_loose[near]]
@@ -110,16 +122,19 @@ class WindowedPool(BlockPool):
         self._loose += loose.size * self.tables
 
     def pass_prompt(self, blocks: Int32, passed: int, position: int) -> int:
-        """A prompt's next chunk begins at `position`; returns how many of its blocks are passed by now."""
+        """A prompt's next chunk begins at `position`; returns how many of its blocks are passed by
+        now."""
         reached = max(passed, self.past(position))
         self.loosen(blocks[passed:reached])
         return reached
 
     def pass_rows(self, rows: Int32, columns: Rows) -> None:
-        """Running rows [k] have moved on. Blocks that tails share stay as far as a tail to come may need them; a
-        request's only sample passes its prompt's too."""
+        """Running rows [k] have moved on. Blocks that tails share stay as far as a tail to come may
+        need them; a request's only sample passes its prompt's too."""
         at = columns.planned_length[rows] - columns.drafted[rows]
-        reached = np.maximum((at - self.window + 1) // BLOCK_SIZE, columns.passed[rows]).astype(np.int32)
+        reached = np.maximum((at - self.window + 1) // BLOCK_SIZE, columns.passed[rows]).astype(
+            np.int32
+        )
         passed, shared = columns.passed[rows], columns.shared[rows]
         of_all = np.where(columns.single[rows], np.minimum(reached, shared), columns.bound[rows])
         own = np.maximum(passed, shared)
@@ -128,14 +143,18 @@ class WindowedPool(BlockPool):
         columns.passed[rows] = reached
 
     def pages_of(self, rows: Int64, columns: Rows) -> tuple[Int32, Int32]:
-        """Returns for rows [k] the pages that are theirs alone, and by how many blocks their windows will yet grow."""
+        """Returns for rows [k] the pages that are theirs alone, and by how many blocks their
+        windows will yet grow."""
         blocks, shared, passed = columns.blocks[rows], columns.shared[rows], columns.passed[rows]
         near = blocks - np.maximum(shared, passed)
         window = np.where(columns.single[rows], blocks - passed, near)
-        return blocks - shared + self.tables * near, np.maximum(self.near + 2 - window, 0).astype(np.int32)
+        return blocks - shared + self.tables * near, np.maximum(self.near + 2 - window, 0).astype(
+            np.int32
+        )
 
     def _at_once(self, pages: int) -> int:
-        """Blocks to look for where so many pages are missing: a few more than asked, since looking costs O(blocks)."""
+        """Blocks to look for where so many pages are missing: a few more than asked, since looking
+        costs O(blocks)."""
         return max(-(-pages // self.tables), self.num_blocks // 64)
 
     def _weight(self, blocks: Int32) -> int:
@@ -163,12 +182,18 @@ class WindowedPool(BlockPool):
     def check(self) -> None:
         stack, attached = self._stack[: self._top], self.pages[self.pages > 0]
         everything = np.concatenate((stack, attached, np.flatnonzero((self.refs > 0) | self.kept)))
-        assert np.array_equal(np.sort(everything), np.arange(self.num_blocks)), "a page is lost, or in two places"
-        assert ((self.pages > 0).all(1) | (self.pages == 0).all(1)).all(), "a block has some of its pages"
+        assert np.array_equal(np.sort(everything), np.arange(self.num_blocks)), (
+            "a page is lost, or in two places"
+        )
+        assert ((self.pages > 0).all(1) | (self.pages == 0).all(1)).all(), (
+            "a block has some of its pages"
+        )
         assert (self.pages[stack] == 0).all(), "a free block has pages"
         idle = np.flatnonzero((self.refs == 0) & self.kept).astype(np.int32)
         assert self._idle == self._weight(idle), "the idle count is off"
         loose = np.flatnonzero(self._is_loose)
-        assert (self.refs[loose] > 0).all() and (self.pages[loose] > 0).all(), "a loose block is idle, or has no pages"
+        assert (self.refs[loose] > 0).all() and (self.pages[loose] > 0).all(), (
+            "a loose block is idle, or has no pages"
+        )
         assert self._loose == loose.size * self.tables, "the loose count is off"
         assert self.refs.min() >= 0, "a block was released too often"

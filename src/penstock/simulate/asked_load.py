@@ -1,5 +1,6 @@
-"""AskedLoad: what is asked of an engine, as columns: when each request comes, its prompt's length, and how long its
-samples get. Prompts are ids drawn from their number, so that nothing is shared but what the load says is.
+"""AskedLoad: what is asked of an engine, as columns: when each request comes, its prompt's length,
+and how long its samples get. Prompts are ids drawn from their number, so that nothing is shared but
+what the load says is.
 
 It knows numbers; no files, no engine.
 """
@@ -27,7 +28,9 @@ class AskedLoad:
     prompt: Int32  # [requests] tokens
     start: Int64  # [requests + 1] CSR: a request's samples
     output: Int32  # [samples] tokens
-    limit: Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    limit: (
+        Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    )
     shared: Int32  # [requests] leading tokens that the prompts of its header have in common
     header: Int32  # [requests] which prompts it shares them with
     at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
@@ -43,7 +46,8 @@ class AskedLoad:
 
     @property
     def shares(self) -> bool:
-        """Whether prompts of several requests begin alike: if not, a prefix cache finds nothing, and none is kept."""
+        """Whether prompts of several requests begin alike: if not, a prefix cache finds nothing,
+        and none is kept."""
         return bool(self.shared.any())
 
     def longest(self) -> int:
@@ -51,21 +55,29 @@ class AskedLoad:
         return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
 
     def reach(self) -> int:
-        """Returns the most tokens that a prompt with a sample may come to, were each to run to its limit."""
+        """Returns the most tokens that a prompt with a sample may come to, were each to run to its
+        limit."""
         made = np.maximum.reduceat(self.output, self.start[:-1])
         return int((self.prompt + np.where(self.limit > 0, self.limit, made)).max())
 
     def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
-        """Returns request `number` as an engine takes it. name: its id there. Its seed is its number: by that the
-        modelled device knows whose row it draws for."""
+        """Returns request `number` as an engine takes it. name: its id there. Its seed is its
+        number: by that the modelled device knows whose row it draws for."""
         limit, n = int(self.limit[number]), int(self.samples[number])
         outputs = self.output[self.start[number] : self.start[number + 1]]
         sampling = SamplingParams(
-            n=n, max_tokens=limit or int(outputs.max()), ignore_eos=not limit, seed=number, detokenize=False
+            n=n,
+            max_tokens=limit or int(outputs.max()),
+            ignore_eos=not limit,
+            seed=number,
+            detokenize=False,
         )
         prompt = self.prompt_ids(number).tobytes()
         return Request(
-            request_id=name, prompt=prompt, sampling=sampling, samples=None if samples is None else list(samples)
+            request_id=name,
+            prompt=prompt,
+            sampling=sampling,
+            samples=None if samples is None else list(samples),
         )
 
     def prompt_ids(self, number: int) -> Int32:

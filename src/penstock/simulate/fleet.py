@@ -1,10 +1,11 @@
 """Fleet: replicas and the real router between them, in one virtual time.
 
-    arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica -> FleetOutcome
+    arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica ->
+    FleetOutcome
 
-A job's requests have no arrivals: replicas are given some whenever they want them (Router.room), as `penstock run`
-does. Stats go from a replica to the router as often as an engine sends them. Requests that come while no replica is up
-are held. It knows loads and replicas; no goals.
+A job's requests have no arrivals: replicas are given some whenever they want them (Router.room), as
+`penstock run` does. Stats go from a replica to the router as often as an engine sends them.
+Requests that come while no replica is up are held. It knows loads and replicas; no goals.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ from penstock.simulate.modelled_replica import ModelledReplica
 from penstock.simulate.scaling import Scaler, Scaling
 from penstock.simulate.step_costs import StepCosts
 
-FEW_TURNS = 4  # of a replica before the next one has its turn: what it works on is in the caches then
+FEW_TURNS = (
+    4  # of a replica before the next one has its turn: what it works on is in the caches then
+)
 STATS_EVERY = 0.1  # seconds, as engine/process.py has it
-AHEAD = 2  # samples that a replica has of a job: so many times its rows, as LLM.stream gives an engine by itself
+# samples that a replica has of a job: so many times its rows, as LLM.stream gives an engine by
+# itself
+AHEAD = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class FleetOutcome:
-    """What came of a load: times in seconds from its beginning, NaN where the simulation ended before."""
+    """What came of a load: times in seconds from its beginning, NaN where the simulation ended
+    before."""
 
     load: AskedLoad
     first: Float64  # [requests] when the first token of the first sample was read
@@ -43,21 +49,37 @@ class FleetOutcome:
 
 
 class Fleet:
-    """`count` replicas that are alike, before one load. scaling: how many of them are up when; None: all, always.
-    shortcuts: ModelledReplica's."""
+    """`count` replicas that are alike, before one load. scaling: how many of them are up when;
+    None: all, always. shortcuts: ModelledReplica's."""
 
     def __init__(
-        self, load: AskedLoad, limits: SchedulerConfig, costs: StepCosts, count: int = 1, steps_ahead: int = 1, *,
-        scaling: Scaling | None = None, shortcuts: bool = True,
-    ) -> None:  # fmt: skip
+        self,
+        load: AskedLoad,
+        limits: SchedulerConfig,
+        costs: StepCosts,
+        count: int = 1,
+        steps_ahead: int = 1,
+        *,
+        scaling: Scaling | None = None,
+        shortcuts: bool = True,
+    ) -> None:
         # A cache that can find nothing is left out.
-        self.load, limits = load, replace(limits, prefix_caching=limits.prefix_caching and load.shares)
+        self.load, limits = (
+            load,
+            replace(limits, prefix_caching=limits.prefix_caching and load.shares),
+        )
         self.limits = limits
-        # So is what no row of the load reaches: tables that are no longer than they need to be stay in caches.
+        # So is what no row of the load reaches: tables that are no longer than they need to be stay
+        # in caches.
         short = replace(limits, max_model_len=min(limits.max_model_len, load.reach()))
-        self.replicas = [ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts) for _ in range(count)]
+        self.replicas = [
+            ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts)
+            for _ in range(count)
+        ]
         self.router = Router(count)
-        self._blocks = limits.num_blocks // (1 + limits.window_tables) if limits.prefix_caching else 0
+        self._blocks = (
+            limits.num_blocks // (1 + limits.window_tables) if limits.prefix_caching else 0
+        )
         self._scaler = None if scaling is None else Scaler(scaling, count)
         for number in range(count if scaling is None else 0):
             self.router.came_up(number, self._blocks)
@@ -66,17 +88,27 @@ class Fleet:
         self._next = 0  # the request that comes next
         self._held: deque[int] = deque()  # requests that came while nobody was up
         self._left: list[int] = load.samples.tolist()
-        self._parts: list[dict[int, int]] = [{} for _ in range(count)]  # request -> its number at the replica
-        self._done: list[tuple[float, int, int]] = []  # when, samples that ended, tokens: an entry a step that was read
+        self._parts: list[dict[int, int]] = [
+            {} for _ in range(count)
+        ]  # request -> its number at the replica
+        self._done: list[
+            tuple[float, int, int]
+        ] = []  # when, samples that ended, tokens: an entry a step that was read
         self.first = np.full(len(load), np.nan)
         self.end = np.full(len(load), np.nan)
 
-    def run(self, until: float = np.inf, watch: Callable[[float], object] = lambda now: None) -> FleetOutcome:
-        """Turns all replicas until all is done, it is later than `until`, or `watch` says True, which hears the virtual
-        time now and then."""
+    def run(
+        self, until: float = np.inf, watch: Callable[[float], object] = lambda now: None
+    ) -> FleetOutcome:
+        """Turns all replicas until all is done, it is later than `until`, or `watch` says True,
+        which hears the virtual time now and then."""
         turns, now = 0, 0.0
         while now <= until:
-            working = [(replica.now, number) for number, replica in enumerate(self.replicas) if replica.has_work]
+            working = [
+                (replica.now, number)
+                for number, replica in enumerate(self.replicas)
+                if replica.has_work
+            ]
             soon, number = min(working, default=(np.inf, 0))
             coming, look = self._coming(), self._look(bool(working))
             if soon < min(coming, look):
@@ -94,16 +126,21 @@ class Fleet:
         return self._outcome(now)
 
     def rate_between(self, few: int, many: int) -> float:
-        """Returns the tokens a second of all replicas from when `few` samples had ended to when `many` had."""
-        when, samples, tokens = (np.array(column) for column in zip(*sorted(self._done), strict=True))
+        """Returns the tokens a second of all replicas from when `few` samples had ended to when
+        `many` had."""
+        when, samples, tokens = (
+            np.array(column) for column in zip(*sorted(self._done), strict=True)
+        )
         ended = np.cumsum(samples)
         low, high = (int(np.searchsorted(ended, count)) for count in (few, many))
         return float(tokens[low + 1 : high + 1].sum() / (when[high] - when[low]))
 
-    # --- requests ---------------------------------------------------------------------------------------------------
+    # --- requests
+    # ---------------------------------------------------------------------------------------------------
 
     def _coming(self) -> float:
-        """When the next request comes; never where there is none, or where a job's waits for room."""
+        """When the next request comes; never where there is none,
+        or where a job's waits for room."""
         if self._next == len(self.load):
             return np.inf
         if not self.load.at_once:
@@ -133,21 +170,29 @@ class Fleet:
     def _up(self) -> list[int]:
         return list(range(len(self.replicas))) if self._scaler is None else self._scaler.up
 
-    def _shares(self, number: int, samples: int, among: Sequence[int], whole: bool) -> list[tuple[Share, range]]:
+    def _shares(
+        self, number: int, samples: int, among: Sequence[int], whole: bool
+    ) -> list[tuple[Share, range]]:
         """The shares of a request, each with the samples that it is of."""
         if len(self.replicas) == 1:
             return [(Share(0, samples, 0.0, 0), range(samples))]
         load, room = self.load, self.limits.max_model_len - int(self.load.prompt[number])
         limit, exact = int(load.limit[number]), not load.limit[number]
-        most = int(load.output[load.start[number] : load.start[number + 1]].max()) if exact else limit
+        most = (
+            int(load.output[load.start[number] : load.start[number + 1]].max()) if exact else limit
+        )
         expected = self.router.expected_tokens(min(most, room), runs_on=exact)
         prompt = load.prompt_ids(number).tolist()
         shares = self.router.route(prompt, 0, samples, expected, among, whole=whole)
         stops = np.cumsum([share.samples for share in shares]).tolist()
-        return [(share, range(stop - share.samples, stop)) for share, stop in zip(shares, stops, strict=True)]
+        return [
+            (share, range(stop - share.samples, stop))
+            for share, stop in zip(shares, stops, strict=True)
+        ]
 
     def _whole(self) -> bool:
-        """Whether samples stay together: of a job, until its last requests (as llm/replicas.py has it)."""
+        """Whether samples stay together: of a job, until its last requests (as llm/replicas.py has
+        it)."""
         return self.load.at_once and len(self.load) - self._next >= len(self.replicas)
 
     def _wanting(self) -> list[int]:
@@ -189,7 +234,8 @@ class Fleet:
             if (name := parts.pop(request, None)) is not None:
                 self.router.ended(replica, name)
 
-    # --- replicas that come and go ------------------------------------------------------------------------------------
+    # --- replicas that come and go
+    # ------------------------------------------------------------------------------------
 
     def _look(self, working: bool) -> float:
         """When it is next looked at how many replicas there should be; never where all is done."""
@@ -201,7 +247,9 @@ class Fleet:
         assert self._scaler is not None
         drain = sum(self.router.drain(each) for each in self._scaler.up)
         opened = any(self._open) or bool(self._held)
-        change = self._scaler.look(now, drain, opened, [each for each, mine in enumerate(self._open) if not mine])
+        change = self._scaler.look(
+            now, drain, opened, [each for each, mine in enumerate(self._open) if not mine]
+        )
         for number in change.came_up:
             self.replicas[number].now = now
             self.router.came_up(number, self._blocks)
@@ -226,7 +274,11 @@ class Fleet:
             seconds=seconds,
             output_tokens=sum(each.scheduler.counts["generation_tokens"] for each in self.replicas),
             busy=[each.busy for each in self.replicas],
-            up=seconds * len(self.replicas) if self._scaler is None else self._scaler.up_seconds(over),
+            up=(
+                seconds * len(self.replicas)
+                if self._scaler is None
+                else self._scaler.up_seconds(over)
+            ),
             steps=sum(each.steps for each in self.replicas),
             preemptions=sum(each.scheduler.preempter.preemptions for each in self.replicas),
         )

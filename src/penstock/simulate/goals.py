@@ -1,6 +1,7 @@
 """Goals: `ttft_p95=1.0` and the like, and the figures of an outcome that they are held against.
 
-    ttft_pN, tpot_pN, e2e_pN   seconds of N % of the requests: to the first token, a token behind it, to the end
+    ttft_pN, tpot_pN, e2e_pN   seconds of N % of the requests: to the first token, a token behind
+    it, to the end
     hours                      of a job, from its beginning to its end
 
 It knows outcomes; no engines.
@@ -19,14 +20,16 @@ from penstock.errors import UsageError
 from penstock.simulate.asked_load import Float64
 from penstock.simulate.fleet import FleetOutcome
 
-WARM = 0.1  # of the time in which requests come: those of before aren't counted, the fleet being empty then
+# of the time in which requests come: those of before aren't counted, the fleet being empty then
+WARM = 0.1
 _GOAL = re.compile(r"^(ttft|tpot|e2e)_p(\d{1,2}(?:\.\d+)?)$")
 SHOWN = (50.0, 95.0)  # percentiles that are told
 
 
 @dataclass(frozen=True, slots=True)
 class FleetGoal:
-    """What is to be kept: a percentile of a time (percent 0: of all, `hours`), at most so many seconds."""
+    """What is to be kept: a percentile of a time (percent 0: of all, `hours`), at most so many
+    seconds."""
 
     name: str
     measure: str
@@ -37,8 +40,8 @@ class FleetGoal:
         return not self.reached(figures) <= self.most
 
     def lost(self, first: Float64, end: Float64, arrival: Float64, now: float) -> bool:
-        """Whether more requests are late by now than the goal leaves, whatever comes. Of times a token it isn't known
-        before the end."""
+        """Whether more requests are late by now than the goal leaves, whatever comes. Of times a
+        token it isn't known before the end."""
         if self.measure not in ("ttft", "e2e"):
             return False
         then = first if self.measure == "ttft" else end
@@ -47,7 +50,11 @@ class FleetGoal:
 
     def reached(self, figures: FleetFigures) -> float:
         """Returns what it came to, in seconds."""
-        return figures.seconds if self.measure == "hours" else figures.percentile(self.measure, self.percent)
+        return (
+            figures.seconds
+            if self.measure == "hours"
+            else figures.percentile(self.measure, self.percent)
+        )
 
 
 def parse_goals(told: Sequence[str], *, job: bool) -> list[FleetGoal]:
@@ -62,12 +69,15 @@ def parse_goals(told: Sequence[str], *, job: bool) -> list[FleetGoal]:
             most = math.nan
         if not (shape or name == "hours") or not (math.isfinite(most) and most > 0):
             raise UsageError(
-                f"{text!r} is no goal: write ttft_p95=1.0, tpot_p50=0.03, e2e_p99=20 (seconds), or hours=2 of a job",
+                f"{text!r} is no goal: write ttft_p95=1.0, tpot_p50=0.03, e2e_p99=20 (seconds), or"
+                " hours=2 of a job",
                 param="goal",
             )
         if job == bool(shape):
             other = "hours=2" if job else "ttft_p95=1.0"
-            raise UsageError(f"{name} is no goal of {'a job' if job else 'requests that arrive'}: write {other}")
+            raise UsageError(
+                f"{name} is no goal of {'a job' if job else 'requests that arrive'}: write {other}"
+            )
         if shape:
             found.append(FleetGoal(name, shape[1], float(shape[2]), most))
         else:
@@ -77,7 +87,8 @@ def parse_goals(told: Sequence[str], *, job: bool) -> list[FleetGoal]:
 
 @dataclass(slots=True, kw_only=True)
 class FleetFigures:
-    """What a fleet came to. Times are of the requests that are counted; infinite for those that had not ended."""
+    """What a fleet came to. Times are of the requests that are counted; infinite for those that had
+    not ended."""
 
     requests: int
     seconds: float  # of a job, to its end; of requests that arrive, of the whole simulation
@@ -88,24 +99,38 @@ class FleetFigures:
     times: dict[str, Float64] = field(default_factory=dict)
 
     def percentile(self, measure: str, percent: float) -> float:
-        """Returns seconds; the next request's where none is just there, so that the goal is kept by so many."""
+        """Returns seconds; the next request's where none is just there, so that the goal is kept by
+        so many."""
         found = self.times[measure]
         return float(np.percentile(found, percent, method="higher")) if found.size else math.nan
 
     def told(self) -> dict[str, float]:
         """Returns its numbers by name."""
-        shown = {f"{m}_p{p:g}": self.percentile(m, p) for m, column in self.times.items() if column.size for p in SHOWN}
+        shown = {
+            f"{m}_p{p:g}": self.percentile(m, p)
+            for m, column in self.times.items()
+            if column.size
+            for p in SHOWN
+        }
         return {
-            "requests": self.requests, "seconds": self.seconds, "output_rate": self.output_rate, "busy": self.busy,
-            "gpu_hours": self.gpu_seconds / 3600, "preemptions": self.preemptions, **shown,
-        }  # fmt: skip
+            "requests": self.requests,
+            "seconds": self.seconds,
+            "output_rate": self.output_rate,
+            "busy": self.busy,
+            "gpu_hours": self.gpu_seconds / 3600,
+            "preemptions": self.preemptions,
+            **shown,
+        }
 
 
 def figures_of(outcome: FleetOutcome, gpus: int, *, warm: bool) -> FleetFigures:
-    """Returns an outcome's figures. gpus: of a replica.   warm: whether the first requests are left out."""
+    """Returns an outcome's figures. gpus: of a replica.   warm: whether the first requests are left
+    out."""
     load = outcome.load
     begin, stop = float(load.arrival[0]), float(load.arrival[-1])
-    counted = load.arrival >= begin + WARM * (stop - begin) if warm else np.ones(len(load), np.bool_)
+    counted = (
+        load.arrival >= begin + WARM * (stop - begin) if warm else np.ones(len(load), np.bool_)
+    )
     first = np.where(np.isnan(outcome.first), np.inf, outcome.first) - load.arrival
     end = np.where(np.isnan(outcome.end), np.inf, outcome.end) - load.arrival
     behind = np.maximum(np.maximum.reduceat(load.output, load.start[:-1]) - 1, 1)

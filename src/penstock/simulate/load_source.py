@@ -1,5 +1,5 @@
-"""LoadSource: where requests come from, and in what measure: a shape or a trace's rows, at a rate, by a curve of the
-day, at the trace's own times, or all at once as a job.
+"""LoadSource: where requests come from, and in what measure: a shape or a trace's rows, at a rate,
+by a curve of the day, at the trace's own times, or all at once as a job.
 
 It draws; everything from the seed. It knows options and traces; no engine.
 """
@@ -26,9 +26,9 @@ _SHAPE = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the user said of the load. lengths: of a shape's answers: `exact`, or `geometric` with the shape's mean, as
-    answers are that end by themselves at one token in so many. curve: heights of equal parts of `seconds`, times the
-    rate. requests: of a job; None: there are arrivals."""
+    """What the user said of the load. lengths: of a shape's answers: `exact`, or `geometric` with
+    the shape's mean, as answers are that end by themselves at one token in so many. curve: heights
+    of equal parts of `seconds`, times the rate. requests: of a job; None: there are arrivals."""
 
     shape: str | None = None
     trace: Path | None = None
@@ -70,7 +70,9 @@ class LoadSource:
     def told(self) -> str:
         """What is asked, in a few words."""
         options = self.options
-        what = options.trace.name if options.trace else f"{options.shape} tokens ({options.lengths})"
+        what = (
+            options.trace.name if options.trace else f"{options.shape} tokens ({options.lengths})"
+        )
         what += f", {options.samples:,} samples each" if options.samples > 1 else ""
         if options.requests is not None:
             return f"a job of {options.requests:,} request{'s' * (options.requests != 1)}, {what}"
@@ -82,12 +84,17 @@ class LoadSource:
 
     @property
     def _times(self) -> str:
-        return f", {self.options.load_times:g} times as fast" if self.options.load_times != 1 else ""
+        return (
+            f", {self.options.load_times:g} times as fast" if self.options.load_times != 1 else ""
+        )
 
     def times(self, factor: float) -> LoadSource:
-        """Returns the same, coming so many times as fast. UsageError for a job, which has no rate."""
+        """Returns the same, coming so many times as fast. UsageError for a job,
+        which has no rate."""
         if self.is_job:
-            raise UsageError("load_times is for requests that arrive: a job has no rate", param="load_times")
+            raise UsageError(
+                "load_times is for requests that arrive: a job has no rate", param="load_times"
+            )
         whole = {name: getattr(self.options, name) for name in LoadOptions.__slots__}
         return LoadSource(LoadOptions(**{**whole, "load_times": self.options.load_times * factor}))
 
@@ -100,7 +107,8 @@ class LoadSource:
         return self._load(apart * np.arange(count))
 
     def arriving(self, share: float = 1.0) -> AskedLoad:
-        """Returns requests as they arrive. share: of them, drawn: what some replicas of many alike get."""
+        """Returns requests as they arrive. share: of them, drawn: what some replicas of many alike
+        get."""
         options = self.options
         draw = np.random.default_rng([options.seed, 1])
         if options.rate is None:
@@ -113,8 +121,8 @@ class LoadSource:
         expected = rate * part * sum(heights)
         if not 1 <= expected <= MOST_REQUESTS:
             raise UsageError(
-                f"{expected:,.1f} requests would come in {options.seconds:g} s, 1 to {MOST_REQUESTS:,} are simulated: "
-                "give another --seconds or --rate",
+                f"{expected:,.1f} requests would come in {options.seconds:g} s, 1 to"
+                f" {MOST_REQUESTS:,} are simulated: give another --seconds or --rate",
                 param="seconds",
             )
         times = [
@@ -124,9 +132,12 @@ class LoadSource:
         found = np.concatenate([*times, np.zeros(0 if any(each.size for each in times) else 1)])
         return self._load(found)
 
-    # --- columns ----------------------------------------------------------------------------------------------------
+    # --- columns
+    # ----------------------------------------------------------------------------------------------------
 
-    def _load(self, arrival: NDArray[Any], *, at_once: bool = False, places: NDArray[Any] | None = None) -> AskedLoad:
+    def _load(
+        self, arrival: NDArray[Any], *, at_once: bool = False, places: NDArray[Any] | None = None
+    ) -> AskedLoad:
         if self._rows is not None:
             return self._of_rows(arrival, at_once, places)
         options, count = self.options, arrival.size
@@ -134,68 +145,103 @@ class LoadSource:
         draw = np.random.default_rng([options.seed, 2])
         outputs = np.full(count * options.samples, self._output, np.int32)
         if options.lengths == "geometric":
-            outputs = np.minimum(draw.geometric(1 / self._output, outputs.size), self._limit).astype(np.int32)
+            outputs = np.minimum(
+                draw.geometric(1 / self._output, outputs.size), self._limit
+            ).astype(np.int32)
         return AskedLoad(
-            arrival=arrival, prompt=np.full(count, self._prompt, np.int32), start=_starts(samples), output=outputs,
+            arrival=arrival,
+            prompt=np.full(count, self._prompt, np.int32),
+            start=_starts(samples),
+            output=outputs,
             limit=np.full(count, self._limit if options.lengths == "geometric" else 0, np.int32),
-            shared=np.full(count, options.shared_tokens, np.int32), header=np.zeros(count, np.int32),
+            shared=np.full(count, options.shared_tokens, np.int32),
+            header=np.zeros(count, np.int32),
             at_once=at_once,
-        )  # fmt: skip
+        )
 
-    def _of_rows(self, arrival: NDArray[Any], at_once: bool, places: NDArray[Any] | None) -> AskedLoad:
-        """Rows by their places; else in their order, from the first on again where they are too few."""
+    def _of_rows(
+        self, arrival: NDArray[Any], at_once: bool, places: NDArray[Any] | None
+    ) -> AskedLoad:
+        """Rows by their places; else in their order, from the first on again where they are too
+        few."""
         assert self._rows is not None
         each = np.arange(arrival.size) % len(self._rows) if places is None else places
         rows = [self._rows[place] for place in each.tolist()]
         longest = max(max(row.outputs) for row in self._rows)
-        headers = {name: number for number, name in enumerate(dict.fromkeys(row.header for row in self._rows))}
+        headers = {
+            name: number
+            for number, name in enumerate(dict.fromkeys(row.header for row in self._rows))
+        }
         return AskedLoad(
-            arrival=arrival, prompt=_ints(row.prompt for row in rows),
+            arrival=arrival,
+            prompt=_ints(row.prompt for row in rows),
             start=_starts(_ints(len(row.outputs) for row in rows)),
             output=_ints(output for row in rows for output in row.outputs),
             limit=_ints(row.limit or self.options.max_tokens or longest for row in rows),
-            shared=_ints(row.shared for row in rows), header=_ints(headers[row.header] for row in rows),
+            shared=_ints(row.shared for row in rows),
+            header=_ints(headers[row.header] for row in rows),
             at_once=at_once,
-        )  # fmt: skip
+        )
 
     @property
     def _limit(self) -> int:
         return self.options.max_tokens or 8 * self._output
 
-    # --- what is refused --------------------------------------------------------------------------------------------
+    # --- what is refused
+    # --------------------------------------------------------------------------------------------
 
     def _read_shape(self, shape: str) -> None:
         found, options = _SHAPE.match(shape), self.options
         if found is None:
-            raise UsageError(f"there is no shape {shape!r}: write tokens in x tokens out, as 128x1024", param="shape")
+            raise UsageError(
+                f"there is no shape {shape!r}: write tokens in x tokens out, as 128x1024",
+                param="shape",
+            )
         self._prompt, self._output = int(found[1]), int(found[2])
         if options.lengths not in ("exact", "geometric"):
-            raise UsageError(f"lengths must be exact or geometric, not {options.lengths!r}", param="lengths")
+            raise UsageError(
+                f"lengths must be exact or geometric, not {options.lengths!r}", param="lengths"
+            )
         if options.max_tokens is not None and options.lengths == "exact":
-            raise UsageError("max_tokens bounds answers that end by themselves: say --lengths geometric")
+            raise UsageError(
+                "max_tokens bounds answers that end by themselves: say --lengths geometric"
+            )
         if options.shared_tokens >= self._prompt:
-            raise UsageError(f"shared_tokens must be below the prompt's {self._prompt}", param="shared_tokens")
+            raise UsageError(
+                f"shared_tokens must be below the prompt's {self._prompt}", param="shared_tokens"
+            )
         if options.prompt_tokens is not None:
-            raise UsageError("prompt_tokens is for a run's rows: a shape says it itself", param="prompt_tokens")
+            raise UsageError(
+                "prompt_tokens is for a run's rows: a shape says it itself", param="prompt_tokens"
+            )
 
     def _refuse_of_shapes(self) -> None:
         options = self.options
-        own = {"samples": options.samples != 1, "lengths": options.lengths != "exact",
-               "shared_tokens": options.shared_tokens != 0}  # fmt: skip
+        own = {
+            "samples": options.samples != 1,
+            "lengths": options.lengths != "exact",
+            "shared_tokens": options.shared_tokens != 0,
+        }
         for name in (name for name, told in own.items() if told):
             raise UsageError(f"{name} is for a shape: a trace's rows say it themselves", param=name)
 
     def _check_measure(self) -> None:
         options = self.options
-        if options.requests is not None and (options.rate is not None or options.curve or options.load_times != 1):
-            raise UsageError("a job of --requests has no rate: leave --rate, --curve and --load-times out")
+        if options.requests is not None and (
+            options.rate is not None or options.curve or options.load_times != 1
+        ):
+            raise UsageError(
+                "a job of --requests has no rate: leave --rate, --curve and --load-times out"
+            )
         if options.requests is None and options.rate is None:
             if self._rows is None:
-                raise UsageError("say how much is asked: --rate requests a second, or --requests for a job")
+                raise UsageError(
+                    "say how much is asked: --rate requests a second, or --requests for a job"
+                )
             if self._rows[0].arrival is None:
                 raise UsageError(
-                    f"{options.trace} doesn't say when its rows arrived: --requests {len(self._rows)} takes them as a "
-                    "job, --rate as requests that arrive",
+                    f"{options.trace} doesn't say when its rows arrived: --requests"
+                    f" {len(self._rows)} takes them as a job, --rate as requests that arrive",
                     param="trace",
                 )
             if options.curve:

@@ -1,5 +1,5 @@
-"""measure_steps: opens a model on this machine, times its steps, and writes the table that is simulated with. It knows
-an engine's opening; no load."""
+"""measure_steps: opens a model on this machine, times its steps, and writes the table that is
+simulated with. It knows an engine's opening; no load."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ from penstock.status_line import duration
 
 
 def measure_steps(
-    config: Config, out: Path, price: float | None = None, clock: Callable[[], float] = time.perf_counter
+    config: Config,
+    out: Path,
+    price: float | None = None,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredSteps:
-    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does, and where `out` is
-    there or cannot be written."""
+    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does,
+    and where `out` is there or cannot be written."""
     config.check()
     if out.exists():
-        raise UsageError(f"{out} is there already: name another --out, or delete it first", param="out")
+        raise UsageError(
+            f"{out} is there already: name another --out, or delete it first", param="out"
+        )
     check_writable(out)
     folder = model_folder(config)
     fitted = fit(config, folder)
@@ -51,5 +56,8 @@ def measure_steps(
     )
     write_steps(out, steps)
     took = duration(time.monotonic() - begun)
-    print(f"penstock: {len(table.rows)} steps of {steps.model} timed in {took}: {out}", file=sys.stderr)
+    print(
+        f"penstock: {len(table.rows)} steps of {steps.model} timed in {took}: {out}",
+        file=sys.stderr,
+    )
     return steps

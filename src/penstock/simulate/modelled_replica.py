@@ -1,9 +1,11 @@
-"""ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take what a table says.
+"""ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take
+what a table says.
 
-    turn():  plan -> launch, which ends when the device gets to it -> read the oldest, if enough are ahead -> commit
+    turn():  plan -> launch, which ends when the device gets to it -> read the oldest, if enough are
+    ahead -> commit
 
-The turn is the engine's own (engine/engine.py), and so is the pace that a router hears of. It knows a load's lengths;
-no other replica.
+The turn is the engine's own (engine/engine.py), and so is the pace that a router hears of. It knows
+a load's lengths; no other replica.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ MOST_AT_ONCE = 4096  # steps of a leap
 
 @dataclass(slots=True)
 class ReadNews:
-    """What a turn brought: (request, sample) pairs, by the load's numbers, that drew their first token, and that
-    ended."""
+    """What a turn brought: (request, sample) pairs, by the load's numbers, that drew their first
+    token, and that ended."""
 
     first: Int64  # requests
     ended: list[int]  # requests, one entry a sample
@@ -42,7 +44,9 @@ class ModelledDevice:
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        self._last: Int32 = np.zeros(rows, np.int32)  # tokens stored when each row draws its answer's last
+        self._last: Int32 = np.zeros(
+            rows, np.int32
+        )  # tokens stored when each row draws its answer's last
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
         """Returns what a step draws, and the requests whose rows draw their first token in it."""
@@ -61,13 +65,15 @@ class ModelledDevice:
         return int((self._last.take(plan.rows) - plan.lengths).min())
 
     def tokens(self, plan: StepPlan) -> StepTokens:
-        """Returns what a step draws, whose joining rows are known: WORD, END and NO_TOKEN are 1, 0 and -1."""
+        """Returns what a step draws, whose joining rows are known: WORD, END and NO_TOKEN are 1, 0
+        and -1."""
         return StepTokens(np.sign(self._last.take(plan.rows) - plan.lengths))
 
 
 class ModelledReplica:
-    """An engine. `now`: when its host is free to turn next, in seconds of virtual time. shortcuts: whether steps in
-    which nobody joins or ends are taken at once, and tokens left out: the same comes of it, sooner."""
+    """An engine. `now`: when its host is free to turn next, in seconds of virtual time. shortcuts:
+    whether steps in which nobody joins or ends are taken at once, and tokens left out: the same
+    comes of it, sooner."""
 
     def __init__(
         self,
@@ -79,22 +85,28 @@ class ModelledReplica:
         shortcuts: bool = True,
     ) -> None:
         self._costs, self._ahead = costs, steps_ahead
-        self.scheduler = Scheduler(limits, outputs=ModelledOutputs if shortcuts else OutputProcessor)
+        self.scheduler = Scheduler(
+            limits, outputs=ModelledOutputs if shortcuts else OutputProcessor
+        )
         self.device = ModelledDevice(load, limits.max_rows)
         self.flights: deque[tuple[StepPlan, StepTokens, Int64, float]] = deque()
         self._leaper = Leaper(self.scheduler) if shortcuts and steps_ahead == 1 else None
         self._pace = StepPace()
         self._numbers: list[int] = []  # by the requests' ids here
-        self.now = self._free = self.busy = 0.0  # free: when the device has done all that was launched
+        self.now = self._free = self.busy = (
+            0.0  # free: when the device has done all that was launched
+        )
         self.steps = 0
 
     @property
     def has_work(self) -> bool:
         return self.scheduler.has_work or bool(self.flights)
 
-    def submit(self, load: AskedLoad, number: int, at: float, samples: Sequence[int] | None = None) -> int:
-        """Takes samples of a request, all if none are named; returns its number here. Raises UsageError where it can
-        never run."""
+    def submit(
+        self, load: AskedLoad, number: int, at: float, samples: Sequence[int] | None = None
+    ) -> int:
+        """Takes samples of a request, all if none are named; returns its number here. Raises
+        UsageError where it can never run."""
         if not self.has_work:
             self.now = max(self.now, at)
         name = len(self._numbers)
@@ -103,8 +115,8 @@ class ModelledReplica:
         return name
 
     def turn(self, until: float = float("inf")) -> ReadNews | None:
-        """Turns the engine's loop once; returns what it read. until: when somebody may come: nothing that is launched
-        after that is launched in a leap."""
+        """Turns the engine's loop once; returns what it read. until: when somebody may come:
+        nothing that is launched after that is launched in a leap."""
         if self._leaper is not None and len(self.flights) == self._ahead and self._leap(until):
             return None
         plan = self.scheduler.plan()
@@ -112,7 +124,9 @@ class ModelledReplica:
             self._launched(self._costs.seconds(plan), self._costs.waits(plan))
             self.flights.append((plan, *self.device.launch(plan), self._free))
         if not self.flights or (plan is not None and len(self.flights) <= self._ahead):
-            assert plan is not None or self.flights or not self.scheduler.plan_is_stuck(), self.scheduler.stats()
+            assert plan is not None or self.flights or not self.scheduler.plan_is_stuck(), (
+                self.scheduler.stats()
+            )
             return None
         oldest, tokens, fresh, ended = self.flights.popleft()
         self.now = max(self.now, ended)
@@ -137,7 +151,8 @@ class ModelledReplica:
         return len(self._numbers)
 
     def _launched(self, seconds: float, waits: float = 0.0) -> None:
-        """waits: of the seconds, those in which the device has nothing of this step yet, since the host is at it."""
+        """waits: of the seconds, those in which the device has nothing of this step yet, since the
+        host is at it."""
         self._pace.launched(self.now)
         self._free = max(self.now, self._free) + seconds - waits
         if waits:
@@ -147,10 +162,13 @@ class ModelledReplica:
         self.steps += 1
 
     def _read(self, plan: StepPlan) -> None:
-        self._pace.read(plan.rows.size, 0 if plan.chunks is None else plan.chunks.tokens.size, self.now)
+        self._pace.read(
+            plan.rows.size, 0 if plan.chunks is None else plan.chunks.tokens.size, self.now
+        )
 
     def _leap(self, until: float) -> bool:
-        """Takes the steps at once that are alike and whose turns begin before `until`; False where there are none."""
+        """Takes the steps at once that are alike and whose turns begin before `until`; False where
+        there are none."""
         assert self._leaper is not None
         last, _, _, ended = self.flights[-1]
         most = min(self._leaper.steps(last), MOST_AT_ONCE)

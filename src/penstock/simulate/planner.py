@@ -1,7 +1,9 @@
-"""Planner: what a fleet of one engine comes to before a source of requests, and the fewest replicas that keep goals.
+"""Planner: what a fleet of one engine comes to before a source of requests, and the fewest replicas
+that keep goals.
 
-Of many replicas that are alike a few are simulated with their share of the requests (`simulated`), and of a long job
-its beginning and its tail: behind both it goes on at one rate. It knows engines, sources and goals; it prints nothing.
+Of many replicas that are alike a few are simulated with their share of the requests (`simulated`),
+and of a long job its beginning and its tail: behind both it goes on at one rate. It knows engines,
+sources and goals; it prints nothing.
 """
 
 from __future__ import annotations
@@ -21,16 +23,21 @@ from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
 FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated of many
-TURNS_OF_ROWS, EDGE_OF_ROWS = 8, 2  # samples of a job's replica that are simulated, and that its beginning and its end
+TURNS_OF_ROWS, EDGE_OF_ROWS = (
+    8,
+    2,
+)  # samples of a job's replica that are simulated, and that its beginning and its end
 # take of them each: so many times its rows
 ALONE, APART = 24, 1e5  # requests that are asked one by one, and seconds between them
-PATIENCE = 60.0  # seconds behind the last arrival, or so many times the longest goal, then what is open is given up
+# seconds behind the last arrival, or so many times the longest goal, then what is open is given up
+PATIENCE = 60.0
 PATIENT = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
 class FleetAnswer:
-    """One line of the table. simulated: replicas that were. missed: goals, with what they came to in seconds."""
+    """One line of the table. simulated: replicas that were. missed: goals, with what they came to
+    in seconds."""
 
     engine: SimulatedEngine
     told: str  # the load
@@ -39,7 +46,9 @@ class FleetAnswer:
     figures: FleetFigures
     goals: Sequence[FleetGoal] = ()  # that were asked
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
-    counts: list[tuple[float, int]] = field(default_factory=list)  # when so many replicas were up, where that changes
+    counts: list[tuple[float, int]] = field(
+        default_factory=list
+    )  # when so many replicas were up, where that changes
 
     @property
     def gpus(self) -> int:
@@ -47,49 +56,76 @@ class FleetAnswer:
 
 
 class Planner:
-    """Simulations of one engine before one source. few: replicas that are simulated at most; None: as many as it takes.
-    watch: hears what is simulated, and its virtual time."""
+    """Simulations of one engine before one source. few: replicas that are simulated at most; None:
+    as many as it takes. watch: hears what is simulated, and its virtual time."""
 
     def __init__(
-        self, engine: SimulatedEngine, source: LoadSource, goals: Sequence[FleetGoal] = (), *, few: int | None = None,
+        self,
+        engine: SimulatedEngine,
+        source: LoadSource,
+        goals: Sequence[FleetGoal] = (),
+        *,
+        few: int | None = None,
         watch: Callable[[int, float], object] = lambda count, now: None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.engine, self.source, self.goals, self._watch = engine, source, goals, watch
         self._few = few or (FEW_OF_JOB if source.is_job else FEW_OF_SERVICE)
         self._jobs: dict[tuple[int, int], tuple[FleetFigures, float]] = {}
 
     def answer(self, replicas: int, *, hurry: bool = False) -> FleetAnswer:
-        """Returns what so many replicas come to. hurry: stops once a goal is lost; what is open then never ends."""
+        """Returns what so many replicas come to. hurry: stops once a goal is lost; what is open
+        then never ends."""
         simulated = min(replicas, self._few)
-        figures = self._job(replicas, simulated) if self.source.is_job else self._service(replicas, simulated, hurry)
+        figures = (
+            self._job(replicas, simulated)
+            if self.source.is_job
+            else self._service(replicas, simulated, hurry)
+        )
         return FleetAnswer(
-            engine=self.engine, told=self.source.told, replicas=replicas, simulated=simulated, figures=figures,
-            goals=self.goals, missed=self._missed(figures),
-        )  # fmt: skip
+            engine=self.engine,
+            told=self.source.told,
+            replicas=replicas,
+            simulated=simulated,
+            figures=figures,
+            goals=self.goals,
+            missed=self._missed(figures),
+        )
 
     def scaled(self, scaling: Scaling) -> FleetAnswer:
         """Returns what replicas come to that come and go by the work there is."""
         load = self.source.arriving()
         fleet = self._fleet(load, scaling.most, scaling)
-        figures = self._figures(fleet.run(self._until(load.arrival[-1]), lambda now: self._watch(scaling.most, now)))
+        figures = self._figures(
+            fleet.run(self._until(load.arrival[-1]), lambda now: self._watch(scaling.most, now))
+        )
         return FleetAnswer(
-            engine=self.engine, told=self.source.told, replicas=scaling.most, simulated=scaling.most, figures=figures,
-            goals=self.goals, missed=self._missed(figures), counts=fleet.counts,
-        )  # fmt: skip
+            engine=self.engine,
+            told=self.source.told,
+            replicas=scaling.most,
+            simulated=scaling.most,
+            figures=figures,
+            goals=self.goals,
+            missed=self._missed(figures),
+            counts=fleet.counts,
+        )
 
     def fewest(self, most: int) -> FleetAnswer:
-        """Returns the answer of the fewest replicas that keep all goals, `most` at most. UsageError, with the reason,
-        where no number does."""
+        """Returns the answer of the fewest replicas that keep all goals, `most` at most.
+        UsageError, with the reason, where no number does."""
         self._refuse_hopeless()
         low, high = 0, 1
         found = self.answer(high, hurry=True)
         while found.missed:
             if high == most:
                 goal, reached = found.missed[0]
-                took = f"{reached:.4g} s" if math.isfinite(reached) else "they fall ever further behind"
+                took = (
+                    f"{reached:.4g} s"
+                    if math.isfinite(reached)
+                    else "they fall ever further behind"
+                )
                 raise UsageError(
-                    f"{goal.name}, {goal.most:g} s, is missed with {most:,} replicas of {self.engine.name} too: "
-                    f"{took}; raise --most, or the goal"
+                    f"{goal.name}, {goal.most:g} s, is missed with {most:,} replicas of"
+                    f" {self.engine.name} too: {took}; raise --most, or the goal"
                 )
             low, high = high, min(2 * high, most)
             found = self.answer(high, hurry=True)
@@ -102,7 +138,8 @@ class Planner:
                 high, found = middle, tried
         return found
 
-    # --- one simulation ---------------------------------------------------------------------------------------------
+    # --- one simulation
+    # ---------------------------------------------------------------------------------------------
 
     def _service(self, replicas: int, simulated: int, hurry: bool) -> FleetFigures:
         load = self.source.arriving(simulated / replicas)
@@ -110,27 +147,37 @@ class Planner:
 
         def watch(now: float) -> bool:
             self._watch(replicas, now)
-            return hurry and any(goal.lost(fleet.first, fleet.end, load.arrival, now) for goal in self.goals)
+            return hurry and any(
+                goal.lost(fleet.first, fleet.end, load.arrival, now) for goal in self.goals
+            )
 
-        return _times(self._figures(fleet.run(self._until(load.arrival[-1]), watch)), replicas / simulated)
+        return _times(
+            self._figures(fleet.run(self._until(load.arrival[-1]), watch)), replicas / simulated
+        )
 
     def _job(self, replicas: int, simulated: int) -> FleetFigures:
-        """A job whole, or its beginning and end, and the middle at the rate that they have while all rows are full."""
+        """A job whole, or its beginning and end, and the middle at the rate that they have while
+        all rows are full."""
         total, engine = self.source.options.requests or 1, self.engine
         share = math.ceil(total / replicas)  # of one replica
         each = float(np.mean(self.source.job(min(total, 1000)).samples))
         enough = math.ceil(TURNS_OF_ROWS * engine.limits.max_rows / each)
         if share <= enough:
-            return _times(self._some(simulated, min(total, simulated * share))[0], replicas / simulated, total)
+            return _times(
+                self._some(simulated, min(total, simulated * share))[0], replicas / simulated, total
+            )
         some, rate = self._some(simulated, simulated * enough)
         tokens = some.output_rate * some.seconds
         more = tokens * (share / enough - 1)  # tokens
         seconds = some.seconds + more / rate
         figures = FleetFigures(
-            requests=simulated * share, seconds=seconds, output_rate=(tokens + more) / seconds,
-            busy=(some.busy * some.seconds + more / rate) / seconds, gpu_seconds=seconds * simulated * engine.gpus,
+            requests=simulated * share,
+            seconds=seconds,
+            output_rate=(tokens + more) / seconds,
+            busy=(some.busy * some.seconds + more / rate) / seconds,
+            gpu_seconds=seconds * simulated * engine.gpus,
             preemptions=some.preemptions,
-        )  # fmt: skip
+        )
         return _times(figures, replicas / simulated, total)
 
     def _some(self, replicas: int, requests: int) -> tuple[FleetFigures, float]:
@@ -138,17 +185,26 @@ class Planner:
         if (replicas, requests) not in self._jobs:
             load = self.source.job(requests)
             fleet = self._fleet(load, replicas)
-            figures = figures_of(fleet.run(watch=lambda now: self._watch(replicas, now)), self.engine.gpus, warm=False)
+            figures = figures_of(
+                fleet.run(watch=lambda now: self._watch(replicas, now)),
+                self.engine.gpus,
+                warm=False,
+            )
             figures.times = {}  # a job's requests wait for their turn
             edge = EDGE_OF_ROWS * replicas * self.engine.limits.max_rows
             last = int(load.start[-1]) - edge
-            self._jobs[replicas, requests] = figures, fleet.rate_between(edge, last) if last > edge else math.nan
+            self._jobs[replicas, requests] = (
+                figures,
+                fleet.rate_between(edge, last) if last > edge else math.nan,
+            )
         return self._jobs[replicas, requests]
 
     def _fleet(self, load: AskedLoad, replicas: int, scaling: Scaling | None = None) -> Fleet:
         engine = self.engine
         engine.check(load)
-        return Fleet(load, engine.limits, engine.costs, replicas, engine.steps_ahead, scaling=scaling)
+        return Fleet(
+            load, engine.limits, engine.costs, replicas, engine.steps_ahead, scaling=scaling
+        )
 
     def _figures(self, outcome: FleetOutcome) -> FleetFigures:
         return figures_of(outcome, self.engine.gpus, warm=self.source.options.rate is not None)
@@ -160,21 +216,27 @@ class Planner:
         return [(goal, goal.reached(figures)) for goal in self.goals if goal.missed(figures)]
 
     def _refuse_hopeless(self) -> None:
-        """Raises UsageError where a request with nobody beside it misses a goal: no number of replicas helps."""
+        """Raises UsageError where a request with nobody beside it misses a goal: no number of
+        replicas helps."""
         load = self.source.alone(1 if self.source.is_job else ALONE, APART)
         figures = figures_of(self._fleet(load, 1).run(), self.engine.gpus, warm=False)
         for goal, reached in self._missed(figures):
-            what = "a request of the job" if self.source.is_job else f"with nobody beside a request {goal.name}"
+            what = (
+                "a request of the job"
+                if self.source.is_job
+                else f"with nobody beside a request {goal.name}"
+            )
             raise UsageError(
-                f"{goal.name}={goal.most / (3600 if goal.measure == 'hours' else 1):g} can't be kept by any number of "
-                f"replicas of {self.engine.name}: {what} takes {reached:.4g} s by itself; what shortens a step is "
-                "more GPUs a replica (a table of --tensor-parallel-size), fewer bits, or shorter prompts and answers"
+                f"{goal.name}={goal.most / (3600 if goal.measure == 'hours' else 1):g} can't be"
+                f" kept by any number of replicas of {self.engine.name}: {what} takes {reached:.4g}"
+                " s by itself; what shortens a step is more GPUs a replica (a table of"
+                " --tensor-parallel-size), fewer bits, or shorter prompts and answers"
             )
 
 
 def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
-    """The figures of so many times as many replicas, each with the same share. total: requests of a job, of which the
-    last share of each replica may be less."""
+    """The figures of so many times as many replicas, each with the same share. total: requests of a
+    job, of which the last share of each replica may be less."""
     more = factor if total is None else total / figures.requests  # requests, and their tokens
     return replace(
         figures,

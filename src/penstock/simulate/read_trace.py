@@ -1,9 +1,13 @@
 """Traces: rows of when somebody asked and how long prompt and answers were, from
 
-    FILE.jsonl           {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 90 or [90, 81, ...]} and, if told,
-                         "max_tokens", and "shared_tokens" that it has in common with all rows of the same "header"
-    FILE.csv             TIMESTAMP,ContextTokens,GeneratedTokens, as Azure's public traces of 2023 and 2024 have them
-    OUT.jsonl[.journal]  what `penstock run` wrote: answers' lengths, whose prompts' length somebody has to say
+    FILE.jsonl           {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 90 or [90, 81,
+    ...]} and, if told,
+                         "max_tokens", and "shared_tokens" that it has in common with all rows of
+                         the same "header"
+    FILE.csv             TIMESTAMP,ContextTokens,GeneratedTokens, as Azure's public traces of 2023
+    and 2024 have them
+    OUT.jsonl[.journal]  what `penstock run` wrote: answers' lengths, whose prompts' length somebody
+    has to say
 
 It knows forms and lines; no engine.
 """
@@ -23,7 +27,16 @@ from penstock.server.openai.batch_line import BadRows
 
 LONGEST = 10_000_000  # tokens: more is no length
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-_KNOWN = {"arrival", "prompt_tokens", "output_tokens", "max_tokens", "shared_tokens", "header", "id", "n"}
+_KNOWN = {
+    "arrival",
+    "prompt_tokens",
+    "output_tokens",
+    "max_tokens",
+    "shared_tokens",
+    "header",
+    "id",
+    "n",
+}
 
 
 @dataclass(slots=True)
@@ -39,8 +52,9 @@ class TraceRow:
 
 
 def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
-    """Returns the rows in the order of their arrival. prompt_tokens: of every prompt, for a file that doesn't say.
-    UsageError with the numbers of all lines that are broken, or where there is none."""
+    """Returns the rows in the order of their arrival. prompt_tokens: of every prompt, for a file
+    that doesn't say. UsageError with the numbers of all lines that are broken, or where there is
+    none."""
     bad, rows = BadRows(), list[TraceRow]()
     for number, row in _parsed(path):
         try:
@@ -54,7 +68,10 @@ def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
     if not rows:
         raise UsageError(f"{path} has no rows: give a trace of some", param="trace")
     if len({row.arrival is None for row in rows}) > 1:
-        raise UsageError(f"{path} says of some rows when they arrived, and not of others: say it of all", param="trace")
+        raise UsageError(
+            f"{path} says of some rows when they arrived, and not of others: say it of all",
+            param="trace",
+        )
     return sorted(rows, key=lambda row: row.arrival or 0.0)
 
 
@@ -65,21 +82,31 @@ def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
         with path.open(encoding="utf-8", newline="") as lines:
             yield from _of_csv(lines) if path.suffix == ".csv" else _of_json(lines)
     except OSError as error:
-        raise UsageError(f"{path} cannot be read ({error.strerror}): name a trace's file", param="trace") from error
+        raise UsageError(
+            f"{path} cannot be read ({error.strerror}): name a trace's file", param="trace"
+        ) from error
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8: give a trace as .jsonl or .csv", param="trace") from error
+        raise UsageError(
+            f"{path} is no text in UTF-8: give a trace as .jsonl or .csv", param="trace"
+        ) from error
 
 
 def _of_csv(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
     table = csv.DictReader(lines)
     if missing := [name for name in _AZURE if name not in (table.fieldnames or ())]:
-        raise UsageError(f"a trace as .csv has the columns {', '.join(_AZURE)}; {missing[0]} is missing", param="trace")
+        raise UsageError(
+            f"a trace as .csv has the columns {', '.join(_AZURE)}; {missing[0]} is missing",
+            param="trace",
+        )
     begun: datetime | None = None
     for row in table:
         try:
             at = datetime.fromisoformat(row["TIMESTAMP"].strip())
             begun = begun or at
-            lengths = {"prompt_tokens": int(row["ContextTokens"]), "output_tokens": int(row["GeneratedTokens"])}
+            lengths = {
+                "prompt_tokens": int(row["ContextTokens"]),
+                "output_tokens": int(row["GeneratedTokens"]),
+            }
             yield table.line_num, {"arrival": (at - begun).total_seconds(), **lengths}
         except (ValueError, TypeError, AttributeError) as error:
             yield table.line_num, ValueError(str(error))
@@ -104,22 +131,29 @@ def _row(row: Any, prompt_tokens: int | None) -> TraceRow | None:
         outputs = [_count(each["token_count"], "token_count") for each in row.get("outputs", ())]
         if prompt_tokens is None:
             raise UsageError(
-                "the rows of a run don't say how long prompts were: say it by --prompt-tokens", param="trace"
+                "the rows of a run don't say how long prompts were: say it by --prompt-tokens",
+                param="trace",
             )
         return TraceRow(None, prompt_tokens, outputs) if outputs else None
     if strange := sorted(row.keys() - _KNOWN):
         raise ValueError(f"{strange[0]} is not known: known are {', '.join(sorted(_KNOWN))}")
     told = row["output_tokens"]
-    outputs = [_count(each, "output_tokens") for each in (told if isinstance(told, list) else [told])]
+    outputs = [
+        _count(each, "output_tokens") for each in (told if isinstance(told, list) else [told])
+    ]
     if isinstance(told, int) and "n" in row:
         outputs *= _count(row["n"], "n")
     if not outputs:
         raise ValueError("output_tokens is an empty list")
-    prompt = _count(row["prompt_tokens"] if "prompt_tokens" in row or prompt_tokens is None else prompt_tokens,
-                    "prompt_tokens")  # fmt: skip
+    prompt = _count(
+        row["prompt_tokens"] if "prompt_tokens" in row or prompt_tokens is None else prompt_tokens,
+        "prompt_tokens",
+    )
     shared = _count(row.get("shared_tokens", 0), "shared_tokens", least=0)
     if shared >= prompt:
-        raise ValueError(f"shared_tokens {shared} are all of its prompt, {prompt}: its last token is its own")
+        raise ValueError(
+            f"shared_tokens {shared} are all of its prompt, {prompt}: its last token is its own"
+        )
     limit = _count(row.get("max_tokens", 0), "max_tokens", least=0)
     arrival = row.get("arrival")
     if arrival is not None and not (isinstance(arrival, int | float) and 0 <= arrival < 1e12):

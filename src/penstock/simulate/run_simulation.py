@@ -1,4 +1,5 @@
-"""`penstock simulate`: tables, a source of requests and goals -> answers, printed. It joins the room's parts."""
+"""`penstock simulate`: tables, a source of requests and goals -> answers, printed. It joins the
+room's parts."""
 
 from __future__ import annotations
 
@@ -19,8 +20,9 @@ from penstock.status_line import StatusLine, duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """What is asked of a simulation. replicas: None: the fewest that keep the goals, of `most` at most.   simulated:
-    how many of them are simulated at most; None: all that may differ.   price: dollars an hour of a GPU."""
+    """What is asked of a simulation. replicas: None: the fewest that keep the goals, of `most` at
+    most.   simulated: how many of them are simulated at most; None: all that may differ.   price:
+    dollars an hour of a GPU."""
 
     replicas: int | None = None
     most: int = 4096
@@ -35,21 +37,28 @@ class SimulationOptions:
 def run_simulation(
     engines: Sequence[SimulatedEngine], load: LoadOptions, options: SimulationOptions
 ) -> list[FleetAnswer]:
-    """Prints what each engine comes to before the load and, where it is a multiple of what is offered, before that
-    too; returns it. Raises UsageError for options that contradict each other, for a load that a table says nothing of,
-    and for goals that nothing keeps."""
+    """Prints what each engine comes to before the load and, where it is a multiple of what is
+    offered, before that too; returns it. Raises UsageError for options that contradict each other,
+    for a load that a table says nothing of, and for goals that nothing keeps."""
     models = {engine.steps.model for engine in engines}
     if len(models) > 1:
-        raise UsageError(f"the tables are of different models ({', '.join(sorted(models))}): compare those of one")
+        raise UsageError(
+            f"the tables are of different models ({', '.join(sorted(models))}): compare those"
+            " of one"
+        )
     source = LoadSource(load)
     goals = parse_goals(options.goals, job=source.is_job)
     if options.scaling is not None and source.is_job:
         raise UsageError(
-            "scale is for requests that arrive: a job has all its replicas until it is done", param="scale"
+            "scale is for requests that arrive: a job has all its replicas until it is done",
+            param="scale",
         )
     line = StatusLine()
     answers = [
-        _answer(Planner(engine, each, goals, few=options.simulated, watch=partial(_watch, line)), options)
+        _answer(
+            Planner(engine, each, goals, few=options.simulated, watch=partial(_watch, line)),
+            options,
+        )
         for engine in engines
         for each in _loads(source)
     ]
@@ -80,9 +89,14 @@ def _best(answers: Sequence[FleetAnswer]) -> str:
     """Says which answer of each load takes fewest GPUs."""
     lines = []
     for told in dict.fromkeys(answer.told for answer in answers):
-        best = min((answer for answer in answers if answer.told == told), key=lambda answer: answer.gpus)
+        best = min(
+            (answer for answer in answers if answer.told == told), key=lambda answer: answer.gpus
+        )
         shape = f"--tensor-parallel-size {best.engine.gpus} --data-parallel-size {best.replicas}"
-        lines.append(f"{told}: fewest with {best.gpus:,} GPU{'s' * (best.gpus > 1)}, {best.engine.name}: {shape}")
+        lines.append(
+            f"{told}: fewest with {best.gpus:,} GPU{'s' * (best.gpus > 1)}, {best.engine.name}:"
+            f" {shape}"
+        )
     return "\n".join(lines)
 
 

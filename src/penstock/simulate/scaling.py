@@ -1,9 +1,12 @@
-"""Scaling: how many replicas are up, by the work there is: as an autoscaler on seconds of drain has it (deploy/).
+"""Scaling: how many replicas are up, by the work there is: as an autoscaler on seconds of drain has
+it (deploy/).
 
-    wanted = seconds of drain of all replicas / those that one may have, rounded up; 1 while anything is open
+    wanted = seconds of drain of all replicas / those that one may have, rounded up; 1 while
+    anything is open
 
-More are started at once and are up a cold start later; fewer are left only once fewer have been wanted for as long as
-`idle`. One that is left gets nothing new, and ends when what it has is done. It knows numbers; no replica.
+More are started at once and are up a cold start later; fewer are left only once fewer have been
+wanted for as long as `idle`. One that is left gets nothing new, and ends when what it has is done.
+It knows numbers; no replica.
 """
 
 from __future__ import annotations
@@ -16,8 +19,9 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """least, most: replicas.   drain: seconds of work that one may have before there is another.   cold_start: seconds
-    until one that is started takes requests.   idle: seconds that fewer must have been wanted."""
+    """least, most: replicas.   drain: seconds of work that one may have before there is another.
+    cold_start: seconds until one that is started takes requests.   idle: seconds that fewer must
+    have been wanted."""
 
     least: int
     most: int
@@ -51,8 +55,8 @@ class Scaler:
         self._wanted: deque[tuple[float, int]] = deque()  # of the last `idle` seconds
 
     def look(self, now: float, drain: float, opened: bool, free: Sequence[int]) -> FleetChange:
-        """Brings the replicas to what is wanted. drain: seconds, of all that are up.   opened: whether any request is
-        open.   free: replicas that have none."""
+        """Brings the replicas to what is wanted. drain: seconds, of all that are up.   opened:
+        whether any request is open.   free: replicas that have none."""
         how, change = self._scaling, FleetChange()
         self.next_look = now + how.every
         change.came_up = [number for when, number in self._starting if when <= now]
@@ -69,10 +73,14 @@ class Scaler:
             number = self._off.pop()
             self._since[number] = now
             # Those that are always there have been there before the first request.
-            self._starting.append((now if not self.counts and there < how.least else now + how.cold_start, number))
+            self._starting.append(
+                (now if not self.counts and there < how.least else now + how.cold_start, number)
+            )
         keep = max(number for _, number in self._wanted)
         if len(self.up) > keep and self._wanted[0][0] <= now - how.idle + how.every:
-            change.went_down = sorted(self.up, key=lambda each: each not in free)[: len(self.up) - keep]
+            change.went_down = sorted(self.up, key=lambda each: each not in free)[
+                : len(self.up) - keep
+            ]
             self.up = [each for each in self.up if each not in change.went_down]
             self._leaving += change.went_down
             for number in [each for each in change.went_down if each in free]:

@@ -1,5 +1,6 @@
-"""SimulatedEngine: a table of measured steps and the user's knobs, as what a fleet is made of: the scheduler's limits,
-the steps' costs, GPUs of a replica, their price. It knows tables and knobs; no load but its longest request.
+"""SimulatedEngine: a table of measured steps and the user's knobs, as what a fleet is made of: the
+scheduler's limits, the steps' costs, GPUs of a replica, their price. It knows tables and knobs; no
+load but its longest request.
 """
 
 from __future__ import annotations
@@ -22,9 +23,13 @@ from penstock.simulate.step_costs import StepCosts
 
 # Knobs that a scheduler plans by -> the field of the table's engine that bounds them.
 _BOUNDED = {
-    "max_num_seqs": "max_rows", "max_num_batched_tokens": "max_batched_tokens", "max_model_len": "max_model_len",
-}  # fmt: skip
-SCHEDULED = frozenset({*_BOUNDED, "kv_cache_tokens", "enable_prefix_caching", "prefix_groups", "steps_ahead"})
+    "max_num_seqs": "max_rows",
+    "max_num_batched_tokens": "max_batched_tokens",
+    "max_model_len": "max_model_len",
+}
+SCHEDULED = frozenset(
+    {*_BOUNDED, "kv_cache_tokens", "enable_prefix_caching", "prefix_groups", "steps_ahead"}
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,22 +50,27 @@ class SimulatedEngine:
         """Raises UsageError for a load with a request that can never run."""
         if load.longest() > self.limits.max_model_len:
             raise UsageError(
-                f"the longest request, prompt and answer, has {load.longest():,} tokens, and {self.name} takes "
-                f"{self.limits.max_model_len:,}: shorten it, or measure with a larger --max-model-len"
+                f"the longest request, prompt and answer, has {load.longest():,} tokens, and"
+                f" {self.name} takes {self.limits.max_model_len:,}: shorten it, or measure with a"
+                " larger --max-model-len"
             )
 
 
 def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) -> SimulatedEngine:
-    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: what it has to be of.
-    CheckpointError for what holds no table, UsageError for knobs that the table says nothing of."""
+    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: what it
+    has to be of. CheckpointError for what holds no table, UsageError for knobs that the table says
+    nothing of."""
     steps = read_steps(path)
     if model is not None and steps.model != model:
         raise UsageError(
-            f"{path} was measured with {steps.model}, not {model}: name its own model, or another table", param="model"
+            f"{path} was measured with {steps.model}, not {model}: name its own model, or another"
+            " table",
+            param="model",
         )
     if strange := sorted(knobs.keys() - SCHEDULED):
         raise UsageError(
-            f"{strange[0]} is what a table is measured with: name it with --measure, or leave it out",
+            f"{strange[0]} is what a table is measured with: name it with --measure, or leave"
+            " it out",
             param=strange[0],
         )
     config = Config.of(**knobs)
@@ -88,20 +98,22 @@ def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:
     for knob, field in _BOUNDED.items():
         if told.get(knob) is not None and told[knob] > getattr(engine, field):
             raise UsageError(
-                f"{name} was measured with {knob} {getattr(engine, field):,}, and {told[knob]:,} are asked: measure a "
-                "table with as many",
+                f"{name} was measured with {knob} {getattr(engine, field):,}, and {told[knob]:,}"
+                " are asked: measure a table with as many",
                 param=knob,
             )
     held = (engine.num_blocks - 1) * BLOCK_SIZE
     kv = config.memory.kv_cache_tokens
     if kv is not None and kv > held:
         raise UsageError(
-            f"{name} was measured with {held:,} tokens of KV, and {kv:,} are asked: measure a table with as many",
+            f"{name} was measured with {held:,} tokens of KV, and {kv:,} are asked: measure a table"
+            " with as many",
             param="kv_cache_tokens",
         )
     tokens = config.batching.max_num_batched_tokens or engine.max_batched_tokens
     return SchedulerConfig(
-        num_blocks=(engine.num_blocks if kv is None else kv // BLOCK_SIZE + 1) * (1 + engine.window_tables),
+        num_blocks=(engine.num_blocks if kv is None else kv // BLOCK_SIZE + 1)
+        * (1 + engine.window_tables),
         window=engine.window,
         window_tables=engine.window_tables,
         snapshots=range(first_snapshot(engine.max_rows), engine.state_slots),
@@ -113,7 +125,11 @@ def _limits(name: str, engine: TimedEngine, config: Config) -> SchedulerConfig:
         eos_token_ids=(END,),
         prefix_caching=config.memory.enable_prefix_caching,
         prefix_groups=engine.grouping and config.schedule.prefix_groups != "off",
-        sharing=SharingCosts() if config.schedule.prefix_groups == "always" else SharingCosts(**_sharing(engine)),
+        sharing=(
+            SharingCosts()
+            if config.schedule.prefix_groups == "always"
+            else SharingCosts(**_sharing(engine))
+        ),
     )
 
 

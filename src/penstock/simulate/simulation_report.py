@@ -1,5 +1,5 @@
-"""What a simulation came to, for people and programs: a table, JSON, a picture. It knows answers; it simulates
-nothing."""
+"""What a simulation came to, for people and programs: a table, JSON, a picture. It knows answers;
+it simulates nothing."""
 
 from __future__ import annotations
 
@@ -22,17 +22,18 @@ COLOURS = ("#0b6e99", "#c1582a", "#3c7d3c", "#7a4fa0")
 
 
 def cost_of(answer: FleetAnswer, price: float | None) -> dict[str, float]:
-    """Returns dollars: of all of it, of an hour on an average, and of a million output tokens; nothing without a price.
-    price: of a GPU an hour; None: the table's, if it has one."""
+    """Returns dollars: of all of it, of an hour on an average, and of a million output tokens;
+    nothing without a price. price: of a GPU an hour; None: the table's, if it has one."""
     figures, each = answer.figures, answer.engine.steps.price if price is None else price
     if each is None:
         return {}
     whole = figures.gpu_seconds / 3600 * each
     tokens = figures.output_rate * figures.seconds
     return {
-        "cost": whole, "cost_hour": whole / (figures.seconds / 3600),
+        "cost": whole,
+        "cost_hour": whole / (figures.seconds / 3600),
         "cost_million_tokens": whole / tokens * 1e6 if tokens else math.inf,
-    }  # fmt: skip
+    }
 
 
 def as_json(answers: Sequence[FleetAnswer], price: float | None) -> str:
@@ -44,12 +45,20 @@ def _told(answer: FleetAnswer, price: float | None) -> dict[str, Any]:
     steps = answer.engine.steps
     numbers = {**answer.figures.told(), **cost_of(answer, price)}
     return {
-        "table": answer.engine.name, "model": steps.model, "device": steps.built_on.device, "load": answer.told,
-        "replicas": answer.replicas, "gpus": answer.gpus, "simulated_replicas": answer.simulated,
+        "table": answer.engine.name,
+        "model": steps.model,
+        "device": steps.built_on.device,
+        "load": answer.told,
+        "replicas": answer.replicas,
+        "gpus": answer.gpus,
+        "simulated_replicas": answer.simulated,
         **{name: value if math.isfinite(value) else None for name, value in numbers.items()},
-        "missed": {goal.name: reached if math.isfinite(reached) else None for goal, reached in answer.missed},
+        "missed": {
+            goal.name: reached if math.isfinite(reached) else None
+            for goal, reached in answer.missed
+        },
         "replicas_up": answer.counts,
-    }  # fmt: skip
+    }
 
 
 def as_text(answers: Sequence[FleetAnswer], price: float | None) -> str:
@@ -66,15 +75,22 @@ def as_text(answers: Sequence[FleetAnswer], price: float | None) -> str:
 def _cells(answer: FleetAnswer, price: float | None) -> dict[str, str]:
     figures, cost = answer.figures, cost_of(answer, price)
     cells = {
-        "table": Path(answer.engine.name).name, "load": answer.told.partition(", ")[0],
-        "replicas": f"{answer.replicas:,}", "GPUs": f"{answer.gpus:,}", "out tok/s": f"{figures.output_rate:,.0f}",
+        "table": Path(answer.engine.name).name,
+        "load": answer.told.partition(", ")[0],
+        "replicas": f"{answer.replicas:,}",
+        "GPUs": f"{answer.gpus:,}",
+        "out tok/s": f"{figures.output_rate:,.0f}",
         "busy": f"{figures.busy:.0%}",
-    }  # fmt: skip
+    }
     for measure, name in _TIMES.items():
         if measure in figures.times:
-            cells[f"{name} p50, p95"] = ", ".join(_seconds(figures.percentile(measure, p)) for p in SHOWN)
+            cells[f"{name} p50, p95"] = ", ".join(
+                _seconds(figures.percentile(measure, p)) for p in SHOWN
+            )
     if not figures.times:
-        cells["done in"] = duration(figures.seconds) if figures.seconds >= 60 else _seconds(figures.seconds)
+        cells["done in"] = (
+            duration(figures.seconds) if figures.seconds >= 60 else _seconds(figures.seconds)
+        )
     if answer.counts:
         least, most = (of(n for _, n in answer.counts) for of in (min, max))
         cells["replicas"], each = f"{least} to {most}", answer.engine.gpus
@@ -82,7 +98,9 @@ def _cells(answer: FleetAnswer, price: float | None) -> dict[str, str]:
         cells["GPU hours"] = f"{figures.gpu_seconds / 3600:,.1f}"
     if cost:
         cells["cost"] = (
-            f"${cost['cost']:,.2f}" if not figures.times or answer.counts else f"${cost['cost_hour']:,.2f}/h"
+            f"${cost['cost']:,.2f}"
+            if not figures.times or answer.counts
+            else f"${cost['cost_hour']:,.2f}/h"
         )
         cells["$/M tokens"] = f"{cost['cost_million_tokens']:.3g}"
     if answer.goals:
@@ -104,19 +122,24 @@ def _notes(answers: Sequence[FleetAnswer]) -> Iterator[str]:
     for answer in answers:
         if answer.simulated < answer.replicas:
             yield (
-                f"{answer.replicas:,} replicas are alike: {answer.simulated} were simulated with their share of the "
-                "requests, and counted so many times"
+                f"{answer.replicas:,} replicas are alike: {answer.simulated} were simulated with"
+                " their share of the requests, and counted so many times"
             )
         if answer.figures.preemptions:
-            yield f"{answer.figures.preemptions:,} samples gave their place up for want of KV, and came back"
+            yield (
+                f"{answer.figures.preemptions:,} samples gave their place up for want of KV, and"
+                " came back"
+            )
     yield "times are the engine's: HTTP and text come on top, some ms"
 
 
 def write_picture(path: Path, answers: Sequence[FleetAnswer]) -> None:
-    """Writes a PNG of how the requests' times are spread, and of the replicas that were up. UsageError without
-    matplotlib."""
+    """Writes a PNG of how the requests' times are spread, and of the replicas that were up.
+    UsageError without matplotlib."""
     if find_spec("matplotlib") is None:
-        raise UsageError("a picture needs matplotlib: pip install 'penstock[plot]', or leave --picture out")
+        raise UsageError(
+            "a picture needs matplotlib: pip install 'penstock[plot]', or leave --picture out"
+        )
     import matplotlib
 
     matplotlib.use("Agg")
@@ -125,7 +148,10 @@ def write_picture(path: Path, answers: Sequence[FleetAnswer]) -> None:
     shown = [answer for answer in answers if answer.figures.times]
     scaled = [answer for answer in answers if answer.counts]
     if not shown:
-        raise UsageError("a picture is of requests that arrive: a job has none; leave --picture out", param="picture")
+        raise UsageError(
+            "a picture is of requests that arrive: a job has none; leave --picture out",
+            param="picture",
+        )
     panels = len(_TIMES) + bool(scaled)
     figure = Figure(figsize=(4 * panels, 3.6), dpi=150, layout="constrained")
     places = figure.subplots(1, panels)
@@ -138,7 +164,10 @@ def write_picture(path: Path, answers: Sequence[FleetAnswer]) -> None:
     places[0].legend(fontsize=7, frameon=False)
     for answer, colour in zip(scaled, COLOURS * len(scaled), strict=False):
         places[-1].step(
-            [at / 3600 for at, _ in answer.counts], [n for _, n in answer.counts], color=colour, where="post"
+            [at / 3600 for at, _ in answer.counts],
+            [n for _, n in answer.counts],
+            color=colour,
+            where="post",
         )
         places[-1].set(xlabel="hours", ylabel="replicas up")
     figure.suptitle(answers[0].told, fontsize=9)

@@ -1,18 +1,21 @@
 """StepCosts: seconds of a step that was never run, from a table of steps that were.
 
-A step's seconds are a sum, each part from timed steps that differ in that part alone, on straight lines between them:
+A step's seconds are a sum, each part from timed steps that differ in that part alone, on straight
+lines between them:
 
     rows       at so many tokens of their own before each, and by how far these lie apart
     prompts    what so many prompt tokens add beside so many rows, in prompts of usual length
-    chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by pairs of a token and
+    chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by
+    pairs of a token and
                one before it
-    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a token, in steps of few
+    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a
+    token, in steps of few
                rows and of many
 
 A step that is launched while the device has others to do takes it less: `waits` says how much.
 
-Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows don't. Anything
-outside is refused by name. It knows a table and step plans; no scheduler, no clock.
+Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows
+don't. Anything outside is refused by name. It knows a table and step plans; no scheduler, no clock.
 """
 
 from __future__ import annotations
@@ -59,7 +62,9 @@ class _Sheet:
     """Lines at some numbers of rows, and straight between them."""
 
     def __init__(self, lines: Mapping[int, Mapping[int, float]]) -> None:
-        self._lines = {rows: _Line(points) for rows, points in sorted(lines.items()) if len(points) > 1}
+        self._lines = {
+            rows: _Line(points) for rows, points in sorted(lines.items()) if len(points) > 1
+        }
         self.rows = list(self._lines)
 
     def one(self, rows: int, x: float) -> float:
@@ -79,7 +84,11 @@ class _Sheet:
         place = bisect_left(self.rows, rows)
         high = self.rows[place]
         low = high if high == rows else self.rows[place - 1]
-        return self._lines[low], self._lines[high], 0.0 if low == high else (rows - low) / (high - low)
+        return (
+            self._lines[low],
+            self._lines[high],
+            0.0 if low == high else (rows - low) / (high - low),
+        )
 
     def reach(self, rows: int) -> float:
         """The largest x that is answered for at so many rows; -1: none."""
@@ -89,8 +98,9 @@ class _Sheet:
 
 
 class _Groups:
-    """What a prefix that rows read together costs in steps of so many rows: seconds a row, and a pair of a row and a
-    shared token, by the members of its group [members + 1]; straight over their logarithm."""
+    """What a prefix that rows read together costs in steps of so many rows: seconds a row, and a
+    pair of a row and a shared token, by the members of its group [members + 1]; straight over their
+    logarithm."""
 
     def __init__(self, rows: int, extra: Mapping[int, Mapping[int, float]]) -> None:
         """extra: members -> shared tokens -> seconds a row."""
@@ -102,23 +112,33 @@ class _Groups:
             by_shared.append(max(0.0, dear - cheap) / (many - few) if many > few else dear / many)
             by_row.append(max(0.0, dear - by_shared[-1] * many))
         every = np.log(np.maximum(1, np.arange(timed[-1] + 1)))
-        self._by_row, self._by_shared = (np.interp(every, np.log(timed), each) for each in (by_row, by_shared))
+        self._by_row, self._by_shared = (
+            np.interp(every, np.log(timed), each) for each in (by_row, by_shared)
+        )
 
     def seconds(self, members: Int32, pairs: Int64) -> float:
-        """Returns what groups of so many members cost [groups], which share so many pairs. One of more members than any
-        that was timed costs each of them no more."""
+        """Returns what groups of so many members cost [groups], which share so many pairs. One of
+        more members than any that was timed costs each of them no more."""
         each = np.minimum(members, self._by_row.size - 1)
         return float(self._by_row.take(each) @ members + self._by_shared.take(each) @ pairs)
 
 
 class StepCosts:
-    """A table, made ready. name: where it is from, and more: how a table with more is made, for who is refused."""
+    """A table, made ready. name: where it is from, and more: how a table with more is made, for who
+    is refused."""
 
     def __init__(self, table: StepSeconds, name: str, more: str) -> None:
         self._name, self._more = name, more
         none = [0] * len(table.rows)
-        columns = (table.rows, table.context, table.prompt_tokens, table.prompt_length or none, table.shared or none,
-                   table.members or none, table.spread or none)  # fmt: skip
+        columns = (
+            table.rows,
+            table.context,
+            table.prompt_tokens,
+            table.prompt_length or none,
+            table.shared or none,
+            table.members or none,
+            table.spread or none,
+        )
         steps = list(zip(*columns, strict=True))
         self._seen = dict(zip(steps, table.seconds, strict=True))
         device = dict(zip(steps, table.device_seconds or table.seconds, strict=True))
@@ -135,7 +155,8 @@ class StepCosts:
         self._groups = self._groups_timed()
         self._group_rows = np.array([each.rows for each in self._groups])
 
-    # --- a step -----------------------------------------------------------------------------------------------------
+    # --- a step
+    # -----------------------------------------------------------------------------------------------------
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns what a step takes. Raises UsageError for one that the table says nothing of."""
@@ -151,13 +172,15 @@ class StepCosts:
         return found
 
     def waits(self, plan: StepPlan) -> float:
-        """Returns for how many of a step's seconds the device only waits for its launch, if nothing lies before it."""
+        """Returns for how many of a step's seconds the device only waits for its launch, if nothing
+        lies before it."""
         if plan.chunks is None or not (tokens := plan.chunks.tokens.size):
             return 0.0
         return max(0.0, self._waits.one(plan.rows.size, tokens))
 
     def next_seconds(self, plan: StepPlan, steps: int) -> Float64:
-        """Returns what the steps behind this one take [steps], each with a token more of each row and no prompts."""
+        """Returns what the steps behind this one take [steps], each with a token more of each row
+        and no prompts."""
         together, shared = self._together(plan) if plan.group_length.size else (0.0, 0)
         own = (int(plan.lengths.sum(dtype=np.int64)) - shared) / plan.rows.size
         contexts: Float64 = own + np.arange(1.0, steps + 1)
@@ -165,33 +188,38 @@ class StepCosts:
         return self._plain.at(plan.rows.size, contexts) + together + self._apart(plan)
 
     def _check(self, rows: int, context: float) -> None:
-        """Refuses a step of so many rows at this mean context where the table says nothing of it."""
+        """Refuses a step of so many rows at this mean context where the table says nothing of
+        it."""
         if context > (reach := self._plain.reach(rows)):
             few, many = self._plain.rows[0], self._plain.rows[-1]
             has = f"{few:,} to {many:,} rows"
             if reach >= 0:
                 has = f"at most {reach / BEYOND:,.0f} tokens each at so many rows"
             raise UsageError(
-                f"{self._name} has steps of {has}, and this load makes one of {rows:,} rows at {context:,.0f} tokens "
-                f"each: {self._more}, or bound it (--max-num-seqs, --max-model-len)"
+                f"{self._name} has steps of {has}, and this load makes one of {rows:,} rows at"
+                f" {context:,.0f} tokens each: {self._more}, or bound it (--max-num-seqs,"
+                " --max-model-len)"
             )
 
     def _apart(self, plan: StepPlan) -> float:
-        """Seconds that rows take since some have more tokens of their own before them than others."""
+        """Seconds that rows take since some have more tokens of their own before them than
+        others."""
         if not self._spread_rows.size:
             return 0.0
         own = plan.lengths.astype(np.float32)
         if plan.group_length.size:
             own[: plan.group_start[-1]] -= plan.group_skip
         own -= own.sum() / own.size
-        evenly = math.sqrt(3 * float(own @ own) / own.size)  # either way, if they lay evenly; np.std is slower
+        evenly = math.sqrt(
+            3 * float(own @ own) / own.size
+        )  # either way, if they lay evenly; np.std is slower
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:
         if tokens > self._prompts.reach(rows):
             raise UsageError(
-                f"{self._name} has no steps of {tokens:,} prompt tokens beside {rows:,} rows: {self._more}, or bound "
-                "them (--max-num-batched-tokens, --max-num-seqs)"
+                f"{self._name} has no steps of {tokens:,} prompt tokens beside {rows:,} rows:"
+                f" {self._more}, or bound them (--max-num-batched-tokens, --max-num-seqs)"
             )
         sizes = np.diff(chunks.start).astype(np.int64)
         pairs = int((sizes * chunks.context + sizes * (sizes + 1) // 2).sum())
@@ -206,26 +234,34 @@ class StepCosts:
         pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
         if not self._groups:
             raise UsageError(
-                f"{self._name} has no steps of rows that share a prefix, and this load makes some: {self._more}, or "
-                "leave sharing out (--prefix-groups off)"
+                f"{self._name} has no steps of rows that share a prefix, and this load makes some:"
+                f" {self._more}, or leave sharing out (--prefix-groups off)"
             )
-        # As many of these groups as the timed step had rows for; straight between, past both ends by the row.
-        seconds = np.array([each.seconds(members, pairs) * each.rows / rows for each in self._groups])
+        # As many of these groups as the timed step had rows for; straight between, past both ends
+        # by the row.
+        seconds = np.array(
+            [each.seconds(members, pairs) * each.rows / rows for each in self._groups]
+        )
         near = min(max(rows, self._groups[0].rows), self._groups[-1].rows)
         return float(np.interp(near, self._group_rows, seconds) * rows / near), int(pairs.sum())
 
-    # --- made once ----------------------------------------------------------------------------------------------------
+    # --- made once
+    # ----------------------------------------------------------------------------------------------------
 
     def _spread_timed(self) -> tuple[Float64, Float64]:
-        """Numbers of rows, and seconds at each for a token that their contexts lie apart either way."""
+        """Numbers of rows, and seconds at each for a token that their contexts lie apart either
+        way."""
         found = {}
         for (rows, context, *_, spread), seconds in self._seen.items():
             if spread and self._plain.rows[0] <= rows <= self._plain.rows[-1]:
                 found[rows] = max(0.0, seconds - self._plain.one(rows, context)) / spread
-        return np.array(sorted(found), float), np.array([found[rows] for rows in sorted(found)], float)
+        return np.array(sorted(found), float), np.array(
+            [found[rows] for rows in sorted(found)], float
+        )
 
     def _beside(self, device: Mapping[tuple[int, ...], float]) -> list[dict[int, dict[int, float]]]:
-        """rows -> prompt tokens -> seconds that they add, and of these such as the device waits. None add none."""
+        """rows -> prompt tokens -> seconds that they add, and of these such as the device waits.
+        None add none."""
         found, waits = (defaultdict[int, dict[int, float]](lambda: {0: 0.0}) for _ in range(2))
         for step, seconds in self._seen.items():
             rows, context, prompts, length, *_ = step
@@ -238,7 +274,9 @@ class StepCosts:
     def _by_length(self) -> tuple[float, float]:
         """Seconds of a prompt more at the same tokens, and of a pair of tokens more."""
         by_prompt, by_pair = 0.0, 0.0
-        alone = {(n, length): s for (rows, _, n, length, *_), s in self._seen.items() if n and not rows}
+        alone = {
+            (n, length): s for (rows, _, n, length, *_), s in self._seen.items() if n and not rows
+        }
         for tokens in sorted({n for n, _ in alone}):
             lengths = [length for n, length in alone if n == tokens]
             usual, short, long = min(USUAL_PROMPT, tokens), min(lengths), max(lengths)
@@ -246,10 +284,14 @@ class StepCosts:
                 continue
             base = alone[tokens, usual]
             if short < usual:
-                by_prompt = max(0.0, (alone[tokens, short] - base) / (tokens / short - tokens / usual))
+                by_prompt = max(
+                    0.0, (alone[tokens, short] - base) / (tokens / short - tokens / usual)
+                )
             if long > usual:
                 fewer = by_prompt * (tokens / usual - tokens / long)
-                by_pair = max(0.0, (alone[tokens, long] - base + fewer) / (tokens * (long - usual) / 2))
+                by_pair = max(
+                    0.0, (alone[tokens, long] - base + fewer) / (tokens * (long - usual) / 2)
+                )
         return by_prompt, by_pair
 
     def _groups_timed(self) -> list[_Groups]:

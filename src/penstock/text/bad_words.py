@@ -1,4 +1,5 @@
-"""bad_word_ids: the words that a sample may not say, as the token ids that spell them, with and without a space before.
+"""bad_word_ids: the words that a sample may not say, as the token ids that spell them, with and
+without a space before.
 
 It knows a tokenizer; no engine.
 """
@@ -13,8 +14,8 @@ from penstock.text.tokenizer import Tokenizer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each word as it is spelt inside a text, and those of the word behind a space, unless they end
-    with the former, which bar both.
+    """Returns the ids of each word as it is spelt inside a text, and those of the word behind a
+    space, unless they end with the former, which bar both.
 
     Raises UsageError for a word of more ids than a row looks back for.
     """

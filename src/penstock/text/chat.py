@@ -1,13 +1,14 @@
-"""Chats, checked before the model's template makes one prompt text of them: messages, and what is asked beside them by
-vLLM's and transformers' names.
+"""Chats, checked before the model's template makes one prompt text of them: messages, and what is
+asked beside them by vLLM's and transformers' names.
 
     add_generation_prompt    end the prompt with the header of the assistant's next message
     continue_final_message   end it inside the last message: the answer goes on where that stops
     chat_template_kwargs     further variables of the model's template
     tools                    functions that the template tells the model of, in OpenAI's form
 
-Rendering is `chat_template`'s, in the process that `sandbox` starts; a last message that is continued has a mark at its
-end then, and what comes behind that is cut off. It knows no Jinja, no tokenizer and no HTTP.
+Rendering is `chat_template`'s, in the process that `sandbox` starts; a last message that is
+continued has a mark at its end then, and what comes behind that is cut off. It knows no Jinja, no
+tokenizer and no HTTP.
 """
 
 from __future__ import annotations
@@ -17,15 +18,27 @@ from typing import Any
 
 from penstock.errors import TokenizerError, UsageError
 
-MESSAGE_KEYS = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning", "reasoning_content")
-MAY_SAY_NOTHING = ("assistant", "tool")  # roles whose content may be missing: a turn of calls or thought, no result
+MESSAGE_KEYS = (
+    "role",
+    "content",
+    "name",
+    "tool_calls",
+    "tool_call_id",
+    "reasoning",
+    "reasoning_content",
+)
+MAY_SAY_NOTHING = (
+    "assistant",
+    "tool",
+)  # roles whose content may be missing: a turn of calls or thought, no result
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-MARK = "PENSTOCK_CONTINUES_HERE "  # plain letters, which no filter escapes; the space tells whether ends are trimmed
+# plain letters, which no filter escapes; the space tells whether ends are trimmed
+MARK = "PENSTOCK_CONTINUES_HERE "
 
 
 def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
-    """Returns the model's template for tools, where it has one and there are some, else its default one. Raises
-    TokenizerError where it has none."""
+    """Returns the model's template for tools, where it has one and there are some, else its default
+    one. Raises TokenizerError where it has none."""
     if tools and "tool_use" in templates:
         return templates["tool_use"]
     if "default" in templates:
@@ -38,8 +51,8 @@ def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Returns the messages in one form, for `turns` to write as a template reads them; of that form they come back as
-    they are. Raises UsageError for a malformed one; needs no model."""
+    """Returns the messages in one form, for `turns` to write as a template reads them; of that form
+    they come back as they are. Raises UsageError for a malformed one; needs no model."""
     return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 
@@ -56,9 +69,14 @@ def _check_message(place: int, message: Any) -> dict[str, Any]:
     where = f"messages[{place}]"
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} must be an object with role and content", param="messages")
-    unknown = [str(key) for key, value in message.items() if key not in MESSAGE_KEYS and value is not None]
+    unknown = [
+        str(key) for key, value in message.items() if key not in MESSAGE_KEYS and value is not None
+    ]
     if unknown:
-        raise UsageError(f"{where} has a field {unknown[0]!r}; known are {', '.join(MESSAGE_KEYS)}", param="messages")
+        raise UsageError(
+            f"{where} has a field {unknown[0]!r}; known are {', '.join(MESSAGE_KEYS)}",
+            param="messages",
+        )
     role = message.get("role")
     if not isinstance(role, str) or not role:
         raise UsageError(f"{where}.role must be text such as 'user'", param="messages")
@@ -70,13 +88,17 @@ def _check_message(place: int, message: Any) -> dict[str, Any]:
     if calls is not None:
         if isinstance(calls, (str, bytes)) or not isinstance(calls, Sequence):
             raise UsageError(f"{where}.tool_calls must be a list", param="messages")
-        checked["tool_calls"] = [_check_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)]
+        checked["tool_calls"] = [
+            _check_call(f"{where}.tool_calls[{at}]", call) for at, call in enumerate(calls)
+        ]
         if not calls:
             del checked["tool_calls"]
     if "content" in checked:
         checked["content"] = _check_content(where, checked["content"])
     elif role not in MAY_SAY_NOTHING:
-        raise UsageError(f"{where}.content is missing; give text or a list of text parts", param="messages")
+        raise UsageError(
+            f"{where}.content is missing; give text or a list of text parts", param="messages"
+        )
     return checked
 
 
@@ -92,7 +114,10 @@ def _check_content(where: str, content: Any) -> str | list[dict[str, Any]]:
             continue
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         if not isinstance(part, Mapping) or kind != "text" or not isinstance(part.get("text"), str):
-            raise UsageError(f"{where}.content[{at}] is of type {kind!r}; only text parts are served", param="messages")
+            raise UsageError(
+                f"{where}.content[{at}] is of type {kind!r}; only text parts are served",
+                param="messages",
+            )
         parts.append({"type": "text", "text": part["text"]})
     return parts
 
@@ -115,17 +140,31 @@ def check_options(
     tools: Any = None,
 ) -> None:
     """Raises UsageError for what cannot be asked. Needs no model."""
-    switches = {"add_generation_prompt": add_generation_prompt, "continue_final_message": continue_final_message}
+    switches = {
+        "add_generation_prompt": add_generation_prompt,
+        "continue_final_message": continue_final_message,
+    }
     for name, value in switches.items():
         if not isinstance(value, bool):
             raise UsageError(f"{name} must be true or false", param=name)
     if chat_template_kwargs is not None and not isinstance(chat_template_kwargs, dict):
-        message = "chat_template_kwargs must be an object: names of the template's variables, and their values"
+        message = (
+            "chat_template_kwargs must be an object: names of the template's variables, and their"
+            " values"
+        )
         raise UsageError(message, param="chat_template_kwargs")
-    if tools is not None and not (isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)):
-        raise UsageError("tools must be a list of objects, each {type: function, function: {name, ...}}", param="tools")
+    if tools is not None and not (
+        isinstance(tools, list) and all(isinstance(tool, dict) for tool in tools)
+    ):
+        raise UsageError(
+            "tools must be a list of objects, each {type: function, function: {name, ...}}",
+            param="tools",
+        )
     if add_generation_prompt and continue_final_message:
-        message = "continue_final_message and add_generation_prompt exclude each other: set one of them to false"
+        message = (
+            "continue_final_message and add_generation_prompt exclude each other: set one of them"
+            " to false"
+        )
         raise UsageError(message, param="continue_final_message")
 
 
@@ -143,12 +182,15 @@ def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
     """A rendering of marked messages, up to the end of the last one's text.
 
-    A template that trims contents has trimmed this one before the mark too. Raises UsageError where it writes the text
-    in another way than it stands there.
+    A template that trims contents has trimmed this one before the mark too. Raises UsageError where
+    it writes the text in another way than it stands there.
     """
     at = text.rfind(MARK.rstrip())
     if at < 0 or _end_of(messages[-1]["content"]).strip() not in text:
-        message = "the model's chat template changes the last message: it cannot be continued, leave that out"
+        message = (
+            "the model's chat template changes the last message: it cannot be continued, leave"
+            " that out"
+        )
         raise UsageError(message, param="continue_final_message")
     return text[:at] if text.startswith(MARK, at) else text[:at].rstrip()
 

@@ -1,8 +1,10 @@
-"""Chat templates, run: the conventions of Hugging Face in Jinja's immutable sandbox, messages in and one text out.
+"""Chat templates, run: the conventions of Hugging Face in Jinja's immutable sandbox, messages in
+and one text out.
 
-A template is a program that came with a model, and messages come from anybody: together they may take any memory and
-any time. What bounds them is the process that this runs in (`sandbox_process`), so nothing here counts. It knows no
-tokenizer beyond its templates and the texts of its special tokens.
+A template is a program that came with a model, and messages come from anybody: together they may
+take any memory and any time. What bounds them is the process that this runs in (`sandbox_process`),
+so nothing here counts. It knows no tokenizer beyond its templates and the texts of its special
+tokens.
 """
 
 from __future__ import annotations
@@ -37,20 +39,26 @@ def render(
     template_kwargs: Mapping[str, Any] | None = None,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> str:
-    """Returns the prompt text of a conversation. Encode it with add_special_tokens=False: templates write BOS
-    themselves.
+    """Returns the prompt text of a conversation. Encode it with add_special_tokens=False: templates
+    write BOS themselves.
 
-    continue_final_message: the text ends where the last message's content does, so that the model goes on with it.
-    template_kwargs: further variables of the template. tools: those that may be called, in OpenAI's form.
+    continue_final_message: the text ends where the last message's content does, so that the model
+    goes on with it. template_kwargs: further variables of the template. tools: those that may be
+    called, in OpenAI's form.
 
     Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
     TokenizerError (no template, or one that isn't valid).
     """
     source = pick_template(tokenizer.chat_templates, tools=bool(tools))
     checked = check_messages(messages)
-    check_options(add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message)
+    check_options(
+        add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+    )
     if continue_final_message and "content" not in checked[-1]:
-        message = "continue_final_message needs some text in the last message: there is nothing to go on with"
+        message = (
+            "continue_final_message needs some text in the last message: there is nothing to go on"
+            " with"
+        )
         raise UsageError(message, param="continue_final_message")
     turns = as_read(checked, _reads_of(source, tuple(tokenizer.special_tokens.items())))
     variables: dict[str, Any] = {**tokenizer.special_tokens, **(template_kwargs or {})}
@@ -66,8 +74,13 @@ def render(
 
 @lru_cache(maxsize=16)
 def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads:
-    """Returns how a template reads messages, asked of it once. Raises TokenizerError where it isn't valid."""
-    variables: dict[str, Any] = {**dict(special_tokens), "documents": None, "add_generation_prompt": True}
+    """Returns how a template reads messages, asked of it once. Raises TokenizerError where it isn't
+    valid."""
+    variables: dict[str, Any] = {
+        **dict(special_tokens),
+        "documents": None,
+        "add_generation_prompt": True,
+    }
 
     def run(messages: list[Message]) -> str | None:
         try:
@@ -75,7 +88,10 @@ def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads
         except UsageError:
             return None
 
-    for tools in (None, [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]):
+    for tools in (
+        None,
+        [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
+    ):
         variables["tools"] = tools
         if run([ASK]) is not None:  # a template of tools alone fails without
             break
@@ -87,10 +103,13 @@ def compile_template(source: str) -> jinja2.Template:
     """Returns the template, parsed once. Raises TokenizerError where it isn't valid."""
     try:
         return _environment().from_string(source)
-    except Exception as error:  # Jinja makes Python of it: that has faults of its own (20 nested loops, long numbers)
+    except Exception as error:
+        # Jinja makes Python of it: that has faults of its own (20 nested loops, long numbers)
         line = getattr(error, "lineno", None) if isinstance(error, jinja2.TemplateError) else None
         where = f" at line {line}" if line else ""
-        raise TokenizerError(f"the model's chat template is not valid Jinja{where}: {error}") from error
+        raise TokenizerError(
+            f"the model's chat template is not valid Jinja{where}: {error}"
+        ) from error
 
 
 def _run(source: str, variables: dict[str, Any]) -> str:
@@ -101,15 +120,18 @@ def _run(source: str, variables: dict[str, Any]) -> str:
         raise _refusal(error, source) from error
     except MemoryError:
         raise
-    except Exception as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
+    except (
+        Exception
+    ) as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
         # Its kind alone: what it says may hold what a message says.
         message = f"the model's chat template fails on these messages ({type(error).__name__})"
         raise UsageError(message, param="messages") from error
 
 
 def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
-    """What a template said by raise_exception, or Jinja of a name that isn't there. Words that stand in the template
-    are the model's; others may be built of a message, so that the rule is their kind alone."""
+    """What a template said by raise_exception, or Jinja of a name that isn't there. Words that
+    stand in the template are the model's; others may be built of a message, so that the rule is
+    their kind alone."""
     refuses, said = "the model's chat template refuses these messages", str(error)
     kind = f"{refuses} ({type(error).__name__})"
     message = f"{refuses}: {said}" if said else kind
@@ -117,7 +139,8 @@ def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; here its body alone counts."""
+    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; here its
+    body alone counts."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own class attribute
 
@@ -133,7 +156,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         lstrip_blocks=True,
         extensions=[_GenerationTag, loopcontrols],
         optimized=False,  # no constant is worked out while it compiles, for 10 ** (10 ** 9) is one;
-        finalize=_as_it_is,  # nor one that is put out, which Jinja does unless this asks for the context
+        # nor one that is put out, which Jinja does unless this asks for the context
+        finalize=_as_it_is,
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
@@ -147,10 +171,16 @@ def _as_it_is(_: Any, value: Any) -> Any:
 
 
 def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
 ) -> str:
     """As transformers': no HTML in it is escaped, as Jinja's own would be."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
 
 
 def _raise_exception(message: str) -> None:

@@ -1,7 +1,8 @@
-"""Text of a stream, as its tokens come: whole characters only, and in the end exactly the text that `decode` gives.
+"""Text of a stream, as its tokens come: whole characters only, and in the end exactly the text that
+`decode` gives.
 
-One object a streamed sequence, of a few fields; a push costs a join over the byte table. It doesn't look for stop
-strings.
+One object a streamed sequence, of a few fields; a push costs a join over the byte table. It doesn't
+look for stop strings.
 """
 
 from __future__ import annotations
@@ -14,24 +15,30 @@ from penstock.text.vocabulary import read_run, whole_run
 
 
 class Detokenizer:
-    """The text of one growing sequence: all that `push` and the last `flush` give, joined, is `Tokenizer.decode` of
-    all ids. begins: `decode`'s.
+    """The text of one growing sequence: all that `push` and the last `flush` give, joined, is
+    `Tokenizer.decode` of all ids. begins: `decode`'s.
 
-    Bytes of an unfinished character are held back. With byte fallback the run of byte tokens is held back until it
-    ends, since one wrong byte turns all of it into U+FFFD.
+    Bytes of an unfinished character are held back. With byte fallback the run of byte tokens is
+    held back until it ends, since one wrong byte turns all of it into U+FFFD.
     """
 
     __slots__ = ("_held", "_lead", "_run", "_skip_special", "_strip", "_table", "_vocabulary")
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, begins: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True, begins: bool = True
+    ) -> None:
         vocabulary = tokenizer.vocabulary
         self._vocabulary = vocabulary
         self._table = vocabulary.table(skip_special_tokens)
         self._skip_special = skip_special_tokens
         self._held = b""  # bytes of an unfinished character
         self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
-        self._strip = vocabulary.style.strip_left if begins else 0  # leading spaces that may still be stripped
-        self._lead = begins and bool(vocabulary.first_pieces)  # the first token is still to come and spells its own way
+        self._strip = (
+            vocabulary.style.strip_left if begins else 0
+        )  # leading spaces that may still be stripped
+        self._lead = begins and bool(
+            vocabulary.first_pieces
+        )  # the first token is still to come and spells its own way
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these further ids complete; "" while a character is unfinished."""
@@ -47,11 +54,13 @@ class Detokenizer:
         return self._stripped(text) if self._strip else text
 
     def held_run(self) -> str:
-        """The text of the run of byte tokens that is held back; "" where it isn't whole, or there is none."""
+        """The text of the run of byte tokens that is held back; "" where it isn't whole, or there
+        is none."""
         return whole_run(self._run) or ""
 
     def flush(self) -> str:
-        """What is left at the end of the sequence: an unfinished character is U+FFFD, an unfinished run is read."""
+        """What is left at the end of the sequence: an unfinished character is U+FFFD, an unfinished
+        run is read."""
         text = self._held.decode("utf-8", "replace") + (read_run(self._run) if self._run else "")
         self._held, self._run = b"", []
         return self._stripped(text)
@@ -70,11 +79,15 @@ class Detokenizer:
 
     def _first(self, ids: Sequence[int], data: bytes) -> bytes:
         vocabulary = self._vocabulary
-        first = next((index for index in ids if not vocabulary.is_silent(index, self._skip_special)), None)
+        first = next(
+            (index for index in ids if not vocabulary.is_silent(index, self._skip_special)), None
+        )
         if first is None:
             return data
         self._lead = False
-        return vocabulary.first_pieces.get(first, self._table[first]) + data[len(self._table[first]) :]
+        return (
+            vocabulary.first_pieces.get(first, self._table[first]) + data[len(self._table[first]) :]
+        )
 
     def _stripped(self, text: str) -> str:
         while self._strip and text:

@@ -1,11 +1,13 @@
-"""Grammars: what a request's structured_outputs say, compiled by llguidance against a tokenizer's bytes into what says
-which tokens may come next.
+"""Grammars: what a request's structured_outputs say, compiled by llguidance against a tokenizer's
+bytes into what says which tokens may come next.
 
     StructuredOutputsParams -> grammar_text -> check_grammar (no tokenizer: is it one?)
-                                            -> GrammarCompiler.compile -> CompiledGrammar.matcher, one a sample
+                                            -> GrammarCompiler.compile -> CompiledGrammar.matcher,
+                                            one a sample
 
-The library counts its own work and gives up where a grammar takes too much of it (`_limits`), so that no mask takes
-longer than about half a second. It fetches no $ref. It knows token bytes and grammars; no rows, no engine.
+The library counts its own work and gives up where a grammar takes too much of it (`_limits`), so
+that no mask takes longer than about half a second. It fetches no $ref. It knows token bytes and
+grammars; no rows, no engine.
 """
 
 from __future__ import annotations
@@ -29,20 +31,28 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
-# Between JSON's parts, at most. Models loop where there may be more, at temperature 1 until max_tokens.
+# Between JSON's parts, at most. Models loop where there may be more, at temperature 1 until
+# max_tokens.
 WHITESPACE = " "
 LONGEST_WHY = 600  # characters of the library's words that an error repeats
-# The vocabulary in slices for the library: where a text may go on by as many characters as the longest token of a slice
-# has, the slice is taken whole, and only the tokens beyond it are walked. With its own, {1,10} and {1,30}, a mask with
-# 10 to 29 characters left took 1.1 ms of 128,256 tokens; with these 0.25 to 0.85, and one of 100 schemas' 14 % less.
+# The vocabulary in slices for the library: where a text may go on by as many characters as the
+# longest token of a slice has, the slice is taken whole, and only the tokens beyond it are walked.
+# With its own, {1,10} and {1,30}, a mask with 10 to 29 characters left took 1.1 ms of 128,256
+# tokens; with these 0.25 to 0.85, and one of 100 schemas' 14 % less.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
-SLICES = (r"[\x20\x0A\x0D\x09]+", *(f"{_TEXT}{{1,{most}}}" for most in (5, 8, 10, 12, 14, 16, 20, 24, 30)), f"{_TEXT}+")
-FEW = 64  # words of a mask that name tokens, up to which it is asked whether one text is forced: that takes 20 to 80 us
+SLICES = (
+    r"[\x20\x0A\x0D\x09]+",
+    *(f"{_TEXT}{{1,{most}}}" for most in (5, 8, 10, 12, 14, 16, 20, 24, 30)),
+    f"{_TEXT}+",
+)
+# words of a mask that name tokens, up to which it is asked whether one text is forced: that takes
+# 20 to 80 us
+FEW = 64
 
 
 def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -> str:
-    """Returns it in llguidance's own form. special: the vocabulary's special tokens, which a structural tag may hold.
-    Raises UsageError."""
+    """Returns it in llguidance's own form. special: the vocabulary's special tokens, which a
+    structural tag may hold. Raises UsageError."""
     if asked.around is None:
         return _form_text(asked, special)
     grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": asked.around}]
@@ -87,8 +97,12 @@ def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
         if asked.regex is not None:
             return LLMatcher.grammar_from_regex(asked.regex)
         if asked.choice is not None:
-            each = " | ".join(json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice))
-            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {each}")  # a terminal: 10,000 are no burden
+            each = " | ".join(
+                json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice)
+            )
+            return LLMatcher.grammar_from_lark(
+                f"start: CHOICE\nCHOICE: {each}"
+            )  # a terminal: 10,000 are no burden
         return grammar_from("grammar", asked.grammar or "")
     except UsageError:  # of a number; it is a ValueError too
         raise
@@ -108,7 +122,8 @@ def _json_options(asked: StructuredOutputsParams) -> JsonCompileOptions:
 
 
 def check_grammar(asked: StructuredOutputsParams) -> None:
-    """Raises UsageError, in the library's words, for what is no grammar or can never be met. Needs no tokenizer."""
+    """Raises UsageError, in the library's words, for what is no grammar or can never be met. Needs
+    no tokenizer."""
     from llguidance import LLMatcher
 
     failed, why = LLMatcher.validate_grammar_with_warnings(grammar_text(asked), limits=_limits())
@@ -123,25 +138,36 @@ class CompiledGrammar:
         self._matcher, self._words, self._ends = matcher, words, tuple(ends)
 
     def matcher(
-        self, min_tokens: int = 0, stop_ids: Sequence[int] = (), *, forces: bool = True, out: Words | None = None
+        self,
+        min_tokens: int = 0,
+        stop_ids: Sequence[int] = (),
+        *,
+        forces: bool = True,
+        out: Words | None = None,
     ) -> GrammarMatcher:
-        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless it must. forces: text
-        that must come next is spelt as the tokenizer spells it; else as it may be drawn. out: where each mask is made;
-        else in memory of its own."""
+        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless
+        it must. forces: text that must come next is spelt as the tokenizer spells it; else as it
+        may be drawn. out: where each mask is made; else in memory of its own."""
         out = np.zeros(self._words, np.int32) if out is None else out
-        return GrammarMatcher(self._matcher.deep_copy(), out, (*self._ends, *stop_ids), min_tokens, forces)
+        return GrammarMatcher(
+            self._matcher.deep_copy(), out, (*self._ends, *stop_ids), min_tokens, forces
+        )
 
 
 class GrammarMatcher:
-    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token. The next mask is
-    written over the last."""
+    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token.
+    The next mask is written over the last."""
 
-    def __init__(self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool) -> None:
+    def __init__(
+        self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool
+    ) -> None:
         """out [words]: where masks are made."""
         self._matcher, self._out, self._ends, self._forces = matcher, out, ends, forces
         self._address, self._bytes = out.ctypes.data, out.nbytes
         self._left = min_tokens
-        self._now: list[int] | None = None  # what must come where it stands, once that was asked: `out` is what may
+        self._now: list[int] | None = (
+            None  # what must come where it stands, once that was asked: `out` is what may
+        )
 
     def mask(self) -> Words:
         forced, words = self._stand(), self._out
@@ -181,7 +207,8 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). For one thread at a time."""
+    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). For one thread at
+    a time."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
         """ends: the model's end ids. Raises UsageError where it has none."""
@@ -193,10 +220,13 @@ class GrammarCompiler:
         self._ends = tuple(ends)
         self._words = -(-tokenizer.vocab_size // 32)
         vocabulary = TokenizerWrapper(_Vocabulary(tokenizer, ends[0]))
-        self._tokenizer = LLTokenizer(vocabulary, n_vocab=tokenizer.vocab_size, eos_token=[*ends], slices=[*SLICES])
+        self._tokenizer = LLTokenizer(
+            vocabulary, n_vocab=tokenizer.vocab_size, eos_token=[*ends], slices=[*SLICES]
+        )
 
     def compile(self, text: str) -> CompiledGrammar:
-        """Compiles grammar_text's, and makes its first mask, which is the dearest. Raises UsageError."""
+        """Compiles grammar_text's, and makes its first mask, which is the dearest. Raises
+        UsageError."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
@@ -220,14 +250,15 @@ class _Vocabulary:
         self._encode = tokenizer.encode_inside
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Spells text that a form forces: it stands behind other text, and must be spelt as it is."""
+        """Spells text that a form forces: it stands behind other text,
+        and must be spelt as it is."""
         (ids,) = self._encode([text.decode() if isinstance(text, bytes) else text])
         return ids
 
 
 def _limits() -> LLParserLimits:
-    """The library's usual are 1,000,000, 200,000, 250,000 and 500,000: a regex of 10^10 repeats took 1.4 s and 200 MB
-    for its first mask with those, 0.6 s and 80 MB with these."""
+    """The library's usual are 1,000,000, 200,000, 250,000 and 500,000: a regex of 10^10 repeats
+    took 1.4 s and 200 MB for its first mask with those, 0.6 s and 80 MB with these."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(
@@ -240,6 +271,8 @@ def _limits() -> LLParserLimits:
 
 
 def _refused(why: str) -> UsageError:
-    why = " ".join(why.replace("<non-verbose/>", "").replace("NoExtensionBias", "nothing can match it").split())
+    why = " ".join(
+        why.replace("<non-verbose/>", "").replace("NoExtensionBias", "nothing can match it").split()
+    )
     rule = f"structured_outputs cannot be served: {why[:LONGEST_WHY]}"
     return UsageError(rule, param="structured_outputs", rule=rule)

@@ -1,9 +1,10 @@
 """hold_numbers: a JSON Schema whose numbers llguidance reads as they stand.
 
-The library reads bounds as float64 and writes ranges of integers as int64: past 2^53 a bound moves to a neighbour, a
-range to the ends of int64 has nothing in it, and one that is bounded on one side is refused. So bounds go inward to
-the next whole number that float64 has: what a form lets pass fits its schema always. At 2^53 that leaves out one
-number at an end, at 2^63 up to 1,024. It knows schemas as JSON; no grammar.
+The library reads bounds as float64 and writes ranges of integers as int64: past 2^53 a bound moves
+to a neighbour, a range to the ends of int64 has nothing in it, and one that is bounded on one side
+is refused. So bounds go inward to the next whole number that float64 has: what a form lets pass
+fits its schema always. At 2^53 that leaves out one number at an end, at 2^63 up to 1,024. It knows
+schemas as JSON; no grammar.
 """
 
 from __future__ import annotations
@@ -26,31 +27,40 @@ def may_have_large_numbers(text: str) -> bool:
 
 
 def hold_numbers(schema: Any) -> Any:
-    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be held to."""
+    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be held
+    to."""
     if isinstance(schema, list):
         return [hold_numbers(each) for each in schema]
     if not isinstance(schema, dict):
         return schema
     for name in ("const", "enum"):
         _check_values(name, schema.get(name))
-    held = {name: value if name in _VALUES else hold_numbers(value) for name, value in schema.items()}
+    held = {
+        name: value if name in _VALUES else hold_numbers(value) for name, value in schema.items()
+    }
     low, high = _ends(schema, "inimum", math.ceil, max), _ends(schema, "aximum", math.floor, min)
     if not any(end is not None and abs(end) > EXACT for end in (low, high)):
         return held
     kinds = schema.get("type")
-    if kinds != "integer" and not (isinstance(kinds, list) and "integer" in kinds and "number" not in kinds):
+    if kinds != "integer" and not (
+        isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
+    ):
         return held  # a number with a fraction is float64 as its bounds are
     least = -LARGEST if low is None else _inward(low, up=True)
     most = LARGEST if high is None else _inward(high, up=False)
     if least > most:
-        raise _refused(f"integers from {_shown(low)} to {_shown(high)} cannot be held to exactly: give them as strings")
+        raise _refused(
+            f"integers from {_shown(low)} to {_shown(high)} cannot be held to exactly: give them as"
+            " strings"
+        )
     for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         held.pop(name, None)
     return {**held, "minimum": least, "maximum": most}
 
 
 def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int | None:
-    """The bound of whole numbers that a schema's m..., exclusiveM... say together, None where it has none."""
+    """The bound of whole numbers that a schema's m..., exclusiveM... say together, None where it
+    has none."""
     plain, open_ = schema.get("m" + name), schema.get("exclusiveM" + name)
     ends = [rounded(plain)] if plain is not None and _is_number(plain) else []
     if open_ is not None and _is_number(open_):
@@ -79,7 +89,9 @@ def _inward(end: int, *, up: bool) -> int:
 def _check_values(name: str, values: Any) -> None:
     for value in values if isinstance(values, list) else [values]:
         if isinstance(value, int) and not _is_exact(value):
-            raise _refused(f"{name} has {_shown(value)}, which cannot be held to exactly: give it as a string")
+            raise _refused(
+                f"{name} has {_shown(value)}, which cannot be held to exactly: give it as a string"
+            )
 
 
 def _is_exact(value: int) -> bool:

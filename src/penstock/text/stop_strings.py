@@ -1,8 +1,9 @@
-"""Stop strings: which tokens can end one, where one stands in a text, and what a stream must hold back.
+"""Stop strings: which tokens can end one, where one stands in a text, and what a stream must hold
+back.
 
-The rule, whatever the pieces that a text comes in: of all occurrences the one that is complete first counts, and of
-those that are complete at the same character the one that starts first. It knows token bytes, not tokenizers, and no
-engine.
+The rule, whatever the pieces that a text comes in: of all occurrences the one that is complete
+first counts, and of those that are complete at the same character the one that starts first. It
+knows token bytes, not tokenizers, and no engine.
 """
 
 from __future__ import annotations
@@ -21,22 +22,26 @@ Bits = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class StopIndex:
-    """A vocabulary made ready for stop strings, once a tokenizer: its bytes sorted, and laid end to end.
+    """A vocabulary made ready for stop strings, once a tokenizer: its bytes sorted, and laid end to
+    end.
 
-    Two questions are answered with it: which tokens start with some bytes (binary search), and which contain some bytes
-    (one scan over all bytes of the vocabulary, 0.9 MB at 128,256 tokens).
+    Two questions are answered with it: which tokens start with some bytes (binary search), and
+    which contain some bytes (one scan over all bytes of the vocabulary, 0.9 MB at 128,256 tokens).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.size = len(vocabulary.pieces)
-        # A token that spells something else at the start of a text has an entry for each of its spellings.
+        # A token that spells something else at the start of a text has an entry for each of its
+        # spellings.
         entries = [*enumerate(vocabulary.pieces), *vocabulary.first_pieces.items()]
         entries.sort(key=lambda entry: entry[1])
         self._sorted = [piece for _, piece in entries]
         self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
         self._bytes = np.frombuffer(b"".join(self._sorted), np.uint8)
-        self._ends = np.cumsum(np.fromiter(map(len, self._sorted), np.int64, len(entries)))  # [entries]
+        self._ends = np.cumsum(
+            np.fromiter(map(len, self._sorted), np.int64, len(entries))
+        )  # [entries]
         self.longest = max(map(len, self._sorted), default=0)  # bytes of the longest token
         self._counts = np.bincount(self._bytes, minlength=256)
 
@@ -63,24 +68,33 @@ class StopIndex:
 class StopStrings:
     """The stop strings of one request over one vocabulary.
 
-    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so none of them can end a
-    stop string. Raises UsageError for an empty stop string.
+    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so none
+    of them can end a stop string. Raises UsageError for an empty stop string.
     """
 
     __slots__ = ("_bits", "_bytes", "_index", "_inner", "_skip_special", "max_bytes", "stops")
 
-    def __init__(self, stops: Sequence[str], index: StopIndex, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, stops: Sequence[str], index: StopIndex, *, skip_special_tokens: bool = True
+    ) -> None:
         if any(not isinstance(stop, str) or not stop for stop in stops):
-            raise UsageError("a stop string must be text of at least one character; leave empty ones out", param="stop")
+            raise UsageError(
+                "a stop string must be text of at least one character; leave empty ones out",
+                param="stop",
+            )
         self.stops = tuple(dict.fromkeys(stops))
         try:
             self._bytes = tuple(stop.encode() for stop in self.stops)
         except UnicodeEncodeError as error:
-            raise UsageError("a stop string has half a surrogate pair; send valid Unicode", param="stop") from error
+            raise UsageError(
+                "a stop string has half a surrogate pair; send valid Unicode", param="stop"
+            ) from error
         self.max_bytes = max(map(len, self._bytes), default=0)
         self._index, self._skip_special = index, skip_special_tokens
         self._bits: Bits | None = None
-        self._inner = frozenset(letter for stop in stops for letter in stop[:-1])  # what a beginning can end with
+        self._inner = frozenset(
+            letter for stop in stops for letter in stop[:-1]
+        )  # what a beginning can end with
 
     @property
     def has_bits(self) -> bool:
@@ -88,11 +102,12 @@ class StopStrings:
         return self._bits is not None
 
     def watch_bits(self) -> Bits:
-        """[vocabulary] bool: True where a token can complete a stop string, given some text before it. Read-only.
+        """[vocabulary] bool: True where a token can complete a stop string, given some text before
+        it. Read-only.
 
-        A token completes `stop` if it contains it, or starts with a proper suffix of it; what stands before is free,
-        so a skipped special token in between changes nothing. U+FFFD in a stop string can come from any torn bytes,
-        so then every token is watched.
+        A token completes `stop` if it contains it, or starts with a proper suffix of it; what
+        stands before is free, so a skipped special token in between changes nothing. U+FFFD in a
+        stop string can come from any torn bytes, so then every token is watched.
         """
         if self._bits is None:
             bits = np.zeros(self._index.size, np.bool_)
@@ -112,9 +127,11 @@ class StopStrings:
         return self._bits
 
     def completes(self, ids: Sequence[int]) -> bool:
-        """Whether the last of `ids` may have completed a stop string, seen from the last few tokens' bytes alone.
+        """Whether the last of `ids` may have completed a stop string, seen from the last few
+        tokens' bytes alone.
 
-        Cheap (about a microsecond) and never wrong when it says no; on yes decode the sequence and ask `find`.
+        Cheap (about a microsecond) and never wrong when it says no; on yes decode the sequence and
+        ask `find`.
         """
         vocabulary = self._index.vocabulary
         if not ids or any(REPLACEMENT in stop for stop in self.stops):
@@ -132,7 +149,8 @@ class StopStrings:
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """Returns (position, stop string) of the occurrence that ends first after `start`, or None.
 
-        `start` is how much of the text was looked at before: an occurrence may begin before it and must end behind it.
+        `start` is how much of the text was looked at before: an occurrence may begin before it and
+        must end behind it.
         """
         best: tuple[int, int, str] | None = None  # (end, begin, stop)
         for stop in self.stops:
@@ -142,12 +160,14 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def holdback(self, text: str) -> int:
-        """How many characters at the end of `text` may be the beginning of a stop string: the most that can be."""
+        """How many characters at the end of `text` may be the beginning of a stop string: the most
+        that can be."""
         if not text or text[-1] not in self._inner:
             return 0
         held = 0
         for stop in self.stops:
-            # A beginning starts with the stop's first letter: try only where that stands, the longest first.
+            # A beginning starts with the stop's first letter: try only where that stands, the
+            # longest first.
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
             while 0 <= at < len(text) - held:
                 if stop.startswith(text[at:]):
@@ -158,9 +178,11 @@ class StopStrings:
 
 
 class StopChecker:
-    """One streamed sequence: takes its new text, gives what may be sent, and says when a stop string was completed.
+    """One streamed sequence: takes its new text, gives what may be sent, and says when a stop
+    string was completed.
 
-    The text before a stop string is sent, the stop string only with `include`. After a stop nothing more is sent.
+    The text before a stop string is sent, the stop string only with `include`. After a stop nothing
+    more is sent.
     """
 
     __slots__ = ("_include", "_sent", "_stops", "_tail", "stopped")
@@ -168,13 +190,14 @@ class StopChecker:
     def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
         self._stops = stops
         self._include = include
-        self._tail = ""  # the end of the text that may begin a stop string; with `include` it is sent already
+        # the end of the text that may begin a stop string; with `include` it is sent already
+        self._tail = ""
         self._sent = 0  # how much of the tail is sent
         self.stopped: str | None = None
 
     def push(self, new_text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """(text to send, stop string or None). With `armed` False (before min_tokens) no stop string may end in this
-        text, but one may begin in it."""
+        """(text to send, stop string or None). With `armed` False (before min_tokens) no stop
+        string may end in this text, but one may begin in it."""
         if self.stopped is not None or not new_text:
             return "", self.stopped
         text, seen = self._tail + new_text, len(self._tail)

@@ -1,11 +1,15 @@
-"""Structural tags: free text in which each tag that begins has content of its own form, as vLLM and xgrammar spell it.
+"""Structural tags: free text in which each tag that begins has content of its own form, as vLLM and
+xgrammar spell it.
 
-    {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}      with or without "type": "structural_tag"
-    {"format": {"type": "triggered_tags", "triggers": [...], "tags": [{"begin", "content", "end"}, ...],
-                "at_least_one", "stop_after_first"}}                          content: json_schema, regex or any_text
+    {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}      with or without
+    "type": "structural_tag"
+    {"format": {"type": "triggered_tags", "triggers": [...], "tags": [{"begin", "content", "end"},
+    ...],
+                "at_least_one", "stop_after_first"}}                          content: json_schema,
+                regex or any_text
 
-A trigger is how a tag begins: once it was said, one of the tags that begin so has to follow. It makes Lark of them, and
-the forms that the Lark names; it knows no tokenizer and no library.
+A trigger is how a tag begins: once it was said, one of the tags that begin so has to follow. It
+makes Lark of them, and the forms that the Lark names; it knows no tokenizer and no library.
 """
 
 from __future__ import annotations
@@ -19,7 +23,9 @@ from msgspec import Struct
 from penstock.errors import UsageError
 
 MOST_TAGS = 1_024
-MOST_TRIGGERS = 128  # texts are read up to any of them: what that takes grows with their square, here to 0.1 s
+MOST_TRIGGERS = (
+    128  # texts are read up to any of them: what that takes grows with their square, here to 0.1 s
+)
 CONTENT = "content_"  # the form of the i-th tag is @content_i
 _REST = "TEXT: /(?s:.*)/\n"  # special tokens are no text
 
@@ -87,14 +93,19 @@ def read_structural_tag(text: str) -> TriggeredTags:
         raise _wrong(str(error)) from error
     found = asked.format
     if found is None and asked.structures is not None and asked.triggers is not None:
-        tags = [Tag(begin=each.begin, content=_JsonContent(each.schema), end=each.end) for each in asked.structures]
+        tags = [
+            Tag(begin=each.begin, content=_JsonContent(each.schema), end=each.end)
+            for each in asked.structures
+        ]
         found = TriggeredTags(type="triggered_tags", triggers=asked.triggers, tags=tags)
     elif found is None or asked.structures is not None or asked.triggers is not None:
         raise _wrong("it takes structures and triggers, or a format of triggered_tags")
     if not found.tags or not found.triggers or not all(found.triggers):
         raise _wrong("it needs at least one tag, and one trigger that is not empty")
     if len(found.tags) > MOST_TAGS or len(set(found.triggers)) > MOST_TRIGGERS:
-        raise _wrong(f"it takes {MOST_TAGS} tags and {MOST_TRIGGERS} triggers at most: let tags begin alike")
+        raise _wrong(
+            f"it takes {MOST_TAGS} tags and {MOST_TRIGGERS} triggers at most: let tags begin alike"
+        )
     for at, tag in enumerate(found.tags):
         if _trigger_of(tag, found.triggers) is None:
             raise _wrong(f"tag {at + 1} begins with none of the triggers")
@@ -104,9 +115,14 @@ def read_structural_tag(text: str) -> TriggeredTags:
 
 
 def tags_lark(asked: TriggeredTags, special: Container[str]) -> str:
-    """Returns the Lark of a whole answer. The tags' contents are @content_0 and on, but for any text. special: the
-    vocabulary's special tokens, which no text spells: a trigger or an end that is one is named as one."""
-    used = [trigger for trigger in asked.triggers if any(_trigger_of(t, asked.triggers) == trigger for t in asked.tags)]
+    """Returns the Lark of a whole answer. The tags' contents are @content_0 and on, but for any
+    text. special: the vocabulary's special tokens, which no text spells: a trigger or an end that
+    is one is named as one."""
+    used = [
+        trigger
+        for trigger in asked.triggers
+        if any(_trigger_of(t, asked.triggers) == trigger for t in asked.tags)
+    ]
     heads = {trigger: f"head_{at}" for at, trigger in enumerate(dict.fromkeys(used))}
     rules = [_head(head, trigger, special) for trigger, head in heads.items()]
     for at, tag in enumerate(asked.tags):

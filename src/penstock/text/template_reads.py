@@ -1,6 +1,7 @@
-"""What a chat template reads, found by asking it: small conversations are rendered in one form after another, until
-all of their words are in the prompt. So nothing of a template's macros, loops and tests need be understood. It knows
-conversations and `Reads`; how a template is run is its caller's.
+"""What a chat template reads, found by asking it: small conversations are rendered in one form
+after another, until all of their words are in the prompt. So nothing of a template's macros, loops
+and tests need be understood. It knows conversations and `Reads`; how a template is run is its
+caller's.
 """
 
 from __future__ import annotations
@@ -13,11 +14,20 @@ from typing import Any
 
 from penstock.text.turns import Message, Reads, as_read
 
-Run = Callable[[list[Message]], str | None]  # renders messages; None where the template refuses them
+Run = Callable[
+    [list[Message]], str | None
+]  # renders messages; None where the template refuses them
 
 ASK: Message = {"role": "user", "content": "hi"}
 # Words that no template has.
-FIRST, SECOND, THIRD, FOURTH, NAME, KEY = "zqfirst", "zqsecond", "zqthird", "zqfourth", "zqname", "zqkey"
+FIRST, SECOND, THIRD, FOURTH, NAME, KEY = (
+    "zqfirst",
+    "zqsecond",
+    "zqthird",
+    "zqfourth",
+    "zqname",
+    "zqkey",
+)
 THOUGHT, SAID, CUT = "zqthought", "zqsaid", '{"zqkey": "zqfirst'
 # A list of parts or an object as Python or JSON writes it, where its text was meant.
 _DUMPED = re.compile(r"""(text|thinking)\\*['"]:\s*\\*['"]zq|'zqkey'\s*:""")
@@ -28,7 +38,12 @@ def find_reads(run: Run) -> Reads:
     probe, reads = _Probe(run), Reads()
     for role in ("user", "system", "developer", "assistant"):
         reads = _content_of(role, probe, reads)
-    reads = probe.first((reads, replace(reads, blank=False)), [ASK, {"role": "assistant", "content": ""}, ASK]) or reads
+    reads = (
+        probe.first(
+            (reads, replace(reads, blank=False)), [ASK, {"role": "assistant", "content": ""}, ASK]
+        )
+        or reads
+    )
     read, written = _call_forms(reads)
     called = (
         probe.first(read, _called(1), FIRST, THIRD)
@@ -46,11 +61,14 @@ class _Probe:
         self._nones = (run([ASK]) or "").count("None")  # that a template writes itself
 
     def sees(self, reads: Reads, messages: list[Message], *words: str) -> bool:
-        """Whether a template that is given messages so writes all of these words, and nothing as Python writes it."""
+        """Whether a template that is given messages so writes all of these words, and nothing as
+        Python writes it."""
         text = self._run(as_read(messages, reads))
         if text is None or _DUMPED.search(text) or text.count("None") > self._nones:
             return False
-        if any("tool_calls" in message for message in messages) and not (reads.calls and reads.objects):
+        if any("tool_calls" in message for message in messages) and not (
+            reads.calls and reads.objects
+        ):
             words = (*words, f'"{KEY}": "{FIRST}')  # JSON as it stands, in no string of JSON
         return all(word in text for word in words)
 
@@ -78,7 +96,9 @@ def _parts(*texts: str) -> list[Message]:
     return [{"type": "text", "text": text} for text in texts]
 
 
-def _called(count: int, arguments: str | None = None, result: Any = THIRD, **more: Any) -> list[Message]:
+def _called(
+    count: int, arguments: str | None = None, result: Any = THIRD, **more: Any
+) -> list[Message]:
     """Returns a conversation of one turn with calls, and their results."""
     calls, results = [], []
     for number, (value, content) in enumerate(((FIRST, result), (SECOND, FOURTH))[:count]):
@@ -90,7 +110,8 @@ def _called(count: int, arguments: str | None = None, result: Any = THIRD, **mor
 
 
 def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
-    """Returns the forms in which a turn's calls may be read, and those in which they are content."""
+    """Returns the forms in which a turn's calls may be read,
+    and those in which they are content."""
     tool = frozenset({"tool"})
     ways = [reads, replace(reads, results=False)]
     if reads.only_parts:
@@ -103,14 +124,17 @@ def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
 
 
 def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads`, in which a template takes one call and its result, with what may be beside them."""
+    """Returns `reads`, in which a template takes one call and its result, with what may be beside
+    them."""
     if reads.calls:
         one = replace(reads, calls=1)
         reads = probe.first((reads, one), _called(2), FIRST, SECOND, THIRD, FOURTH) or reads
         raw = replace(reads, raw=True)
         reads = raw if probe.sees(raw, _called(1, CUT), CUT, THIRD) else reads
     taking = replace(reads, parts=reads.parts | {"tool"})
-    if reads.results and probe.sees(taking, _called(1, result=_parts(THIRD, FOURTH)), FIRST, THIRD, FOURTH):
+    if reads.results and probe.sees(
+        taking, _called(1, result=_parts(THIRD, FOURTH)), FIRST, THIRD, FOURTH
+    ):
         reads = taking
     names = (reads.thoughts, (*reads.thoughts, "thinking"), ())
     thinking = [replace(reads, thoughts=each) for each in names]
@@ -122,5 +146,8 @@ def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
     said, apart = _called(1, content=SAID), replace(reads, beside=False)
     if probe.sees(reads, said, FIRST, THIRD, SAID):
         return reads
-    later = [{"role": "assistant", "content": "ok"}, ASK]  # roles that alternate may forbid it behind a turn more
+    later = [
+        {"role": "assistant", "content": "ok"},
+        ASK,
+    ]  # roles that alternate may forbid it behind a turn more
     return apart if probe.sees(apart, [*said, *later], FIRST, THIRD, SAID) else reads

@@ -1,8 +1,10 @@
-"""The tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text by our own byte tables.
+"""The tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text by our own
+byte tables.
 
-Ids are those that tokenizer.json makes, as AutoTokenizer's nearly always are, without its import (1.6 s and torch;
-`tokenizers` is 0.02 s). Decoding a sample of 256 tokens is one join over a table. It knows no engine; stop strings come
-ready-made from here so that their tables over the vocabulary are made once a tokenizer.
+Ids are those that tokenizer.json makes, as AutoTokenizer's nearly always are, without its import
+(1.6 s and torch; `tokenizers` is 0.02 s). Decoding a sample of 256 tokens is one join over a table.
+It knows no engine; stop strings come ready-made from here so that their tables over the vocabulary
+are made once a tokenizer.
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ import numpy as np
 
 from penstock.errors import ContextLengthError, TokenizerError, UsageError, too_long
 from penstock.text.stop_strings import StopIndex, StopStrings
-from penstock.text.tokenizer_files import TokenizerFiles, prefixes, read_tokenizer_files, without_prefix
+from penstock.text.tokenizer_files import (
+    TokenizerFiles,
+    prefixes,
+    read_tokenizer_files,
+    without_prefix,
+)
 from penstock.text.vocabulary import DecoderStyle, Vocabulary
 
 if TYPE_CHECKING:
@@ -28,18 +35,23 @@ if TYPE_CHECKING:
 
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
-_USUAL = 6  # characters of a token, at most, in the first part of a long text that is looked at: prose has 3 to 5
+# characters of a token, at most, in the first part of a long text that is looked at: prose has 3 to
+# 5
+_USUAL = 6
 _WORD = re.compile(r"\S\s")  # a word's end
 
 
 class Tokenizer:
     """Text to ids and back for one model. Make it with `load`; safe to use from several threads.
 
-    `vocab_size` is the number of ids that the model has logits for (the tokenizer's own count where no model was
-    named): `token_bytes` and watch bits have that length, ids past the tokenizer's last token spell nothing.
+    `vocab_size` is the number of ids that the model has logits for (the tokenizer's own count where
+    no model was named): `token_bytes` and watch bits have that length, ids past the tokenizer's
+    last token spell nothing.
     """
 
-    def __init__(self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, fast: FastTokenizer, files: TokenizerFiles, vocab_size: int | None = None
+    ) -> None:
         self._fast = fast
         self.folder, self.template_file = files.folder, files.template_file
         self._tokens = _tokens_by_id(fast, vocab_size, files)
@@ -57,11 +69,14 @@ class Tokenizer:
         self.longest = max(map(len, filter(None, self._tokens)))  # characters of a token
 
     @classmethod
-    def load(cls, folder: Path, *, vocab_size: int | None = None, chat_template: Path | str | None = None) -> Tokenizer:
-        """Reads a folder with a tokenizer.json. chat_template: a file, in place of the folder's templates.
+    def load(
+        cls, folder: Path, *, vocab_size: int | None = None, chat_template: Path | str | None = None
+    ) -> Tokenizer:
+        """Reads a folder with a tokenizer.json. chat_template: a file, in place of the folder's
+        templates.
 
-        Raises TokenizerError: no or a broken file, a decoder that isn't served, tokens beyond the model's `vocab_size`
-        that texts are made of.
+        Raises TokenizerError: no or a broken file, a decoder that isn't served, tokens beyond the
+        model's `vocab_size` that texts are made of.
         """
         template = None if chat_template is None else Path(chat_template).expanduser()
         files = read_tokenizer_files(Path(folder), template)
@@ -82,17 +97,20 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; `add_special_tokens` adds BOS and the like as the model's tokenizer.json says."""
+        """The ids of a text; `add_special_tokens` adds BOS and the like as the model's
+        tokenizer.json says."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_prompt(
         self, text: str, limit: int, *, keep: int | None = None, add_special_tokens: bool = True
     ) -> list[int]:
-        """Returns the ids of a prompt for a context of `limit` tokens, without looking at much more text than that.
+        """Returns the ids of a prompt for a context of `limit` tokens, without looking at much more
+        text than that.
 
-        keep: where there are more than so many ids, the last keep + 1 will do. Of a long text the end is tokenised
-        from a word's beginning on, as far from what is kept as a token can reach. Raises ContextLengthError where the
-        text cannot fit, however far it goes on, and as `encode_batch`.
+        keep: where there are more than so many ids, the last keep + 1 will do. Of a long text the
+        end is tokenised from a word's beginning on, as far from what is kept as a token can reach.
+        Raises ContextLengthError where the text cannot fit, however far it goes on, and as
+        `encode_batch`.
         """
         if keep is not None and keep < limit:
             return self._last_ids(text, keep + 1, add_special_tokens)
@@ -108,10 +126,14 @@ class Tokenizer:
 
     def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
         """The last `count` ids of a text, or all where it has fewer."""
-        enough = count + self.longest  # ids; the first few of a part are not those that the whole text has there
+        enough = (
+            count + self.longest
+        )  # ids; the first few of a part are not those that the whole text has there
         size = _USUAL * enough
         while size < len(text):
-            end = _WORD.search(text, len(text) - size, len(text) - size // 2)  # behind it too little would be left
+            end = _WORD.search(
+                text, len(text) - size, len(text) - size // 2
+            )  # behind it too little would be left
             start = len(text) - size if end is None else end.start() + 1
             ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
             if len(ids) >= enough:
@@ -119,26 +141,36 @@ class Tokenizer:
             size *= 4
         return self.encode(text, add_special_tokens=add_special_tokens)[-count:]
 
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """The ids of several texts, on several cores. Raises TokenizerError where the library gives up."""
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """The ids of several texts, on several cores. Raises TokenizerError where the library gives
+        up."""
         for text in texts:
             _check_text(text)
         try:
             batch = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # a panic in Rust is no Exception: it would pass whoever keeps a fault to itself
-            message = "the tokenizers library failed at this text: change it, or the model's tokenizer.json"
+        except BaseException as error:
+            # a panic in Rust is no Exception: it would pass whoever keeps a fault to itself
+            message = (
+                "the tokenizers library failed at this text: change it, or the model's"
+                " tokenizer.json"
+            )
             raise TokenizerError(message) from error  # whose own words may hold the text
         return [encoding.ids for encoding in batch]
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts that stand in the middle of another: nothing is set before them, no BOS and no space.
+        """The ids of texts that stand in the middle of another: nothing is set before them, no BOS
+        and no space.
 
-        A text that the tokenizer would change, as one that folds case does, is spelt by its longest tokens instead. No
-        ids for a text that no tokens spell."""
+        A text that the tokenizer would change, as one that folds case does, is spelt by its longest
+        tokens instead. No ids for a text that no tokens spell."""
         fast, out = self._inside, []
-        for encoding, text in zip(fast.encode_batch_fast(list(texts), add_special_tokens=False), texts, strict=True):
+        for encoding, text in zip(
+            fast.encode_batch_fast(list(texts), add_special_tokens=False), texts, strict=True
+        ):
             spelt = b"".join(map(self.token_bytes.__getitem__, encoding.ids))
             out.append(encoding.ids if spelt == text.encode() else self._by_longest(text.encode()))
         return out
@@ -161,7 +193,12 @@ class Tokenizer:
         while at < len(data):
             lengths = range(min(self._longest_bytes, len(data) - at), 0, -1)
             found = next(
-                (self._by_bytes[piece] for n in lengths if (piece := data[at : at + n]) in self._by_bytes), None
+                (
+                    self._by_bytes[piece]
+                    for n in lengths
+                    if (piece := data[at : at + n]) in self._by_bytes
+                ),
+                None,
             )
             if found is None:
                 return []
@@ -171,7 +208,8 @@ class Tokenizer:
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        """Bytes -> the token of that spelling; of several the lowest id. Special tokens are none."""
+        """Bytes -> the token of that spelling; of several the lowest id.
+        Special tokens are none."""
         pieces = reversed(list(enumerate(self.token_bytes)))
         return {piece: index for index, piece in pieces if piece and index not in self.special_ids}
 
@@ -182,37 +220,46 @@ class Tokenizer:
     # -- ids to text
 
     def decode(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
-        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False where it goes on behind other
-        text, and so keeps a space that a whole text loses (sentencepiece's tokenizers)."""
+        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False where it
+        goes on behind other text, and so keeps a space that a whole text loses (sentencepiece's
+        tokenizers)."""
         return self.vocabulary.decode(_as_list(ids), skip_special_tokens, begins)
 
     def settled(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
-        """The text of a sequence that may go on: a character that is torn at its end is not shown yet."""
+        """The text of a sequence that may go on: a character that is torn at its end is not shown
+        yet."""
         return self.vocabulary.settled(_as_list(ids), skip_special_tokens, begins)
 
-    def decode_batch(self, batch: Sequence[Ids], *, skip_special_tokens: bool = True, begins: bool = True) -> list[str]:
+    def decode_batch(
+        self, batch: Sequence[Ids], *, skip_special_tokens: bool = True, begins: bool = True
+    ) -> list[str]:
         """The texts of many sequences."""
         decode = self.vocabulary.decode
         return [decode(_as_list(ids), skip_special_tokens, begins) for ids in batch]
 
     def begins_behind(self, ids: Ids, *, skip_special_tokens: bool = True) -> bool:
-        """Returns whether a text begins anew behind a prompt of these ids: nothing of it is text."""
+        """Returns whether a text begins anew behind a prompt of these ids:
+        nothing of it is text."""
         return self.vocabulary.begins_behind(_as_list(ids), skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What a token spells in the middle of a text (for logprobs); a torn character is U+FFFD, see `token_bytes`."""
+        """What a token spells in the middle of a text (for logprobs); a torn character is U+FFFD,
+        see `token_bytes`."""
         if not 0 <= token_id < self.vocab_size:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
         return self.vocabulary.pieces[token_id].decode("utf-8", "replace")
 
-    def tokens_until(self, ids: Ids, end: int, *, skip_special_tokens: bool = True, begins: bool = True) -> int:
-        """How many tokens to keep when a stop string ends at character `end` of the decoded text: up to and including
-        the token that completes it."""
+    def tokens_until(
+        self, ids: Ids, end: int, *, skip_special_tokens: bool = True, begins: bool = True
+    ) -> int:
+        """How many tokens to keep when a stop string ends at character `end` of the decoded text:
+        up to and including the token that completes it."""
         return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens, begins)
 
     @cached_property
     def response_template(self) -> ResponseTemplate | None:
-        """How the model's answers are read, where its files say so. Raises TokenizerError where they say it badly."""
+        """How the model's answers are read, where its files say so. Raises TokenizerError where
+        they say it badly."""
         from penstock.text.answers.response_template import read_template
 
         return None if self._response_template is None else read_template(self._response_template)
@@ -234,8 +281,11 @@ class Tokenizer:
         """The vocabulary sorted for stop strings, made at first use."""
         return StopIndex(self.vocabulary)
 
-    def stop_strings(self, stops: Sequence[str], *, skip_special_tokens: bool = True) -> StopStrings:
-        """The stop strings of a request, with their watch bits; equal ones are made once and shared."""
+    def stop_strings(
+        self, stops: Sequence[str], *, skip_special_tokens: bool = True
+    ) -> StopStrings:
+        """The stop strings of a request, with their watch bits; equal ones are made once and
+        shared."""
         key = (tuple(stops), skip_special_tokens)
         found = self._stops.get(key)
         if found is None:
@@ -261,26 +311,34 @@ class Tokenizer:
 
 
 def _too_long(limit: int) -> ContextLengthError:
-    return ContextLengthError(f"{too_long(limit)}: shorten it, or cut it to its end", param="prompt")
+    return ContextLengthError(
+        f"{too_long(limit)}: shorten it, or cut it to its end", param="prompt"
+    )
 
 
-def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, files: TokenizerFiles) -> list[str | None]:
-    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's `vocab_size`.
+def _tokens_by_id(
+    fast: FastTokenizer, vocab_size: int | None, files: TokenizerFiles
+) -> list[str | None]:
+    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's
+    `vocab_size`.
 
-    Special tokens may lie beyond that: a family's models share a tokenizer, and Gemma 3's small ones have no row for
-    the place of an image. A prompt that holds one is refused by its id.
+    Special tokens may lie beyond that: a family's models share a tokenizer, and Gemma 3's small
+    ones have no row for the place of an image. A prompt that holds one is refused by its id.
     """
     vocabulary, added = fast.get_vocab(with_added_tokens=True), fast.get_added_tokens_decoder()
     own = max(vocabulary.values(), default=-1) + 1
     if own == 0:
-        raise TokenizerError(f"{files.folder / 'tokenizer.json'} has no tokens; fetch the file again")
+        raise TokenizerError(
+            f"{files.folder / 'tokenizer.json'} has no tokens; fetch the file again"
+        )
     size = own if vocab_size is None else vocab_size
     ends = {files.named.get("bos_token"), files.named.get("eos_token")}
     spare = {index for index, token in added.items() if token.special and token.content not in ends}
     if own > size and any(index >= size and index not in spare for index in vocabulary.values()):
         raise TokenizerError(
-            f"the tokenizer in {files.folder} has ids up to {own - 1}, the model's vocab_size is {vocab_size}; "
-            "they are not of one model: give the tokenizer that came with the weights"
+            f"the tokenizer in {files.folder} has ids up to {own - 1}, the model's vocab_size is"
+            f" {vocab_size}; they are not of one model: give the tokenizer that came with the"
+            " weights"
         )
     tokens: list[str | None] = [None] * size
     for token, index in vocabulary.items():
@@ -294,7 +352,8 @@ def _tokens_by_id(fast: FastTokenizer, vocab_size: int | None, files: TokenizerF
 
 
 def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
-    """Adds what only tokenizer_config.json knows, in the order of its ids, and marks the named tokens as special."""
+    """Adds what only tokenizer_config.json knows, in the order of its ids, and marks the named
+    tokens as special."""
     from tokenizers import AddedToken
 
     known = fast.get_added_tokens_decoder()
@@ -302,18 +361,35 @@ def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
         if index in known and known[index].content == entry["content"]:
             continue
         keys = ("single_word", "lstrip", "rstrip", "normalized", "special")
-        fast.add_tokens([AddedToken(entry["content"], **{key: bool(entry[key]) for key in keys if key in entry})])
+        fast.add_tokens(
+            [
+                AddedToken(
+                    entry["content"], **{key: bool(entry[key]) for key in keys if key in entry}
+                )
+            ]
+        )
         if fast.token_to_id(entry["content"]) != index:
             raise TokenizerError(
-                f"tokenizer_config.json in {files.folder} puts {entry['content']!r} at id {index}, "
-                f"tokenizer.json at {fast.token_to_id(entry['content'])}; the two files are not of one model"
+                f"tokenizer_config.json in {files.folder} puts {entry['content']!r} at id {index},"
+                f" tokenizer.json at {fast.token_to_id(entry['content'])}; the two files are not of"
+                " one model"
             )
     special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
     # A pad token that no file gives an id is of no use here, and adding it could outgrow the model.
-    named = [word for key, word in files.named.items() if key != "pad_token" or fast.token_to_id(word) is not None]
-    missing = [word for word in dict.fromkeys([*named, *files.extra_special]) if word and word not in special]
+    named = [
+        word
+        for key, word in files.named.items()
+        if key != "pad_token" or fast.token_to_id(word) is not None
+    ]
+    missing = [
+        word
+        for word in dict.fromkeys([*named, *files.extra_special])
+        if word and word not in special
+    ]
     if missing:
-        fast.add_special_tokens([AddedToken(word, special=True, normalized=False) for word in missing])
+        fast.add_special_tokens(
+            [AddedToken(word, special=True, normalized=False) for word in missing]
+        )
 
 
 def _decoder_spec(fast: FastTokenizer) -> dict[str, Any] | None:
@@ -334,5 +410,6 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(
-            f"the text has half a surrogate pair at character {error.start}; send valid Unicode", param="prompt"
+            f"the text has half a surrogate pair at character {error.start}; send valid Unicode",
+            param="prompt",
         ) from error

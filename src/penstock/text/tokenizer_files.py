@@ -1,10 +1,10 @@
-"""Reads a model folder's tokenizer files: tokenizer.json, tokenizer_config.json, special_tokens_map.json, chat
-templates.
+"""Reads a model folder's tokenizer files: tokenizer.json, tokenizer_config.json,
+special_tokens_map.json, chat templates.
 
-`tokenizer.json` decides the ids, BOS included: its post-processor is what transformers' AutoTokenizer uses when the
-file is there (5.x leaves `add_bos_token` of the config unread then). From the config come the names of the special
-tokens, tokens that only the config adds, and the chat templates. It knows JSON and files, nothing of encoding; no
-code of a model is run.
+`tokenizer.json` decides the ids, BOS included: its post-processor is what transformers'
+AutoTokenizer uses when the file is there (5.x leaves `add_bos_token` of the config unread then).
+From the config come the names of the special tokens, tokens that only the config adds, and the chat
+templates. It knows JSON and files, nothing of encoding; no code of a model is run.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ MOST_GROWTH = 256  # times as long as a text its normal form may be; served mode
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files say, unjudged. `added` maps an id to the config's entry for it; `named` is bos_token -> "<s>"
-    and so on."""
+    """What the files say, unjudged. `added` maps an id to the config's entry for it; `named` is
+    bos_token -> "<s>" and so on."""
 
     folder: Path
     tokenizer_json: bytes
@@ -40,20 +40,29 @@ class TokenizerFiles:
 
 
 def read_tokenizer_files(folder: Path, template_file: Path | None = None) -> TokenizerFiles:
-    """Reads the folder; a TokenizerError says which file is missing or broken and what to do. template_file: in place
-    of its chat templates."""
+    """Reads the folder; a TokenizerError says which file is missing or broken and what to do.
+    template_file: in place of its chat templates."""
     path = folder / "tokenizer.json"
     if not folder.is_dir():
-        raise TokenizerError(f"no folder {folder} to read a tokenizer from; give a model folder with a tokenizer.json")
+        raise TokenizerError(
+            f"no folder {folder} to read a tokenizer from; give a model folder with a"
+            " tokenizer.json"
+        )
     if not path.is_file():
-        others = [name for name in ("tokenizer.model", "vocab.json", "tekken.json") if (folder / name).is_file()]
+        others = [
+            name
+            for name in ("tokenizer.model", "vocab.json", "tekken.json")
+            if (folder / name).is_file()
+        ]
         hint = (
-            f" ({others[0]} alone isn't read: save it as a fast tokenizer with transformers' save_pretrained)"
+            f" ({others[0]} alone isn't read: save it as a fast tokenizer with transformers'"
+            " save_pretrained)"
             if others
             else ""
         )
         raise TokenizerError(
-            f"{folder} has no tokenizer.json{hint}; add it, or start with skip_tokenizer_init and token ids"
+            f"{folder} has no tokenizer.json{hint}; add it, or start with skip_tokenizer_init and"
+            " token ids"
         )
     tokenizer_json = _read_bytes(path)
     _check_growth(tokenizer_json, path)
@@ -61,14 +70,21 @@ def read_tokenizer_files(folder: Path, template_file: Path | None = None) -> Tok
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     words = list(extra.values()) if isinstance(extra, dict) else extra
     if not isinstance(words, list):
-        raise TokenizerError(f"{folder / 'tokenizer_config.json'} has special tokens that are no list: fetch it again")
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'} has special tokens that are no list: fetch it"
+            " again"
+        )
     return TokenizerFiles(
         folder=folder,
         tokenizer_json=tokenizer_json,
         named=named,
         extra_special=tuple(word for entry in words if (word := _content(entry)) is not None),
         added=_added_tokens(config.get("added_tokens_decoder") or {}, folder),
-        templates=_chat_templates(config, folder) if template_file is None else {"default": _read_text(template_file)},
+        templates=(
+            _chat_templates(config, folder)
+            if template_file is None
+            else {"default": _read_text(template_file)}
+        ),
         template_file=template_file,
         response_template=config.get("response_template"),
     )
@@ -92,8 +108,9 @@ class _Whole(msgspec.Struct):
 
 
 def read_end_of_text(folder: Path) -> int | None:
-    """Returns the id of the tokenizer's eos_token, without the third of a second in which a tokenizer is made. None
-    where it has none, or the folder no tokenizer. Raises TokenizerError for a broken file."""
+    """Returns the id of the tokenizer's eos_token, without the third of a second in which a
+    tokenizer is made. None where it has none, or the folder no tokenizer. Raises TokenizerError for
+    a broken file."""
     if not (folder / "tokenizer.json").is_file():
         return None
     config, named = _read_config(folder)
@@ -111,12 +128,15 @@ def read_end_of_text(folder: Path) -> int | None:
         vocab = msgspec.json.decode(data, type=_Whole).model.vocab
     except (msgspec.DecodeError, RecursionError):
         return None  # no tokenizer at all, as who makes it is told
-    ids = vocab if isinstance(vocab, dict) else {text: index for index, (text, _) in enumerate(vocab)}
+    ids = (
+        vocab if isinstance(vocab, dict) else {text: index for index, (text, _) in enumerate(vocab)}
+    )
     return ids.get(word)
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns tokenizer_config.json, and the named tokens: the config's, and of an older folder the map's beside it."""
+    """Returns tokenizer_config.json, and the named tokens: the config's, and of an older folder the
+    map's beside it."""
     config = _read_json(folder / "tokenizer_config.json")
     named = _named_tokens(config)
     if "added_tokens_decoder" not in config:
@@ -131,31 +151,37 @@ class _Spec(msgspec.Struct):
 
 
 def _check_growth(tokenizer_json: bytes, path: Path) -> None:
-    """Raises TokenizerError for a normalizer that may make a text MOST_GROWTH times as long or longer: one that doubles
-    a letter thirty times over takes all memory there is for one word."""
+    """Raises TokenizerError for a normalizer that may make a text MOST_GROWTH times as long or
+    longer: one that doubles a letter thirty times over takes all memory there is for one word."""
     try:
         growth = _growth(msgspec.json.decode(tokenizer_json, type=_Spec).normalizer)
     except (msgspec.DecodeError, RecursionError):
         return  # no tokenizer at all, as the library will say
     if growth > MOST_GROWTH:
         raise TokenizerError(
-            f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not served"
+            f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not"
+            " served"
         )
 
 
 def prefixes(part: Any) -> bool:
-    """Returns whether a normalizer or pre-tokenizer, as tokenizer.json writes it, sets a space before a text."""
+    """Returns whether a normalizer or pre-tokenizer, as tokenizer.json writes it, sets a space
+    before a text."""
     return bool(without_prefix(part) != part)
 
 
 def without_prefix(part: Any) -> Any:
-    """Returns the same normalizer or pre-tokenizer, one that sets no space before a text. None stays None."""
+    """Returns the same normalizer or pre-tokenizer, one that sets no space before a text. None
+    stays None."""
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
     if kind == "Sequence":
         name = "normalizers" if "normalizers" in part else "pretokenizers"
-        return {**part, name: [without_prefix(each) for each in part[name] if each.get("type") != "Prepend"]}
+        return {
+            **part,
+            name: [without_prefix(each) for each in part[name] if each.get("type") != "Prepend"],
+        }
     if kind == "Prepend":
         return None
     if kind == "Metaspace" and part.get("prepend_scheme") != "never":
@@ -166,7 +192,8 @@ def without_prefix(part: Any) -> Any:
 
 
 def _growth(normalizer: Any) -> float:
-    """How many characters one may become, at most, by the replacements of a normalizer as the library writes it."""
+    """How many characters one may become, at most, by the replacements of a normalizer as the
+    library writes it."""
     if not isinstance(normalizer, dict):
         return 1
     inner = normalizer.get("normalizers")
@@ -176,7 +203,8 @@ def _growth(normalizer: Any) -> float:
     if not isinstance(pattern, dict) or not isinstance(content, str) or not content:
         return 1
     text = pattern.get("String")
-    # A regular expression may match nothing at all, so that its content comes between any two characters.
+    # A regular expression may match nothing at all, so that its content comes between any two
+    # characters.
     return max(len(content) / len(text), 1) if isinstance(text, str) and text else len(content) + 1
 
 
@@ -195,12 +223,15 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is no such file, since both configs are optional."""
+    """The object in a JSON file; {} where there is no such file,
+    since both configs are optional."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(_read_text(path))
-        json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair, which no token's text can be
+        json.dumps(
+            value, ensure_ascii=False
+        ).encode()  # half a surrogate pair, which no token's text can be
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):
@@ -222,7 +253,10 @@ def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
 
 def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
     try:
-        added = {int(index): {**entry, "content": str(entry["content"])} for index, entry in entries.items()}
+        added = {
+            int(index): {**entry, "content": str(entry["content"])}
+            for index, entry in entries.items()
+        }
         if any(not 0 <= index < 2**31 for index in added):
             raise ValueError("an id below 0 or beyond 2**31 - 1")
         return added
@@ -233,18 +267,26 @@ def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _chat_templates(config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """name -> template; a chat_template.jinja beside the config wins over the config's own entry."""
+    """name -> template; a chat_template.jinja beside the config wins over the config's own
+    entry."""
     value = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(value, str):
         templates["default"] = value
     elif isinstance(value, list):
-        pairs = [(entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)]
-        templates.update({name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)})
+        pairs = [
+            (entry.get("name"), entry.get("template")) for entry in value if isinstance(entry, dict)
+        ]
+        templates.update(
+            {name: text for name, text in pairs if isinstance(name, str) and isinstance(text, str)}
+        )
     elif isinstance(value, dict):
         templates.update({name: text for name, text in value.items() if isinstance(text, str)})
     elif value is not None:
-        raise TokenizerError(f"{folder / 'tokenizer_config.json'} has a chat_template that is neither text nor a list")
+        raise TokenizerError(
+            f"{folder / 'tokenizer_config.json'} has a chat_template that is neither text nor a"
+            " list"
+        )
     files = sorted((folder / "additional_chat_templates").glob("*.jinja"))
     written = {path.stem: _read_text(path) for path in files}
     if (folder / "chat_template.jinja").is_file():

@@ -1,7 +1,7 @@
-"""Messages written as one chat template reads them. `Reads` says what it takes: contents as text or in parts, arguments
-of calls as objects or as JSON text, one call a turn or several. `as_read` writes a checked conversation so; nothing in
-it is left out that the template has a place for. `template_reads` finds out what a template takes. It knows messages;
-no Jinja.
+"""Messages written as one chat template reads them. `Reads` says what it takes: contents as text or
+in parts, arguments of calls as objects or as JSON text, one call a turn or several. `as_read`
+writes a checked conversation so; nothing in it is left out that the template has a place for.
+`template_reads` finds out what a template takes. It knows messages; no Jinja.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ class Reads:
     """What a template takes. The defaults are what most of them take.
 
     parts: roles whose content may be a list of parts; of other roles' they are joined by line ends.
-    only_parts: roles whose content is a part, never text.   blank: a content of no text is text; False: a part of none.
-    developer: a message may have this role; False: it is given the role system.
-    calls: how many a turn holds: 2 stands for any number; 0: they are written into its content, as Hermes writes them.
-    empty: the content of a turn of calls alone.       beside: it may have some; False: a turn before it has that.
-    objects: arguments of calls are objects; False: they are JSON text.
-    raw: arguments that are no JSON object are text all the same; False: an object holds that text, under INVALID.
-    short_ids: ids of calls have ID letters and digits; False: any.
-    results: a tool's result has the role tool; False: it is in a message of the user.
-    thoughts: the names that reasoning goes by; none: it is a part of the content.
-    thought_beside: it may be beside content and a call; False: it is the beginning of that content.
+    only_parts: roles whose content is a part, never text.   blank: a content of no text is text;
+    False: a part of none. developer: a message may have this role; False: it is given the role
+    system. calls: how many a turn holds: 2 stands for any number; 0: they are written into its
+    content, as Hermes writes them. empty: the content of a turn of calls alone.       beside: it
+    may have some; False: a turn before it has that. objects: arguments of calls are objects; False:
+    they are JSON text. raw: arguments that are no JSON object are text all the same; False: an
+    object holds that text, under INVALID. short_ids: ids of calls have ID letters and digits;
+    False: any. results: a tool's result has the role tool; False: it is in a message of the user.
+    thoughts: the names that reasoning goes by; none: it is a part of the content. thought_beside:
+    it may be beside content and a call; False: it is the beginning of that content.
     """
 
     parts: frozenset[str] = frozenset()
@@ -68,7 +68,8 @@ def as_read(messages: Sequence[Message], reads: Reads) -> list[Message]:
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yields the messages; of several calls in a turn each has a turn of its own, and its result behind it."""
+    """Yields the messages; of several calls in a turn each has a turn of its own, and its result
+    behind it."""
     at = 0
     while at < len(messages):
         message, at = messages[at], at + 1
@@ -83,7 +84,10 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
             yield {**message, "tool_calls": [call]}
             message = {"role": message["role"]}
             ids = (call.get("id"), None)
-            own = next((number for number, each in enumerate(results) if each.get("tool_call_id") in ids), None)
+            own = next(
+                (number for number, each in enumerate(results) if each.get("tool_call_id") in ids),
+                None,
+            )
             if own is not None:
                 yield results.pop(own)
         yield from results
@@ -93,7 +97,11 @@ def _turns(message: Message, reads: Reads) -> Iterator[Message]:
     """Yields a message as the template takes it, in one turn or in two."""
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls", [])
     thought = message.get("reasoning", message.get("reasoning_content"))
-    made = {key: value for key, value in message.items() if key not in ("reasoning", "reasoning_content")}
+    made = {
+        key: value
+        for key, value in message.items()
+        if key not in ("reasoning", "reasoning_content")
+    }
     if role == "developer" and not reads.developer:
         role = "system"
     elif role == "tool" and not reads.results:
@@ -127,22 +135,33 @@ def _content(content: Any, role: str, reads: Reads) -> Any:
         content = _text(content)
     if content is None or isinstance(content, list):
         return content
-    needs_part = role in reads.only_parts or (content == "" and role in reads.parts and not reads.blank)
+    needs_part = role in reads.only_parts or (
+        content == "" and role in reads.parts and not reads.blank
+    )
     return [{"type": "text", "text": content}] if needs_part else content
 
 
 def _text(content: Any) -> str:
     """Returns a content as one text: parts are joined by line ends, as vLLM joins them."""
-    return "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    return (
+        "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
+    )
 
 
 def _parts(content: Any) -> list[Message]:
-    return content if isinstance(content, list) and content else [{"type": "text", "text": _text(content)}]
+    return (
+        content
+        if isinstance(content, list) and content
+        else [{"type": "text", "text": _text(content)}]
+    )
 
 
 def _call(call: Message, reads: Reads) -> Message:
     function = call["function"]
-    made = {**call, "function": {**function, "arguments": _arguments(function.get("arguments"), reads)}}
+    made = {
+        **call,
+        "function": {**function, "arguments": _arguments(function.get("arguments"), reads)},
+    }
     return {**made, "id": _short(call.get("id"))} if reads.short_ids else made
 
 
@@ -161,15 +180,21 @@ def _read_arguments(given: Any) -> tuple[str, Any]:
     if not given.strip():
         return "{}", {}
     try:
-        return given, json.loads(given, strict=False)  # models write line ends into strings as they are
+        return given, json.loads(
+            given, strict=False
+        )  # models write line ends into strings as they are
     except (ValueError, RecursionError):
         return given, None
 
 
 def _told(call: Message) -> str:
-    """Returns a call as Hermes writes it, which is what answers are held to where a template has no word for calls."""
+    """Returns a call as Hermes writes it, which is what answers are held to where a template has no
+    word for calls."""
     text, _ = _read_arguments(call["function"].get("arguments"))
-    return f'{BEGIN}\n{{"name": {json.dumps(call["function"].get("name"))}, "arguments": {text}}}\n{END}'
+    return (
+        f'{BEGIN}\n{{"name": {json.dumps(call["function"].get("name"))}, "arguments":'
+        f" {text}}}\n{END}"
+    )
 
 
 def _short(name: Any) -> str:

@@ -1,12 +1,16 @@
-"""What every token id spells: the byte tables that decode ids at table speed, whole or token by token.
+"""What every token id spells: the byte tables that decode ids at table speed, whole or token by
+token.
 
-It knows how a `tokenizer.json` decoder is written (byte-level; replace + byte fallback + strip; Metaspace) and gives
-exactly the text that the `tokenizers` library's own `decode` gives. It does not read files and does not encode.
+It knows how a `tokenizer.json` decoder is written (byte-level; replace + byte fallback + strip;
+Metaspace) and gives exactly the text that the `tokenizers` library's own `decode` gives. It does
+not read files and does not encode.
 
 A map of the three styles:
 
-    byte-level     a token is letters of GPT-2's byte alphabet; the bytes of all tokens are joined, then read as UTF-8
-    byte fallback  a token is text with "▁" for a space, or one byte "<0x0A>"; a run of such bytes that isn't UTF-8 as a
+    byte-level     a token is letters of GPT-2's byte alphabet; the bytes of all tokens are joined,
+    then read as UTF-8
+    byte fallback  a token is text with "▁" for a space, or one byte "<0x0A>"; a run of such bytes
+    that isn't UTF-8 as a
                    whole becomes one U+FFFD a byte; one space is stripped from the start of the text
     Metaspace      a token is text with "▁" for a space; the first token of a text loses its "▁"
 """
@@ -29,8 +33,8 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class DecoderStyle:
-    """A decoder of `tokenizer.json`, read. `metaspace` is the character that the first token of a text loses ("":
-    none)."""
+    """A decoder of `tokenizer.json`, read. `metaspace` is the character that the first token of a
+    text loses ("": none)."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -41,12 +45,17 @@ class DecoderStyle:
     @classmethod
     def read(cls, spec: dict[str, Any] | None) -> DecoderStyle:
         """Reads the `decoder` of a tokenizer.json; a TokenizerError names what isn't served."""
-        steps = [] if spec is None else spec["decoders"] if spec.get("type") == "Sequence" else [spec]
+        steps = (
+            [] if spec is None else spec["decoders"] if spec.get("type") == "Sequence" else [spec]
+        )
         kinds = [step.get("type") for step in steps]
         if kinds in (["ByteLevel"], ["ByteLevel", "Fuse"]):
             return cls(byte_level=True)
         if kinds == ["Metaspace"]:
-            mark, scheme = steps[0].get("replacement", "▁"), str(steps[0].get("prepend_scheme", "always")).lower()
+            mark, scheme = (
+                steps[0].get("replacement", "▁"),
+                str(steps[0].get("prepend_scheme", "always")).lower(),
+            )
             if steps[0].get("add_prefix_space") is False:
                 scheme = "never"
             return cls(replaced=((mark, " "),), metaspace="" if scheme == "never" else mark)
@@ -60,8 +69,9 @@ class DecoderStyle:
         )
         if not known or kinds[: len(kinds) - len(body)] != ["Replace"] * (len(kinds) - len(body)):
             raise TokenizerError(
-                f"the tokenizer's decoder {' + '.join(map(str, kinds)) or 'is missing and'} is not served; "
-                "use a model whose tokenizer.json decodes as byte-level BPE, Metaspace, or replace + byte fallback"
+                f"the tokenizer's decoder {' + '.join(map(str, kinds)) or 'is missing and'} is not"
+                " served; use a model whose tokenizer.json decodes as byte-level BPE, Metaspace,"
+                " or replace + byte fallback"
             )
         return cls(
             byte_fallback="ByteFallback" in body,
@@ -73,13 +83,17 @@ class DecoderStyle:
 def _replacement(step: dict[str, Any]) -> tuple[str, str]:
     pattern = step["pattern"].get("String")
     if pattern is None:
-        raise TokenizerError("the tokenizer's decoder replaces by a regular expression, which is not served")
+        raise TokenizerError(
+            "the tokenizer's decoder replaces by a regular expression, which is not served"
+        )
     return pattern, step["content"]
 
 
 def _strip_left(step: dict[str, Any]) -> int:
     if step.get("content") != " " or step.get("stop"):
-        raise TokenizerError("the tokenizer's decoder strips more than leading spaces, which is not served")
+        raise TokenizerError(
+            "the tokenizer's decoder strips more than leading spaces, which is not served"
+        )
     return int(step["start"])
 
 
@@ -87,9 +101,10 @@ def _strip_left(step: dict[str, Any]) -> int:
 class Vocabulary:
     """The byte tables of a vocabulary of V ids and the ways to read them.
 
-    `pieces[id]` are the bytes that an id gives in the middle of a text (b"" for an id that no token has); `kept` is
-    the same with nothing for the special ids. `byte_ids` are the byte-fallback tokens. `first_pieces` holds the ids
-    that spell something else as the first token of a text (Metaspace).
+    `pieces[id]` are the bytes that an id gives in the middle of a text (b"" for an id that no token
+    has); `kept` is the same with nothing for the special ids. `byte_ids` are the byte-fallback
+    tokens. `first_pieces` holds the ids that spell something else as the first token of a text
+    (Metaspace).
     """
 
     style: DecoderStyle
@@ -101,7 +116,9 @@ class Vocabulary:
     first_pieces: dict[int, bytes] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, tokens: list[str | None], special_ids: frozenset[int], style: DecoderStyle) -> Vocabulary:
+    def build(
+        cls, tokens: list[str | None], special_ids: frozenset[int], style: DecoderStyle
+    ) -> Vocabulary:
         """`tokens[id]` is the id's entry in the vocabulary as written there, or None for a hole."""
         unknown = frozenset(index for index, token in enumerate(tokens) if token is None)
         words = ["" if token is None else token for token in tokens]
@@ -112,13 +129,21 @@ class Vocabulary:
         else:
             pieces = [_spell(word, style.replaced) for word in words]
             if style.byte_fallback:
-                found = {index: byte for index, word in enumerate(words) if (byte := _fallback_byte(word)) is not None}
+                found = {
+                    index: byte
+                    for index, word in enumerate(words)
+                    if (byte := _fallback_byte(word)) is not None
+                }
                 byte_ids = frozenset(found)
                 for index, byte in found.items():
                     pieces[index] = byte
             if style.metaspace:
                 mark = style.metaspace
-                first_pieces = {i: word.replace(mark, "").encode() for i, word in enumerate(words) if mark in word}
+                first_pieces = {
+                    i: word.replace(mark, "").encode()
+                    for i, word in enumerate(words)
+                    if mark in word
+                }
         kept = list(pieces)
         for index in special_ids:
             kept[index] = b""
@@ -133,10 +158,13 @@ class Vocabulary:
 
     def begins_behind(self, ids: Sequence[int], skip_special: bool) -> bool:
         """Returns whether a text begins anew behind these ids: none of them gives any."""
-        return not (self.style.strip_left or self.first_pieces) or all(self.is_silent(i, skip_special) for i in ids)
+        return not (self.style.strip_left or self.first_pieces) or all(
+            self.is_silent(i, skip_special) for i in ids
+        )
 
     def join(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> bytes:
-        """The bytes of a text, before they are read as UTF-8 and leading spaces are stripped. begins: `decode`'s."""
+        """The bytes of a text, before they are read as UTF-8 and leading spaces are stripped.
+        begins: `decode`'s."""
         table = self.table(skip_special)
         try:
             data = b"".join(map(table.__getitem__, ids))
@@ -151,8 +179,9 @@ class Vocabulary:
         return data
 
     def decode(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
-        """The text of a sequence, equal to the tokenizers library's own `decode`. begins: whether it is a whole one;
-        one that goes on behind other text keeps the space that its first token begins with."""
+        """The text of a sequence, equal to the tokenizers library's own `decode`. begins: whether
+        it is a whole one; one that goes on behind other text keeps the space that its first token
+        begins with."""
         data = self.join(ids, skip_special, begins)
         if not self.byte_ids:
             return self.strip(data.decode("utf-8", "replace"), begins)
@@ -166,8 +195,8 @@ class Vocabulary:
             return self.strip(text, begins)
 
     def settled(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
-        """The text of a sequence that may go on, without a character that is torn at its end. Of a run of byte tokens
-        there nothing is known until it is UTF-8 as a whole."""
+        """The text of a sequence that may go on, without a character that is torn at its end. Of a
+        run of byte tokens there nothing is known until it is UTF-8 as a whole."""
         if not self.byte_ids:
             data = self.join(ids, skip_special, begins)
             return self.strip(codecs.utf_8_decode(data, "replace", False)[0], begins)
@@ -183,25 +212,32 @@ class Vocabulary:
         count = self.style.strip_left if begins else 0
         return text[min(count, len(text) - len(text.lstrip(" "))) :] if count else text
 
-    def tokens_until(self, ids: Sequence[int], end: int, skip_special: bool, begins: bool = True) -> int:
-        """How many of `ids` are needed until the first `end` characters of their decoded text are complete."""
+    def tokens_until(
+        self, ids: Sequence[int], end: int, skip_special: bool, begins: bool = True
+    ) -> int:
+        """How many of `ids` are needed until the first `end` characters of their decoded text are
+        complete."""
         if end <= 0:
             return 0
         data = self.join(ids, skip_special, begins)
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            # Not UTF-8 as a whole: some byte is torn. Rare, so that halving and decoding anew will do.
+            # Not UTF-8 as a whole: some byte is torn. Rare, so that halving and decoding anew will
+            # do.
             shown = self.decode(ids, skip_special, begins)[:end]
             counts = range(len(ids))
             return bisect_left(
-                counts, True, key=lambda n: self.settled(ids[:n], skip_special, begins).startswith(shown)
+                counts,
+                True,
+                key=lambda n: self.settled(ids[:n], skip_special, begins).startswith(shown),
             )
         stripped = len(text) - len(self.strip(text, begins))
         wanted = len(text[: end + stripped].encode())
         table, left = self.table(skip_special), len(data)
-        # From the end, since a stop string is nearly always found in the last token. Only the first token can have
-        # another length than its table entry (Metaspace), and it is the last that this walk would take away.
+        # From the end, since a stop string is nearly always found in the last token. Only the first
+        # token can have another length than its table entry (Metaspace), and it is the last that
+        # this walk would take away.
         for place in range(len(ids) - 1, -1, -1):
             left -= len(table[ids[place]])
             if left < wanted:
@@ -218,14 +254,17 @@ def whole_run(run: list[bytes]) -> str | None:
 
 
 def read_run(run: list[bytes]) -> str:
-    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't UTF-8."""
+    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't
+    UTF-8."""
     text = whole_run(run)
     return REPLACEMENT * len(run) if text is None else text
 
 
 def _outside(ids: Sequence[int], size: int) -> UsageError:
     wrong = next(index for index in ids if not 0 <= index < size)
-    return UsageError(f"token id {wrong} is outside the vocabulary of {size}; give ids from 0 to {size - 1}")
+    return UsageError(
+        f"token id {wrong} is outside the vocabulary of {size}; give ids from 0 to {size - 1}"
+    )
 
 
 def _spell(word: str, replaced: tuple[tuple[str, str], ...]) -> bytes:
@@ -244,8 +283,8 @@ def _fallback_byte(word: str) -> bytes | None:
 
 
 def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable bytes stand for themselves; the other
-    68, in order, are U+0100 and up."""
+    """Code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable bytes stand for
+    themselves; the other 68, in order, are U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = np.full(0x145, -1, np.int16)
     table[printable] = printable
@@ -254,9 +293,9 @@ def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def _byte_level_pieces(words: list[str]) -> list[bytes]:
-    """Undoes the byte alphabet for all tokens at once: each of its letters is one byte, so lengths carry over. A word
-    with a letter outside the alphabet (an added token with a space, say) stands for its own UTF-8 bytes, as in the
-    library."""
+    """Undoes the byte alphabet for all tokens at once: each of its letters is one byte, so lengths
+    carry over. A word with a letter outside the alphabet (an added token with a space, say) stands
+    for its own UTF-8 bytes, as in the library."""
     alphabet = _byte_alphabet()
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     values = alphabet[np.minimum(codes, 0x144)]
@@ -265,6 +304,8 @@ def _byte_level_pieces(words: list[str]) -> list[bytes]:
     ends = np.cumsum(np.fromiter(map(len, words), np.int64, len(words)))
     starts = ends - np.fromiter(map(len, words), np.int64, len(words))
     pieces = [data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
-    for index in np.unique(np.searchsorted(ends, np.flatnonzero(values < 0), side="right")).tolist():
+    for index in np.unique(
+        np.searchsorted(ends, np.flatnonzero(values < 0), side="right")
+    ).tolist():
         pieces[index] = words[index].encode()
     return pieces

@@ -1,4 +1,5 @@
-"""Checkpoint: the safetensors of a folder, checked from their headers before a single weight is read.
+"""Checkpoint: the safetensors of a folder, checked from their headers before a single weight is
+read.
 
 It knows names, shapes, dtypes and files; not which parameter a tensor goes to. The format:
 https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the tensors' bytes.
@@ -30,16 +31,27 @@ MAX_HEADER = 100_000_000  # bytes; the format's own limit
 MOST_DIMS = 16  # of a tensor: the product of a shape of millions takes hours
 LONGEST_FILE = 255  # bytes of a file's name
 LONGEST_SHOWN = 200  # characters of a name that an error repeats
-ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "I64": 8, "I32": 4, "I8": 1, "U8": 1}
+ITEM_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "BF16": 2,
+    "F16": 2,
+    "F8_E4M3": 1,
+    "I64": 8,
+    "I32": 4,
+    "I8": 1,
+    "U8": 1,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
     """A tensor of a shard, as the header tells it, or a share of one.
 
-    stored: its name in the file, where it goes by another.   within: which part of that tensor it is.
-    start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of each, and from the
-    beginning of one to that of the next; 0: its bytes lie together.   turned: a matrix whose columns are rows there.
+    stored: its name in the file, where it goes by another.   within: which part of that tensor it
+    is. start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of
+    each, and from the beginning of one to that of the next; 0: its bytes lie together.   turned: a
+    matrix whose columns are rows there.
     """
 
     name: str
@@ -64,7 +76,9 @@ class Entry:
         start = self.start + first * inner
         if math.prod(self.shape[:dimension]) == 1:
             return replace(self, shape=shape, start=start)
-        return replace(self, shape=shape, start=start, run=length * inner, stride=self.shape[dimension] * inner)
+        return replace(
+            self, shape=shape, start=start, run=length * inner, stride=self.shape[dimension] * inner
+        )
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int]]:
         """Yields where in the file its bytes `at` to at + count lie: (first byte, how many)."""
@@ -83,38 +97,49 @@ class Entry:
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """Name -> Entry of all tensors of a folder. CheckpointError where a shard is missing, cut short or not sound."""
+    """Name -> Entry of all tensors of a folder. CheckpointError where a shard is missing, cut short
+    or not sound."""
     entries: dict[str, Entry] = {}
     named = _shards(folder)
     for shard, expected in named.items():
         found = {entry.name: entry for entry in read_header(shard)}
         lacking = sorted(expected - found.keys())
         if lacking:
-            raise CheckpointError(f"{shard} lacks tensor {shown(lacking[0])}, which {INDEX} says it holds: {AGAIN}")
+            raise CheckpointError(
+                f"{shard} lacks tensor {shown(lacking[0])}, which {INDEX} says it holds: {AGAIN}"
+            )
         for name, entry in found.items():
             if name in entries:
-                raise CheckpointError(f"tensor {shown(name)} is in {entries[name].shard} and in {shard}: {AGAIN}")
+                raise CheckpointError(
+                    f"tensor {shown(name)} is in {entries[name].shard} and in {shard}: {AGAIN}"
+                )
             entries[name] = entry
     return entries
 
 
 def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, Entry]:
-    """Returns the text's tensors, by the names that they would have alone. part: of what checkpoint; None: it is text
-    alone."""
+    """Returns the text's tensors, by the names that they would have alone. part: of what
+    checkpoint; None: it is text alone."""
     if part is None:
         return entries
     ours = {name: part.ours(name) for name in entries}
-    return {own: replace(entries[name], name=own, stored=name) for name, own in ours.items() if own is not None}
+    return {
+        own: replace(entries[name], name=own, stored=name)
+        for name, own in ours.items()
+        if own is not None
+    }
 
 
 def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> dict[str, Entry]:
-    """Returns the tensors by our names, where a checkpoint has other parts in theirs. CheckpointError for two of one
-    name."""
+    """Returns the tensors by our names, where a checkpoint has other parts in theirs.
+    CheckpointError for two of one name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
         own = our_name(name, renames)
         if own in found:
-            raise CheckpointError(f"{entry.shard} holds tensor {shown(name)}, which is there as {own!r} too: {AGAIN}")
+            raise CheckpointError(
+                f"{entry.shard} holds tensor {shown(name)}, which is there as {own!r} too: {AGAIN}"
+            )
         found[own] = entry if own == name else replace(entry, name=own, stored=entry.stored or name)
     return found
 
@@ -127,9 +152,10 @@ _STACKED = {
 
 
 def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
-    """Returns the tensors; of stacked experts [experts, out, in], which a checkpoint may have as a layer's
-    `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those are `wanted`, of these shapes.
-    Where they fit only as [experts, in, out], as Qwen3-VL is published, they are turned."""
+    """Returns the tensors; of stacked experts [experts, out, in], which a checkpoint may have as a
+    layer's `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those
+    are `wanted`, of these shapes. Where they fit only as [experts, in, out], as Qwen3-VL is
+    published, they are turned."""
     found = {}
     for name, entry in entries.items():
         at, _, matrix = name.rpartition(".")
@@ -142,20 +168,33 @@ def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) 
         turned = entry.shape[1:] == whole[::-1] != whole
         size = entry.shape[2 if turned else 1] // len(parts)
         for expert in range(entry.shape[0]):
-            each = replace(entry.narrow(0, expert, 1), shape=entry.shape[1:], stored=entry.stored or name)
+            each = replace(
+                entry.narrow(0, expert, 1), shape=entry.shape[1:], stored=entry.stored or name
+            )
             for number, part in enumerate(parts):
-                outputs, own = slice(number * size, (number + 1) * size), f"{at}.{expert}.{part}.weight"
+                outputs, own = (
+                    slice(number * size, (number + 1) * size),
+                    f"{at}.{expert}.{part}.weight",
+                )
                 if turned:
                     cut = each.narrow(1, outputs.start, size)
-                    cut = replace(cut, shape=cut.shape[::-1], turned=True, within=(expert, slice(None), outputs))
+                    cut = replace(
+                        cut,
+                        shape=cut.shape[::-1],
+                        turned=True,
+                        within=(expert, slice(None), outputs),
+                    )
                 else:
-                    cut = replace(each.narrow(0, outputs.start, size), run=0, within=(expert, outputs))
+                    cut = replace(
+                        each.narrow(0, outputs.start, size), run=0, within=(expert, outputs)
+                    )
                 found[own] = replace(cut, name=own)
     return found
 
 
 def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
-    """Streams tensors shard by shard: what comes is a view of the mapped file, good until the next."""
+    """Streams tensors shard by shard: what comes is a view of the mapped file,
+    good until the next."""
     shards = dict.fromkeys(entry.shard for entry in entries)
     for shard in shards:
         try:
@@ -163,7 +202,11 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
                 for entry in entries:
                     if entry.shard == shard:
                         stored = entry.stored or entry.name
-                        read = file.get_slice(stored)[entry.within] if entry.within else file.get_tensor(stored)
+                        read = (
+                            file.get_slice(stored)[entry.within]
+                            if entry.within
+                            else file.get_tensor(stored)
+                        )
                         yield entry, read.T if entry.turned else read
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{shard} cannot be read ({error}): {AGAIN}") from error
@@ -181,37 +224,54 @@ def _shards(folder: Path) -> dict[Path, set[str]]:
 def _indexed(folder: Path) -> dict[Path, set[str]]:
     index = folder / INDEX
     weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(f, str) for f in weight_map.values()):
+    if (
+        not isinstance(weight_map, dict)
+        or not weight_map
+        or not all(isinstance(f, str) for f in weight_map.values())
+    ):
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
     shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        long = len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE  # whether one is there could not even be asked
+        long = (
+            len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE
+        )  # whether one is there could not even be asked
         if Path(file).name != file or not file.endswith(".safetensors") or long:
             raise CheckpointError(
-                f"{index} puts tensor {shown(name)} in {shown(file)}, which is no safetensors file of its folder"
+                f"{index} puts tensor {shown(name)} in {shown(file)}, which is no safetensors file"
+                " of its folder"
             )
         shards.setdefault(folder / file, set()).add(name)
     for shard, names in shards.items():
         if not shard.is_file():
-            raise CheckpointError(f"{shard} is missing, and {INDEX} puts tensor {shown(min(names))} in it: {AGAIN}")
+            raise CheckpointError(
+                f"{shard} is missing, and {INDEX} puts tensor {shown(min(names))} in it: {AGAIN}"
+            )
     return shards
 
 
 def _why_no_weights(folder: Path) -> str:
     files = sorted(p.name for p in folder.iterdir())
-    pickled = [f for f in files if f.endswith((".bin", ".pt", ".pth", ".ckpt")) and f != "training_args.bin"]
+    pickled = [
+        f
+        for f in files
+        if f.endswith((".bin", ".pt", ".pth", ".ckpt")) and f != "training_args.bin"
+    ]
     loose = [f for f in files if f.endswith(".safetensors")]
     gguf = [f for f in files if f.endswith(".gguf")]
     if loose:
         return f"{folder} has {loose[0]} but neither {SINGLE} nor {INDEX}: {AGAIN}, index included"
     if pickled:
         return (
-            f"{folder} has weights only as pickle ({pickled[0]}), which can run code when opened and is never read: "
-            "take the model's safetensors, or save it once with transformers' save_pretrained"
+            f"{folder} has weights only as pickle ({pickled[0]}), which can run code when opened"
+            " and is never read: take the model's safetensors, or save it once with transformers'"
+            " save_pretrained"
         )
     if gguf:
         return f"{folder} has weights only as GGUF ({gguf[0]}), and {NO_GGUF}"
-    return f"{folder} holds no weights: give a folder with {SINGLE} (or its shards and index), or load_format='dummy'"
+    return (
+        f"{folder} holds no weights: give a folder with {SINGLE} (or its shards and index), or"
+        " load_format='dummy'"
+    )
 
 
 def read_header(shard: Path) -> list[Entry]:
@@ -223,10 +283,13 @@ def read_header(shard: Path) -> list[Entry]:
             length = int.from_bytes(opening, "little")
             if opening.startswith(b"version "):
                 raise CheckpointError(
-                    f"{shard} is a git-lfs pointer, not the weights: run `git lfs pull` in its folder"
+                    f"{shard} is a git-lfs pointer, not the weights: run `git lfs pull` in its"
+                    " folder"
                 )
             if len(opening) < 8 or not 2 <= length <= MAX_HEADER or 8 + length > size:
-                raise CheckpointError(f"{shard} is cut short or no safetensors file ({size} bytes): {AGAIN}")
+                raise CheckpointError(
+                    f"{shard} is cut short or no safetensors file ({size} bytes): {AGAIN}"
+                )
             header = json.loads(file.read(length))
     except OSError as error:
         raise CheckpointError(f"{shard} cannot be read ({error.strerror}): {AGAIN}") from error
@@ -234,7 +297,11 @@ def read_header(shard: Path) -> list[Entry]:
         raise CheckpointError(f"{shard} has a broken header ({error}): {AGAIN}") from error
     if not isinstance(header, dict):
         raise CheckpointError(f"{shard} has a broken header (no JSON object): {AGAIN}")
-    return [_entry(shard, name, told, 8 + length, size) for name, told in header.items() if name != "__metadata__"]
+    return [
+        _entry(shard, name, told, 8 + length, size)
+        for name, told in header.items()
+        if name != "__metadata__"
+    ]
 
 
 def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Entry:
@@ -243,23 +310,34 @@ def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Ent
     dtype, shape, (start, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
     if data_start + end > size:
         raise CheckpointError(
-            f"{shard} is cut short: tensor {shown(name)} ends {data_start + end - size} bytes past its end: {AGAIN}"
+            f"{shard} is cut short: tensor {shown(name)} ends {data_start + end - size} bytes past"
+            f" its end: {AGAIN}"
         )
     if dtype in ITEM_BYTES and end - start != ITEM_BYTES[dtype] * math.prod(shape):
         raise CheckpointError(
-            f"{shard} has a broken header: the bytes of tensor {shown(name)} don't fit its shape: {AGAIN}"
+            f"{shard} has a broken header: the bytes of tensor {shown(name)} don't fit its shape:"
+            f" {AGAIN}"
         )
     return Entry(name, shard, dtype, shape, data_start + start)
 
 
 def _is_sound(told: Any) -> bool:
-    """Whether a tensor's entry has the format's own form: a short name of a dtype, and lists of whole numbers."""
+    """Whether a tensor's entry has the format's own form: a short name of a dtype, and lists of
+    whole numbers."""
     if not isinstance(told, dict):
         return False
     dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
-    if not (isinstance(dtype, str) and len(dtype) <= 16 and isinstance(shape, list) and isinstance(offsets, list)):
+    if not (
+        isinstance(dtype, str)
+        and len(dtype) <= 16
+        and isinstance(shape, list)
+        and isinstance(offsets, list)
+    ):
         return False
-    whole = all(type(number) is int and 0 <= number < 2**63 for number in (*shape[: MOST_DIMS + 1], *offsets[:3]))
+    whole = all(
+        type(number) is int and 0 <= number < 2**63
+        for number in (*shape[: MOST_DIMS + 1], *offsets[:3])
+    )
     return whole and len(shape) <= MOST_DIMS and len(offsets) == 2
 
 

@@ -1,4 +1,5 @@
-"""find_model: a folder or a hub id -> a folder on this machine. It looks at the names in it, and reads no file."""
+"""find_model: a folder or a hub id -> a folder on this machine. It looks at the names in it, and
+reads no file."""
 
 from __future__ import annotations
 
@@ -8,48 +9,70 @@ from pathlib import Path
 
 from penstock.errors import CapacityError, CheckpointError, UsageError
 
-# Weights, configs, tokenizers and chat templates; nothing that holds code or pickle, nothing in subfolders.
+# Weights, configs, tokenizers and chat templates; nothing that holds code or pickle, nothing in
+# subfolders.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
-ENDPOINT, OFFLINE = "HF_ENDPOINT", ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")  # what the hub's client heeds
+ENDPOINT, OFFLINE = (
+    "HF_ENDPOINT",
+    ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
+)  # what the hub's client heeds
 MOST_TOLD = 5  # revisions
 
 NO_GGUF = (
-    "GGUF is not read: give the folder or hub id that it was made from, or have transformers make one of it, by "
-    "AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME, quantization_config=GgufConfig(dequantize=True)) and "
-    "AutoTokenizer.from_pretrained(FOLDER, gguf_file=NAME), and save_pretrained(OUT) of both"
+    "GGUF is not read: give the folder or hub id that it was made from, or have transformers make"
+    " one of it, by AutoModelForCausalLM.from_pretrained(FOLDER, gguf_file=NAME,"
+    " quantization_config=GgufConfig(dequantize=True)) and AutoTokenizer.from_pretrained(FOLDER,"
+    " gguf_file=NAME), and save_pretrained(OUT) of both"
 )
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: itself where it is one, else a snapshot of that hub id (downloaded, or from its cache).
+    """The folder of `model`: itself where it is one, else a snapshot of that hub id (downloaded, or
+    from its cache).
 
-    revision: the hub's branch, tag or commit; UsageError for a folder. CheckpointError where nothing is found.
+    revision: the hub's branch, tag or commit; UsageError for a folder. CheckpointError where
+    nothing is found.
     """
-    path = os.path.expanduser(model)  # os.path's own tests say no, not raise, for names that no file can have
+    path = os.path.expanduser(
+        model
+    )  # os.path's own tests say no, not raise, for names that no file can have
     if os.path.isdir(path):
         if revision is not None:
             raise UsageError(
-                f"revision {revision!r} is for hub ids, and {model} is a folder: leave it out", param="revision"
+                f"revision {revision!r} is for hub ids, and {model} is a folder: leave it out",
+                param="revision",
             )
         return _model_in(Path(path), model)
     if path.lower().endswith(".gguf"):
         raise CheckpointError(f"{model} is a GGUF file, and {NO_GGUF}")
     if os.path.exists(path):
-        raise CheckpointError(f"{model} is a file: give the folder that holds config.json and the safetensors")
-    if model.count("/") > 1 or model.startswith(("/", ".", "~")) or "\\" in model or not model.strip():
-        raise CheckpointError(f"there is no folder {model!r}: give a model folder, or a hub id such as owner/name")
+        raise CheckpointError(
+            f"{model} is a file: give the folder that holds config.json and the safetensors"
+        )
+    if (
+        model.count("/") > 1
+        or model.startswith(("/", ".", "~"))
+        or "\\" in model
+        or not model.strip()
+    ):
+        raise CheckpointError(
+            f"there is no folder {model!r}: give a model folder, or a hub id such as owner/name"
+        )
     return _model_in(_download(model, revision), model)
 
 
 def adapter_folder(lora: str) -> Path:
-    """The folder of an adapter: itself where it is one, else a snapshot of that hub id. Raises CheckpointError."""
+    """The folder of an adapter: itself where it is one, else a snapshot of that hub id. Raises
+    CheckpointError."""
     path = os.path.expanduser(lora)
     if os.path.isdir(path):
         return Path(path)
     if lora.count("/") != 1 or lora.startswith(("/", ".", "~")):
-        raise CheckpointError(f"there is no folder {lora!r}: give an adapter's folder, or a hub id such as owner/name")
+        raise CheckpointError(
+            f"there is no folder {lora!r}: give an adapter's folder, or a hub id such as owner/name"
+        )
     return _download(lora, None)
 
 
@@ -57,8 +80,9 @@ def _model_in(folder: Path, model: str) -> Path:
     """The folder, unless it holds what people take for a model and is none."""
     if (folder / "adapter_config.json").exists() and not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
-            f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and no model by itself: "
-            "give its base model, and this as lora (--lora), which merges it into the weights"
+            f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and no model"
+            " by itself: give its base model, and this as lora (--lora), which merges it into the"
+            " weights"
         )
     if any(folder.glob("*.gguf")) and not (folder / "config.json").exists():
         raise CheckpointError(f"{model} holds GGUF files, and {NO_GGUF}")
@@ -76,23 +100,37 @@ def _download(model: str, revision: str | None) -> Path:
             model, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_NOT
         )
     except errors.HFValidationError as error:
-        raise CheckpointError(f"{model!r} is neither a folder here nor a hub id such as owner/name") from error
+        raise CheckpointError(
+            f"{model!r} is neither a folder here nor a hub id such as owner/name"
+        ) from error
     except errors.GatedRepoError as error:
-        raise CheckpointError(f"{at} is gated: accept its terms on the hub and log in with `hf auth login`") from error
+        raise CheckpointError(
+            f"{at} is gated: accept its terms on the hub and log in with `hf auth login`"
+        ) from error
     except errors.RevisionNotFoundError as error:
-        message = f"{_hub()} has no revision {revision!r} of {model}: check the name; {_cached(model)}"
+        message = (
+            f"{_hub()} has no revision {revision!r} of {model}: check the name; {_cached(model)}"
+        )
         raise CheckpointError(message) from error
     except errors.RepositoryNotFoundError as error:
         raise CheckpointError(
-            f"there is no folder {model!r} here and no such model on {_hub()}: check the name, or log in to the hub"
+            f"there is no folder {model!r} here and no such model on {_hub()}: check the name, or"
+            " log in to the hub"
         ) from error
     except errors.LocalEntryNotFoundError as error:
-        raise CheckpointError(f"there is no folder {model!r} here, and {_unreached(at)}; {_cached(model)}") from error
-    except Exception as error:  # the hub's HTTP client, and with it its errors, is another one with each major version
+        raise CheckpointError(
+            f"there is no folder {model!r} here, and {_unreached(at)}; {_cached(model)}"
+        ) from error
+    except Exception as error:
+        # the hub's HTTP client, and with it its errors, is another one with each major version
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
-            raise CapacityError(f"the disk is full while {at} is downloaded: free some, or set HF_HOME") from error
+            raise CapacityError(
+                f"the disk is full while {at} is downloaded: free some, or set HF_HOME"
+            ) from error
         where = f" from {_hub()}" if os.environ.get(ENDPOINT) else ""
-        raise CheckpointError(f"{at} cannot be downloaded{where} ({error}): try again, or give a folder") from error
+        raise CheckpointError(
+            f"{at} cannot be downloaded{where} ({error}): try again, or give a folder"
+        ) from error
     return Path(folder)
 
 
@@ -108,21 +146,34 @@ def _unreached(at: str) -> str:
 
     if constants.HF_HUB_OFFLINE:
         name = next((name for name in OFFLINE if os.environ.get(name)), OFFLINE[0])
-        return f"{name} keeps {at} from being fetched: unset it, give a folder, or take what is cached"
-    way = f"check {ENDPOINT}, give a folder" if os.environ.get(ENDPOINT) else "give a folder, or try with a network"
+        return (
+            f"{name} keeps {at} from being fetched: unset it, give a folder, or take what is cached"
+        )
+    way = (
+        f"check {ENDPOINT}, give a folder"
+        if os.environ.get(ENDPOINT)
+        else "give a folder, or try with a network"
+    )
     return f"{_hub()} cannot be reached to fetch {at}: {way}"
 
 
 def _cached(model: str) -> str:
-    """Says which revisions of a model the hub's cache has: names of branches and tags, and commits."""
+    """Says which revisions of a model the hub's cache has: names of branches and tags,
+    and commits."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 
     folder = Path(constants.HF_HUB_CACHE) / repo_folder_name(repo_id=model, repo_type="model")
     commits = {path.name for path in folder.glob("snapshots/*") if path.is_dir()}
     refs = folder / "refs"
-    named = {path.relative_to(refs).as_posix(): path.read_text().strip() for path in refs.rglob("*") if path.is_file()}
-    told = [f"{name} ({commit[:12]})" for name, commit in sorted(named.items()) if commit in commits]
+    named = {
+        path.relative_to(refs).as_posix(): path.read_text().strip()
+        for path in refs.rglob("*")
+        if path.is_file()
+    }
+    told = [
+        f"{name} ({commit[:12]})" for name, commit in sorted(named.items()) if commit in commits
+    ]
     told += sorted(commits - set(named.values()))
     if not told:
         return f"nothing of {model} is in the cache"

@@ -1,7 +1,10 @@
-"""What a checkpoint says of its KV cache: whether it is meant to be in eight bits, and its scales, where it has them.
+"""What a checkpoint says of its KV cache: whether it is meant to be in eight bits, and its scales,
+where it has them.
 
-    config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...}, as compressed-tensors writes it
-    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or NAME.k_proj.k_scale, NAME.v_proj.v_scale
+    config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...}, as
+    compressed-tensors writes it
+    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or NAME.k_proj.k_scale,
+    NAME.v_proj.v_scale
                   (ModelOpt): [1] or [kv_heads], stored = x / scale
 
 It knows a folder and names of attentions; what becomes of it is settled where the model is opened.
@@ -27,33 +30,51 @@ SUFFIXES, OF_PRODUCTS = (".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v
 
 
 def asks_for_eight_bits(stored: StoredQuantization | None) -> bool:
-    """Whether a checkpoint has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with stored scales."""
+    """Whether a checkpoint has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with
+    stored scales."""
     if stored is None or (scheme := stored.kv) is None:
         return False
     wanted = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
-    if isinstance(scheme, dict) and all(scheme.get(key, value) == value for key, value in wanted.items()):
+    if isinstance(scheme, dict) and all(
+        scheme.get(key, value) == value for key, value in wanted.items()
+    ):
         return True
     raise CheckpointError(
-        f"config.json: kv_cache_scheme {shown(scheme)} is not served, only such of 8 bits of type float, symmetric and "
-        "not dynamic: set it to null to have KV in the model's numbers"
+        f"config.json: kv_cache_scheme {shown(scheme)} is not served, only such of 8 bits of type"
+        " float, symmetric and not dynamic: set it to null to have KV in the model's numbers"
     )
 
 
 def read_kv_scales(
-    folder: Path, names: list[str], kv_heads: list[int], layout: Layout = ALONE, config: ModelConfig | None = None
+    folder: Path,
+    names: list[str],
+    kv_heads: list[int],
+    layout: Layout = ALONE,
+    config: ModelConfig | None = None,
 ) -> list[Tensor | None]:
-    """names: of attentions, as the model has them; kv_heads: of this rank's -> scales of each [2, kv_heads] float32,
-    None where the checkpoint has none. config: of a checkpoint that may have other names, None: it has the model's.
-    CheckpointError for scales that are no positive numbers, or for other heads."""
+    """names: of attentions, as the model has them; kv_heads: of this rank's -> scales of each [2,
+    kv_heads] float32, None where the checkpoint has none. config: of a checkpoint that may have
+    other names, None: it has the model's. CheckpointError for scales that are no positive numbers,
+    or for other heads."""
     entries = read_entries(folder)
     if config is not None:
         entries = renamed(of_text(entries, config.text_part), config.renames)
-    wanted = {f"{name}{suffix}" for name in names for suffix in (*SUFFIXES, *OF_PRODUCTS)} & entries.keys()
-    held = {entry.name: _checked(entry, tensor) for entry, tensor in read_tensors([entries[name] for name in wanted])}
-    return [_of_attention(name, heads, held, layout) for name, heads in zip(names, kv_heads, strict=True)]
+    wanted = {
+        f"{name}{suffix}" for name in names for suffix in (*SUFFIXES, *OF_PRODUCTS)
+    } & entries.keys()
+    held = {
+        entry.name: _checked(entry, tensor)
+        for entry, tensor in read_tensors([entries[name] for name in wanted])
+    }
+    return [
+        _of_attention(name, heads, held, layout)
+        for name, heads in zip(names, kv_heads, strict=True)
+    ]
 
 
-def _of_attention(name: str, kv_heads: int, held: dict[str, Tensor], layout: Layout) -> Tensor | None:
+def _of_attention(
+    name: str, kv_heads: int, held: dict[str, Tensor], layout: Layout
+) -> Tensor | None:
     for suffixes in (SUFFIXES, OF_PRODUCTS):
         parts = [f"{name}{suffix}" for suffix in suffixes]
         if held.keys() >= set(parts):
@@ -65,8 +86,8 @@ def _checked(entry: Entry, tensor: Tensor) -> Tensor:
     scale = tensor.float().flatten()
     if entry.dtype not in FLOATS or not (scale.isfinite() & (scale >= LEAST_KV_SCALE)).all():
         raise CheckpointError(
-            f"{entry.shard}: tensor {entry.name!r} must hold positive numbers, the scales of a KV cache: download it "
-            "again, or have them measured on a copy of the folder without it"
+            f"{entry.shard}: tensor {entry.name!r} must hold positive numbers, the scales of a KV"
+            " cache: download it again, or have them measured on a copy of the folder without it"
         )
     return scale
 
@@ -78,7 +99,7 @@ def _own(name: str, scale: Tensor, kv_heads: int, layout: Layout) -> Tensor:
     shares, share = layout.share(scale.numel(), name, repeats=True)
     if scale.numel() != shares * kv_heads:
         raise CheckpointError(
-            f"tensor {name!r} has {scale.numel()} scales, and the model {shares * kv_heads} KV heads: config.json and "
-            "weights must be of one model"
+            f"tensor {name!r} has {scale.numel()} scales, and the model {shares * kv_heads} KV"
+            " heads: config.json and weights must be of one model"
         )
     return scale.view(shares, kv_heads)[share]

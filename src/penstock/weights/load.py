@@ -1,4 +1,5 @@
-"""load_model: a folder -> a Decoder that is filled and arranged for its kernels, or an error and nothing."""
+"""load_model: a folder -> a Decoder that is filled and arranged for its kernels, or an error and
+nothing."""
 
 from __future__ import annotations
 
@@ -48,14 +49,15 @@ def load_model(
     lora: str | None = None,
     in_host: Callable[[Decoder], bool] = lambda shape: False,
 ) -> Decoder:
-    """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed` and reads none.
+    """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed`
+    and reads none.
 
-    positions: length of the rotary table, None: the config's context. room: bytes that the model may take on the
-    device, None: as many as it gets. finite: whether what is no finite number is refused. shared: another
-    process's weights, in place of the folder's. lora: an adapter that is merged into the folder's. in_host: says of the
-    model, on torch's meta device, whether its per-layer embeddings lie in host memory. CheckpointError for what is not
-    sound, CapacityError where the model doesn't fit the device: both before memory is taken, as far as that can be
-    told.
+    positions: length of the rotary table, None: the config's context. room: bytes that the model
+    may take on the device, None: as many as it gets. finite: whether what is no finite number is
+    refused. shared: another process's weights, in place of the folder's. lora: an adapter that is
+    merged into the folder's. in_host: says of the model, on torch's meta device, whether its
+    per-layer embeddings lie in host memory. CheckpointError for what is not sound, CapacityError
+    where the model doesn't fit the device: both before memory is taken, as far as that can be told.
     """
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
@@ -63,7 +65,11 @@ def load_model(
     with nullcontext() if shared is None else OpenedWeights(shared, device) as opened:
         told = layout.rank == 0 and opened is None
         entries = {} if load_format == "dummy" else find_weights(shape, folder, opened, told=told)
-        adapter = None if lora is None else find_adapter(lora, shape, entries, load_format, told=layout.rank == 0)
+        adapter = (
+            None
+            if lora is None
+            else find_adapter(lora, shape, entries, load_format, told=layout.rank == 0)
+        )
         if config.text_part is not None and told:
             print(f"penstock: {folder}: {left_out(config.text_part)}", file=sys.stderr, flush=True)
         if config.quantization is not None and config.quantization.narrow_rows and told:
@@ -74,18 +80,23 @@ def load_model(
         if layout.rank == 0 and opened is None:
             log.info("loads %s in %s on %s", folder, str(dtype).removeprefix("torch."), device)
         try:
-            model = build_model(config, dtype, device, positions, layout, schemes, table_in_host=beside)
+            model = build_model(
+                config, dtype, device, positions, layout, schemes, table_in_host=beside
+            )
             if load_format == "dummy":
                 dummy_weights(model, seed)
             else:
                 told = layout.rank == 0 and opened is None
-                load_weights(model, entries, finite=finite, opened=opened, adapter=adapter, told=told)
+                load_weights(
+                    model, entries, finite=finite, opened=opened, adapter=adapter, told=told
+                )
             model.prepare(ops)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error):
                 raise CapacityError(
-                    f"the weights of {folder} in {str(dtype).removeprefix('torch.')} don't fit the memory of {device}: "
-                    "take a smaller model or dtype" + (", or --device cpu" if device.type == "cuda" else "")
+                    f"the weights of {folder} in {str(dtype).removeprefix('torch.')} don't fit the"
+                    f" memory of {device}: take a smaller model or dtype"
+                    + (", or --device cpu" if device.type == "cuda" else "")
                 ) from error
             raise
     return model
@@ -94,12 +105,16 @@ def load_model(
 def find_adapter(
     lora: str, shape: Decoder, entries: dict[str, Entry], load_format: LoadFormat, *, told: bool
 ) -> Adapter:
-    """Reads an adapter that fits a model, which may be on torch's meta device, and its checkpoint. Raises
-    CheckpointError, UsageError."""
+    """Reads an adapter that fits a model, which may be on torch's meta device, and its checkpoint.
+    Raises CheckpointError, UsageError."""
     if load_format == "dummy":
-        raise UsageError("an adapter is merged into a checkpoint's weights, not into dummy ones", param="lora")
+        raise UsageError(
+            "an adapter is merged into a checkpoint's weights, not into dummy ones", param="lora"
+        )
     if shape.config.text_part is not None:
-        raise CheckpointError(f"an adapter is not merged into a {shape.config.text_part.architecture}: by peft it is")
+        raise CheckpointError(
+            f"an adapter is not merged into a {shape.config.text_part.architecture}: by peft it is"
+        )
     adapter, stored = Adapter.read(adapter_folder(lora)), shape.config.quantization
     matrices = {part.name for weight in shape.weights() for part in weight.parts}
     adapter.check(entries, matrices, None if stored is None else stored.method)
@@ -111,24 +126,30 @@ def find_adapter(
 
 def left_out(part: TextOfWhole) -> str:
     """Returns what is said of a multimodal checkpoint wherever it is opened."""
-    return f"of this {part.architecture} the text is served; its vision part is left out, and images are refused"
+    return (
+        f"of this {part.architecture} the text is served; its vision part is left out, and images"
+        " are refused"
+    )
 
 
 def wide_rows(dtype: torch.dtype) -> str:
-    """Returns what is said of a checkpoint whose activations are meant to be in four bits, wherever it is opened."""
+    """Returns what is said of a checkpoint whose activations are meant to be in four bits, wherever
+    it is opened."""
     return (
-        f"its weights are served in four bits, its activations stay in {str(dtype).removeprefix('torch.')}: their "
-        "scales (input_global_scale, input_scale), where it has them, are not used"
+        "its weights are served in four bits, its activations stay in"
+        f" {str(dtype).removeprefix('torch.')}: their scales (input_global_scale, input_scale),"
+        " where it has them, are not used"
     )
 
 
 def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:
-    """Raises CapacityError where a model, which may be on torch's meta device, takes more than `room` bytes."""
+    """Raises CapacityError where a model, which may be on torch's meta device, takes more than
+    `room` bytes."""
     sizes = (model.weights_bytes, model.rope_bytes, room)
     if sizes[0] + sizes[1] > room:
         weights, table, free = (f"{size / 2**30:.2f} GiB" for size in sizes)
         raise CapacityError(
-            f"the weights of {folder} take {weights}, "
-            f"{model.positions} positions {table}, and {free} is free on {device}: take a smaller model or dtype, "
-            "or set max_model_len lower"
+            f"the weights of {folder} take {weights}, {model.positions} positions {table}, and"
+            f" {free} is free on {device}: take a smaller model or dtype, or set max_model_len"
+            " lower"
         )

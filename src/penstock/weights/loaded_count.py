@@ -1,5 +1,5 @@
-"""LoadedCount: how many weights are in their places: a line that moves on a terminal, elsewhere one a while to the log,
-which `penstock serve` shows. It knows counts."""
+"""LoadedCount: how many weights are in their places: a line that moves on a terminal, elsewhere one
+a while to the log, which `penstock serve` shows. It knows counts."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Place: which checkpoint tensor goes where in a model's weights, and the filling of them: a loop over what the weights
-say of themselves.
+"""Place: which checkpoint tensor goes where in a model's weights, and the filling of them: a loop
+over what the weights say of themselves.
 
-Everything is checked (names, shapes, dtypes) before memory is taken for the first weight. Beyond the model itself
-little is in memory: on a CPU shards are mapped and each tensor is converted into its place, to a GPU they are streamed.
+Everything is checked (names, shapes, dtypes) before memory is taken for the first weight. Beyond
+the model itself little is in memory: on a CPU shards are mapped and each tensor is converted into
+its place, to a GPU they are streamed.
 """
 
 from __future__ import annotations
@@ -20,29 +21,45 @@ from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
 from penstock.quant.weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
-from penstock.weights.checkpoint import AGAIN, Entry, of_text, read_entries, read_tensors, renamed, shown, unstacked
+from penstock.weights.checkpoint import (
+    AGAIN,
+    Entry,
+    of_text,
+    read_entries,
+    read_tensors,
+    renamed,
+    shown,
+    unstacked,
+)
 from penstock.weights.kv_scales import OF_PRODUCTS, SUFFIXES
 from penstock.weights.loaded_count import LoadedCount
 from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
-# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are for a cache in
-# eight bits.
+# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are
+# for a cache in eight bits.
 UNREAD = (".rotary_emb.inv_freq", *(f".self_attn{each}" for each in SUFFIXES), *OF_PRODUCTS)
 
 
 def find_weights(
     model: Decoder, folder: Path, opened: OpenedWeights | None = None, *, told: bool = False
 ) -> dict[str, Entry]:
-    """The tensors of `folder`'s safetensors, by their headers, or of another process. CheckpointError where their
-    names, shapes or dtypes aren't those of `model`, which may be on torch's meta device: nothing is taken before all is
-    known to fit. told: whether it is said on stderr that layers which predict more tokens are left out."""
-    found = of_text(read_entries(folder) if opened is None else opened.entries, model.config.text_part)
-    entries = {name: entry for name, entry in found.items() if not name.startswith(model.config.left_out)}
+    """The tensors of `folder`'s safetensors, by their headers, or of another process.
+    CheckpointError where their names, shapes or dtypes aren't those of `model`, which may be on
+    torch's meta device: nothing is taken before all is known to fit. told: whether it is said on
+    stderr that layers which predict more tokens are left out."""
+    found = of_text(
+        read_entries(folder) if opened is None else opened.entries, model.config.text_part
+    )
+    entries = {
+        name: entry for name, entry in found.items() if not name.startswith(model.config.left_out)
+    }
     if told and len(entries) < len(found):
         print(
-            f"penstock: {folder}: its layers that predict more tokens (mtp) are left out", file=sys.stderr, flush=True
+            f"penstock: {folder}: its layers that predict more tokens (mtp) are left out",
+            file=sys.stderr,
+            flush=True,
         )
     entries = unstacked(
         renamed(entries, model.config.renames),
@@ -62,10 +79,9 @@ def load_weights(
     adapter: Adapter | None = None,
     told: bool = False,
 ) -> None:
-    """Fills every weight of `model` from what `find_weights` gave, of the same source, and an adapter that fits it.
-    told: say how far it is.
-    CheckpointError where a number doesn't fit the dtype, where a scale, norm or bias isn't finite, or, where all are
-    asked to be `finite`, any."""
+    """Fills every weight of `model` from what `find_weights` gave, of the same source, and an
+    adapter that fits it. told: say how far it is. CheckpointError where a number doesn't fit the
+    dtype, where a scale, norm or bias isn't finite, or, where all are asked to be `finite`, any."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
@@ -75,9 +91,16 @@ def load_weights(
     read: Read = read_tensors if opened is None else opened.read
     count, hosted = LoadedCount(len(wanted)) if told else None, list[Entry]()
     if opened is None and model.device.type == "cuda":
-        hosted = [entry for entry in wanted if places[entry.name][0].in_host]  # they come to no GPU, which has no room
-        # Of several ranks each reads its share; mapped files are read no further than they are used.
-        wanted = [e if e.name in adapted else _share(e, *places[e.name][:2]) for e in wanted if e not in hosted]
+        hosted = [
+            entry for entry in wanted if places[entry.name][0].in_host
+        ]  # they come to no GPU, which has no room
+        # Of several ranks each reads its share; mapped files are read no further than they are
+        # used.
+        wanted = [
+            e if e.name in adapted else _share(e, *places[e.name][:2])
+            for e in wanted
+            if e not in hosted
+        ]
         read = partial(stream_tensors, device=model.device)
     for entry, tensor in chain(read(wanted), read_tensors(hosted)):
         weight, part, place = places[entry.name]
@@ -87,7 +110,9 @@ def load_weights(
             raise _not_finite(entry)
         narrowed = entry.dtype != "F16" or entry.name in adapted
         if weight.dtype == torch.float16 and narrowed and not place.isfinite().all():
-            raise CheckpointError(f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32")
+            raise CheckpointError(
+                f"{entry.shard}: tensor {entry.name!r} doesn't fit float16: use bfloat16 or float32"
+            )
         if count is not None:
             count.one_more()
     if count is not None:
@@ -101,15 +126,21 @@ def load_weights(
 
 def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
     """What of a tensor is read for this rank."""
-    if part.cut is None or part.shares == 1 or part.fused or entry.turned or not weight.fills_by_share:
+    if (
+        part.cut is None
+        or part.shares == 1
+        or part.fused
+        or entry.turned
+        or not weight.fills_by_share
+    ):
         return entry
     return entry.narrow(part.cut, *part.bounds)
 
 
 @torch.inference_mode()
 def dummy_weights(model: Decoder, seed: int) -> None:
-    """Draws every weight from U(-1e-3, 1e-3), or as its scheme says: the same for the same seed, config, dtype and
-    kind of device."""
+    """Draws every weight from U(-1e-3, 1e-3), or as its scheme says: the same for the same seed,
+    config, dtype and kind of device."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
         weight.draw(generator, model.dtype)
@@ -124,15 +155,17 @@ def _check(entries: dict[str, Entry], model: Decoder, folder: Path) -> None:
             _check_entry(entry, *(wanted.get(name) or again[name]))
         elif not name.endswith(UNREAD):
             raise CheckpointError(
-                f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this config.json "
-                "doesn't have: config.json and weights must be of one model"
+                f"{entry.shard} holds tensor {shown(name)}, which a {config.architecture} with this"
+                " config.json doesn't have: config.json and weights must be of one model"
             )
-    missing = [name for name, (_, weight) in wanted.items() if name not in entries and not weight.optional]
+    missing = [
+        name for name, (_, weight) in wanted.items() if name not in entries and not weight.optional
+    ]
     if missing:
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         raise CheckpointError(
-            f"the safetensors of {folder} lack tensor {missing[0]!r}{more}, which a {config.architecture} with this "
-            f"config.json has: {AGAIN}, or mend config.json"
+            f"the safetensors of {folder} lack tensor {missing[0]!r}{more}, which a"
+            f" {config.architecture} with this config.json has: {AGAIN}, or mend config.json"
         )
 
 
@@ -140,31 +173,43 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
     if isinstance(weight, Expected) and weight.unread:
         return
     if entry.dtype not in weight.stored:
-        which = "only unquantized weights are read" if weight.stored == FLOATS else "this checkpoint's scheme has"
+        which = (
+            "only unquantized weights are read"
+            if weight.stored == FLOATS
+            else "this checkpoint's scheme has"
+        )
         raise CheckpointError(
             f"{entry.shard}: tensor {entry.name!r} is {entry.dtype}, and {which} "
             f"({', '.join(sorted(weight.stored))}): take the model's unquantized checkpoint"
         )
     if (entry.shape or (1,)) != part.shape:  # one number may have no dimension
         raise CheckpointError(
-            f"{entry.shard}: tensor {entry.name!r} has shape {list(entry.shape)}, config.json asks for "
-            f"{list(part.shape)}: config.json and weights must be of one model"
+            f"{entry.shard}: tensor {entry.name!r} has shape {list(entry.shape)}, config.json asks"
+            f" for {list(part.shape)}: config.json and weights must be of one model"
         )
 
 
 def _check_small(model: Decoder, entries: dict[str, Entry]) -> None:
-    """Refuses scales, norms and biases that are not finite. One number of theirs spoils every answer, and they are few;
-    a GPU is waited for once."""
-    small = [weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)]
+    """Refuses scales, norms and biases that are not finite. One number of theirs spoils every
+    answer, and they are few; a GPU is waited for once."""
+    small = [
+        weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)
+    ]
     told = torch.stack([weight.are_finite(weight.value) for weight in small]).tolist()
     for weight, finite in zip(small, told, strict=True):
         if not finite:
-            raise _not_finite(entries[next(p.name for p, place in weight.places() if not weight.are_finite(place))])
+            raise _not_finite(
+                entries[
+                    next(p.name for p, place in weight.places() if not weight.are_finite(place))
+                ]
+            )
 
 
 def _not_finite(entry: Entry) -> CheckpointError:
     where = f"{entry.shard}: tensor {entry.name!r}"
-    return CheckpointError(f"{where} holds what is no finite number: {AGAIN}, or take another checkpoint")
+    return CheckpointError(
+        f"{where} holds what is no finite number: {AGAIN}, or take another checkpoint"
+    )
 
 
 def _check_same(entry: Entry, weight: Weight, read: Read) -> None:
@@ -173,6 +218,6 @@ def _check_same(entry: Entry, weight: Weight, read: Read) -> None:
         own = weight.parts[0].local(head)
         if not torch.equal(own.to(weight.value.device, weight.dtype), weight.value):
             raise CheckpointError(
-                f"{entry.shard}: {entry.name} differs from {weight.parts[0].name}, but config.json says "
-                "tie_word_embeddings: set it to false, or remove the tensor"
+                f"{entry.shard}: {entry.name} differs from {weight.parts[0].name}, but config.json"
+                " says tie_word_embeddings: set it to false, or remove the tensor"
             )

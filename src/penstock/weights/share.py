@@ -1,9 +1,11 @@
 """share_weights: a trainer's tensors, for an engine in another process to read.
 
     with share_weights(model.state_dict()) as shared:
-        httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version": "step-7"})
+        httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version":
+        "step-7"})
 
-Tensors on a GPU are told of where they lie; others are copied into a file of /dev/shm, which goes with the `with`.
+Tensors on a GPU are told of where they lie; others are copied into a file of /dev/shm, which goes
+with the `with`.
 """
 
 from __future__ import annotations
@@ -31,8 +33,8 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @contextmanager
 def share_weights(tensors: Mapping[str, Tensor]) -> Iterator[SharedWeights]:
-    """Yields what an engine is told of tensors, by their names in a checkpoint. They must stay as they are meanwhile.
-    Raises CapacityError where /dev/shm has no room."""
+    """Yields what an engine is told of tensors, by their names in a checkpoint. They must stay as
+    they are meanwhile. Raises CapacityError where /dev/shm has no room."""
     memories: list[SharedStretch] = []
     told: list[SharedTensor] = []
     with ExitStack() as held:
@@ -53,7 +55,9 @@ def to_json(shared: SharedWeights) -> Any:
     return msgspec.json.decode(msgspec.json.encode(shared))
 
 
-def _copied(tensors: dict[str, Tensor], memories: list[SharedStretch], held: ExitStack) -> list[SharedTensor]:
+def _copied(
+    tensors: dict[str, Tensor], memories: list[SharedStretch], held: ExitStack
+) -> list[SharedTensor]:
     starts, end = {}, 0
     for name, tensor in tensors.items():
         starts[name] = end
@@ -62,20 +66,29 @@ def _copied(tensors: dict[str, Tensor], memories: list[SharedStretch], held: Exi
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     held.callback(file.unlink)
     try:
-        os.posix_fallocate(descriptor, 0, max(end, 1))  # else a full /dev/shm is a fault at the write
+        os.posix_fallocate(
+            descriptor, 0, max(end, 1)
+        )  # else a full /dev/shm is a fault at the write
         with mmap.mmap(descriptor, max(end, 1)) as lies:
             for name, tensor in tensors.items():
                 raw = tensor.contiguous().reshape(-1).view(torch.uint8)
                 lies[starts[name] : starts[name] + tensor.nbytes] = raw.numpy().data
     except OSError as error:
-        raise CapacityError(f"/dev/shm has no room for {end} bytes of weights ({error.strerror})") from error
+        raise CapacityError(
+            f"/dev/shm has no room for {end} bytes of weights ({error.strerror})"
+        ) from error
     finally:
         os.close(descriptor)
     memories.append(SharedStretch("shm", max(end, 1), name=file.name))
-    return [SharedTensor(name, _NAMES[t.dtype], tuple(t.shape), starts[name]) for name, t in tensors.items()]
+    return [
+        SharedTensor(name, _NAMES[t.dtype], tuple(t.shape), starts[name])
+        for name, t in tensors.items()
+    ]
 
 
-def _lying(name: str, tensor: Tensor, memories: list[SharedStretch], known: dict[bytes, int]) -> SharedTensor:
+def _lying(
+    name: str, tensor: Tensor, memories: list[SharedStretch], known: dict[bytes, int]
+) -> SharedTensor:
     torch.cuda.synchronize(tensor.device)  # what made it is done
     handle, offset, count = handle_of(tensor.data_ptr())
     if handle not in known:

@@ -1,7 +1,8 @@
-"""Weights of another process: what it says of them checked, and their tensors read as those of a checkpoint.
+"""Weights of another process: what it says of them checked, and their tensors read as those of a
+checkpoint.
 
-Memory of a CPU is a file of /dev/shm, read as any file is, so that one that was cut short is an error and no fault.
-It knows memories and entries; not which parameter a tensor goes to.
+Memory of a CPU is a file of /dev/shm, read as any file is, so that one that was cut short is an
+error and no fault. It knows memories and entries; not which parameter a tensor goes to.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ _NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 
 class OpenedWeights:
-    """For a `with`: memories are let go behind it. Raises CheckpointError for what is not sound, or no longer there."""
+    """For a `with`: memories are let go behind it. Raises CheckpointError for what is not sound, or
+    no longer there."""
 
     def __init__(self, shared: SharedWeights, device: torch.device) -> None:
         self._shared, self._device = shared, device
@@ -35,7 +37,9 @@ class OpenedWeights:
 
     def __enter__(self) -> OpenedWeights:
         try:
-            files = [self._open(number, memory) for number, memory in enumerate(self._shared.memories)]
+            files = [
+                self._open(number, memory) for number, memory in enumerate(self._shared.memories)
+            ]
             for tensor in self._shared.tensors:
                 if tensor.name in self.entries:
                     raise _refused(f"tensor {shown(tensor.name)} is told of twice")
@@ -45,14 +49,21 @@ class OpenedWeights:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._on_gpu:
             torch.cuda.synchronize(self._device)  # all that reads them is done
         self._close()
 
     def read(self, entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
         """Yields each with its tensor: a GPU's where it lies, others streamed to the device."""
-        yield from stream_tensors([entry for entry in entries if entry.shard not in self._on_gpu], self._device)
+        yield from stream_tensors(
+            [entry for entry in entries if entry.shard not in self._on_gpu], self._device
+        )
         for entry in entries:
             if (memory := self._on_gpu.get(entry.shard)) is not None:
                 lies = memory[entry.start : entry.start + entry.bytes]
@@ -63,7 +74,10 @@ class OpenedWeights:
         if memory.kind == "shm":
             return _file_of(memory)
         if self._device.type != "cuda":
-            raise _refused(f"memory {number} is a GPU's, and this engine runs on {self._device}: share it as shm")
+            raise _refused(
+                f"memory {number} is a GPU's, and this engine runs on {self._device}: share it"
+                " as shm"
+            )
         name = Path(f"memory {number} of the GPU")
         self._on_gpu[name] = open_handle(memory.handle, memory.size)
         return name
@@ -78,23 +92,31 @@ def _file_of(memory: SharedStretch) -> Path:
         raise _refused(f"the shared memory's name {shown(memory.name)} is none of /dev/shm")
     file = SHM / memory.name
     if file.is_symlink() or not file.is_file():
-        raise _refused(f"the shared memory {memory.name!r} is not there: has the process that gave it ended?")
+        raise _refused(
+            f"the shared memory {memory.name!r} is not there: has the process that gave it ended?"
+        )
     if file.stat().st_size < memory.size:
-        raise _refused(f"the shared memory {memory.name!r} has {file.stat().st_size} bytes, not {memory.size}")
+        raise _refused(
+            f"the shared memory {memory.name!r} has {file.stat().st_size} bytes, not {memory.size}"
+        )
     return file
 
 
 def _entry(tensor: SharedTensor, files: list[Path], memories: tuple[SharedStretch, ...]) -> Entry:
     name, item = shown(tensor.name), ITEM_BYTES.get(tensor.dtype)
     if item is None:
-        raise _refused(f"tensor {name} is of dtype {shown(tensor.dtype)}, and not of {', '.join(ITEM_BYTES)}")
+        raise _refused(
+            f"tensor {name} is of dtype {shown(tensor.dtype)}, and not of {', '.join(ITEM_BYTES)}"
+        )
     if not 0 <= tensor.memory < len(files):
         raise _refused(f"tensor {name} lies in memory {tensor.memory}, and there are {len(files)}")
     if len(tensor.shape) > MOST_DIMS or min(tensor.shape, default=0) < 0:
         raise _refused(f"tensor {name} has no shape of up to {MOST_DIMS} sizes")
     end = tensor.offset + item * math.prod(tensor.shape)
     if tensor.offset < 0 or tensor.offset % item or end > memories[tensor.memory].size:
-        raise _refused(f"tensor {name} doesn't lie within its memory, or not where its numbers may begin")
+        raise _refused(
+            f"tensor {name} doesn't lie within its memory, or not where its numbers may begin"
+        )
     return Entry(tensor.name, files[tensor.memory], tensor.dtype, tensor.shape, tensor.offset)
 
 

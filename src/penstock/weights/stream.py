@@ -1,11 +1,14 @@
-"""Stream: a checkpoint's tensors onto a GPU. Threads read pieces of the files into a few pinned buffers, and each piece
-is on its way to the device while the next is read; tensors come in the order of their files.
+"""Stream: a checkpoint's tensors onto a GPU. Threads read pieces of the files into a few pinned
+buffers, and each piece is on its way to the device while the next is read; tensors come in the
+order of their files.
 
-    files --pread--> pinned, 2 a thread --copy, the thread's stream--> a tensor on the device --> Weight.fill
+    files --pread--> pinned, 2 a thread --copy, the thread's stream--> a tensor on the device -->
+    Weight.fill
 
-Mapped pages copied by one thread, which is how a CPU reads (`checkpoint.read_tensors`), come at some 8 GB/s; pinning
-memory for whole tensors would cost as much again. Beyond the model the device holds what is under way: AHEAD bytes, or
-a tensor and the next. It knows entries and bytes; not what becomes of them.
+Mapped pages copied by one thread, which is how a CPU reads (`checkpoint.read_tensors`), come at
+some 8 GB/s; pinning memory for whole tensors would cost as much again. Beyond the model the device
+holds what is under way: AHEAD bytes, or a tensor and the next. It knows entries and bytes; not what
+becomes of them.
 """
 
 from __future__ import annotations
@@ -27,14 +30,21 @@ PIECE = 16 << 20  # bytes
 AHEAD = 512 << 20
 READERS = 8
 TORCH_DTYPES = {
-    "F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16,
-    "F8_E4M3": torch.float8_e4m3fn, "I64": torch.int64, "I32": torch.int32, "I8": torch.int8, "U8": torch.uint8,
-}  # fmt: skip
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
 
 
 def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple[Entry, Tensor]]:
-    """Yields each entry with its tensor on the device, good for work on the current stream. CheckpointError where a
-    file cannot be read."""
+    """Yields each entry with its tensor on the device, good for work on the current stream.
+    CheckpointError where a file cannot be read."""
     under_way: deque[tuple[Entry, Tensor, list[Future[None]]]] = deque()
     reader, ahead = _Reader(device), 0
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "penstock-read") as pool:
@@ -43,7 +53,9 @@ def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple
                 tensor = torch.empty(entry.bytes, dtype=torch.uint8, device=device)
                 reader.mark()
                 starts = range(0, entry.bytes, PIECE)
-                under_way.append((entry, tensor, [pool.submit(reader.read, entry, tensor, at) for at in starts]))
+                under_way.append(
+                    (entry, tensor, [pool.submit(reader.read, entry, tensor, at) for at in starts])
+                )
                 ahead += entry.bytes
                 while ahead > AHEAD and len(under_way) > 1:
                     ahead -= under_way[0][0].bytes
@@ -55,7 +67,9 @@ def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple
             reader.meet()  # before the memory of what was under way is anybody else's
 
 
-def _arrived(reader: _Reader, entry: Entry, tensor: Tensor, pieces: list[Future[None]]) -> tuple[Entry, Tensor]:
+def _arrived(
+    reader: _Reader, entry: Entry, tensor: Tensor, pieces: list[Future[None]]
+) -> tuple[Entry, Tensor]:
     for piece in pieces:
         piece.result()
     reader.meet()
@@ -71,7 +85,8 @@ class _Reader:
         self._allocated: torch.cuda.Event | None = None
 
     def mark(self) -> None:
-        """On the current stream: what tensors handed out so far were allocated over has been read."""
+        """On the current stream: what tensors handed out so far were allocated over has been
+        read."""
         if self._device.type == "cuda":
             self._allocated = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._allocated.record()
@@ -123,4 +138,6 @@ def _read_into(piece: Tensor, entry: Entry, at: int) -> None:
                         raise CheckpointError(f"{entry.shard} is cut short: {AGAIN}")
                     view, place, left = view[count:], place + count, left - count
     except OSError as error:
-        raise CheckpointError(f"{entry.shard} cannot be read ({error.strerror}): {AGAIN}") from error
+        raise CheckpointError(
+            f"{entry.shard} cannot be read ({error.strerror}): {AGAIN}"
+        ) from error

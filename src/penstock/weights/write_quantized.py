@@ -1,5 +1,6 @@
-"""write_quantized: a folder with wide weights -> one with quantized weights, which any engine that knows
-compressed-tensors reads. A shard at a time: beyond it little is in memory, and what is there whole isn't made again.
+"""write_quantized: a folder with wide weights -> one with quantized weights, which any engine that
+knows compressed-tensors reads. A shard at a time: beyond it little is in memory, and what is there
+whole isn't made again.
 
 It knows folders and names; how a matrix is stored is `quant/write_compressed.py`.
 """
@@ -47,15 +48,18 @@ def write_quantized(
     fp8_head: bool = False,
     rounded: Path | None = None,
 ) -> None:
-    """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of this folder and kind.
+    """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of
+    this folder and kind.
 
-    tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that stay as they are;
-    those that are multiplied together (q, k and v; gate and up) stay so together. adapter: merged in before.
-    fp8_head: of kind fp8 the head is quantized too; one tied to the embedding, which stays wide, is written beside it.
-    rounded: a folder with matrices that are made already, each as it is to be stored, in `NAME.safetensors`.
+    tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that
+    stay as they are; those that are multiplied together (q, k and v; gate and up) stay so together.
+    adapter: merged in before. fp8_head: of kind fp8 the head is quantized too; one tied to the
+    embedding, which stays wide, is written beside it. rounded: a folder with matrices that are made
+    already, each as it is to be stored, in `NAME.safetensors`.
 
-    Raises CheckpointError for weights that are quantized already or not sound, UsageError for shapes that the kind
-    doesn't fit and a pattern that fits nothing, CapacityError where the disk is full.
+    Raises CheckpointError for weights that are quantized already or not sound, UsageError for
+    shapes that the kind doesn't fit and a pattern that fits nothing, CapacityError where the disk
+    is full.
     """
     config = read_model_config(folder)
     kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
@@ -64,7 +68,11 @@ def write_quantized(
     every = read_entries(folder)
     for entry in every.values():
         shards.setdefault(entry.shard, []).append(entry)
-    largest = _largest_together(model_written(config, kind, fp8_head), every, adapter) if kind == "nvfp4" else {}
+    largest = (
+        _largest_together(model_written(config, kind, fp8_head), every, adapter)
+        if kind == "nvfp4"
+        else {}
+    )
     out.mkdir(parents=True, exist_ok=True)
     for number, (shard, entries) in enumerate(shards.items(), 1):
         if not (out / shard.name).exists():
@@ -72,17 +80,28 @@ def write_quantized(
             save_whole(stored, out / shard.name)
         tell(f"shard {number} of {len(shards)}: {shard.name}")
     wide = [e.name for entries in shards.values() for e in entries if len(e.shape) == 2]
-    ignored = [name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds]
-    raw = json.loads((folder / "config.json").read_text()) | ({"tie_word_embeddings": False} if untied else {})
-    others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}  # vLLM's head is no `Linear`
+    ignored = [
+        name.removesuffix(".weight") for name in wide if name.removesuffix(".weight") not in kinds
+    ]
+    raw = json.loads((folder / "config.json").read_text()) | (
+        {"tie_word_embeddings": False} if untied else {}
+    )
+    others = {
+        name: of for name, of in kinds.items() if of != kind or name == HEAD
+    }  # vLLM's head is no `Linear`
     if config.tie_word_embeddings and not untied:
         if head := made_kind(kind, HEAD):
             others[HEAD] = head  # made of the embedding at load
         else:
             ignored.append(HEAD)  # transformers has a `Linear` there
-    _write_json(out / "config.json", {**raw, "quantization_config": told_in_config(kind, group, ignored, others)})
+    _write_json(
+        out / "config.json",
+        {**raw, "quantization_config": told_in_config(kind, group, ignored, others)},
+    )
     if len(shards) > 1:
-        held = {entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)}
+        held = {
+            entry.name: shard.name for shard in shards for entry in read_header(out / shard.name)
+        }
         size = sum((out / shard.name).stat().st_size for shard in shards)
         _write_json(out / INDEX, {"metadata": {"total_size": size}, "weight_map": held})
     for path in folder.iterdir():
@@ -94,29 +113,35 @@ def write_quantized(
 def kinds_written(
     folder: Path, kind: MadeKind, keep_wide: Sequence[str] = (), fp8_head: bool = False
 ) -> tuple[dict[str, MadeKind], int]:
-    """Returns what `write_quantized` makes of which matrices, by their names, and how many inputs of four bits share a
-    scale (0: there are none). Raises as it does."""
+    """Returns what `write_quantized` makes of which matrices, by their names, and how many inputs
+    of four bits share a scale (0: there are none). Raises as it does."""
     config = read_model_config(folder)
     if config.quantization is not None:
-        raise CheckpointError(f"{folder} is quantized already ({config.quantization.method}): take the wide model")
+        raise CheckpointError(
+            f"{folder} is quantized already ({config.quantization.method}): take the wide model"
+        )
     model = model_written(config, kind, fp8_head)
     made = {part.name.removesuffix(".weight"): part for part in _made_parts(model, keep_wide)}
     kinds = {name: made_kind(kind, name) or kind for name in made}
     group = min((made_group(made[name]) for name, of in kinds.items() if of == "int4"), default=0)
     if config.text_part is not None:
         raise CheckpointError(
-            f"{folder} is a {config.text_part.architecture}, and quantized checkpoints are made of text alone: "
-            f"serve it with --quantization {kind}, which makes the numbers at load"
+            f"{folder} is a {config.text_part.architecture}, and quantized checkpoints are made of"
+            f" text alone: serve it with --quantization {kind}, which makes the numbers at load"
         )
     return kinds, group
 
 
 def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decoder:
-    """Returns the model that `write_quantized` writes of a wide one where nothing is kept wide, without numbers."""
+    """Returns the model that `write_quantized` writes of a wide one where nothing is kept wide,
+    without numbers."""
     tied = config.tie_word_embeddings and not fp8_head
     schemes = choose_schemes(kind, fp8_head=fp8_head)
     return build_model(
-        replace(config, tie_word_embeddings=tied), torch.bfloat16, torch.device("meta"), scheme_of=schemes
+        replace(config, tie_word_embeddings=tied),
+        torch.bfloat16,
+        torch.device("meta"),
+        scheme_of=schemes,
     )
 
 
@@ -132,16 +157,18 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
                 yield from weight.parts
     if unused:
         raise UsageError(
-            f"keep_wide {min(unused)!r} fits no matrix that would be quantized: name them as the checkpoint does, as "
-            "model.layers.0.mlp.down_proj, or by a pattern, as *.down_proj",
+            f"keep_wide {min(unused)!r} fits no matrix that would be quantized: name them as the"
+            " checkpoint does, as model.layers.0.mlp.down_proj, or by a pattern, as *.down_proj",
             param="keep_wide",
         )
 
 
-def _largest_together(model: Decoder, entries: dict[str, Entry], adapter: Adapter | None) -> dict[str, Tensor]:
-    """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together with it (q, k, v;
-    gate, up of an MLP or expert): vLLM multiplies these by one scale of the whole, and llm-compressor has them share
-    it."""
+def _largest_together(
+    model: Decoder, entries: dict[str, Entry], adapter: Adapter | None
+) -> dict[str, Tensor]:
+    """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together
+    with it (q, k, v; gate, up of an MLP or expert): vLLM multiplies these by one scale of the
+    whole, and llm-compressor has them share it."""
     largest: dict[str, Tensor] = {}
     for weight in model.weights():
         together: dict[str, list[Entry]] = {}
@@ -149,18 +176,26 @@ def _largest_together(model: Decoder, entries: dict[str, Entry], adapter: Adapte
             if part.name in entries:
                 together.setdefault(part.name.rsplit(".", 2)[0], []).append(entries[part.name])
         for some in together.values():
-            read = [tensor if adapter is None else adapter.merged(e.name, tensor) for e, tensor in read_tensors(some)]
+            read = [
+                tensor if adapter is None else adapter.merged(e.name, tensor)
+                for e, tensor in read_tensors(some)
+            ]
             most = torch.stack([matrix.abs().max().float() for matrix in read]).max()
             largest |= {entry.name.removesuffix(".weight"): most for entry in some}
     return largest
 
 
 def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:
-    """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that is there is kept."""
+    """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that
+    is there is kept."""
     shards: dict[Path, list[Entry]] = {}
     for entry in read_entries(folder).values():
         shards.setdefault(entry.shard, []).append(entry)
-    changed = [shard for shard, entries in shards.items() if any(each.name in adapter.pairs for each in entries)]
+    changed = [
+        shard
+        for shard, entries in shards.items()
+        if any(each.name in adapter.pairs for each in entries)
+    ]
     out.mkdir(parents=True, exist_ok=True)
     for number, shard in enumerate(changed, 1):
         if not (out / shard.name).exists():
@@ -177,8 +212,9 @@ def _stored(
     rounded: Path | None = None,
     largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the head's too.   largest:
-    magnitude of a matrix, and of those that share nvfp4's scale of the whole with it."""
+    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the
+    head's too.   largest: magnitude of a matrix, and of those that share nvfp4's scale of the whole
+    with it."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -202,7 +238,11 @@ def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
     """Writes a file of tensors whole or not at all. Raises CapacityError where the disk is full."""
     draft = path.with_name(path.name + ".part")
     try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, draft, metadata={"format": "pt"})
+        save_file(
+            {name: tensor.contiguous() for name, tensor in tensors.items()},
+            draft,
+            metadata={"format": "pt"},
+        )
         draft.chmod(0o644)  # the library's are its owner's alone: an artifact is for others too
         with draft.open("rb") as file:
             os.fsync(file.fileno())

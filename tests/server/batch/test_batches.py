@@ -1,4 +1,5 @@
-"""Batches and files as the official client uses them, over a fake engine whose every answer is known."""
+"""Batches and files as the official client uses them, over a fake engine whose every answer is
+known."""
 
 from __future__ import annotations
 
@@ -39,7 +40,11 @@ def test_a_batch_of_completions_runs(server: Batching) -> None:
     lines = [line(f"row-{i}", prompt=f"p{i}", n=1 + i % 3) for i in range(50)]
     batch = server.until_over(server.submit(jsonl(lines)))
     assert batch.status == "completed" and batch.errors is None and batch.error_file_id is None
-    assert (batch.request_counts.total, batch.request_counts.completed, batch.request_counts.failed) == (50, 50, 0)
+    assert (
+        batch.request_counts.total,
+        batch.request_counts.completed,
+        batch.request_counts.failed,
+    ) == (50, 50, 0)
     rows = {row["custom_id"]: row for row in server.rows(batch.output_file_id)}
     assert sorted(rows) == sorted(f"row-{i}" for i in range(50))
     one = rows["row-2"]
@@ -52,7 +57,10 @@ def test_a_batch_of_completions_runs(server: Batching) -> None:
 def test_a_batch_of_chats_runs(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl([line("a", CHAT, n=2)]), CHAT))
     (row,) = server.rows(batch.output_file_id)
-    assert [choice["message"]["content"] for choice in row["response"]["body"]["choices"]] == ["abc", "bcd"]
+    assert [choice["message"]["content"] for choice in row["response"]["body"]["choices"]] == [
+        "abc",
+        "bcd",
+    ]
 
 
 def test_a_batch_calls_tools(server: Batching) -> None:
@@ -63,16 +71,27 @@ def test_a_batch_calls_tools(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl(lines), CHAT))
     (row,) = server.rows(batch.output_file_id)
     (choice,) = row["response"]["body"]["choices"]
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+    assert (
+        choice["finish_reason"] == "tool_calls"
+        and choice["message"]["tool_calls"][0]["function"]["name"] == "f"
+    )
     (refused,) = server.rows(batch.error_file_id)
-    assert refused["custom_id"] == "b" and refused["response"]["body"]["error"]["param"] == "tool_choice"
+    assert (
+        refused["custom_id"] == "b"
+        and refused["response"]["body"]["error"]["param"] == "tool_choice"
+    )
 
 
-def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_our_code_fails_at_fails_alone(
+    server: Batching, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.engine.fail_with = "its logits were not finite"
     batch = server.until_over(server.submit(jsonl([line("a")])))
     (row,) = server.rows(batch.error_file_id)
-    assert row["response"]["status_code"] == 500 and row["response"]["body"]["error"]["code"] == "numerical_error"
+    assert (
+        row["response"]["status_code"] == 500
+        and row["response"]["body"]["error"]["code"] == "numerical_error"
+    )
     server.engine.fail_with = None
 
     def breaks(*_: object, **__: object) -> None:
@@ -80,7 +99,9 @@ def test_a_line_that_our_code_fails_at_fails_alone(server: Batching, monkeypatch
 
     monkeypatch.setattr(server.engine, "submit", breaks)
     batch = server.until_over(server.submit(jsonl([line("a"), line("b")])))
-    assert [row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)] == ["internal"] * 2
+    assert [
+        row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)
+    ] == ["internal"] * 2
 
 
 def test_lines_run_in_the_background_and_online_requests_do_not(server: Batching) -> None:
@@ -100,7 +121,10 @@ def test_what_is_at_the_engine_is_bounded(server: Batching) -> None:
 
 def test_a_line_larger_than_all_room_runs_alone(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl([line("a"), line("b", n=100), line("c", n=30)])))
-    rows = {row["custom_id"]: len(row["response"]["body"]["choices"]) for row in server.rows(batch.output_file_id)}
+    rows = {
+        row["custom_id"]: len(row["response"]["body"]["choices"])
+        for row in server.rows(batch.output_file_id)
+    }
     assert rows == {"a": 1, "b": 100, "c": 30}
 
 
@@ -123,10 +147,17 @@ def test_a_cancelled_batch_keeps_what_is_done(server: Batching) -> None:
         pass
     assert server.openai.batches.cancel(batch_id).status == "cancelling"
     batch = server.until_over(batch_id)
-    assert batch.status == "cancelled" and batch.cancelling_at <= batch.cancelled_at and batch.completed_at is None
+    assert (
+        batch.status == "cancelled"
+        and batch.cancelling_at <= batch.cancelled_at
+        and batch.completed_at is None
+    )
     rows, unrun = server.rows(batch.output_file_id), server.rows(batch.error_file_id)
     assert 20 <= len(rows) == batch.request_counts.completed < 2000 == batch.request_counts.total
-    assert sorted(int(row["custom_id"]) for row in rows + unrun) == list(range(2000)) and not server.engine.open
+    assert (
+        sorted(int(row["custom_id"]) for row in rows + unrun) == list(range(2000))
+        and not server.engine.open
+    )
     assert {(row["response"], row["error"]["code"]) for row in unrun} == {(None, "batch_cancelled")}
     assert batch.request_counts.failed == len(unrun)
     assert server.openai.batches.cancel(batch_id).status == "cancelled"
@@ -143,7 +174,9 @@ def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None
     server.running.hold(True)
     ids = [server.submit(jsonl([line("a"), line("typo", n=0)])) for _ in range(12)]
     server.running.wait_for(lambda: len(server.engine.open) == 8)
-    while {(batch := server.openai.batches.retrieve(each)).status for each in ids} != {"in_progress"}:
+    while {(batch := server.openai.batches.retrieve(each)).status for each in ids} != {
+        "in_progress"
+    }:
         pass
     assert batch.errors.data[0].line == 2, "all are checked"
     assert server.until_over(server.submit(jsonl([line("typo", n=0)]))).status == "failed"
@@ -151,14 +184,22 @@ def test_more_batches_than_run_at_once_wait_their_turn(server: Batching) -> None
     assert server.until_over(ids[-1]).status == "cancelled"
     assert len(server.engine.open) == 8
     server.running.hold(False)
-    assert [server.until_over(batch_id).status for batch_id in ids] == ["completed"] * 11 + ["cancelled"]
+    assert [server.until_over(batch_id).status for batch_id in ids] == ["completed"] * 11 + [
+        "cancelled"
+    ]
 
 
 def test_an_input_that_cannot_be_read_holds_a_batch_up(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     plain, calls = input_file._some_lines, itertools.count()
-    faults = {1: OSError(errno.EIO, "Input/output error"), 4: OSError(errno.EMFILE, "Too many open files")}
+    faults = {
+        1: OSError(errno.EIO, "Input/output error"),
+        4: OSError(errno.EMFILE, "Too many open files"),
+    }
 
     def some(*values: Any) -> Any:
         if (fault := faults.get(next(calls))) is not None:
@@ -168,10 +209,17 @@ def test_an_input_that_cannot_be_read_holds_a_batch_up(
     monkeypatch.setattr(input_file, "_some_lines", some)
     with batching(tokenizer, tmp_path, BatchJobLimits(read_bytes=100, first_pause=0.01)) as server:
         batch = server.until_over(server.submit(jsonl([line(str(i)) for i in range(40)])))
-    assert batch.status == "completed" and batch.errors is None, "what was read before the fault is no earlier line"
+    assert batch.status == "completed" and batch.errors is None, (
+        "what was read before the fault is no earlier line"
+    )
     assert batch.request_counts.completed == 40 and next(calls) > 80
     said = capfd.readouterr().err
-    assert said.count("waits for the state folder's disk (input/output error): see to it, and make room in") == 1
+    assert (
+        said.count(
+            "waits for the state folder's disk (input/output error): see to it, and make room in"
+        )
+        == 1
+    )
     assert f"{tmp_path} where it is full" in said
     assert said.count("goes on") == 1 and "Traceback" not in said
 
@@ -189,7 +237,11 @@ def test_a_batch_waits_for_its_own_model(
         of_its_own = second.until_over(second.submit(jsonl([line("a", model="other"), line("b")])))
         assert (of_its_own.model, of_its_own.request_counts.completed) == ("other", 1)
         waiting = second.openai.batches.retrieve(ids[0])
-        assert (waiting.status, waiting.model, waiting.request_counts.failed) == ("in_progress", "fake", 0)
+        assert (waiting.status, waiting.model, waiting.request_counts.failed) == (
+            "in_progress",
+            "fake",
+            0,
+        )
         assert waiting.waits_for == "model"  # type: ignore[attr-defined]
         second.openai.batches.cancel(ids[1])
         cancelled = second.until_over(ids[1])
@@ -204,8 +256,12 @@ def test_a_batch_waits_for_its_own_model(
     with batching(tokenizer, tmp_path) as third:
         batch = third.until_over(ids[0])
         assert batch.status == "completed" and batch.error_file_id is None
-        assert sorted(int(row["custom_id"]) for row in third.rows(batch.output_file_id)) == list(range(400))
-        assert len(third.engine.submitted) == 400 - waiting.request_counts.completed, "what was done runs no more"
+        assert sorted(int(row["custom_id"]) for row in third.rows(batch.output_file_id)) == list(
+            range(400)
+        )
+        assert len(third.engine.submitted) == 400 - waiting.request_counts.completed, (
+            "what was done runs no more"
+        )
 
 
 def test_a_batch_that_fails_by_our_fault_leaves_its_rows(
@@ -231,7 +287,10 @@ class Panic(BaseException):
 
 
 def test_a_library_that_panics_at_a_line_costs_that_line(
-    server: Batching, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    server: Batching,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     plain = tokenizer.encode_batch
 
@@ -249,7 +308,10 @@ def test_a_library_that_panics_at_a_line_costs_that_line(
     ]
     batch = server.until_over(server.submit(jsonl(lines)))
     assert (batch.status, batch.request_counts.completed) == ("completed", 2)
-    rows = {row["custom_id"]: row["response"]["body"]["error"]["code"] for row in server.rows(batch.error_file_id)}
+    rows = {
+        row["custom_id"]: row["response"]["body"]["error"]["code"]
+        for row in server.rows(batch.error_file_id)
+    }
     assert rows == {"short": "internal", "long": "internal"}
     assert "Panic: at the tokenizer" in capfd.readouterr().err
 
@@ -264,9 +326,16 @@ def test_batches_are_listed_youngest_first(server: Batching) -> None:
 def test_metadata_comes_back(server: Batching) -> None:
     file_id = server.upload(jsonl([line("a")]))
     made = server.openai.batches.create(
-        input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h", metadata={"job": "night"}
+        input_file_id=file_id,
+        endpoint=COMPLETIONS,
+        completion_window="24h",
+        metadata={"job": "night"},
     )
-    assert made.metadata == {"job": "night"} and made.status == "validating" and made.expires_at is None
+    assert (
+        made.metadata == {"job": "night"}
+        and made.status == "validating"
+        and made.expires_at is None
+    )
     assert server.openai.batches.retrieve(made.id).metadata == {"job": "night"}
 
 
@@ -280,7 +349,11 @@ CREATE = {"input_file_id": "file-" + "0" * 32, "endpoint": COMPLETIONS, "complet
         ({"endpoint": "/v1/responses"}, 400, "endpoint"),
         ({"endpoint": 3}, 400, "endpoint"),
         ({"completion_window": "1h"}, 400, "completion_window"),
-        ({"output_expires_after": {"anchor": "created_at", "seconds": 3600}}, 400, "output_expires_after"),
+        (
+            {"output_expires_after": {"anchor": "created_at", "seconds": 3600}},
+            400,
+            "output_expires_after",
+        ),
         ({"priority": 1}, 400, "priority"),
         ({"metadata": {"a": 1}}, 400, "metadata"),
         ({"metadata": {str(i): "" for i in range(17)}}, 400, "metadata"),
@@ -302,12 +375,18 @@ def test_what_cannot_be_a_batch_is_refused(
 def test_an_output_is_no_input(server: Batching) -> None:
     batch = server.until_over(server.submit(jsonl([line("a")])))
     with pytest.raises(openai.BadRequestError, match="purpose is not batch"):
-        server.openai.batches.create(input_file_id=batch.output_file_id, endpoint=COMPLETIONS, completion_window="24h")
+        server.openai.batches.create(
+            input_file_id=batch.output_file_id, endpoint=COMPLETIONS, completion_window="24h"
+        )
 
 
 def test_without_a_state_folder_it_says_how(tokenizer: Tokenizer) -> None:
     with running_server(tokenizer) as server:
-        for method, path in (("GET", "/v1/files"), ("POST", "/v1/batches"), ("GET", "/v1/batches/x")):
+        for method, path in (
+            ("GET", "/v1/files"),
+            ("POST", "/v1/batches"),
+            ("GET", "/v1/batches/x"),
+        ):
             answer = httpx.request(method, server.url + path)
             assert answer.status_code == 404 and "--state-dir" in answer.json()["error"]["message"]
 
@@ -339,7 +418,9 @@ def _no_room_for_files(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [_file, _no_database, _another_version, _no_room_for_files])
-def test_what_is_no_state_folder_is_refused_in_one_line(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_no_state_folder_is_refused_in_one_line(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     make(tmp_path / "state")
     for _ in range(2):  # the lock is let go
         with pytest.raises(UsageError, match="folder") as error:
@@ -360,7 +441,9 @@ def test_a_folder_of_other_things_is_refused_untouched(tmp_path: Path) -> None:
     (other / "letter.txt").write_text("dear")
     with pytest.raises(UsageError, match=r"holds other things \(letter.txt\)") as error:
         StateFolder(other)
-    assert error.value.param == "state_dir" and [each.name for each in other.iterdir()] == ["letter.txt"]
+    assert error.value.param == "state_dir" and [each.name for each in other.iterdir()] == [
+        "letter.txt"
+    ]
 
 
 def test_several_servers_keep_no_state(tmp_path: Path) -> None:
@@ -374,10 +457,15 @@ def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None
         first = server.openai.with_options(api_key="first")
         second = server.openai.with_options(api_key="second")
         file_id = first.files.create(file=("in.jsonl", jsonl([line("a")])), purpose="batch").id
-        made = first.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
+        made = first.batches.create(
+            input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h"
+        )
         assert first.files.retrieve(file_id).id == file_id
         assert list(second.files.list()) == list(second.batches.list()) == []
-        for behind in (partial(second.files.list, after=file_id), partial(second.batches.list, after=made.id)):
+        for behind in (
+            partial(second.files.list, after=file_id),
+            partial(second.batches.list, after=made.id),
+        ):
             with pytest.raises(openai.NotFoundError, match="list from the start again"):
                 behind()
         assert first.files.list(after=file_id).data == first.batches.list(after=made.id).data == []
@@ -386,4 +474,6 @@ def test_files_belong_to_their_key(tokenizer: Tokenizer, tmp_path: Path) -> None
         with pytest.raises(openai.NotFoundError):
             second.batches.cancel(made.id)
         with pytest.raises(openai.NotFoundError):
-            second.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h")
+            second.batches.create(
+                input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h"
+            )

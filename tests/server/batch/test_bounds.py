@@ -1,5 +1,6 @@
-"""What one owner may leave here: batches, files, errors. What answers of batches may take of memory: their own room,
-which costs no line its outcome; and how few of their texts are tokenised at once."""
+"""What one owner may leave here: batches, files, errors. What answers of batches may take of
+memory: their own room, which costs no line its outcome; and how few of their texts are tokenised at
+once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def server(tokenizer: Tokenizer, tmp_path: Path) -> Iterator[Batching]:
 
 
 def create(client: openai.OpenAI, file_id: str) -> str:
-    return client.batches.create(input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h").id
+    return client.batches.create(
+        input_file_id=file_id, endpoint=COMPLETIONS, completion_window="24h"
+    ).id
 
 
 def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -52,7 +55,9 @@ def test_unfinished_batches_of_an_owner_are_bounded(tokenizer: Tokenizer, tmp_pa
         server.openai.batches.cancel(ids[0])
         server.until_over(ids[0])
         create(server.openai, file_id)
-    with batching(tokenizer, tmp_path, LIMITS, model="another") as server:  # what was left counts, while it waits
+    with batching(
+        tokenizer, tmp_path, LIMITS, model="another"
+    ) as server:  # what was left counts, while it waits
         with pytest.raises(openai.RateLimitError):
             create(server.openai, file_id)
         server.openai.batches.cancel(ids[1])
@@ -95,22 +100,31 @@ def test_results_count_and_are_never_refused(server: Batching) -> None:
         server.upload(b"")
     last = server.submit(jsonl([line("a")]))
     batch = server.until_over(last)
-    assert len(server.rows(batch.output_file_id)) == 1 and len(list(server.openai.files.list())) == 7
+    assert (
+        len(server.rows(batch.output_file_id)) == 1 and len(list(server.openai.files.list())) == 7
+    )
     with pytest.raises(openai.BadRequestError):
         server.upload(b"")
 
 
-def test_of_uploads_that_come_together_too_many_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    part = b'--e\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n' + b"x" * 2_000_000
+def test_of_uploads_that_come_together_too_many_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    part = (
+        b'--e\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        + b"x" * 2_000_000
+    )
     rest = b'\r\n--e\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--e--\r\n'
     head = (
-        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data; boundary=e\r\n"
-        f"Content-Length: {len(part) + len(rest)}\r\n\r\n"
+        "POST /v1/files HTTP/1.1\r\nHost: localhost\r\nContent-Type: multipart/form-data;"
+        f" boundary=e\r\nContent-Length: {len(part) + len(rest)}\r\n\r\n"
     )
     files = tmp_path / "state" / "files"
     with batching(tokenizer, tmp_path / "state", BatchJobLimits(max_files=1)) as server:
         address = server.url.removeprefix("http://").split(":")
-        connections = [socket.create_connection((address[0], int(address[1])), timeout=600) for _ in range(3)]
+        connections = [
+            socket.create_connection((address[0], int(address[1])), timeout=600) for _ in range(3)
+        ]
         for connection in connections:
             connection.sendall(head.encode() + part)
         server.running.wait_for(lambda: len(os.listdir(files)) == 3)
@@ -130,21 +144,32 @@ def test_a_batchs_errors_are_bounded_in_bytes(tokenizer: Tokenizer, tmp_path: Pa
     with batching(tokenizer, tmp_path, BatchJobLimits(max_error_bytes=2_000)) as server:
         errors = server.until_over(server.submit(bad_lines(100))).errors.data
         *told, last = errors
-        assert 5 < len(told) < 2_000 // 40 and [error.line for error in told] == list(range(2, 2 + len(told)))
+        assert 5 < len(told) < 2_000 // 40 and [error.line for error in told] == list(
+            range(2, 2 + len(told))
+        )
         assert last.code == "more_errors" and last.line == 2 + len(told)
         assert last.message == f"more lines are bad, {100 - len(told)} of them: {2 + len(told)}-101"
 
 
-def test_files_stay_their_keys_whatever_keys_come_and_go(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_files_stay_their_keys_whatever_keys_come_and_go(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     def seen(keys: list[str]) -> dict[str, list[str]]:
         access = AccessPolicy(keys=gather_keys(keys, None, {}))
         with batching(tokenizer, tmp_path, access=access) as server:
             clients = {key: server.openai.with_options(api_key=key) for key in keys}
-            return {key: [file.filename for file in client.files.list()] for key, client in clients.items()}
+            return {
+                key: [file.filename for file in client.files.list()]
+                for key, client in clients.items()
+            }
 
-    with batching(tokenizer, tmp_path, access=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))) as server:
+    with batching(
+        tokenizer, tmp_path, access=AccessPolicy(keys=gather_keys(["a", "b"], None, {}))
+    ) as server:
         for key in ("a", "b"):
-            server.openai.with_options(api_key=key).files.create(file=(f"{key}'s", b""), purpose="batch")
+            server.openai.with_options(api_key=key).files.create(
+                file=(f"{key}'s", b""), purpose="batch"
+            )
     assert seen(["a", "b"]) == {"a": ["a's"], "b": ["b's"]}
     assert seen(["b"]) == {"b": ["b's"]}, "a was revoked"
     assert seen(["c", "b", "a"]) == {"a": ["a's"], "b": ["b's"], "c": []}
@@ -166,7 +191,9 @@ def size(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> int:
 
 @contextlib.contextmanager
 def with_room(tokenizer: Tokenizer, folder: Path, room: float) -> Iterator[Batching]:
-    with batching(tokenizer, folder, server_limits=HttpLimits(max_answer_bytes=int(room))) as server:
+    with batching(
+        tokenizer, folder, server_limits=HttpLimits(max_answer_bytes=int(room))
+    ) as server:
         yield server
         assert answers_of(server).bytes == answers_of(server).kept == 0
 
@@ -185,11 +212,15 @@ def test_answers_that_find_no_room_beside_others_are_made_again(
         server.running.hold(False)
         batch = server.until_over(batch_id)
         assert batch.status == "completed" and batch.error_file_id is None
-        assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(range(8))
+        assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(
+            range(8)
+        )
         assert len(server.engine.submitted) > 8
 
 
-def test_one_that_is_too_large_alone_is_the_only_one_refused(tokenizer: Tokenizer, tmp_path: Path, size: int) -> None:
+def test_one_that_is_too_large_alone_is_the_only_one_refused(
+    tokenizer: Tokenizer, tmp_path: Path, size: int
+) -> None:
     lines = [line(str(number), **BODY) for number in range(6)] + [line("large", **{**BODY, "n": 3})]
     with with_room(tokenizer, tmp_path, 1.6 * size) as server:
         batch = server.until_over(server.submit(jsonl(lines[::-1])))
@@ -210,7 +241,10 @@ def test_what_waits_for_the_disk_is_bounded_and_comes_out_whole(
         server.running.wait_for(lambda: not server.engine.open)
         asked = len(server.engine.submitted)
         assert answers.most // 2 < answers.kept == answers.bytes <= answers.most
-        assert server.http.get("/health").status_code == 200 and len(server.engine.submitted) == asked < 30
+        assert (
+            server.http.get("/health").status_code == 200
+            and len(server.engine.submitted) == asked < 30
+        )
         disk.going.set()
         batch = server.until_over(batch_id)
         assert batch.error_file_id is None and len(server.rows(batch.output_file_id)) == 30
@@ -245,7 +279,9 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
     with batching(tokenizer, tmp_path, max_model_len=100_000) as server:
         ids = [server.submit(jsonl([line("a", prompt="batch" * 1000)])) for _ in range(8)]
-        at_once = min(PREPARED_AT_ONCE, server.running.service.turns.long.capacity[0])  # one sandbox is left to others
+        at_once = min(
+            PREPARED_AT_ONCE, server.running.service.turns.long.capacity[0]
+        )  # one sandbox is left to others
         server.running.wait_for(lambda: len(begun) == at_once)
         for each in ids:
             while server.openai.batches.retrieve(each).status != "in_progress":

@@ -1,4 +1,5 @@
-"""POST /v1/bulk: lines in, results as they finish; what is broken, what goes away, and that nothing is left behind."""
+"""POST /v1/bulk: lines in, results as they finish; what is broken, what goes away, and that nothing
+is left behind."""
 
 from __future__ import annotations
 
@@ -28,13 +29,17 @@ def server(tokenizer: Tokenizer) -> Iterator[Running]:
 
 
 def body_of(*rows: Any) -> bytes:
-    return b"".join((row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows)
+    return b"".join(
+        (row if isinstance(row, bytes) else json.dumps(row).encode()) + b"\n" for row in rows
+    )
 
 
 def results(server: Running, *rows: Any, **more: Any) -> dict[int | None, dict[str, Any]]:
     """The answer's lines by their lines' numbers."""
     answer = httpx.post(f"{server.url}/v1/bulk", content=body_of(*rows), timeout=600, **more)
-    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson", answer.text
+    assert answer.status_code == 200 and answer.headers["content-type"] == "application/x-ndjson", (
+        answer.text
+    )
     told = [json.loads(line) for line in answer.text.splitlines()]
     found = {line.get("line"): line for line in told}
     assert len(found) == len(told)
@@ -48,21 +53,36 @@ def idle(server: Running) -> bool:
 
 def test_a_thousand_rows_say_what_requests_of_their_own_say(server: Running) -> None:
     rows = [
-        {"custom_id": f"r{i}", "prompt": [97 + i % 20, 98], "max_tokens": 3 + i % 3, "n": 1 + i % 2, "seed": i % 4}
+        {
+            "custom_id": f"r{i}",
+            "prompt": [97 + i % 20, 98],
+            "max_tokens": 3 + i % 3,
+            "n": 1 + i % 2,
+            "seed": i % 4,
+        }
         for i in range(1000)
     ]
     found = results(server, *rows)
     assert sorted(found) == list(range(1, 1001)) and idle(server)
     for at in (0, 1, 7, 999):
-        alone = httpx.post(f"{server.url}/v1/completions", json={k: v for k, v in rows[at].items() if k != "custom_id"})
+        alone = httpx.post(
+            f"{server.url}/v1/completions",
+            json={k: v for k, v in rows[at].items() if k != "custom_id"},
+        )
         mine = found[at + 1]
         assert mine["custom_id"] == f"r{at}" and mine["choices"] == alone.json()["choices"]
         assert mine["usage"] == alone.json()["usage"] and mine["object"] == "text_completion"
 
 
 def test_text_and_echo_and_no_name(server: Running) -> None:
-    found = results(server, {"prompt": "hello", "max_tokens": 2, "echo": True}, b"", {"prompt": "x" * 90})
-    assert found[1]["choices"][0]["text"] == "helloab" and found[1]["custom_id"] is None and sorted(found) == [1, 3]
+    found = results(
+        server, {"prompt": "hello", "max_tokens": 2, "echo": True}, b"", {"prompt": "x" * 90}
+    )
+    assert (
+        found[1]["choices"][0]["text"] == "helloab"
+        and found[1]["custom_id"] is None
+        and sorted(found) == [1, 3]
+    )
 
 
 def test_packed_ids_and_logprobs(server: Running) -> None:
@@ -72,7 +92,9 @@ def test_packed_ids_and_logprobs(server: Running) -> None:
         ids = np.frombuffer(base64.b64decode(choice["token_ids"]), "<i4")
         assert ids.tolist() == server.engine.spelling[at : at + 4] and "text" not in choice
         assert np.frombuffer(base64.b64decode(choice["logprobs"]), "<f4").tolist() == [-0.25] * 4
-    assert found[2]["choices"][0]["logprobs"] is None and found[2]["usage"]["completion_tokens"] == 8
+    assert (
+        found[2]["choices"][0]["logprobs"] is None and found[2]["usage"]["completion_tokens"] == 8
+    )
 
 
 BROKEN = [
@@ -136,7 +158,11 @@ def test_any_bytes_are_answered_line_by_line(server: Running, pieces: list[bytes
 
 def test_bodies_that_are_no_lines(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "MOST_LINES", 10)
-    for body, says in ((b"", "no lines"), (b"\n \n", "no lines"), (b"{}\n" * 10, "more than 10 lines")):
+    for body, says in (
+        (b"", "no lines"),
+        (b"\n \n", "no lines"),
+        (b"{}\n" * 10, "more than 10 lines"),
+    ):
         answer = httpx.post(f"{server.url}/v1/bulk", content=body)
         assert answer.status_code == 400 and says in answer.json()["error"]["message"]
 
@@ -147,7 +173,9 @@ def test_a_client_that_goes_away_cancels_what_it_asked(server: Running) -> None:
         before = server.service.metrics.finished["abort"]
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
             body = body_of(*({"prompt": [97], "max_tokens": 2} for _ in range(100)))
-            head = f"POST /v1/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = (
+                f"POST /v1/bulk HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(body)}\r\n\r\n"
+            )
             client.sendall(head.encode() + body)
             server.wait_for(lambda: len(server.engine.open) == 24)  # 16 rows and 8: the others wait
         server.wait_for(lambda: idle(server))
@@ -156,11 +184,17 @@ def test_a_client_that_goes_away_cancels_what_it_asked(server: Running) -> None:
         server.hold(False)
 
 
-def test_a_slow_reader_holds_its_own_lines_back(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 8 MB of lines whose answers are as long again, with nobody reading: few are asked for, until somebody does."""
+def test_a_slow_reader_holds_its_own_lines_back(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 MB of lines whose answers are as long again, with nobody reading: few are asked for,
+    until somebody does."""
     monkeypatch.setattr(bulk, "WAITING", 65_536)
     with running_server(tokenizer, max_model_len=4096) as server:
-        rows = [{"custom_id": f"{i}", "prompt": "y" * 1200, "max_tokens": 1, "echo": True} for i in range(6000)]
+        rows = [
+            {"custom_id": f"{i}", "prompt": "y" * 1200, "max_tokens": 1, "echo": True}
+            for i in range(6000)
+        ]
         body = body_of(*rows)
         with socket.create_connection(("127.0.0.1", int(server.url.rsplit(":", 1)[1]))) as client:
             close = f"connection: close\r\ncontent-length: {len(body)}\r\n\r\n"
@@ -184,11 +218,15 @@ def test_an_engine_that_dies_ends_all_of_it(tokenizer: Tokenizer) -> None:
 
 
 def test_keys_and_full_queues(tokenizer: Tokenizer) -> None:
-    with running_server(tokenizer, api_key="secret", limits=HttpLimits(max_num_queued_reqs=4)) as server:
+    with running_server(
+        tokenizer, api_key="secret", limits=HttpLimits(max_num_queued_reqs=4)
+    ) as server:
         row = {"prompt": [97], "max_tokens": 1}
         assert httpx.post(f"{server.url}/v1/bulk", content=body_of(row)).status_code == 401
         found = results(server, *[row] * 50, headers={"authorization": "Bearer secret"})
-        assert len(found) == 50 and all("choices" in line for line in found.values()) and idle(server)
+        assert (
+            len(found) == 50 and all("choices" in line for line in found.values()) and idle(server)
+        )
 
 
 def test_a_line_has_a_time_of_its_own(server: Running) -> None:

@@ -1,4 +1,5 @@
-"""Files on a disk that is full or fails: each answer is one of ours, nothing stays out of sight, the next one works."""
+"""Files on a disk that is full or fails: each answer is one of ours, nothing stays out of sight,
+the next one works."""
 
 from __future__ import annotations
 
@@ -28,15 +29,22 @@ UPLOADED = b"x" * (5 * WRITE_BYTES + 17)
 
 
 @pytest.fixture
-def server(tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Iterator[Batching]:
+def server(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> Iterator[Batching]:
     """Behind it: no fault was our code's."""
     with caplog.at_level(logging.ERROR), batching(tokenizer, tmp_path / "state") as running:
         yield running
-    assert not [record for record in caplog.get_records("call") if "Exception in ASGI" in record.getMessage()]
+    assert not [
+        record
+        for record in caplog.get_records("call")
+        if "Exception in ASGI" in record.getMessage()
+    ]
 
 
 class Disk:
-    """Counts what an upload asks of the disk, and fails at the `at`-th of it; if it `stays`, at what follows too."""
+    """Counts what an upload asks of the disk, and fails at the `at`-th of it; if it `stays`, at
+    what follows too."""
 
     def __init__(self) -> None:
         self.count = self.at = 0
@@ -94,7 +102,9 @@ def on_disk(tmp_path: Path) -> list[str]:
 
 
 def post(server: Batching, content: bytes = CONTENT, purpose: str = "batch") -> httpx.Response:
-    return server.http.post("/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": purpose})
+    return server.http.post(
+        "/v1/files", files={"file": ("in.jsonl", content)}, data={"purpose": purpose}
+    )
 
 
 def is_the_disks(answer: httpx.Response, tmp_path: Path) -> bool:
@@ -103,13 +113,17 @@ def is_the_disks(answer: httpx.Response, tmp_path: Path) -> bool:
     return told and "\n" not in error["message"] and str(tmp_path) not in answer.text
 
 
-@pytest.mark.parametrize(("error", "stays"), [(errno.ENOSPC, True), (errno.EIO, False), (errno.EMFILE, False)])
+@pytest.mark.parametrize(
+    ("error", "stays"), [(errno.ENOSPC, True), (errno.EIO, False), (errno.EMFILE, False)]
+)
 def test_an_upload_is_whole_or_leaves_nothing(
     server: Batching, disk: Disk, tmp_path: Path, error: int, stays: bool
 ) -> None:
     kept = [server.upload(UPLOADED)]
     touches = disk.count
-    assert touches == 13, "opened, six times written, twice synced, named, the folder opened and synced, its row"
+    assert touches == 13, (
+        "opened, six times written, twice synced, named, the folder opened and synced, its row"
+    )
     for at in range(1, touches + 1):
         disk.fail(at, error, stays)
         answer = post(server, UPLOADED)
@@ -124,7 +138,10 @@ def test_an_upload_is_whole_or_leaves_nothing(
 
 
 def test_what_cannot_be_taken_away_goes_at_the_next_start(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def fails(path: Path, missing_ok: bool = False) -> None:
         if path.exists() and path.parent.name == "files":
@@ -135,12 +152,16 @@ def test_what_cannot_be_taken_away_goes_at_the_next_start(
         with monkeypatch.context() as broken:
             broken.setattr(Path, "unlink", fails)
             assert server.openai.files.delete(deleted).deleted
-            assert post(server, purpose="fine-tune").status_code == 400, "its own answer, not the disk's"
+            assert post(server, purpose="fine-tune").status_code == 400, (
+                "its own answer, not the disk's"
+            )
         assert server.http.get(f"/v1/files/{deleted}").status_code == 404
     left = [name for name in on_disk(tmp_path) if name != kept]
     assert len(left) == 2 and f"{deleted}.part" in left
     said = capfd.readouterr().err
-    assert all(f"penstock: {name} stays in the state folder until the next start" in said for name in left), said
+    assert all(
+        f"penstock: {name} stays in the state folder until the next start" in said for name in left
+    ), said
     with batching(tokenizer, tmp_path / "state") as server:
         assert on_disk(tmp_path) == [kept] and server.openai.files.content(kept).content == b"kept"
 
@@ -148,10 +169,14 @@ def test_what_cannot_be_taken_away_goes_at_the_next_start(
 @pytest.mark.parametrize("good", [None, 1 << 20], ids=["opened", "read"])
 @pytest.mark.parametrize("cut", [False, True])
 def test_content_that_the_disk_does_not_give(
-    tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, good: int | None, cut: bool
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    good: int | None,
+    cut: bool,
 ) -> None:
-    """One that can't be opened is refused; one that fails, or is cut, on its way breaks off: by its length that is
-    known."""
+    """One that can't be opened is refused; one that fails, or is cut, on its way breaks off: by its
+    length that is known."""
 
     class Broken(io.FileIO):
         def readinto(self, buffer: Any) -> int | None:  # type: ignore[override]
@@ -180,16 +205,23 @@ def test_content_that_the_disk_does_not_give(
         assert server.openai.files.content(file_id).content == CONTENT
 
 
-def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_that_fails_is_said_so(
+    server: Batching, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file_id = server.upload(jsonl([line("a")]))
     batch_id = server.submit(jsonl([line("a")]))
     server.until_over(batch_id)
     asked = {"input_file_id": file_id, "endpoint": COMPLETIONS, "completion_window": "24h"}
     requests: list[tuple[str, str, Any]] = [
-        ("GET", "/v1/files", None), ("GET", f"/v1/files/{file_id}", None), ("DELETE", f"/v1/files/{file_id}", None),
-        ("GET", f"/v1/files/{file_id}/content", None), ("POST", "/v1/batches", asked), ("GET", "/v1/batches", None),
-        ("GET", f"/v1/batches/{batch_id}", None), ("POST", f"/v1/batches/{batch_id}/cancel", None),
-    ]  # fmt: skip
+        ("GET", "/v1/files", None),
+        ("GET", f"/v1/files/{file_id}", None),
+        ("DELETE", f"/v1/files/{file_id}", None),
+        ("GET", f"/v1/files/{file_id}/content", None),
+        ("POST", "/v1/batches", asked),
+        ("GET", "/v1/batches", None),
+        ("GET", f"/v1/batches/{batch_id}", None),
+        ("POST", f"/v1/batches/{batch_id}/cancel", None),
+    ]
 
     def fails(*_: Any, **__: Any) -> Any:
         raise sqlite3.OperationalError("disk I/O error")
@@ -200,7 +232,17 @@ def test_a_database_that_fails_is_said_so(server: Batching, tmp_path: Path, monk
                 patch.setattr(BatchDatabase, name, fails)
             for method, path, body in requests:
                 answer = server.http.request(method, path, json=body)
-                assert answer.status_code == 200 or is_the_disks(answer, tmp_path), (method, path, answer.text)
+                assert answer.status_code == 200 or is_the_disks(answer, tmp_path), (
+                    method,
+                    path,
+                    answer.text,
+                )
                 writes = method in ("POST", "DELETE")
-                assert answer.status_code == (507 if broken[0] == "_one" or writes else 200), (method, path)
-    assert len(list(server.openai.batches.list())) == 1 and server.openai.files.retrieve(file_id).id == file_id
+                assert answer.status_code == (507 if broken[0] == "_one" or writes else 200), (
+                    method,
+                    path,
+                )
+    assert (
+        len(list(server.openai.batches.list())) == 1
+        and server.openai.files.retrieve(file_id).id == file_id
+    )

@@ -1,4 +1,5 @@
-"""How a server with batches ends: its engine dies, or its disk doesn't answer; and what the next start finds."""
+"""How a server with batches ends: its engine dies, or its disk doesn't answer; and what the next
+start finds."""
 
 from __future__ import annotations
 
@@ -41,11 +42,16 @@ def check_whole(server: Batching, batch_id: str, count: int = len(LINES)) -> Non
     """Each line is there once."""
     batch = server.until_over(batch_id)
     assert (batch.status, batch.error_file_id) == ("completed", None)
-    assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(range(count))
+    assert sorted(int(row["custom_id"]) for row in server.rows(batch.output_file_id)) == list(
+        range(count)
+    )
 
 
-def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk) -> None:
-    """The batch is told to end while it still writes what was done before: of those lines nothing is said."""
+def test_a_death_is_noted_though_the_disk_is_slow(
+    tokenizer: Tokenizer, tmp_path: Path, stuck: StuckDisk
+) -> None:
+    """The batch is told to end while it still writes what was done before: of those lines nothing
+    is said."""
     limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, flush_seconds_dead=30.0)
     with batching(tokenizer, tmp_path, limits) as server:
         server.engine.step_seconds = 0.05
@@ -54,7 +60,9 @@ def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path
         server.running.hold(True)
 
         async def die() -> int:
-            there = len(server.engine.open)  # in the loop: elsewhere one more may come after it was counted
+            there = len(
+                server.engine.open
+            )  # in the loop: elsewhere one more may come after it was counted
             server.engine.alive = False
             server.engine.going.set()
             asyncio.get_running_loop().call_later(0.3, stuck.going.set)
@@ -67,7 +75,9 @@ def test_a_death_is_noted_though_the_disk_is_slow(tokenizer: Tokenizer, tmp_path
         check_whole(server, batch_id, 1000)
 
 
-def test_a_batch_that_finds_the_engine_dead_is_not_blamed(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_a_batch_that_finds_the_engine_dead_is_not_blamed(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     with batching(tokenizer, tmp_path) as server:
         server.engine.alive = False
         batch_id = server.submit(jsonl(LINES))
@@ -101,7 +111,9 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
     bound: str,
 ) -> None:
     """A signal, a second one, a death of the engine: each has its bound."""
-    seconds = dict.fromkeys(("flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"), 1000.0)
+    seconds = dict.fromkeys(
+        ("flush_seconds", "flush_seconds_hurried", "flush_seconds_dead"), 1000.0
+    )
     limits = BatchJobLimits(commit_seconds=0.01, death_notice=0.1, **{**seconds, bound: 0.1})  # type: ignore[arg-type]
     with batching(tokenizer, tmp_path, limits) as server:
         batch_id = server.submit(jsonl(LINES))
@@ -126,10 +138,15 @@ def test_a_disk_that_does_not_answer_is_not_waited_for(
 def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
     tokenizer: Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
-    """Closing the file waits for the read, and the loop must not wait for that: it serves others."""
+    """Closing the file waits for the read, and the loop must not wait for that:
+    it serves others."""
     stuck, plain = StuckRead(jsonl(LINES)), input_file._opened
-    at = iter((False, True) if by == "a cancel" else (True,))  # the run, or the check, which reads the file first
-    monkeypatch.setattr(input_file, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path))
+    at = iter(
+        (False, True) if by == "a cancel" else (True,)
+    )  # the run, or the check, which reads the file first
+    monkeypatch.setattr(
+        input_file, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path)
+    )
     with batching(tokenizer, tmp_path) as server:
         try:
             batch_id = server.submit(jsonl(LINES))
@@ -157,13 +174,23 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
         (sqlite3.DatabaseError("database disk image is malformed"), False, False),
         (FileNotFoundError(errno.ENOENT, "No such file"), False, True),
         (JournalError("it was changed"), False, True),
-        (caused(JournalError("it cannot be written"), OSError(errno.EIO, "Input/output error")), True, False),
+        (
+            caused(JournalError("it cannot be written"), OSError(errno.EIO, "Input/output error")),
+            True,
+            False,
+        ),
         (caused(JournalError("it was moved"), FileNotFoundError("it is not there")), False, True),
-        (caused(CapacityError("the disk is full"), OSError(errno.ENOSPC, "No space left")), True, False),
+        (
+            caused(CapacityError("the disk is full"), OSError(errno.ENOSPC, "No space left")),
+            True,
+            False,
+        ),
         (ValueError("a fault of ours"), False, False),
     ],
 )
-def test_which_errors_pass_and_which_are_damage(error: Exception, fault: bool, damage: bool) -> None:
+def test_which_errors_pass_and_which_are_damage(
+    error: Exception, fault: bool, damage: bool
+) -> None:
     assert (is_disk_fault(error), is_damage(error)) == (fault, damage)
 
 
@@ -190,7 +217,9 @@ def test_pauses_grow_until_a_batch_gets_on(
 
     monkeypatch.setattr(asyncio, "sleep", pause)
     monkeypatch.setattr(BatchJob, "run", run)
-    with batching(tokenizer, tmp_path, BatchJobLimits(first_pause=GROWING[0], longest_pause=GROWING[-1])) as server:
+    with batching(
+        tokenizer, tmp_path, BatchJobLimits(first_pause=GROWING[0], longest_pause=GROWING[-1])
+    ) as server:
         batch_id = server.submit(jsonl(LINES))
         server.running.wait_for(lambda: len(pauses) == 8)
         assert pauses == [*GROWING, *GROWING]

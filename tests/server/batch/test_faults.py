@@ -1,5 +1,6 @@
-"""Batches that are killed and starved of disk: every line, good or bad, comes out once, whole; and a large one in the
-small. `make reliability` does more: a kill and a fault at each touch of the disk, 200 kills."""
+"""Batches that are killed and starved of disk: every line, good or bad, comes out once, whole; and
+a large one in the small. `make reliability` does more: a kill and a fault at each touch of the
+disk, 200 kills."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def test_a_fault_at_a_touch_of_the_disk_costs_nothing(tmp_path: Path) -> None:
 
 
 def test_a_large_batch_in_the_small(tmp_path: Path) -> None:
-    """Lines as long as those of 50,000, ten of them bad. How often it is looked at is the reliability run's to say."""
+    """Lines as long as those of 50,000, ten of them bad. How often it is looked at is the
+    reliability run's to say."""
     made = large_batch.run(tmp_path, 400)
     assert made.done.faults == [] and made.done.status == "completed"
     assert made.left == [] and made.at_rest and made.grown["server"] < large_batch.MOST_GROWTH

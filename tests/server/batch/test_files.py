@@ -34,14 +34,23 @@ def on_disk(tmp_path: Path) -> list[str]:
 def test_a_file_comes_and_goes(server: Batching, tmp_path: Path) -> None:
     content = random.randbytes(3 << 20)
     made = server.openai.files.create(file=("night.jsonl", content), purpose="batch")
-    assert (made.object, made.bytes, made.filename, made.purpose) == ("file", len(content), "night.jsonl", "batch")
+    assert (made.object, made.bytes, made.filename, made.purpose) == (
+        "file",
+        len(content),
+        "night.jsonl",
+        "batch",
+    )
     assert made.id.startswith("file-") and made.status == "processed"
     assert server.openai.files.retrieve(made.id) == made
     assert server.openai.files.content(made.id).content == content
     assert on_disk(tmp_path) == [made.id]
     gone = server.openai.files.delete(made.id)
     assert gone.deleted and gone.id == made.id and on_disk(tmp_path) == []
-    for ask in (server.openai.files.retrieve, server.openai.files.content, server.openai.files.delete):
+    for ask in (
+        server.openai.files.retrieve,
+        server.openai.files.content,
+        server.openai.files.delete,
+    ):
         with pytest.raises(openai.NotFoundError):
             ask(made.id)
 
@@ -57,14 +66,19 @@ def test_files_are_listed_in_pages(server: Batching) -> None:
     assert [file.id for file in server.openai.files.list()] == ids[::-1]
     assert [file.id for file in server.openai.files.list(order="asc", limit=2)] == ids
     assert [file.id for file in server.openai.files.list(after=ids[2])] == ids[:2][::-1]
-    assert [file.id for file in server.openai.files.list(purpose="batch", limit=1).data] == [ids[-1]]
+    assert [file.id for file in server.openai.files.list(purpose="batch", limit=1).data] == [
+        ids[-1]
+    ]
     assert list(server.openai.files.list(purpose="fine-tune")) == []
 
 
 def test_a_list_behind_what_is_gone_is_no_list_s_end(server: Batching) -> None:
-    """Whoever deletes what they list hears of it: an empty page would leave the rest without a word."""
+    """Whoever deletes what they list hears of it: an empty page would leave the rest without a
+    word."""
     ids = [server.upload(b"%d" % i) for i in range(5)]
-    with pytest.raises(openai.NotFoundError, match=r"no file of this id.*list from the start again") as gone:
+    with pytest.raises(
+        openai.NotFoundError, match=r"no file of this id.*list from the start again"
+    ) as gone:
         for file in server.openai.files.list(limit=2):
             server.openai.files.delete(file.id)
     assert gone.value.param == "after" and gone.value.code == "not_found"
@@ -81,7 +95,9 @@ def test_a_list_behind_what_is_gone_is_no_list_s_end(server: Batching) -> None:
 def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
     server.running.hold(True)
     file_id = server.upload(jsonl([line("a")]))
-    batch = server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+    batch = server.openai.batches.create(
+        input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+    )
     with pytest.raises(openai.ConflictError, match=batch.id):
         server.openai.files.delete(file_id)
     server.running.hold(False)
@@ -89,12 +105,16 @@ def test_a_file_that_a_batch_reads_stays(server: Batching) -> None:
     assert server.openai.files.delete(file_id).deleted
 
 
-def form(*parts: tuple[str, str | None, bytes], boundary: bytes = b"edge", end: bytes = b"--\r\n") -> bytes:
+def form(
+    *parts: tuple[str, str | None, bytes], boundary: bytes = b"edge", end: bytes = b"--\r\n"
+) -> bytes:
     """parts: (name, filename or None, content)."""
     pieces = []
     for name, filename, content in parts:
         named = f'; filename="{filename}"' if filename is not None else ""
-        head = f'Content-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode("utf-8", "surrogateescape")
+        head = f'Content-Disposition: form-data; name="{name}"{named}\r\n\r\n'.encode(
+            "utf-8", "surrogateescape"
+        )
         pieces.append(b"--" + boundary + b"\r\n" + head + content + b"\r\n")
     return b"".join(pieces) + b"--" + boundary + end
 
@@ -110,7 +130,12 @@ FILE, PURPOSE = ("file", "a.jsonl", b"x"), ("purpose", None, b"batch")
         (form(PURPOSE), KIND, 400, "file"),
         (form(FILE, ("purpose", None, b"fine-tune")), KIND, 400, "purpose"),
         (form(FILE, ("purpose", None, b"batch\xff")), KIND, 400, "purpose"),
-        (form(FILE, PURPOSE, ("expires_after[seconds]", None, b"3600")), KIND, 400, "expires_after"),
+        (
+            form(FILE, PURPOSE, ("expires_after[seconds]", None, b"3600")),
+            KIND,
+            400,
+            "expires_after",
+        ),
         (form(FILE, PURPOSE, ("colour", None, b"red")), KIND, 400, "colour"),
         (form(FILE, FILE, PURPOSE), KIND, 400, "file"),
         (form(FILE, PURPOSE, PURPOSE), KIND, 400, "purpose"),
@@ -129,12 +154,19 @@ FILE, PURPOSE = ("file", "a.jsonl", b"x"), ("purpose", None, b"batch")
         (form(FILE, PURPOSE).replace(b"form-data", b"attachment"), KIND, 400, None),
         (form(FILE, PURPOSE).replace(b'; name="file"', b""), KIND, 400, None),
         (form(FILE, PURPOSE).replace(b"Content-Disposition", b"X" * 5000), KIND, 400, None),
-        (form(FILE, PURPOSE).replace(b"Content-Disposition:", b"Content-Disposition"), KIND, 400, None),
+        (
+            form(FILE, PURPOSE).replace(b"Content-Disposition:", b"Content-Disposition"),
+            KIND,
+            400,
+            None,
+        ),
         (form(("file", "a", b"x" * (MOST + 1)), PURPOSE), KIND, 413, "file"),
         (form(("file", "a", b"x" * (MOST + (1 << 20))), PURPOSE), KIND, 413, "file"),
     ],
 )
-def test_bad_uploads(server: Batching, tmp_path: Path, body: bytes, kind: str, status: int, param: str | None) -> None:
+def test_bad_uploads(
+    server: Batching, tmp_path: Path, body: bytes, kind: str, status: int, param: str | None
+) -> None:
     answer = server.http.post("/v1/files", content=body, headers={"content-type": kind})
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
     assert on_disk(tmp_path) == [], "nothing is left of it"
@@ -153,7 +185,9 @@ def test_bad_uploads(server: Batching, tmp_path: Path, body: bytes, kind: str, s
         ("\udcff", "\ufffd"),
     ],
 )
-def test_a_filename_is_for_showing_alone(server: Batching, tmp_path: Path, given: str, kept: str) -> None:
+def test_a_filename_is_for_showing_alone(
+    server: Batching, tmp_path: Path, given: str, kept: str
+) -> None:
     body = form(("file", given, b"x"), PURPOSE)
     answer = server.http.post("/v1/files", content=body, headers={"content-type": KIND})
     assert answer.status_code == 200 and answer.json()["filename"] == kept
@@ -179,7 +213,9 @@ def test_an_upload_that_breaks_off_leaves_nothing(server: Batching, tmp_path: Pa
 
 
 def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    with batching(tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)) as server:
+    with batching(
+        tokenizer, tmp_path / "state", server_limits=HttpLimits(body_seconds=0.2)
+    ) as server:
         with connect(server.url) as connection:
             connection.sendall(head(3_000_000) + form(FILE, end=b""))
             assert connection.recv(4096).startswith(b"HTTP/1.1 408 ")
@@ -189,7 +225,9 @@ def test_an_upload_that_hardly_comes_is_ended(tokenizer: Tokenizer, tmp_path: Pa
 def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path: Path) -> None:
     with connect(server.url) as connection:
         connection.sendall(head(3_000_000) + form(("file", "a", b"x" * 300_000), end=b""))
-        server.running.wait_for(lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir()))
+        server.running.wait_for(
+            lambda: any(path.stat().st_size for path in (tmp_path / "state" / "files").iterdir())
+        )
         server.running.loop.call_soon_threadsafe(server.running.service.close)
         answer, body = read_one(connection)
         assert answer.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
@@ -199,7 +237,10 @@ def test_an_upload_under_way_hears_of_the_servers_end(server: Batching, tmp_path
 def test_a_start_sweeps_what_a_kill_left(tokenizer: Tokenizer, tmp_path: Path) -> None:
     with batching(tokenizer, tmp_path / "state") as server:
         kept = server.upload(b"kept")
-    left = [tmp_path / "state" / "files" / name for name in ("file-" + "0" * 32, "file-" + "1" * 32 + ".part")]
+    left = [
+        tmp_path / "state" / "files" / name
+        for name in ("file-" + "0" * 32, "file-" + "1" * 32 + ".part")
+    ]
     for path in left:
         path.write_bytes(b"nobody's")
     (tmp_path / "state" / "batches" / ("batch_" + "0" * 32)).mkdir()

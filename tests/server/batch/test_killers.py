@@ -1,4 +1,5 @@
-"""Lines that kill the engine: in how few deaths they are found, what that costs other lines, and who is not blamed."""
+"""Lines that kill the engine: in how few deaths they are found, what that costs other lines, and
+who is not blamed."""
 
 from __future__ import annotations
 
@@ -46,8 +47,8 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 class Lives:
-    """Servers one after another on one folder, each until its engine dies or the batches are over. beside: what online
-    clients do in each."""
+    """Servers one after another on one folder, each until its engine dies or the batches are over.
+    beside: what online clients do in each."""
 
     def __init__(self, tokenizer: Tokenizer, folder: Path) -> None:
         self._tokenizer, self._folder, self.limits = tokenizer, folder, AT_ONCE
@@ -56,16 +57,24 @@ class Lives:
     def submit(self, *prompts: list[str]) -> list[str]:
         with batching(self._tokenizer, self._folder) as server:
             server.running.hold(True)
-            return [server.submit(jsonl([line(str(i), prompt=each) for i, each in enumerate(one)])) for one in prompts]
+            return [
+                server.submit(jsonl([line(str(i), prompt=each) for i, each in enumerate(one)]))
+                for one in prompts
+            ]
 
     def live(
-        self, ids: list[str], beside: Callable[[Batching], None] = lambda server: None, held: bool = False
+        self,
+        ids: list[str],
+        beside: Callable[[Batching], None] = lambda server: None,
+        held: bool = False,
     ) -> bool:
         """Whether the engine died."""
         with batching(self._tokenizer, self._folder, self.limits, held=held) as server:
             server.engine.step_seconds = 0.002
             beside(server)
-            server.running.wait_for(lambda: all(server.manager.job_of(each) is None for each in ids))
+            server.running.wait_for(
+                lambda: all(server.manager.job_of(each) is None for each in ids)
+            )
             died = not server.engine.alive
         self.deaths += died
         return died
@@ -97,7 +106,9 @@ def test_a_killer_is_found_in_four_deaths(lives: Lives, kill: str, count: int) -
     assert 2 <= lives.deaths <= 4 and lives.killers(ids[0]) == {"5": "engine_died"}
 
 
-def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_all_else_runs_before_suspects_do(
+    lives: Lives, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     """Of its batch; and others beside them."""
     suspects = 30
     first, second = lives.submit(["slow"] * suspects + ["a"] * 50, ["a"] * 400)
@@ -117,7 +128,9 @@ def test_all_else_runs_before_suspects_do(lives: Lives, tokenizer: Tokenizer, tm
         assert server.openai.batches.retrieve(first).request_counts.completed == suspects + 50
         assert len(server.engine.submitted) == suspects + 50 + 400, "each ran once"
     assert 1 < max(slow for slow, _ in widths) <= FEW
-    assert any(slow and others > 4 for slow, others in widths), "other batches' lines are beside them"
+    assert any(slow and others > 4 for slow, others in widths), (
+        "other batches' lines are beside them"
+    )
 
 
 class Channel:
@@ -136,7 +149,9 @@ class Channel:
 @pytest.mark.parametrize(
     ("before", "heard", "lately"), [("nothing", 0, False), ("a cut", 2, True), ("a cut", 3, False)]
 )
-def test_the_client_tells_who_was_there_when_the_engine_died(before: str, heard: int, lately: bool) -> None:
+def test_the_client_tells_who_was_there_when_the_engine_died(
+    before: str, heard: int, lately: bool
+) -> None:
     """A request that was cut is at the engine until that has heard of it."""
 
     async def main() -> None:
@@ -182,7 +197,9 @@ def stages(suspects: PoisonLines) -> list[int]:
 def test_one_death_says_nothing_and_two_put_a_line_behind() -> None:
     assert stages(PoisonLines()) == stages(after({1: 1, 2: 1})) == []
     twice = after({1: 1, 2: 1}, {2: 1, 3: 1})
-    assert [twice.stage(number) for number in (1, 2, 3, 4)] == [0, FEW_FROM, 0, 0] and stages(twice) == [FEW_FROM]
+    assert [twice.stage(number) for number in (1, 2, 3, 4)] == [0, FEW_FROM, 0, 0] and stages(
+        twice
+    ) == [FEW_FROM]
 
 
 def test_a_killer_is_named_after_four_deaths_the_last_of_them_alone() -> None:
@@ -199,11 +216,14 @@ def test_one_that_is_always_alone_is_named_after_two() -> None:
 
 
 def test_one_beside_others_is_named_late_and_takes_turns_with_them() -> None:
-    """Lines of a batch beside an online request that kills: the engine dies with whichever comes first."""
+    """Lines of a batch beside an online request that kills: the engine dies with whichever comes
+    first."""
     kept: str | None = PoisonLines().with_death(dict.fromkeys(range(10), ALONE_FROM))
     for lives in range(10 * (KILLER - ALONE_FROM)):
         suspects = PoisonLines(kept)
-        assert not any(suspects.is_killer(number) for number in range(10)) or lives > 10 * (KILLER - ALONE_FROM - 1)
+        assert not any(suspects.is_killer(number) for number in range(10)) or lives > 10 * (
+            KILLER - ALONE_FROM - 1
+        )
         first = min((number for number in range(10) if suspects.stage(number)), key=suspects.stage)
         kept = suspects.with_death({first: 1})
     assert all(PoisonLines(kept).is_killer(number) for number in range(10))

@@ -1,6 +1,6 @@
-"""What a batch leaves on the disk. Its journals: cut at every byte of their tails, they go on; what cannot be theirs is
-refused (`make reliability` cuts at every byte, `make test` at every seventh). The store by itself: what a request
-reads of the tables, which folder can be no new one."""
+"""What a batch leaves on the disk. Its journals: cut at every byte of their tails, they go on; what
+cannot be theirs is refused (`make reliability` cuts at every byte, `make test` at every seventh).
+The store by itself: what a request reads of the tables, which folder can be no new one."""
 
 from __future__ import annotations
 
@@ -32,8 +32,13 @@ COUNT = 80
 
 
 def outcomes(count: int) -> list[LineOutcome]:
-    body = [json.dumps({"text": "\u2028é" * (i % 7), "i": i}, ensure_ascii=False).encode() for i in range(count)]
-    return [answered(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)]
+    body = [
+        json.dumps({"text": "\u2028é" * (i % 7), "i": i}, ensure_ascii=False).encode()
+        for i in range(count)
+    ]
+    return [
+        answered(f"row {i}", 400 if i % 5 == 0 else 200, f"req_{i}", body[i]) for i in range(count)
+    ]
 
 
 def written(folder: Path, count: int) -> None:
@@ -72,7 +77,9 @@ def refusal(file: str, whole: bytes, left: int) -> str | None:
     """What is said of a file of which so many bytes are left, where it isn't taken up."""
     if not file.endswith(".journal"):
         return "was changed since"  # rows that were vouched for are gone: somebody took them
-    return "no journal" if left <= whole.index(b"\n") else None  # the header was synced before any row
+    return (
+        "no journal" if left <= whole.index(b"\n") else None
+    )  # the header was synced before any row
 
 
 def goes_on(folder: Path) -> None:
@@ -109,8 +116,14 @@ def test_a_line_without_a_custom_id_has_its_number_for_a_key(tmp_path: Path) -> 
         assert results.has(7) and results.has("7") and not results.has(8) and results.failed == 2
         results.put([unrun(7, "invalid_json_line", "line 7: no")])
         results.close()
-    named, nameless = map(json.loads, (tmp_path / "batch" / "errors.jsonl").read_text().splitlines())
-    assert named["custom_id"] == "7" and named["error"] is None and named["response"]["status_code"] == 400
+    named, nameless = map(
+        json.loads, (tmp_path / "batch" / "errors.jsonl").read_text().splitlines()
+    )
+    assert (
+        named["custom_id"] == "7"
+        and named["error"] is None
+        and named["response"]["status_code"] == 400
+    )
     assert nameless.pop("id").startswith("batch_req_")
     said = {"code": "invalid_json_line", "message": "line 7: no"}
     assert nameless == {"custom_id": None, "response": None, "error": said}
@@ -149,7 +162,9 @@ def store(tmp_path: Path) -> Iterator[BatchDatabase]:
 def add(store: BatchDatabase, owner: str = "one", status: str | None = None) -> str:
     """A batch; with a status, one that got there."""
     batch_id = new_batch_id()
-    row = BatchRow(id=batch_id, owner=owner, created_at=1, endpoint="/v1/completions", input_file_id=INPUT)
+    row = BatchRow(
+        id=batch_id, owner=owner, created_at=1, endpoint="/v1/completions", input_file_id=INPUT
+    )
     store.add_batch(row)
     if status is not None:
         assert store.move(batch_id, ("validating",), status)
@@ -157,9 +172,13 @@ def add(store: BatchDatabase, owner: str = "one", status: str | None = None) -> 
 
 
 def test_what_is_known_of_files_and_folders(store: BatchDatabase) -> None:
-    going, failed, over = (add(store, status=status) for status in ("finalizing", "failed", "completed"))
+    going, failed, over = (
+        add(store, status=status) for status in ("finalizing", "failed", "completed")
+    )
     store.note(going, output_file_id="a", error_file_id="b")
-    store.add_file(FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1))
+    store.add_file(
+        FileRow(id=INPUT, owner="", created_at=1, filename="a", purpose="batch", bytes=1)
+    )
     assert store.known() == ({INPUT, "a", "b"}, {going, failed}, {over})
 
 
@@ -223,14 +242,23 @@ def _never_written(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [_missing, _empty, _never_written])
 @pytest.mark.parametrize("kind", ["files", "batches"])
-def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: str, harm: Any) -> None:
+def test_contents_without_their_database_are_left_alone(
+    tmp_path: Path, kind: str, harm: Any
+) -> None:
     folder = tmp_path / "state"
     state = StateFolder(folder)
     file_id, batch_id = new_file_id(), add(state.database)
     if kind == "files":
         state.file_store.path(file_id).write_bytes(b"kept")
         state.database.add_file(
-            FileRow(id=file_id, owner="", created_at=1, filename="a", purpose="batch", bytes=len(b"kept"))
+            FileRow(
+                id=file_id,
+                owner="",
+                created_at=1,
+                filename="a",
+                purpose="batch",
+                bytes=len(b"kept"),
+            )
         )
     else:
         (state.file_store.batch_folder(batch_id) / "output.jsonl").write_bytes(b"kept")
@@ -240,7 +268,9 @@ def test_contents_without_their_database_are_left_alone(tmp_path: Path, kind: st
     harm(path)
     before = sorted(each for each in folder.rglob("*") if each.is_file())
     for _ in range(2):  # the first refusal makes no database that the second start would believe
-        with pytest.raises(UsageError, match=r"state\.sqlite, which knows them, is missing or empty") as error:
+        with pytest.raises(
+            UsageError, match=r"state\.sqlite, which knows them, is missing or empty"
+        ) as error:
             StateFolder(folder)
         assert error.value.param == "state_dir" and "\n" not in str(error.value)
     left = sorted(each for each in folder.rglob("*") if each.is_file())

@@ -1,5 +1,6 @@
-"""Batches on a whole service, in processes of its own: real channel, scheduler and loop over an engine that computes
-nothing. The server is killed, told to end, and started again; tokens are what they would be alone."""
+"""Batches on a whole service, in processes of its own: real channel, scheduler and loop over an
+engine that computes nothing. The server is killed, told to end, and started again; tokens are what
+they would be alone."""
 
 from __future__ import annotations
 
@@ -28,7 +29,14 @@ LINES, TOKENS = 200, 12
 def requests(path: Path) -> None:
     def request(number: int) -> dict[str, Any]:
         prompt, samples = [number % 250, 7, number // 250], 1 + number % 2
-        return line(str(number), prompt=prompt, max_tokens=TOKENS, seed=number, n=samples, return_token_ids=True)
+        return line(
+            str(number),
+            prompt=prompt,
+            max_tokens=TOKENS,
+            seed=number,
+            n=samples,
+            return_token_ids=True,
+        )
 
     path.write_bytes(jsonl(list(map(request, range(LINES)))))
 
@@ -46,7 +54,9 @@ def check(path: Path, words: list[int]) -> None:
         number = int(row["custom_id"])
         for choice in row["response"]["body"]["choices"]:
             prompt, sample = [number % 250, 7, number // 250], choice["index"]
-            assert choice["token_ids"] == expected(prompt, TOKENS, words, number, sample), f"line {number}"
+            assert choice["token_ids"] == expected(prompt, TOKENS, words, number, sample), (
+                f"line {number}"
+            )
 
 
 def done(remote: Remote, batch_id: str) -> int:
@@ -88,7 +98,9 @@ def test_a_batch_goes_on_through_a_replicas_death(tmp_path: Path) -> None:
     """Its lines there are run again on the other, and each once for whoever reads them."""
     words = make_folder(tmp_path, Orders(step_seconds=0.01), rows=16)
     requests(tmp_path / "in.jsonl")
-    with Serving(tmp_path, state_dir=str(tmp_path / "state"), knobs={"data_parallel_size": 2}) as serving:
+    with Serving(
+        tmp_path, state_dir=str(tmp_path / "state"), knobs={"data_parallel_size": 2}
+    ) as serving:
         remote = Remote(serving.url)
         batch_id = submit(remote, tmp_path / "in.jsonl", None)
         until(lambda: done(remote, batch_id) > 20)
@@ -105,7 +117,8 @@ def _zombie(pid: int) -> bool:
 
 
 def test_a_line_that_kills_the_engine_is_known_by_the_servers_that_follow(tmp_path: Path) -> None:
-    """Nothing gets done before the engine is killed, and all were there. What later deaths say: test_killers."""
+    """Nothing gets done before the engine is killed, and all were there. What later deaths say:
+    test_killers."""
     make_folder(tmp_path, Orders(step_seconds=0.05), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 6)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:
@@ -127,8 +140,8 @@ def check_death(serving: Serving) -> None:
 
 
 def test_online_requests_find_rows_beside_a_batch(tmp_path: Path) -> None:
-    """Long lines hold all rows that they may; short requests, more at once than rows are kept, are done in their own
-    time and not in a line's."""
+    """Long lines hold all rows that they may; short requests, more at once than rows are kept, are
+    done in their own time and not in a line's."""
     make_folder(tmp_path, Orders(step_seconds=0.004), rows=16, longest=512)
     long_requests(tmp_path / "in.jsonl", 60)
     with Serving(tmp_path, state_dir=str(tmp_path / "state")) as serving:

@@ -1,5 +1,6 @@
-"""A state folder that somebody laid hands on: an older database put back, contents cut, changed, replaced by links.
-Nothing is thrown away unknown, and nothing is answered or computed as if it were whole."""
+"""A state folder that somebody laid hands on: an older database put back, contents cut, changed,
+replaced by links. Nothing is thrown away unknown, and nothing is answered or computed as if it were
+whole."""
 
 from __future__ import annotations
 
@@ -33,7 +34,11 @@ def put_back(folder: Path, database: Path) -> None:
 
 def contents(folder: Path) -> dict[str, bytes]:
     """By their paths in it."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:
@@ -45,7 +50,9 @@ def test_the_database_is_its_owners_alone(tmp_path: Path) -> None:
         for _ in range(2):
             state = StateFolder(folder)
             parts = [*folder.glob("state.sqlite*")]
-            assert len(parts) == 3 and {stat.S_IMODE(part.stat().st_mode) for part in parts} == {0o600}
+            assert len(parts) == 3 and {stat.S_IMODE(part.stat().st_mode) for part in parts} == {
+                0o600
+            }
             state.close()
             (folder / "state.sqlite").chmod(0o644)
     finally:
@@ -75,15 +82,20 @@ def test_what_an_older_database_does_not_know_is_moved_aside(
     StateFolder(folder).close()
     (said,) = capfd.readouterr().err.splitlines()
     (place,) = (folder / "unknown").iterdir()
-    assert said == (
-        f"penstock: 4 files or batches in {folder} that its state.sqlite doesn't know (was an older one put back?) "
-        f"were moved to {place}"
+    assert (
+        said
+        == f"penstock: 4 files or batches in {folder} that its state.sqlite doesn't know (was an"
+        f" older one put back?) were moved to {place}"
     )
     assert contents(folder / "files") == {known: b"known"}
-    assert contents(place / "files") == {name: content for name, content in before.items() if name != known}
+    assert contents(place / "files") == {
+        name: content for name, content in before.items() if name != known
+    }
     assert os.listdir(place / "batches") == [going]
     StateFolder(folder).close()
-    assert not capfd.readouterr().err and len(list((folder / "unknown").iterdir())) == 1, "it is said once"
+    assert not capfd.readouterr().err and len(list((folder / "unknown").iterdir())) == 1, (
+        "it is said once"
+    )
 
     put_back(folder, newer)  # and what it knows
     shutil.copytree(place, folder, dirs_exist_ok=True)
@@ -96,11 +108,19 @@ def test_what_an_older_database_does_not_know_is_moved_aside(
     assert contents(place / "files")[done.output_file_id] == newest
 
 
-def test_by_their_names_drafts_go_and_all_else_stays(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_by_their_names_drafts_go_and_all_else_stays(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder, file_id, batch_id = tmp_path / "state", new_file_id(), new_batch_id()
     StateFolder(folder).close()
     (tmp_path / "elsewhere").write_bytes(b"elsewhere")
-    strangers = [file_id, "notes.txt", f"{new_file_id()}.part.txt", f"{new_file_id().upper()}.part", "x.part"]
+    strangers = [
+        file_id,
+        "notes.txt",
+        f"{new_file_id()}.part.txt",
+        f"{new_file_id().upper()}.part",
+        "x.part",
+    ]
     for name in strangers:
         (folder / "files" / name).write_text(name)
     (folder / "files" / f"{new_file_id()}.part").write_bytes(b"half an upload")
@@ -114,7 +134,9 @@ def test_by_their_names_drafts_go_and_all_else_stays(tmp_path: Path, capfd: pyte
     assert "8 files or batches" in capfd.readouterr().err
     assert sorted(os.listdir(place / "files")) == sorted([*strangers, "link", f"{file_id}.part"])
     assert all((place / "files" / name).read_text() == name for name in strangers)
-    assert (place / "files" / "link").is_symlink() and (tmp_path / "elsewhere").read_bytes() == b"elsewhere"
+    assert (place / "files" / "link").is_symlink() and (
+        tmp_path / "elsewhere"
+    ).read_bytes() == b"elsewhere"
     assert contents(place / "batches") == {f"{batch_id}/output.jsonl": b"rows"}
     assert os.listdir(folder / "files") == os.listdir(folder / "batches") == []
 
@@ -171,9 +193,16 @@ def test_a_content_that_is_not_whole_is_one_error(
         harm(tmp_path / "state" / "files" / file_id)
         answer = server.http.get(f"/v1/files/{file_id}/content")
         error = answer.json()["error"]
-        assert (answer.status_code, error["type"], error["code"]) == (500, "server_error", "file_damaged")
+        assert (answer.status_code, error["type"], error["code"]) == (
+            500,
+            "server_error",
+            "file_damaged",
+        )
         assert answer.headers["x-should-retry"] == "false"
-        assert "this file is damaged on the server's disk (" in error["message"] and str(tmp_path) not in answer.text
+        assert (
+            "this file is damaged on the server's disk (" in error["message"]
+            and str(tmp_path) not in answer.text
+        )
         assert server.openai.files.content(whole).content == b"whole"
         assert server.http.get(f"/v1/files/{file_id}").json()["bytes"] == len(jsonl(LINES))
 
@@ -185,15 +214,21 @@ def test_of_an_input_that_is_not_whole_no_batch_begins(
     with batching(tokenizer, tmp_path / "state") as server:
         file_id = server.upload(jsonl(LINES))
         harm(tmp_path / "state" / "files" / file_id)
-        made = server.openai.batches.create(input_file_id=file_id, endpoint="/v1/completions", completion_window="24h")
+        made = server.openai.batches.create(
+            input_file_id=file_id, endpoint="/v1/completions", completion_window="24h"
+        )
         check_failed(server, made.id, done=0, total=0)
 
 
-def check_failed(server: Batching, batch_id: str, *, done: int | None, total: int = len(LINES)) -> None:
+def check_failed(
+    server: Batching, batch_id: str, *, done: int | None, total: int = len(LINES)
+) -> None:
     """By the input, with the rows that there were. done: None: some."""
     batch = server.until_over(batch_id)
     assert (batch.status, batch.errors.data[0].code) == ("failed", "file_damaged")
-    assert batch.errors.data[0].message.startswith("of the batch's input: this file is damaged on the server's disk (")
+    assert batch.errors.data[0].message.startswith(
+        "of the batch's input: this file is damaged on the server's disk ("
+    )
     counts, rows = batch.request_counts, server.rows(batch.output_file_id)
     assert counts.total == total and counts.completed == len(rows) and counts.failed == 0
     assert 0 < len(rows) < total if done is None else len(rows) == done
@@ -211,14 +246,20 @@ def half_done(tokenizer: Tokenizer, folder: Path) -> tuple[str, Path]:
 
 @pytest.mark.parametrize("harm", [cut_at_a_line, take_away, link, change])
 def test_a_batch_whose_input_changed_meanwhile_fails_by_name(
-    tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str], harm: Callable[[Path], None]
+    tokenizer: Tokenizer,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    harm: Callable[[Path], None],
 ) -> None:
     batch_id, path = half_done(tokenizer, tmp_path / "state")
     harm(path)
     with batching(tokenizer, tmp_path / "state") as server:
         check_failed(server, batch_id, done=None)
         assert not server.engine.submitted
-    assert f"penstock: {batch_id} cannot go on: of its input, this file is damaged" in capfd.readouterr().err
+    assert (
+        f"penstock: {batch_id} cannot go on: of its input, this file is damaged"
+        in capfd.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

@@ -1,5 +1,5 @@
-"""Who gets in: keys, where they come from and what they are called, hosts and pages, and a public address without a
-key."""
+"""Who gets in: keys, where they come from and what they are called, hosts and pages, and a public
+address without a key."""
 
 from __future__ import annotations
 
@@ -50,10 +50,20 @@ def gate(access: AccessPolicy) -> AuthMiddleware:
 
 def test_replicas_are_restarted_by_an_operators_key_alone(tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    file.write_text('[[key]]\nname = "a"\nkey = "plain"\n[[key]]\nname = "b"\nkey = "operator"\nadmin = true\n')
+    file.write_text(
+        '[[key]]\nname = "a"\nkey = "plain"\n[[key]]\nname = "b"\nkey = "operator"\nadmin = true\n'
+    )
     access = AccessPolicy(keys=gather_keys(["on the line"], file, {}))
-    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
-        for key, status in (("plain", 403), ("nobody's", 401), ("operator", 200), ("on the line", 200)):
+    with (
+        running_server(make_tokenizer(tmp_path), access=access) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
+        for key, status in (
+            ("plain", 403),
+            ("nobody's", 401),
+            ("operator", 200),
+            ("on the line", 200),
+        ):
             assert http.post("/admin/restart", headers=bearer(key)).status_code == status, key
         assert server.engine.restarts == 2
         for path in ("/update_weights", "/reset_prefix_cache", "/sleep", "/wake_up"):
@@ -62,21 +72,35 @@ def test_replicas_are_restarted_by_an_operators_key_alone(tmp_path: Path) -> Non
         assert server.engine.controls == []
 
 
-def test_without_keys_an_admins_routes_are_anybodys_only_where_the_start_said_so(tmp_path: Path) -> None:
+def test_without_keys_an_admins_routes_are_anybodys_only_where_the_start_said_so(
+    tmp_path: Path,
+) -> None:
     for allowed in (False, True):
         access = AccessPolicy(admin_without_key=allowed)
         with (
             running_server(make_tokenizer(tmp_path), access=access) as server,
             httpx.Client(base_url=server.url) as http,
         ):
-            for path in ("/update_weights", "/reset_prefix_cache", "/sleep", "/wake_up", "/admin/restart"):
-                answer = http.post(path, json={"model_path": "/w"} if path == "/update_weights" else None)
+            for path in (
+                "/update_weights",
+                "/reset_prefix_cache",
+                "/sleep",
+                "/wake_up",
+                "/admin/restart",
+            ):
+                answer = http.post(
+                    path, json={"model_path": "/w"} if path == "/update_weights" else None
+                )
                 assert answer.status_code == (200 if allowed else 403), path
                 if not allowed:
                     assert answer.json()["error"]["code"] == "not_an_admin"
                     assert "--allow-admin-without-key" in answer.json()["error"]["message"]
             assert bool(server.engine.controls) == allowed
-            assert http.get("/weights_version").status_code == http.get("/is_sleeping").status_code == 200
+            assert (
+                http.get("/weights_version").status_code
+                == http.get("/is_sleeping").status_code
+                == 200
+            )
 
 
 def test_a_key_file_that_everybody_may_write_to_is_refused(tmp_path: Path) -> None:
@@ -91,12 +115,17 @@ def test_a_key_file_that_everybody_may_write_to_is_refused(tmp_path: Path) -> No
 
 def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> None:
     access = AccessPolicy(keys=gather_keys(["one-key", "other-key"], None, {}))
-    with running_server(make_tokenizer(tmp_path), access=access) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running_server(make_tokenizer(tmp_path), access=access) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         for header in (bearer("one-key"), bearer("other-key"), {"authorization": "bearer one-key"}):
             assert http.get(MODELS, headers=header).status_code == 200
         for shown in ("one-ke", "one-keyy", "One-Key", "Bearer one-key", digest("one-key")):
             answer = http.get(MODELS, headers=bearer(shown))
-            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), shown
+            assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Bearer"), (
+                shown
+            )
             assert shown not in answer.text
         twice = [("authorization", "Bearer one-key"), ("authorization", "Bearer one-key")]
         assert http.get(MODELS, headers=twice).status_code == 401
@@ -111,33 +140,67 @@ def test_several_keys_each_open_and_nothing_near_them_does(tmp_path: Path) -> No
 
 def test_hosts_that_are_answered(tmp_path: Path) -> None:
     """To the letter: test_hosts_are_read_to_the_letter."""
-    with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("mine.example",))) as server:
-        for host in ("LOCALHOST:80", "127.0.0.1:8000", "[::1]:8000", "192.168.1.5", "mine.example:1"):
+    with running_server(
+        make_tokenizer(tmp_path), access=AccessPolicy(hosts=("mine.example",))
+    ) as server:
+        for host in (
+            "LOCALHOST:80",
+            "127.0.0.1:8000",
+            "[::1]:8000",
+            "192.168.1.5",
+            "mine.example:1",
+        ):
             for headers in ({"host": host}, {"host": host, "origin": f"http://{host}"}):
                 assert httpx.get(server.url + MODELS, headers=headers).status_code == 200
 
 
 def test_pages_of_others_are_refused(tmp_path: Path) -> None:
     cases = [
-        {"host": host} for host in ("evil.example", "evil.example:8000", "127.0.0.1.evil.example", "", "1.2.3", "[")
+        {"host": host}
+        for host in (
+            "evil.example",
+            "evil.example:8000",
+            "127.0.0.1.evil.example",
+            "",
+            "1.2.3",
+            "[",
+        )
     ]
     origins = ("https://evil.example", "null", "http://localhost.evil.example", "file://", "")
     cases += [{"host": "localhost", "origin": origin} for origin in origins]
-    with running_server(make_tokenizer(tmp_path)) as server, httpx.Client(base_url=server.url) as http:
+    with (
+        running_server(make_tokenizer(tmp_path)) as server,
+        httpx.Client(base_url=server.url) as http,
+    ):
         for headers in cases:
-            for answer in (http.get(MODELS, headers=headers), http.post("/v1/completions", headers=headers, json={})):
-                assert (answer.status_code, answer.json()["error"]["code"]) == (403, "host_not_allowed"), headers
+            for answer in (
+                http.get(MODELS, headers=headers),
+                http.post("/v1/completions", headers=headers, json={}),
+            ):
+                assert (answer.status_code, answer.json()["error"]["code"]) == (
+                    403,
+                    "host_not_allowed",
+                ), headers
                 assert "evil" not in answer.text
             assert http.get("/health/live", headers=headers).status_code == 200
         assert not server.engine.submitted
     with running_server(make_tokenizer(tmp_path), access=AccessPolicy(hosts=("*",))) as server:
-        assert httpx.get(server.url + MODELS, headers={"host": "any.example", "origin": "null"}).status_code == 200
+        assert (
+            httpx.get(
+                server.url + MODELS, headers={"host": "any.example", "origin": "null"}
+            ).status_code
+            == 200
+        )
 
 
 @pytest.mark.parametrize(
     ("host", "origin", "comes_in"),
     [
-        ("127.0.0.1:8000", "http://203.0.113.5", False),  # anybody may serve a page from an address of his own
+        (
+            "127.0.0.1:8000",
+            "http://203.0.113.5",
+            False,
+        ),  # anybody may serve a page from an address of his own
         ("127.0.0.1:8000", "http://192.168.1.9:8000", False),
         ("[::1]:8000", "https://[2001:db8::9]", False),
         ("localhost:8000", "http://0.0.0.0:8000", False),
@@ -152,7 +215,9 @@ def test_pages_of_others_are_refused(tmp_path: Path) -> None:
 )
 def test_pages_that_addresses_serve(host: str | None, origin: str, comes_in: bool) -> None:
     keeper = gate(AccessPolicy(hosts=check_hosts(["198.51.100.7", "2001:DB8:0::7"])))
-    headers = [(b"origin", origin.encode())] + ([(b"host", host.encode())] if host is not None else [])
+    headers = [(b"origin", origin.encode())] + (
+        [(b"host", host.encode())] if host is not None else []
+    )
     if comes_in:
         assert keeper.find(headers) is None
     else:
@@ -168,22 +233,89 @@ def test_two_hosts_are_no_host() -> None:
 
 
 AUTHORITIES = [
-    "localhost", "LocalHost.", "localhost:0", "localhost:65535", "localhost:", "127.0.0.1", "[::1]:80",
+    "localhost",
+    "LocalHost.",
+    "localhost:0",
+    "localhost:65535",
+    "localhost:",
+    "127.0.0.1",
+    "[::1]:80",
     "[::FFFF:7f00:1]",
-]  # fmt: skip
+]
 NO_AUTHORITIES = [
-    "[::1].evil", "[::1]evil", "[::1]evil:80", "[::1]:80.evil", "[::1", "::1", "::1]:80", "[[::1]]", "[]",
-    "[localhost]", "[127.0.0.1]", "[abc]", "[::1%lo]", "[::1%25lo]", "[::1%25.evil]", "[v1.::1]", "[::1] ",
-    "localhost:80@evil.example", "localhost@evil.example", "evil@localhost", ":@localhost", "@localhost", "localhost@",
-    "localhost..", ".localhost", ".", "127.0.0.1.", "127.0.0.1..", "localhost.:80.", "local..host",
-    "localhost:65536", "localhost:99999", "localhost:000080", "localhost:-1", "localhost:+80", "localhost:8e1",
-    "localhost:80:80", "localhost::80", "localhost:80 ", "localhost:evil", "localhost:\xb2", ":80", ":",
-    "", " ", " localhost", "localhost ", "local host", "localhost\t", "localhost\n", "localhost\x00.evil",
-    "localhost%2eevil", "%6cocalhost", "localhost%00", "%00", "localhost/evil", "localhost/",
-    "localhost?", "localhost#",
-    "localhost\\@evil", "localhost,evil", "localhost;evil", "l\xf6calhost", "localhost\xad", "127.1", "0x7f.0.0.1",
-    "2130706433", "0177.0.0.1", "127.0.0.01", "127.0.0.256", "127.0.0.1evil", "127.0.0.1:80.evil",
-]  # fmt: skip
+    "[::1].evil",
+    "[::1]evil",
+    "[::1]evil:80",
+    "[::1]:80.evil",
+    "[::1",
+    "::1",
+    "::1]:80",
+    "[[::1]]",
+    "[]",
+    "[localhost]",
+    "[127.0.0.1]",
+    "[abc]",
+    "[::1%lo]",
+    "[::1%25lo]",
+    "[::1%25.evil]",
+    "[v1.::1]",
+    "[::1] ",
+    "localhost:80@evil.example",
+    "localhost@evil.example",
+    "evil@localhost",
+    ":@localhost",
+    "@localhost",
+    "localhost@",
+    "localhost..",
+    ".localhost",
+    ".",
+    "127.0.0.1.",
+    "127.0.0.1..",
+    "localhost.:80.",
+    "local..host",
+    "localhost:65536",
+    "localhost:99999",
+    "localhost:000080",
+    "localhost:-1",
+    "localhost:+80",
+    "localhost:8e1",
+    "localhost:80:80",
+    "localhost::80",
+    "localhost:80 ",
+    "localhost:evil",
+    "localhost:\xb2",
+    ":80",
+    ":",
+    "",
+    " ",
+    " localhost",
+    "localhost ",
+    "local host",
+    "localhost\t",
+    "localhost\n",
+    "localhost\x00.evil",
+    "localhost%2eevil",
+    "%6cocalhost",
+    "localhost%00",
+    "%00",
+    "localhost/evil",
+    "localhost/",
+    "localhost?",
+    "localhost#",
+    "localhost\\@evil",
+    "localhost,evil",
+    "localhost;evil",
+    "l\xf6calhost",
+    "localhost\xad",
+    "127.1",
+    "0x7f.0.0.1",
+    "2130706433",
+    "0177.0.0.1",
+    "127.0.0.01",
+    "127.0.0.256",
+    "127.0.0.1evil",
+    "127.0.0.1:80.evil",
+]
 
 
 @pytest.mark.parametrize("authority", AUTHORITIES)
@@ -206,24 +338,42 @@ def test_what_only_resembles_a_host_is_refused(authority: str) -> None:
 @pytest.mark.parametrize(
     "origin",
     [
-        "localhost", "//localhost", "://localhost", "http:/localhost", "http:localhost", "http://http://localhost",
-        "NULL", " http://localhost", "ht tp://localhost", "1http://localhost", "http:// localhost",
+        "localhost",
+        "//localhost",
+        "://localhost",
+        "http:/localhost",
+        "http:localhost",
+        "http://http://localhost",
+        "NULL",
+        " http://localhost",
+        "ht tp://localhost",
+        "1http://localhost",
+        "http:// localhost",
         "http://localhost http://evil",
     ],
-)  # fmt: skip
+)
 def test_what_only_resembles_an_origin_is_refused(origin: str) -> None:
     with pytest.raises(HttpError, match="pages of other"):
         gate(AccessPolicy()).find([(b"host", b"localhost"), (b"origin", origin.encode())])
 
 
-@pytest.mark.parametrize(("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)])
-def test_a_host_is_missing_in_http_1_0_alone(tmp_path: Path, keyed: int, version: str, status: int) -> None:
+@pytest.mark.parametrize(
+    ("keyed", "version", "status"), [(0, "1.1", 403), (0, "1.0", 200), (1, "1.1", 200)]
+)
+def test_a_host_is_missing_in_http_1_0_alone(
+    tmp_path: Path, keyed: int, version: str, status: int
+) -> None:
     access = AccessPolicy(keys=gather_keys(["k"] * keyed, None, {}))
     head = f"GET {MODELS} HTTP/{version}\r\nauthorization: Bearer k\r\nconnection: close\r\n\r\n"
-    with running_server(make_tokenizer(tmp_path), access=access) as server, connect(server.url) as connection:
+    with (
+        running_server(make_tokenizer(tmp_path), access=access) as server,
+        connect(server.url) as connection,
+    ):
         connection.sendall(head.encode())
         said = read_all(connection)
-    assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (status == 403)
+    assert said.split()[1] == str(status).encode() and (b"Host header is missing" in said) == (
+        status == 403
+    )
 
 
 @pytest.mark.parametrize(
@@ -257,13 +407,18 @@ def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.Monk
     monkeypatch.delenv("PENSTOCK_API_KEY", raising=False)
     for words, said in [
         (["--host", "0.0.0.0"], "no API key is set"),
-        (["--api-key", ""], "API key must be 1 to 512 printable ASCII characters: check --api-key\n"),
+        (
+            ["--api-key", ""],
+            "API key must be 1 to 512 printable ASCII characters: check --api-key\n",
+        ),
         (["--api-key", "a", "--api-key", "a"], "two API keys are the same: leave one out"),
         (["--api-key-file", "/nowhere/keys.toml"], "cannot be read"),
         (["--allowed-host", "http://x"], "--allowed-host takes a name"),
     ]:
         ended = CliRunner().invoke(app, ["serve", "no-such-model", *words])
-        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, ended.output
+        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, (
+            ended.output
+        )
 
 
 def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,7 +433,10 @@ def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("PENSTOCK_API_KEY", "from-env")
     room.serve(Config.of(), host="0.0.0.0", port=0)
     room.serve(Config.of(), port=0, api_key="given")
-    assert [[key.digest for key in site.access.keys] for site in seen] == [[digest("from-env")], [digest("given")]]
+    assert [[key.digest for key in site.access.keys] for site in seen] == [
+        [digest("from-env")],
+        [digest("given")],
+    ]
     assert "from-env" not in repr(seen)
 
 
@@ -298,15 +456,27 @@ def test_a_key_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "", "x", "x = 1", "key = 1", "key = []", "[[key]]", '[[key]]\nname = ""\nkey = "k"', '[[key]]\nname = "a"',
-        '[[key]]\nname = "a"\nkey = 7', '[[key]]\nname = "a"\nkey = "schlüssel"', '[[key]]\nname = "a"\nkey = " k"',
-        '[[key]]\nname = "a"\nkey = "k"\nsha256 = "00"', '[[key]]\nname = "a"\nsha256 = "00"',
-        '[[key]]\nname = "a"\nkey = "k"\nlimit = 1', '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_reqs = 0',
+        "",
+        "x",
+        "x = 1",
+        "key = 1",
+        "key = []",
+        "[[key]]",
+        '[[key]]\nname = ""\nkey = "k"',
+        '[[key]]\nname = "a"',
+        '[[key]]\nname = "a"\nkey = 7',
+        '[[key]]\nname = "a"\nkey = "schlüssel"',
+        '[[key]]\nname = "a"\nkey = " k"',
+        '[[key]]\nname = "a"\nkey = "k"\nsha256 = "00"',
+        '[[key]]\nname = "a"\nsha256 = "00"',
+        '[[key]]\nname = "a"\nkey = "k"\nlimit = 1',
+        '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_reqs = 0',
         '[[key]]\nname = "a"\nkey = "k"\nmax_num_queued_tokens = true',
         '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "a"\nkey = "l"',
-        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "b"\nkey = "k"', "\xff",
+        '[[key]]\nname = "a"\nkey = "k"\n[[key]]\nname = "b"\nkey = "k"',
+        "\xff",
     ],
-)  # fmt: skip
+)
 def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
     file = tmp_path / "keys.toml"
     file.write_bytes(text.encode("latin-1"))
@@ -315,14 +485,22 @@ def test_key_files_that_cannot_be(tmp_path: Path, text: str) -> None:
     assert "schl" not in str(refused.value) and str(tmp_path) not in str(refused.value)
 
 
-def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_file_says_where_and_in_its_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from penstock.cli import app
 
     file, start = tmp_path / "keys.toml", '[[key]]\nname = "a"\nkey = "s3cret"\n'
     limit = "max_num_queued_reqs"
     for text, said in [
-        (f"{start}{limit[:-1]} = 2", f"unknown field {limit[:-1]}=; it takes name=, key=, sha256=, {limit}="),
-        (f"{start}{limit} = 0", f"[[key]] number 1 of the API key file cannot be: Expected int >= 1 - at {limit}="),
+        (
+            f"{start}{limit[:-1]} = 2",
+            f"unknown field {limit[:-1]}=; it takes name=, key=, sha256=, {limit}=",
+        ),
+        (
+            f"{start}{limit} = 0",
+            f"[[key]] number 1 of the API key file cannot be: Expected int >= 1 - at {limit}=",
+        ),
         ('[keys.app]\nkey = "s3cret"', 'write [[key]], and below it name = "app" and key = "..."'),
         (f"{start}s3cret\n", "not TOML in UTF-8 (line 4, column"),
         (f"{start}# \xff", "not TOML in UTF-8 (line 4)"),
@@ -330,15 +508,33 @@ def test_a_key_file_says_where_and_in_its_own_words(tmp_path: Path, monkeypatch:
     ]:
         file.write_bytes(text.encode("latin-1"))
         ended = CliRunner().invoke(app, ["serve", "no-such-model", "--api-key-file", str(file)])
-        assert ended.exit_code == 2 and said in ended.output and "s3cret" not in ended.output, ended.output
+        assert ended.exit_code == 2 and said in ended.output and "s3cret" not in ended.output, (
+            ended.output
+        )
     monkeypatch.setenv("PENSTOCK_API_KEY", "")
     ended = CliRunner().invoke(app, ["serve", "no-such-model"])
     assert ended.exit_code == 2 and "check PENSTOCK_API_KEY, or unset it\n" in ended.output
 
 
 def test_names_of_hosts() -> None:
-    assert check_hosts(["API.Example.", "*", "2001:DB8:0::1"]) == ("api.example", "*", "2001:db8::1")
-    no_names = ("", ".", "http://x", "a:80", "[::1]", "1.2.3.4:80", "a b", "*.x", "ä.example", "a..b", "a%2eb")
+    assert check_hosts(["API.Example.", "*", "2001:DB8:0::1"]) == (
+        "api.example",
+        "*",
+        "2001:db8::1",
+    )
+    no_names = (
+        "",
+        ".",
+        "http://x",
+        "a:80",
+        "[::1]",
+        "1.2.3.4:80",
+        "a b",
+        "*.x",
+        "ä.example",
+        "a..b",
+        "a%2eb",
+    )
     for host in (*no_names, "fe80::1%eth0"):
         with pytest.raises(UsageError):
             check_hosts([host])
@@ -358,8 +554,12 @@ def test_a_key_is_called_the_same_whatever_stands_beside_it(tmp_path: Path) -> N
         for given in itertools.permutations(["a", "b", "c"], count):
             for named in (None, file):
                 found = {key.name: key.digest for key in gather_keys(given, named, {})}
-                assert found.pop("team", None) == (None if named is None else hashlib.sha256(b"d").hexdigest())
-                assert found == {name_of(key): hashlib.sha256(key.encode()).hexdigest() for key in given}
+                assert found.pop("team", None) == (
+                    None if named is None else hashlib.sha256(b"d").hexdigest()
+                )
+                assert found == {
+                    name_of(key): hashlib.sha256(key.encode()).hexdigest() for key in given
+                }
 
 
 def test_the_environments_key_is_called_as_an_options() -> None:

@@ -1,4 +1,5 @@
-"""/update_weights and /reset_prefix_cache: what they have the engine do, what answers say then, and who may ask."""
+"""/update_weights and /reset_prefix_cache: what they have the engine do, what answers say then, and
+who may ask."""
 
 from __future__ import annotations
 
@@ -22,11 +23,17 @@ def server(tmp_path: Path) -> Iterator[Running]:
 def test_weights_and_caches(server: Running) -> None:
     with httpx.Client(base_url=server.url) as http:
         assert http.get("/weights_version").json() == {"weights_version": "default"}
-        done = http.post("/update_weights", json={"model_path": "/w/step-3", "weights_version": "3", "mode": "keep"})
+        done = http.post(
+            "/update_weights",
+            json={"model_path": "/w/step-3", "weights_version": "3", "mode": "keep"},
+        )
         assert done.json() == {"success": True, "weights_version": "3"}
         assert http.post("/reset_prefix_cache").json() == {"success": True}
         assert http.get("/weights_version").json() == {"weights_version": "3"}
-        assert 'penstock:weights_info{model_name="fake",weights_version="3"} 1.0' in http.get("/metrics").text
+        assert (
+            'penstock:weights_info{model_name="fake",weights_version="3"} 1.0'
+            in http.get("/metrics").text
+        )
     found = server.service.client.controls  # type: ignore[union-attr]
     assert found == [("update_weights", "keep", "/w/step-3"), ("reset_prefix_cache", "keep", "1")]
 
@@ -44,21 +51,29 @@ def test_what_was_ended_says_so(server: Running) -> None:
         ):
             for stream in (False, True):
                 answer = http.post(f"/v1/{path}", json={**body, "stream": stream})
-                assert answer.status_code == 200 and answer.text.count('"finish_reason":"abort"') == 2, answer.text
+                assert (
+                    answer.status_code == 200 and answer.text.count('"finish_reason":"abort"') == 2
+                ), answer.text
         made = http.post("/v1/responses", json={"input": "x"}).json()
         assert (made["status"], made["incomplete_details"]) == ("incomplete", {"reason": "abort"})
         asked = {"query": "x", "items": ["a", "b"], "label_token_ids": [1, 2]}
         scored = http.post("/generative_scoring", json=asked)
         assert scored.status_code == 200, scored.text
-        assert [(each["score"], each["label_probs"]) for each in scored.json()["data"]] == [(None, None)] * 2
-        line = http.post("/v1/bulk", content=b'{"prompt": "x", "packed": true, "logprobs": 0}').json()
+        assert [(each["score"], each["label_probs"]) for each in scored.json()["data"]] == [
+            (None, None)
+        ] * 2
+        line = http.post(
+            "/v1/bulk", content=b'{"prompt": "x", "packed": true, "logprobs": 0}'
+        ).json()
         assert line["choices"][0]["finish_reason"] == "abort"
 
 
 def shared_of(size: int = 4, **more: Any) -> dict[str, Any]:
     """A body with a memory and a tensor."""
     tensor = {"name": "a", "dtype": "F32", "shape": [1], **more}
-    return {"shared": {"memories": [{"kind": "shm", "size": size, "name": "m"}], "tensors": [tensor]}}
+    return {
+        "shared": {"memories": [{"kind": "shm", "size": size, "name": "m"}], "tensors": [tensor]}
+    }
 
 
 @pytest.mark.parametrize(
@@ -67,8 +82,14 @@ def shared_of(size: int = 4, **more: Any) -> dict[str, Any]:
         ({}, "weights come from model_path or from shared: give one of the two"),
         ({"model_path": "/w", "shared": {"memories": [], "tensors": []}}, "give one"),
         ({"shared": {"memories": []}}, "missing required field `tensors`"),
-        ({"shared": {"memories": [{"kind": "shm", "size": 4, "nam": "x"}], "tensors": []}}, "unknown field 'nam'"),
-        ({"shared": {"memories": [{"kind": "cuda", "size": 4, "handle": "%"}], "tensors": []}}, "Invalid base64"),
+        (
+            {"shared": {"memories": [{"kind": "shm", "size": 4, "nam": "x"}], "tensors": []}},
+            "unknown field 'nam'",
+        ),
+        (
+            {"shared": {"memories": [{"kind": "cuda", "size": 4, "handle": "%"}], "tensors": []}},
+            "Invalid base64",
+        ),
         ({"shared": {"memories": [], "tensors": [], "more": 1}}, "unknown field 'more'"),
         ({"model_path": 3}, "Expected `str | null`"),
         ({"model_path": "/w", "mode": "drop"}, "Invalid enum value 'drop'"),

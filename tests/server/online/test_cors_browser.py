@@ -1,5 +1,5 @@
-"""A page of another origin asks the server, in a browser: it reads a stream where it is allowed, and nothing where it
-isn't. Skipped without a browser."""
+"""A page of another origin asks the server, in a browser: it reads a stream where it is allowed,
+and nothing where it isn't. Skipped without a browser."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from penstock.server.online.auth import AccessPolicy, check_origins
 pytestmark = pytest.mark.torch
 
 KEY = "secret"
-# As the official client asks from a page: JSON, a key, headers of its own, a stream read as it comes.
+# As the official client asks from a page: JSON, a key, headers of its own, a stream read as it
+# comes.
 ASK = """async ([url, key]) => {
   try {
     const answer = await fetch(url + "/v1/completions", {
@@ -56,13 +57,19 @@ def site(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_a_page_reads_a_stream_where_its_origin_is_allowed(allowed: bool, site: str, tmp_path: Path) -> None:
+def test_a_page_reads_a_stream_where_its_origin_is_allowed(
+    allowed: bool, site: str, tmp_path: Path
+) -> None:
     if (why := page_browser.missing()) is not None:
         pytest.skip(why)
     access = AccessPolicy(
-        keys=gather_keys([KEY], None, {}), origins=check_origins([site if allowed else "https://app.example"])
+        keys=gather_keys([KEY], None, {}),
+        origins=check_origins([site if allowed else "https://app.example"]),
     )
-    with running_server(make_tokenizer(tmp_path), access=access) as server, page_browser.chromium() as browser:
+    with (
+        running_server(make_tokenizer(tmp_path), access=access) as server,
+        page_browser.chromium() as browser,
+    ):
         page = browser.new_page()
         page.goto(site)
         status, has_id, text = page.evaluate(ASK, [server.url, KEY])

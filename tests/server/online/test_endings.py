@@ -1,5 +1,5 @@
-"""How exchanges and servers end: clients that go away, an engine that dies, a shutdown, a port, a signal, work that
-never comes back. Whole services that end under load are test_deaths'."""
+"""How exchanges and servers end: clients that go away, an engine that dies, a shutdown, a port, a
+signal, work that never comes back. Whole services that end under load are test_deaths'."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ def asking(server: Running) -> Iterator[Any]:
     def ask(**body: Any) -> Any:
         answers: list[httpx.Response] = []
         body = {"prompt": "x", **body}
-        threads.append(threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=600))))
+        threads.append(
+            threading.Thread(target=lambda: answers.append(httpx.post(url, json=body, timeout=600)))
+        )
         threads[-1].start()
         return lambda thread=threads[-1]: thread.join(600) or answers[0]
 
@@ -59,7 +61,9 @@ def asking(server: Running) -> Iterator[Any]:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("prompt", ["x", ["x", "y", "z"]])
-def test_a_client_that_goes_away_frees_its_streams(server: Running, stream: bool, prompt: Any) -> None:
+def test_a_client_that_goes_away_frees_its_streams(
+    server: Running, stream: bool, prompt: Any
+) -> None:
     """Cut at any moment: test_overload."""
     server.hold(True)
     count = 1 if isinstance(prompt, str) else 3
@@ -67,10 +71,20 @@ def test_a_client_that_goes_away_frees_its_streams(server: Running, stream: bool
         connection.sendall(request({"prompt": prompt, "n": 2, "max_tokens": 5, "stream": stream}))
         server.wait_for(lambda: len(server.engine.open) == count)
     server.wait_for(lambda: not server.engine.open)
-    assert all(made.cancelled for made in server.engine.submitted) and len(server.engine.submitted) == count
+    assert (
+        all(made.cancelled for made in server.engine.submitted)
+        and len(server.engine.submitted) == count
+    )
     server.hold(False)
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"], "stream": stream}).status_code == 200
-    assert not any(made.cancelled for made in server.engine.submitted[count:]), "what is finished is not cancelled"
+    assert (
+        httpx.post(
+            server.url + COMPLETIONS, json={"prompt": ["x", "y"], "stream": stream}
+        ).status_code
+        == 200
+    )
+    assert not any(made.cancelled for made in server.engine.submitted[count:]), (
+        "what is finished is not cancelled"
+    )
 
 
 def test_a_later_prompt_that_cannot_be_submitted_cancels_the_earlier(server: Running) -> None:
@@ -83,7 +97,11 @@ def test_a_later_prompt_that_cannot_be_submitted_cancels_the_earlier(server: Run
 
     server.engine.submit = second_fails  # type: ignore[method-assign]
     answer = httpx.post(server.url + COMPLETIONS, json={"prompt": ["x", "y"]})
-    assert answer.status_code == 400 and server.engine.submitted[0].cancelled and not server.engine.open
+    assert (
+        answer.status_code == 400
+        and server.engine.submitted[0].cancelled
+        and not server.engine.open
+    )
 
 
 def test_a_dead_engine_ends_who_waits_and_who_comes(server: Running, asking: Any) -> None:
@@ -94,7 +112,11 @@ def test_a_dead_engine_ends_who_waits_and_who_comes(server: Running, asking: Any
     server.hold(False)
     assert whole().status_code == 500 and whole().json()["error"]["code"] == "engine_dead"
     assert "told to" not in whole().text + streamed().text, "the engine's own words are for the log"
-    assert streamed().status_code == 200 and '"engine_dead"' in streamed().text and "[DONE]" not in streamed().text
+    assert (
+        streamed().status_code == 200
+        and '"engine_dead"' in streamed().text
+        and "[DONE]" not in streamed().text
+    )
     for path, status in (("/health/ready", 503), ("/health", 503), ("/health/live", 200)):
         assert httpx.get(server.url + path).status_code == status
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 500
@@ -113,7 +135,10 @@ def test_a_sample_that_fails_ends_its_request_alone(server: Running) -> None:
     server.engine.fail_with = None
     assert not server.engine.open
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 200
-    assert 'finished_reason="numerical_error",model_name="fake"} 2.0' in httpx.get(server.url + "/metrics").text
+    assert (
+        'finished_reason="numerical_error",model_name="fake"} 2.0'
+        in httpx.get(server.url + "/metrics").text
+    )
 
 
 def test_a_shutdown_tells_who_waits(server: Running, asking: Any) -> None:
@@ -135,22 +160,36 @@ def test_a_shutdown_tells_who_still_sends_a_body(server: Running, more_comes: bo
             sender.sendall(b" ")
         head, body = read_one(sender)
         assert head.startswith(b"HTTP/1.1 503 ") and b'"code":"shutting_down"' in body
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"] == "shutting_down"
+    assert (
+        httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).json()["error"]["code"]
+        == "shutting_down"
+    )
 
 
-def test_a_fault_of_ours_is_a_500_in_shape(server: Running, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_of_ours_is_a_500_in_shape(
+    server: Running, caplog: pytest.LogCaptureFixture
+) -> None:
     def broken(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError("secret")
 
     server.engine.submit = broken  # type: ignore[method-assign]
     answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x"})
-    assert answer.status_code == 500 and answer.json()["error"]["code"] == "internal" and "secret" not in answer.text
+    assert (
+        answer.status_code == 500
+        and answer.json()["error"]["code"] == "internal"
+        and "secret" not in answer.text
+    )
     # Logged behind the answer, so it may come a moment later.
-    server.wait_for(lambda: any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records))
+    server.wait_for(
+        lambda: any(r.exc_info and r.exc_info[0] is ZeroDivisionError for r in caplog.records)
+    )
 
 
-def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was begun goes on in the sandbox, of which there are few; what wasn't is dropped with its text."""
+def test_who_goes_away_while_it_is_tokenised_leaves_nothing(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was begun goes on in the sandbox, of which there are few; what wasn't is dropped with
+    its text."""
     going, tokenizer = threading.Event(), server.engine.tokenizer
     assert tokenizer is not None
     plain = tokenizer.encode_batch
@@ -160,7 +199,10 @@ def test_who_goes_away_while_it_is_tokenised_leaves_nothing(server: Running, mon
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    long, limits = {"prompt": "x" * 10_000, "truncate_prompt_tokens": 9}, server.service.request_limits
+    long, limits = (
+        {"prompt": "x" * 10_000, "truncate_prompt_tokens": 9},
+        server.service.request_limits,
+    )
     with connect(server.url) as connection:
         connection.sendall(request(long))
         server.wait_for(lambda: limits.reqs.total == 1)
@@ -220,12 +262,17 @@ main()
 
 
 class Serving:
-    """load, step: the engine's seconds. harm: a method of uvicorn's server that breaks. busy: what becomes of it while
-    a text takes for ever; of a disk that does, test_ends tells."""
+    """load, step: the engine's seconds. harm: a method of uvicorn's server that breaks. busy: what
+    becomes of it while a text takes for ever; of a disk that does, test_ends tells."""
 
     def __init__(self, folder: Path, *options: str, port: int = 0, **how: Any) -> None:
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **how.pop("streams", {})}
-        said = {"support": SUPPORT, "folder": str(folder), "options": ["--port", str(port), *options], **how}
+        said = {
+            "support": SUPPORT,
+            "folder": str(folder),
+            "options": ["--port", str(port), *options],
+            **how,
+        }
         command = [sys.executable, "-c", SERVE, json.dumps(said)]
         self.process = subprocess.Popen(command, text=True, **streams)
 
@@ -271,9 +318,14 @@ def test_a_terminal_that_closes_asks_once_and_under_nohup_not_at_all(ignored: bo
 
 
 def broken_streams(how: str) -> dict[str, Any]:
-    """Standard output and error that take nothing, as Popen is told: full, closed, or pipes that nobody reads."""
+    """Standard output and error that take nothing, as Popen is told: full, closed, or pipes that
+    nobody reads."""
     if how == "closed":
-        return {"stdout": None, "stderr": None, "preexec_fn": lambda: [os.close(number) for number in range(3)]}
+        return {
+            "stdout": None,
+            "stderr": None,
+            "preexec_fn": lambda: [os.close(number) for number in range(3)],
+        }
     if how == "left":
         read, write = os.pipe()
         os.close(read)
@@ -295,7 +347,9 @@ def test_streams_that_take_nothing_end_no_server_and_no_drain(tmp_path: Path, ho
         assert serving.process.poll() is None
         time.sleep(0.02)
     waiter = threading.Thread(
-        target=lambda: answers.append(httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=600))
+        target=lambda: answers.append(
+            httpx.post(url + COMPLETIONS, json={"prompt": "x"}, timeout=600)
+        )
     )
     waiter.start()
     while 'num_requests_running{model_name="fake"} 1.0' not in httpx.get(url + "/metrics").text:
@@ -320,16 +374,25 @@ def test_a_signal_while_loading(tmp_path: Path) -> None:
 def test_a_server_that_breaks_as_it_starts_says_so(tmp_path: Path) -> None:
     """Later: test_work_aside_holds_no_end_up."""
     status, out, err = Serving(tmp_path, harm="startup").end()
-    assert status == 1 and err.endswith("RuntimeError: uvicorn broke\n") and "penstock serves" not in out
+    assert (
+        status == 1
+        and err.endswith("RuntimeError: uvicorn broke\n")
+        and "penstock serves" not in out
+    )
 
 
-@pytest.mark.parametrize(("end", "where"), [("signal", "thread"), ("dies", "sandbox"), ("breaks", "sandbox")])
+@pytest.mark.parametrize(
+    ("end", "where"), [("signal", "thread"), ("dies", "sandbox"), ("breaks", "sandbox")]
+)
 def test_work_aside_holds_no_end_up(tmp_path: Path, end: str, where: str) -> None:
-    """It never ends here; who waits for it hears of the end all the same, but where the server itself broke."""
+    """It never ends here; who waits for it hears of the end all the same, but where the server
+    itself broke."""
     asked: tuple[str, dict[str, Any]] = (COMPLETIONS, {"prompt": "x", "stop": ["y"]})
     if where == "sandbox":
         asked = ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]})
-    serving = Serving(tmp_path, "--shutdown-timeout", "0", busy=end, harm="main_loop" if end == "breaks" else "")
+    serving = Serving(
+        tmp_path, "--shutdown-timeout", "0", busy=end, harm="main_loop" if end == "breaks" else ""
+    )
     url, answers = serving.url(), []
 
     def ask() -> None:
@@ -350,7 +413,9 @@ def test_work_aside_holds_no_end_up(tmp_path: Path, end: str, where: str) -> Non
     if end == "dies":
         assert status == 1 and last.startswith("penstock: the engine died while serving")
     else:
-        assert status == 0 and last.startswith("penstock: lets 1 running request end, for 0 s at most;")
+        assert status == 0 and last.startswith(
+            "penstock: lets 1 running request end, for 0 s at most;"
+        )
         assert err.count("\n") == 3
 
 

@@ -1,4 +1,5 @@
-"""What a fair semaphore lets in beside what is there, in which order, and what a cancelled wait leaves."""
+"""What a fair semaphore lets in beside what is there, in which order, and what a cancelled wait
+leaves."""
 
 from __future__ import annotations
 
@@ -35,7 +36,10 @@ class Lines:
 
     async def come(self, *asked: Asked) -> list[int]:
         """Gives who is in, by number."""
-        self.tasks += [asyncio.create_task(self._enter(at, each)) for at, each in enumerate(asked, len(self.tasks))]
+        self.tasks += [
+            asyncio.create_task(self._enter(at, each))
+            for at, each in enumerate(asked, len(self.tasks))
+        ]
         return await self.settled()
 
     async def _enter(self, number: int, asked: Asked) -> None:
@@ -55,7 +59,9 @@ class Lines:
 @played
 async def test_bytes_are_never_passed_but_by_one_that_is_alone() -> None:
     lines = Lines(24, 64)
-    assert await lines.come((1, 40), (1, 40), (1, 1)) == [0], "the small one waits behind the large one"
+    assert await lines.come((1, 40), (1, 40), (1, 1)) == [0], (
+        "the small one waits behind the large one"
+    )
     assert await lines.go(0) == [1, 2]
     assert await lines.come((1, 65)) == [1, 2]
     await lines.go(1)
@@ -119,7 +125,14 @@ async def test_drawn_lines_pass_the_bound_by_one_at_most() -> None:
 async def test_a_free_place_goes_to_the_owner_who_holds_the_fewest() -> None:
     lines = Lines(2, 0)
     assert await lines.come(*[(1, 0, "a")] * 4, *[(1, 0, "b")] * 2) == [0, 1]
-    for leaver, inside in ((0, {1, 4}), (1, {4, 2}), (4, {2, 5}), (5, {2, 3}), (2, {3}), (3, set())):
+    for leaver, inside in (
+        (0, {1, 4}),
+        (1, {4, 2}),
+        (4, {2, 5}),
+        (5, {2, 3}),
+        (2, {3}),
+        (3, set()),
+    ):
         assert set(await lines.go(leaver)) == inside
 
 

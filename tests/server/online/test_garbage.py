@@ -1,7 +1,9 @@
-"""A request leaves nothing behind that only the garbage collector could take away: it comes seldom while we serve.
+"""A request leaves nothing behind that only the garbage collector could take away: it comes seldom
+while we serve.
 
-The real server in this process on its own loop, over a fake engine's process; clients are plain sockets in a thread,
-which make no cycles of their own. The collector is off; what it finds when it is asked is counted.
+The real server in this process on its own loop, over a fake engine's process; clients are plain
+sockets in a thread, which make no cycles of their own. The collector is off; what it finds when it
+is asked is counted.
 """
 
 from __future__ import annotations
@@ -84,7 +86,9 @@ def uploaded(port: int) -> None:
 def badly_uploaded(port: int) -> None:
     """A form that breaks off, and one that is none."""
     assert _said(port, _form(FORM[:-10])).startswith(b"HTTP/1.1 400 ")
-    assert _said(port, _form(FORM.replace(b'name="purpose"', b"purpose"))).startswith(b"HTTP/1.1 400 ")
+    assert _said(port, _form(FORM.replace(b'name="purpose"', b"purpose"))).startswith(
+        b"HTTP/1.1 400 "
+    )
 
 
 def batch(port: int) -> None:
@@ -92,19 +96,27 @@ def batch(port: int) -> None:
     given = _upload(port)
     wish = {"input_file_id": given, "endpoint": "/v1/completions", "completion_window": "24h"}
     batch_id = json.loads(_body(_said(port, raw(wish, path="/v1/batches"))))["id"]
-    while (said := json.loads(_body(_said(port, _bare("GET", f"/v1/batches/{batch_id}")))))["status"] != "completed":
+    while (said := json.loads(_body(_said(port, _bare("GET", f"/v1/batches/{batch_id}")))))[
+        "status"
+    ] != "completed":
         time.sleep(0.01)
     for file_id in (given, said["output_file_id"], said["error_file_id"]):
         assert b"custom_id" in _body(_said(port, _bare("GET", f"/v1/files/{file_id}/content")))
         _delete(port, file_id)
 
 
-LINE = {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {"model": "fake", **ASKED}}
+LINE = {
+    "custom_id": "a",
+    "method": "POST",
+    "url": "/v1/completions",
+    "body": {"model": "fake", **ASKED},
+}
 FORM = (
     b'--X\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
     b'--X\r\ncontent-disposition: form-data; name="file"; filename="in"\r\n\r\n'
-    + (json.dumps(LINE).encode() + b"\n") * 2 + b'{"custom_id": 5}\n\r\n--X--\r\n'
-)  # fmt: skip
+    + (json.dumps(LINE).encode() + b"\n") * 2
+    + b'{"custom_id": 5}\n\r\n--X--\r\n'
+)
 
 
 def raw(body: bytes | dict[str, Any], *headers: str, path: str = COMPLETIONS) -> bytes:
@@ -152,9 +164,20 @@ def _asks(data: bytes, told: bytes) -> Callable[[int], None]:
     return ask
 
 
-KINDS: dict[str, Callable[[int], None]] = {name: _asks(*case) for name, case in ASKED_AND_TOLD.items()} | {
+KINDS: dict[str, Callable[[int], None]] = {
+    name: _asks(*case) for name, case in ASKED_AND_TOLD.items()
+} | {
     kind.__name__: kind
-    for kind in (kept, more_than_there_is_room_for, turned_away, cut, two_at_once, uploaded, badly_uploaded, batch)
+    for kind in (
+        kept,
+        more_than_there_is_room_for,
+        turned_away,
+        cut,
+        two_at_once,
+        uploaded,
+        badly_uploaded,
+        batch,
+    )
 }
 
 
@@ -165,7 +188,8 @@ def _said(port: int, data: bytes) -> bytes:
 
 
 def _opened(port: int, samples: int) -> socket.socket:
-    """A stream that goes on until it is closed; asked again where the one before it is not quite gone."""
+    """A stream that goes on until it is closed; asked again where the one before it is not quite
+    gone."""
     while True:
         connection = connect(f"http://127.0.0.1:{port}")
         connection.sendall(raw(ASKED | {"max_tokens": 200, "stream": True, "n": samples}))
@@ -187,7 +211,8 @@ def collector_off() -> Iterator[None]:
 
 
 async def _left_by(here: Here, kind: Any) -> Counter[str]:
-    """Types of what the collector finds after ROUNDS of a kind, and one of each before that, which may warm things."""
+    """Types of what the collector finds after ROUNDS of a kind, and one of each before that, which
+    may warm things."""
 
     def rounds(count: int) -> None:
         for _ in range(count):
@@ -219,6 +244,10 @@ def test_nothing_waits_for_the_collector(tmp_path: Path, caplog: pytest.LogCaptu
         runner.run(main())
     for name, left in found.items():
         print(name, left.total(), dict(left.most_common(8)))
-    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text  # nor was one a fault
-    many = {name: left for name, left in found.items() if left.total() >= ROUNDS}  # an object a request
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], (
+        caplog.text
+    )  # nor was one a fault
+    many = {
+        name: left for name, left in found.items() if left.total() >= ROUNDS
+    }  # an object a request
     assert not many, json.dumps({name: left.most_common(12) for name, left in many.items()})

@@ -1,5 +1,6 @@
-"""More than fits, over HTTP: the rest is refused early in OpenAI's shape, no body is waited for, the connection lives
-on, and nothing is lost. That exactly the bound is taken: test_request_limits, and test_overload on a whole service."""
+"""More than fits, over HTTP: the rest is refused early in OpenAI's shape, no body is waited for,
+the connection lives on, and nothing is lost. That exactly the bound is taken: test_request_limits,
+and test_overload on a whole service."""
 
 from __future__ import annotations
 
@@ -63,26 +64,39 @@ def test_a_kept_connection_is_served_when_there_is_room(server: Running) -> None
 
 def test_keys_have_their_own_rooms(tokenizer: Tokenizer) -> None:
     access = AccessPolicy(keys=gather_keys(["busy", "calm"], None, {}))
-    with running_server(tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=8)) as server:
+    with running_server(
+        tokenizer, access=access, limits=HttpLimits(max_num_queued_reqs=8)
+    ) as server:
         server.hold(True)
         with httpx.Client(base_url=server.url) as http:
-            bearer = {name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")}
+            bearer = {
+                name: {"authorization": f"Bearer {name}"} for name in ("busy", "calm", "wrong")
+            }
             with http.stream("POST", COMPLETIONS, json=FULL | {"n": 6}, headers=bearer["busy"]):
                 for name, status in (("busy", 429), ("wrong", 401), ("calm", 400)):
-                    assert http.post(COMPLETIONS, json={"prompt": ""}, headers=bearer[name]).status_code == status
+                    assert (
+                        http.post(
+                            COMPLETIONS, json={"prompt": ""}, headers=bearer[name]
+                        ).status_code
+                        == status
+                    )
             server.hold(False)
 
 
 def test_n_and_lists_of_prompts_count(server: Running) -> None:
     server.hold(True)
     with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0) as client:
-        stream = client.completions.create(model="fake", prompt=["a", "b", "c"], n=33, max_tokens=2, stream=True)
+        stream = client.completions.create(
+            model="fake", prompt=["a", "b", "c"], n=33, max_tokens=2, stream=True
+        )
         assert server.service.request_limits.reqs.total == 99
         with pytest.raises(openai.RateLimitError):
             client.completions.create(model="fake", prompt="x", n=2)
         second = client.completions.create(model="fake", prompt="x", stream=True)
         with pytest.raises(openai.RateLimitError):
-            client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
+            client.chat.completions.create(
+                model="fake", messages=[{"role": "user", "content": "x"}]
+            )
         second.close()
         server.wait_for(lambda: server.service.request_limits.reqs.total == 99)
         server.hold(False)
@@ -90,7 +104,9 @@ def test_n_and_lists_of_prompts_count(server: Running) -> None:
     server.wait_for(lambda: server.service.request_limits.reqs.total == 0)
 
 
-def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_refused_before_they_are_made(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made: list[int] = []
     plain = tokenizer.encode_batch
 
@@ -99,9 +115,14 @@ def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypat
         return plain(texts, **more)
 
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
-    with running_server(tokenizer, limits=HttpLimits(max_num_queued_tokens=200)) as server, httpx.Client() as http:
+    with (
+        running_server(tokenizer, limits=HttpLimits(max_num_queued_tokens=200)) as server,
+        httpx.Client() as http,
+    ):
         server.hold(True)
-        with http.stream("POST", server.url + COMPLETIONS, json={"prompt": "x" * 100, "stream": True}):
+        with http.stream(
+            "POST", server.url + COMPLETIONS, json={"prompt": "x" * 100, "stream": True}
+        ):
             assert server.service.request_limits.tokens.total == 100
             # 125 tokens by four characters a token: no room. 25: room, until they are counted.
             for size in (500, 101):
@@ -116,23 +137,39 @@ def test_tokens_are_refused_before_they_are_made(tokenizer: Tokenizer, monkeypat
 
 def test_whatever_ends_a_request_gives_its_place_back(server: Running) -> None:
     bad: list[dict[str, Any]] = [
-        {"prompt": ""}, {"prompt": "x", "n": 0}, {"prompt": "x" * 1000}, {"prompt": "x", "model": "y"},
-        {"prompt": "x", "n": 70_000}, {"prompt": []}, {"prompt": [7.5]}, {"prompt": [[1], "x"]}, {"prompt": [999]},
-        {"prompt": "x", "stop_token_ids": [999]}, {"prompt": "x", "stream": True, "prompt_logprobs": 1},
-    ]  # fmt: skip
+        {"prompt": ""},
+        {"prompt": "x", "n": 0},
+        {"prompt": "x" * 1000},
+        {"prompt": "x", "model": "y"},
+        {"prompt": "x", "n": 70_000},
+        {"prompt": []},
+        {"prompt": [7.5]},
+        {"prompt": [[1], "x"]},
+        {"prompt": [999]},
+        {"prompt": "x", "stop_token_ids": [999]},
+        {"prompt": "x", "stream": True, "prompt_logprobs": 1},
+    ]
     for body in bad:
         answer = httpx.post(server.url + COMPLETIONS, json=body)
         assert answer.status_code in (400, 404), answer.text
     server.engine.fail_with = "numbers broke"
     assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x"}).status_code == 500
-    assert "numbers broke" in httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "stream": True}).text
+    assert (
+        "numbers broke"
+        in httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "stream": True}).text
+    )
     server.wait_for(
-        lambda: (server.service.request_limits.reqs.total, server.service.request_limits.tokens.total) == (0, 0)
+        lambda: (
+            (server.service.request_limits.reqs.total, server.service.request_limits.tokens.total)
+            == (0, 0)
+        )
     )
 
 
 def test_bodies_on_their_way_in_are_bounded_too(tokenizer: Tokenizer) -> None:
-    with running_server(tokenizer, limits=HttpLimits(max_reading_bytes=10_000, body_seconds=0.5)) as server:
+    with running_server(
+        tokenizer, limits=HttpLimits(max_reading_bytes=10_000, body_seconds=0.5)
+    ) as server:
         host, port = server.url.removeprefix("http://").split(":")
         halves = [socket.create_connection((host, int(port)), timeout=600) for _ in range(2)]
         halves[0].sendall(request({"prompt": "x" * 9_000})[:-100])
@@ -156,7 +193,12 @@ def test_long_bodies_on_their_way_in_leave_room_to_short_ones(tokenizer: Tokeniz
         server.wait_for(lambda: server.service.intake.bytes > 80_000)
         halves[1].sendall(request({"prompt": "x" * 90_000})[:-100])
         assert halves[1].recv(100).startswith(b"HTTP/1.1 429 ")
-        assert httpx.post(server.url + COMPLETIONS, json={"prompt": "x" * 60, "user": "x" * 30_000}).status_code == 200
+        assert (
+            httpx.post(
+                server.url + COMPLETIONS, json={"prompt": "x" * 60, "user": "x" * 30_000}
+            ).status_code
+            == 200
+        )
         for half in halves:
             half.close()
 
@@ -169,14 +211,22 @@ def test_a_timeout_aborts_and_says_so(server: Running, prompt: Any) -> None:
     server.hold(True)
     answer = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2})
     assert (answer.status_code, answer.headers["x-should-retry"]) == (408, "false")
-    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == ("timeout", "timeout")
+    assert (answer.json()["error"]["code"], answer.json()["error"]["param"]) == (
+        "timeout",
+        "timeout",
+    )
     assert server.engine.submitted and all(made.cancelled for made in server.engine.submitted)
-    streamed = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2, "stream": True})
+    streamed = httpx.post(
+        server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 0.2, "stream": True}
+    )
     assert streamed.status_code == 200 and "[DONE]" not in streamed.text
     assert json.loads(streamed.text.removeprefix("data: "))["error"]["code"] == "timeout"
     assert not server.engine.open and server.service.request_limits.reqs.total == 0
     server.hold(False)
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 600}).status_code == 200
+    assert (
+        httpx.post(server.url + COMPLETIONS, json={"prompt": prompt, "timeout": 600}).status_code
+        == 200
+    )
 
 
 def test_the_official_client_does_not_repeat_it(server: Running) -> None:
@@ -198,7 +248,11 @@ def test_timeouts_and_limits_that_cannot_be(server: Running) -> None:
     for timeout in (0, -1, 1e9, "1", True, [1]):
         answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "x", "timeout": timeout})
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "timeout"), timeout
-    for bad in ({"max_num_queued_reqs": 0}, {"max_num_queued_tokens": -1}, {"request_seconds": 0.0}):
+    for bad in (
+        {"max_num_queued_reqs": 0},
+        {"max_num_queued_tokens": -1},
+        {"request_seconds": 0.0},
+    ):
         with pytest.raises(UsageError):
             HttpLimits(**bad).check()  # type: ignore[arg-type]
 
@@ -212,7 +266,9 @@ def test_keys_are_tenants_and_salts_go_down(tokenizer: Tokenizer) -> None:
         for key in ("one", "two"):
             for salt in (None, "a", "a", "b"):
                 body = {"prompt": "x", "max_tokens": 1, "cache_salt": salt}
-                sent = httpx.post(server.url + COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"})
+                sent = httpx.post(
+                    server.url + COMPLETIONS, json=body, headers={"authorization": f"Bearer {key}"}
+                )
                 assert sent.status_code == 200
         made = server.engine.submitted
         assert [stream.tenant for stream in made] == [1] * 4 + [2] * 4
@@ -221,7 +277,12 @@ def test_keys_are_tenants_and_salts_go_down(tokenizer: Tokenizer) -> None:
         assert [stream.salt for stream in made[4:]] == [none, first, same, other]
     with running_server(tokenizer) as server, httpx.Client(base_url=server.url) as http:
         messages = [{"role": "user", "content": "x"}]
-        assert http.post("/v1/chat/completions", json={"messages": messages, "cache_salt": "\0é"}).status_code == 200
+        assert (
+            http.post(
+                "/v1/chat/completions", json={"messages": messages, "cache_salt": "\0é"}
+            ).status_code
+            == 200
+        )
         assert server.engine.submitted[0].tenant == 0 and server.engine.submitted[0].salt > 0
         for salt in ("", "x" * 1025, 7, ["a"]):
             answer = http.post(COMPLETIONS, json={"prompt": "x", "cache_salt": salt})

@@ -1,4 +1,5 @@
-"""What a running server says of itself: metrics under vLLM's names, a dashboard that names no other, the access log."""
+"""What a running server says of itself: metrics under vLLM's names, a dashboard that names no
+other, the access log."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 
 def ask(serving: Serving, **body: Any) -> httpx.Response:
-    return httpx.post(serving.url + COMPLETIONS, json={"prompt": [9] * 40, **body}, headers=KEY, timeout=600)
+    return httpx.post(
+        serving.url + COMPLETIONS, json={"prompt": [9] * 40, **body}, headers=KEY, timeout=600
+    )
 
 
 def names(serving: Serving) -> dict[str, float]:
@@ -81,7 +84,10 @@ def test_the_dashboard_names_what_there_is(serving: Serving) -> None:
     for panel in board["panels"]:
         for target in panel["targets"]:
             expression = target["expr"]
-            assert expression.count("(") == expression.count(")") and '{model_name=~"$model"}' in expression
+            assert (
+                expression.count("(") == expression.count(")")
+                and '{model_name=~"$model"}' in expression
+            )
 
 
 def test_metrics_count(serving: Serving) -> None:
@@ -95,12 +101,19 @@ def test_metrics_count(serving: Serving) -> None:
     assert rise["request_success_total"] == 4 and rise["e2e_request_latency_seconds_count"] == 2
     assert rise[made] == rise["request_generation_tokens_sum"] == 26
     assert rise["request_prompt_tokens_sum"] == 80 and rise["request_params_n_sum"] == 4
-    assert rise["request_params_max_tokens_sum"] == rise["request_max_num_generation_tokens_sum"] == 12
-    assert rise["time_to_first_token_seconds_count"] == 3 and rise["inter_token_latency_seconds_count"] == 18
+    assert (
+        rise["request_params_max_tokens_sum"] == rise["request_max_num_generation_tokens_sum"] == 12
+    )
+    assert (
+        rise["time_to_first_token_seconds_count"] == 3
+        and rise["inter_token_latency_seconds_count"] == 18
+    )
     whole = rise["e2e_request_latency_seconds_sum"]
     parts = sum(rise[f"request_{part}_time_seconds_sum"] for part in ("queue", "prefill", "decode"))
     assert 0 < parts < 1.2 * whole and abs(parts - whole) < 0.2
-    assert rise["request_queue_time_seconds_count"] == rise["request_decode_time_seconds_count"] == 2
+    assert (
+        rise["request_queue_time_seconds_count"] == rise["request_decode_time_seconds_count"] == 2
+    )
 
 
 def test_expected_finish_and_aborts(tmp_path: Path) -> None:
@@ -108,14 +121,18 @@ def test_expected_finish_and_aborts(tmp_path: Path) -> None:
     with Serving(tmp_path) as serving:
         serving.order(step_seconds=0.02)
         with httpx.stream(
-            "POST", serving.url + COMPLETIONS, json={"prompt": [9], "n": 20, "max_tokens": 400, "stream": True}
+            "POST",
+            serving.url + COMPLETIONS,
+            json={"prompt": [9], "n": 20, "max_tokens": 400, "stream": True},
         ):
             expected = "penstock:expected_seconds_left"
             until(lambda: serving.metrics()[expected] > 5)
             assert serving.metrics()["penstock:generation_tokens_per_second"] > 50
             limit = "penstock:hardware_limit_perc"
             until(lambda: serving.metrics()[limit] > 0)
-            assert 0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05  # 0.24 ms of weights and KV in steps of 20 ms
+            assert (
+                0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05
+            )  # 0.24 ms of weights and KV in steps of 20 ms
         until(serving.at_rest)
         said = serving.metrics()
         assert said[expected] == said["penstock:generation_tokens_per_second"] == said[limit] == 0
@@ -139,13 +156,33 @@ def test_the_access_log(serving: Serving) -> None:
         httpx.get(serving.url + quiet, headers=KEY)
     until(lambda: len(lines(serving.folder)) == at + 6)
     whole, streamed, bad, keyless, nowhere, strange = lines(serving.folder)[at:]
-    assert whole["request_id"].startswith("cmpl-") and re.fullmatch(r"2\d{3}-\d\d-\d\dT[\d:.]{12}Z", whole["time"])
-    assert (whole["route"], whole["status"], whole["key"], whole["n"]) == (COMPLETIONS, 200, CALLED, 2)
-    assert (whole["prompt_tokens"], whole["output_tokens"], whole["finish_reasons"]) == (26, 8, {"length": 2})
+    assert whole["request_id"].startswith("cmpl-") and re.fullmatch(
+        r"2\d{3}-\d\d-\d\dT[\d:.]{12}Z", whole["time"]
+    )
+    assert (whole["route"], whole["status"], whole["key"], whole["n"]) == (
+        COMPLETIONS,
+        200,
+        CALLED,
+        2,
+    )
+    assert (whole["prompt_tokens"], whole["output_tokens"], whole["finish_reasons"]) == (
+        26,
+        8,
+        {"length": 2},
+    )
     assert 0 < whole["first_token_seconds"] <= whole["seconds"] and not whole["stream"]
-    assert streamed["stream"] and streamed["output_tokens"] == 3 and streamed["first_token_seconds"] > 0
+    assert (
+        streamed["stream"]
+        and streamed["output_tokens"] == 3
+        and streamed["first_token_seconds"] > 0
+    )
     assert (bad["status"], bad["route"], bad["param"]) == (400, COMPLETIONS, "n") and "n" not in bad
-    assert (keyless["status"], keyless["key"], nowhere["status"], nowhere["route"]) == (401, None, 404, None)
+    assert (keyless["status"], keyless["key"], nowhere["status"], nowhere["route"]) == (
+        401,
+        None,
+        404,
+        None,
+    )
     assert (keyless["code"], nowhere["code"]) == ("invalid_api_key", "not_found")
     assert (strange["status"], strange["method"]) == (405, "PATCH")
     assert "code" not in whole and "param" not in streamed
@@ -155,7 +192,9 @@ def test_the_access_log(serving: Serving) -> None:
 def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None:
     """And a fault of ours is a 500 there, not a client that left."""
     engine, log = FakeEngine(None), io.BytesIO()
-    app = build_app(AppState(client=engine, model="fake", metrics=Metrics(engine, "fake")), None, log)
+    app = build_app(
+        AppState(client=engine, model="fake", metrics=Metrics(engine, "fake")), None, log
+    )
 
     def broken(*prompt: Any, **more: Any) -> None:
         raise RuntimeError("the spring behind the mill")
@@ -163,7 +202,10 @@ def test_a_refusal_is_in_the_log_with_its_code_and_param(tmp_path: Path) -> None
     async def ask() -> None:
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
-            for more in ({"logits_processors": ["mill"]}, {"stream_options": {"x": "mill"}, "stream": True}):
+            for more in (
+                {"logits_processors": ["mill"]},
+                {"stream_options": {"x": "mill"}, "stream": True},
+            ):
                 await http.post(COMPLETIONS, json={"prompt": [1], **more})
             await http.post(COMPLETIONS, content=b"{mill")
             engine.submit = broken  # type: ignore[method-assign, assignment]
@@ -184,7 +226,10 @@ def test_who_left_is_in_the_log(serving: Serving) -> None:
     at = len(lines(serving.folder))
     serving.order(step_seconds=0.05)
     with httpx.stream(
-        "POST", serving.url + COMPLETIONS, headers=KEY, json={"prompt": "x", "max_tokens": 200, "n": 2, "stream": True}
+        "POST",
+        serving.url + COMPLETIONS,
+        headers=KEY,
+        json={"prompt": "x", "max_tokens": 200, "n": 2, "stream": True},
     ) as answer:
         next(answer.iter_raw())
     until(lambda: len(lines(serving.folder)) > at)
@@ -211,7 +256,9 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, usual)
 
 
-def test_lines_that_find_no_room_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_that_find_no_room_are_told_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     place = tmp_path / "log"
     with open_log(str(place)) as log:
         with room_for(15):

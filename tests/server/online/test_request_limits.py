@@ -1,4 +1,5 @@
-"""The queue's arithmetic, on a clock that the test turns: exact bounds, keys' parts, tickets, the drain's measure."""
+"""The queue's arithmetic, on a clock that the test turns: exact bounds, keys' parts, tickets, the
+drain's measure."""
 
 from __future__ import annotations
 
@@ -139,7 +140,8 @@ def test_several_servers_share_the_bounds() -> None:
 
 
 def test_a_keys_limits_over_several_servers() -> None:
-    """Nothing within it is refused for ever; beside what it has open, a key gets an equal part of it at each server."""
+    """Nothing within it is refused for ever; beside what it has open, a key gets an equal part of
+    it at each server."""
     queue = RequestLimits(2000, 10**6, keys=1, servers=4)
     mine = key("mine", max_num_queued_reqs=8, max_num_queued_tokens=400)
     for reqs, tokens in ((4, 1), (8, 400)):
@@ -217,4 +219,8 @@ def test_nothing_leaks_over_random_lives() -> None:
     for ticket in open_:
         ticket.release()
     for pool in (queue.reqs, queue.tokens):
-        assert pool.total == 0 and not pool._held and pool.room("new") == pool._own + pool.most - 3 * pool._own
+        assert (
+            pool.total == 0
+            and not pool._held
+            and pool.room("new") == pool._own + pool.most - 3 * pool._own
+        )

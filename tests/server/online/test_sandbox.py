@@ -1,5 +1,5 @@
-"""The server over the real sandbox: what a chat's template or a text takes, no other request notices; and large bodies
-have their room."""
+"""The server over the real sandbox: what a chat's template or a text takes, no other request
+notices; and large bodies have their room."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def test_a_template_that_runs_away_holds_nobody_up(server: Running) -> None:
         server.wait_for(lambda: len(server.service.sandboxes._open) == 2)
         for path in ("/health", "/metrics", "/v1/models"):
             assert httpx.get(server.url + path, timeout=600).status_code == 200
-        answer = httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, timeout=600)
+        answer = httpx.post(
+            server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}, timeout=600
+        )
         assert answer.status_code == 200
         assert not any(bomb.done() for bomb in bombs), "a second of processor time each"
         for bomb in bombs:
@@ -62,7 +64,8 @@ def test_a_template_that_runs_away_holds_nobody_up(server: Running) -> None:
             assert (bomb.result().status_code, error["param"]) == (400, "messages")
             assert (
                 error["message"]
-                == "this takes too long to render and tokenise: send less text, or a simpler chat template"
+                == "this takes too long to render and tokenise: send less text, or a simpler chat"
+                " template"
             )
     assert chat(server, "hi").status_code == 200
 
@@ -71,11 +74,19 @@ def test_keys_take_turns_at_the_sandboxes(tmp_path: Path) -> None:
     tokenizer = make_tokenizer(tmp_path, template=BOMB)
     pool = SandboxPool(tokenizer, CONTEXT, 2, Bounds(seconds=1))
     access = AccessPolicy(keys=gather_keys(["of-many", "of-one"], None, {}))
-    with running_server(tokenizer, sandboxes=pool, access=access) as server, ThreadPoolExecutor(32) as threads:
+    with (
+        running_server(tokenizer, sandboxes=pool, access=access) as server,
+        ThreadPoolExecutor(32) as threads,
+    ):
 
         def ask(key: str, content: str) -> int:
             body = {"messages": [{"role": "user", "content": content}], "max_tokens": 1}
-            asked = httpx.post(server.url + CHAT, json=body, headers={"authorization": f"Bearer {key}"}, timeout=600)
+            asked = httpx.post(
+                server.url + CHAT,
+                json=body,
+                headers={"authorization": f"Bearer {key}"},
+                timeout=600,
+            )
             return asked.status_code
 
         turns = server.service.turns.every
@@ -83,7 +94,9 @@ def test_keys_take_turns_at_the_sandboxes(tmp_path: Path) -> None:
         bombs = [threads.submit(ask, "of-many", "boom") for _ in range(places + 5)]
         server.wait_for(lambda: len(turns._waiting) == 5)
         assert ask("of-one", "hi") == 200
-        assert sum(bomb.done() for bomb in bombs) <= 2 * places, "they were there before it, and have to wait behind it"
+        assert sum(bomb.done() for bomb in bombs) <= 2 * places, (
+            "they were there before it, and have to wait behind it"
+        )
         assert {bomb.result() for bomb in bombs} == {400}
 
 
@@ -95,7 +108,10 @@ def test_long_jobs_leave_a_sandbox_to_short_ones(tmp_path: Path) -> None:
         places, _ = long.capacity
         assert places == turns.capacity[0] - 1
         pad = {"unread": "x" * 70_000}
-        bombs = [threads.submit(chat, server, "boom", chat_template_kwargs=pad) for _ in range(places + 4)]
+        bombs = [
+            threads.submit(chat, server, "boom", chat_template_kwargs=pad)
+            for _ in range(places + 4)
+        ]
         server.wait_for(lambda: len(long._waiting) == 4)
         assert turns._taken == (places, 0) and not turns._waiting
         assert chat(server, "hi").status_code == 200
@@ -132,7 +148,10 @@ def test_the_loop_doesnt_read_a_long_body_or_put_many_messages_together(
 
 def test_a_chat_is_the_templates_text_and_a_long_one_is_refused(server: Running) -> None:
     answer = chat(server, "hello", return_token_ids=True)
-    assert bytes(server.engine.tokenizer.token_bytes[i][0] for i in server.engine.submitted[-1].ids) == b"<hello>"  # type: ignore[union-attr]
+    assert (
+        bytes(server.engine.tokenizer.token_bytes[i][0] for i in server.engine.submitted[-1].ids)
+        == b"<hello>"
+    )  # type: ignore[union-attr]
     assert answer.status_code == 200
     for content in ("x" * CONTEXT, "x" * 1_000_000):
         error = chat(server, content).json()["error"]
@@ -154,7 +173,10 @@ def test_a_text_that_no_context_holds_is_refused_by_its_characters(
     monkeypatch.setattr(server.service.sandboxes, "run", never)
     for prompt in ("x" * 30_000_000, ["a", "x" * 3_000_000]):
         answer = httpx.post(server.url + COMPLETIONS, json={"prompt": prompt}, timeout=600)
-        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (
+            400,
+            "context_length_exceeded",
+        )
     assert server.service.intake.large == 0
 
 
@@ -171,8 +193,15 @@ def test_large_bodies_past_their_room_are_refused_before_they_are_read(server: R
     server.wait_for(lambda: intake.large == most // 2 * 2)
     third = head(server, 2 * limits_module.LARGE)
     answer, body = read_one(third)
-    assert answer.startswith(b"HTTP/1.1 503 ") and b"retry-after: 1" in answer and b"server_busy" in body
-    assert httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code == 200
+    assert (
+        answer.startswith(b"HTTP/1.1 503 ")
+        and b"retry-after: 1" in answer
+        and b"server_busy" in body
+    )
+    assert (
+        httpx.post(server.url + COMPLETIONS, json={"prompt": "a", "max_tokens": 1}).status_code
+        == 200
+    )
     for connection in (first, second, third):
         connection.close()
     server.wait_for(lambda: intake.large == intake.bytes == 0)
@@ -225,7 +254,9 @@ def test_bodies_that_wait_to_be_read_are_bounded_and_go_with_their_clients(
 
 
 def test_a_body_that_is_alone_may_be_larger_than_all_room(server: Running) -> None:
-    intake = limits_module.Intake(HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts)
+    intake = limits_module.Intake(
+        HttpLimits(max_large_bytes=limits_module.LARGE), server.service.body_timeouts
+    )
     with intake.place() as one:
         one.take(5 * limits_module.LARGE)
         with intake.place() as other, pytest.raises(HttpError):

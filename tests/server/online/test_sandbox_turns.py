@@ -9,8 +9,23 @@ from typing import Any, TypeVar
 import pytest
 
 from penstock.request import StructuredOutputsParams
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob
-from penstock.server.online.sandbox_turns import A_PART, A_SIGN, LONG, OF_A_FORM, SandboxTurns, is_long
+from penstock.sandbox.sandbox_process import (
+    ChatJob,
+    GrammarJob,
+    Job,
+    Reply,
+    TellJob,
+    TextJob,
+    TokensJob,
+)
+from penstock.server.online.sandbox_turns import (
+    A_PART,
+    A_SIGN,
+    LONG,
+    OF_A_FORM,
+    SandboxTurns,
+    is_long,
+)
 
 Result = TypeVar("Result")
 
@@ -32,7 +47,10 @@ def form(size: int) -> GrammarJob:
         (chat("a" * (LONG // A_SIGN)), False),
         (chat(*["a"] * (LONG // A_PART)), True),
         (chat([{"type": "text", "text": "a"}] * (LONG // A_PART)), True),
-        (chat("hi", template_kwargs={str(number): number for number in range(LONG // A_PART)}), True),
+        (
+            chat("hi", template_kwargs={str(number): number for number in range(LONG // A_PART)}),
+            True,
+        ),
         (chat("hi", template_kwargs={"a" * LONG: 1}), True),
         (chat("hi", tools=[{"function": {"description": "a" * LONG}}]), True),
         (TextJob(["a" * (LONG // 2)]), False),
@@ -76,9 +94,13 @@ async def plainly(work: Awaitable[Result], /) -> Result:
 def test_jobs_that_come_together_leave_a_sandbox_to_others(aside: bool) -> None:
     async def main() -> None:
         turns, pool, short = SandboxTurns(2), Pool(), chat("hi")
-        many: list[Job] = [chat(str(number) if aside else str(number) * LONG) for number in range(5)]
+        many: list[Job] = [
+            chat(str(number) if aside else str(number) * LONG) for number in range(5)
+        ]
         made: Any = pool
-        run = turns.run_aside(made, many, "many") if aside else turns.run(made, many, "many", plainly)
+        run = (
+            turns.run_aside(made, many, "many") if aside else turns.run(made, many, "many", plainly)
+        )
         all_of_them = asyncio.ensure_future(run)
         for _ in range(10):
             await asyncio.sleep(0)

@@ -1,4 +1,5 @@
-"""/tokenize, /detokenize and what else tools ask of a server beside answers; and what other servers' paths are told."""
+"""/tokenize, /detokenize and what else tools ask of a server beside answers; and what other
+servers' paths are told."""
 
 from __future__ import annotations
 
@@ -19,13 +20,16 @@ from penstock.server.process.not_served import INSTEAD, not_served
 pytestmark = pytest.mark.torch
 
 TEMPLATE = (
-    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}{% if add_generation_prompt"
+    " %}>{% endif %}"
 )
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running_server(make_tokenizer(tmp_path_factory.mktemp("tok"), template=TEMPLATE)) as running:
+    with running_server(
+        make_tokenizer(tmp_path_factory.mktemp("tok"), template=TEMPLATE)
+    ) as running:
         yield running
 
 
@@ -46,9 +50,14 @@ def test_there_and_back(http: httpx.Client, server: Running, text: str) -> None:
     told = said(http, "/tokenize", prompt=text, return_token_strs=True)
     tokenizer = server.service.client.tokenizer
     assert tokenizer is not None and told["tokens"] == tokenizer.encode(text)
-    assert told["count"] == len(told["tokens"]) == len(told["token_strs"]) and told["max_model_len"] == CONTEXT
+    assert (
+        told["count"] == len(told["tokens"]) == len(told["token_strs"])
+        and told["max_model_len"] == CONTEXT
+    )
     bare = said(http, "/tokenize", prompt=text, add_special_tokens=False)
-    assert bare["token_strs"] is None and said(http, "/detokenize", tokens=bare["tokens"]) == {"prompt": text}
+    assert bare["token_strs"] is None and said(http, "/detokenize", tokens=bare["tokens"]) == {
+        "prompt": text
+    }
 
 
 def test_what_is_too_long_to_be_answered_is_counted_all_the_same(http: httpx.Client) -> None:
@@ -56,7 +65,10 @@ def test_what_is_too_long_to_be_answered_is_counted_all_the_same(http: httpx.Cli
     assert said(http, "/tokenize", prompt="a" * 1_000_000)["count"] == 1_000_000
     for text in ("a" * 1_000_001, "\u0301" * 500_001):  # as many tokens, perhaps, as bytes in UTF-8
         answer = http.post("/tokenize", json={"prompt": text})
-        assert answer.status_code == 400 and "1000000 bytes: tokenise it in parts" in answer.json()["error"]["message"]
+        assert (
+            answer.status_code == 400
+            and "1000000 bytes: tokenise it in parts" in answer.json()["error"]["message"]
+        )
 
 
 def test_what_is_long_is_done_in_a_sandbox_and_has_a_place_in_the_queue(
@@ -76,7 +88,10 @@ def test_what_is_long_is_done_in_a_sandbox_and_has_a_place_in_the_queue(
     assert [type(job) for job in seen] == [TellJob, TokensJob]
     assert said(http, "/detokenize", tokens=ids[:FEW_IDS])["prompt"] in text and len(seen) == 2
     assert len(said(http, "/detokenize", model="fake", tokens=[5] * MOST_IDS)["prompt"]) == MOST_IDS
-    for more, why in ((1, "tokens has more than 1000000 ids: send them in parts"), (4, "send it in parts")):
+    for more, why in (
+        (1, "tokens has more than 1000000 ids: send them in parts"),
+        (4, "send it in parts"),
+    ):
         answer = http.post("/detokenize", json={"tokens": [5] * (MOST_IDS + more)})
         assert answer.status_code == 400 and why in answer.json()["error"]["message"]
     with held(server.service.request_limits):
@@ -94,7 +109,10 @@ def held(limits: RequestLimits) -> Iterator[None]:
 
 
 def test_nothing_has_no_text(http: httpx.Client) -> None:
-    assert said(http, "/detokenize", tokens=[]) == {"prompt": ""} and said(http, "/tokenize", prompt="")["tokens"] == []
+    assert (
+        said(http, "/detokenize", tokens=[]) == {"prompt": ""}
+        and said(http, "/tokenize", prompt="")["tokens"] == []
+    )
 
 
 def test_a_chat_is_what_the_template_makes_of_it(http: httpx.Client) -> None:
@@ -123,8 +141,16 @@ def test_probes(http: httpx.Client) -> None:
     [
         ("/tokenize", {}, "prompt must be one text, or give messages"),
         ("/tokenize", {"prompt": ["a", "b"]}, "prompt must be one text, or give messages"),
-        ("/tokenize", {"prompt": "a", "messages": [{"role": "user", "content": "x"}]}, "exclude each other"),
-        ("/tokenize", {"prompt": "a", "return_token_strs": "yes"}, "return_token_strs must be true or false"),
+        (
+            "/tokenize",
+            {"prompt": "a", "messages": [{"role": "user", "content": "x"}]},
+            "exclude each other",
+        ),
+        (
+            "/tokenize",
+            {"prompt": "a", "return_token_strs": "yes"},
+            "return_token_strs must be true or false",
+        ),
         ("/tokenize", {"prompt": "a", "model": "other"}, "the model asked for is not served here"),
         ("/tokenize", {"prompt": "a", "bogus": 1}, "bogus"),
         ("/tokenize", {"messages": []}, "messages must be a list of at least one message"),

@@ -1,5 +1,5 @@
-"""Libraries that agents are made with, unchanged: typed answers in every mode that they have, tools called and
-answered, streams; over chats and over responses. `make reliability` brings them."""
+"""Libraries that agents are made with, unchanged: typed answers in every mode that they have, tools
+called and answered, streams; over chats and over responses. `make reliability` brings them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def chat(server: Running, **more: Any) -> Any:
     needs("langchain_openai")
     from langchain_openai import ChatOpenAI
 
-    return ChatOpenAI(model="fake", base_url=server.url + "/v1", api_key="none", max_retries=0, **more)
+    return ChatOpenAI(
+        model="fake", base_url=server.url + "/v1", api_key="none", max_retries=0, **more
+    )
 
 
 @pytest.mark.parametrize("responses", [False, True], ids=["chats", "responses"])
@@ -86,7 +88,9 @@ def test_langchain_calls_a_tool_and_goes_on(server: Running, responses: bool) ->
     streamed: Any = None
     for chunk in bound.stream("1 + 2?"):
         streamed = chunk if streamed is None else streamed + chunk
-    assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [("add", {"a": 1, "b": 2})]
+    assert [(each["name"], each["args"]) for each in streamed.tool_calls] == [
+        ("add", {"a": 1, "b": 2})
+    ]
     assert streamed.text == first.text == "Let me see."
     server.engine.says = "Three."
     assert bound.invoke([HumanMessage("1 + 2?"), first, add.invoke(made)]).text == "Three."
@@ -101,7 +105,9 @@ def model(server: Running, request: pytest.FixtureRequest) -> Any:
     from pydantic_ai.models import openai
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    return getattr(openai, request.param)("fake", provider=OpenAIProvider(base_url=server.url + "/v1", api_key="none"))
+    return getattr(openai, request.param)(
+        "fake", provider=OpenAIProvider(base_url=server.url + "/v1", api_key="none")
+    )
 
 
 @pytest.mark.parametrize("kind", ["ToolOutput", "NativeOutput", "PromptedOutput"])

@@ -1,5 +1,5 @@
-"""The corpus against the real app, connection limits and all, over a fake engine: each status exactly, no 5xx, no hang,
-nothing said again."""
+"""The corpus against the real app, connection limits and all, over a fake engine: each status
+exactly, no 5xx, no hang, nothing said again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def test_the_corpus_is_large_and_its_cases_are_apart() -> None:
     assert len({case.data for case in CORPUS}) == len(CORPUS)
 
 
-@pytest.mark.parametrize("case", CORPUS, ids=lambda case: case.name.encode("ascii", "backslashreplace").decode()[:80])
+@pytest.mark.parametrize(
+    "case", CORPUS, ids=lambda case: case.name.encode("ascii", "backslashreplace").decode()[:80]
+)
 def test_case(server: Batching, case: Case) -> None:
     before = len(server.engine.submitted)
     status, body = exchange(server.url, case.data)
@@ -41,7 +43,9 @@ def test_case(server: Batching, case: Case) -> None:
     if status == 200:
         return
     assert len(server.engine.submitted) == before, "it reaches nobody"
-    assert CANARY.encode() not in body or CANARY in str(case.param), body[:600]  # a field is named by its name
+    assert CANARY.encode() not in body or CANARY in str(case.param), body[
+        :600
+    ]  # a field is named by its name
     assert str(NUMBER).encode() not in body, body[:600]
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -53,18 +57,29 @@ def test_case(server: Batching, case: Case) -> None:
 
 
 def test_as_lines_of_bulk_they_are_told_as_by_themselves(server: Batching) -> None:
-    cases = [case for case in CORPUS if case.status in (400, 404) and (line := _line_of(case)) and b"prompt" in line]
+    cases = [
+        case
+        for case in CORPUS
+        if case.status in (400, 404) and (line := _line_of(case)) and b"prompt" in line
+    ]
     body = b"".join(_line_of(case) + b"\n" for case in cases)
     before = len(server.engine.submitted)
     answer = server.http.post("/v1/bulk", content=body)
     told = {line["line"]: line for line in map(json.loads, answer.text.splitlines())}
-    assert answer.status_code == 200 and len(cases) > 150 and told.keys() == set(range(1, len(cases) + 1))
+    assert (
+        answer.status_code == 200
+        and len(cases) > 150
+        and told.keys() == set(range(1, len(cases) + 1))
+    )
     assert len(server.engine.submitted) == before, "it reaches nobody"
     for number, case in enumerate(cases, start=1):
         error = told[number]["error"]
         assert CANARY not in error["message"] or CANARY in str(case.param)
         if case.param is not ... and "prompt" not in str(case.param):
-            assert error["param"] in (case.param, "prompt"), (case.name, error)  # a line takes one prompt
+            assert error["param"] in (case.param, "prompt"), (
+                case.name,
+                error,
+            )  # a line takes one prompt
 
 
 def _line_of(case: Case) -> bytes:
@@ -72,7 +87,11 @@ def _line_of(case: Case) -> bytes:
     head, _, body = case.data.partition(b"\r\n\r\n")
     plain = head.startswith(b"POST /v1/completions ") and b"encoding" not in head.lower()
     plain = plain and case.code != "invalid_http"
-    return body if plain and b"\n" not in body and len(body) < 100_000 and b'"stream"' not in body else b""
+    return (
+        body
+        if plain and b"\n" not in body and len(body) < 100_000 and b'"stream"' not in body
+        else b""
+    )
 
 
 def test_afterwards_nothing_is_left_and_it_serves(server: Batching) -> None:

@@ -1,5 +1,5 @@
-"""cache_control, which clients of Anthropic's models send to every server: taken in messages, parts and tools, told of
-in /openapi.json, and without a trace in the prompt."""
+"""cache_control, which clients of Anthropic's models send to every server: taken in messages, parts
+and tools, told of in /openapi.json, and without a trace in the prompt."""
 
 from __future__ import annotations
 
@@ -34,14 +34,18 @@ def chat(mark: dict[str, Any]) -> dict[str, Any]:
 
 def test_a_marked_chat_is_the_plain_one() -> None:
     assert read_chat(json.dumps(chat(MARK)).encode()) == read_chat(json.dumps(chat({})).encode())
-    assert read_chat(json.dumps(chat({"cache_control": None})).encode()) == read_chat(json.dumps(chat({})).encode())
+    assert read_chat(json.dumps(chat({"cache_control": None})).encode()) == read_chat(
+        json.dumps(chat({})).encode()
+    )
 
 
 def test_a_marked_response_is_the_plain_one() -> None:
     def body(mark: dict[str, Any]) -> bytes:
         part = {"type": "input_text", "text": "Who?", **mark}
         tool = {"type": "function", **FUNCTION, **mark}
-        return json.dumps({"input": [{"role": "user", "content": [part]}], "tools": [tool]}).encode()
+        return json.dumps(
+            {"input": [{"role": "user", "content": [part]}], "tools": [tool]}
+        ).encode()
 
     assert read_responses(body(MARK)).messages == read_responses(body({})).messages
     assert read_responses(body(MARK)).tools == read_responses(body({})).tools
@@ -79,7 +83,9 @@ def test_it_is_told_of(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Non
             body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 2}
             told = httpx.post(f"{server.url}/v1/chat/completions", json=body)
             assert told.status_code == 200, told.text
-            lines.append(capfd.readouterr().err.count("cache_control is taken, and changes nothing"))
+            lines.append(
+                capfd.readouterr().err.count("cache_control is taken, and changes nothing")
+            )
         assert lines == [0, 1, 0]
         forms = httpx.get(f"{server.url}/openapi.json").json()["components"]["schemas"]
     (note,) = {argument.note for argument in CACHE_MARK.values()}

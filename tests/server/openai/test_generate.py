@@ -1,5 +1,5 @@
-"""/inference/v1/generate, vLLM's route of token ids: what goes down and comes back, in one body and in events, and what
-is refused."""
+"""/inference/v1/generate, vLLM's route of token ids: what goes down and comes back, in one body and
+in events, and what is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ from penstock.server.openai.generate_answer import columns_of
 pytestmark = pytest.mark.torch
 
 PATH = "/inference/v1/generate"
-ASK: dict[str, Any] = {"token_ids": [5, 6, 7], "sampling_params": {"max_tokens": 4, "n": 2, "logprobs": 1}}
+ASK: dict[str, Any] = {
+    "token_ids": [5, 6, 7],
+    "sampling_params": {"max_tokens": 4, "n": 2, "logprobs": 1},
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +43,54 @@ def test_ids_in_and_ids_out(server: Running) -> None:
     asked = server.engine.submitted[-1]
     assert list(asked.ids) == [5, 6, 7] and not asked.sampling.detokenize and asked.sampling.n == 2
     for index, choice in enumerate(body["choices"]):
-        assert choice["index"] == index and choice["finish_reason"] == "length" and len(choice["token_ids"]) == 4
+        assert (
+            choice["index"] == index
+            and choice["finish_reason"] == "length"
+            and len(choice["token_ids"]) == 4
+        )
         assert not {"text", "message", "prompt_token_ids"} & choice.keys()
         entries = choice["logprobs"]["content"]
-        assert [entry["token"] for entry in entries] == [f"token_id:{token}" for token in choice["token_ids"]]
-        assert all(entry["logprob"] == -0.25 and len(entry["top_logprobs"]) == 1 for entry in entries)
+        assert [entry["token"] for entry in entries] == [
+            f"token_id:{token}" for token in choice["token_ids"]
+        ]
+        assert all(
+            entry["logprob"] == -0.25 and len(entry["top_logprobs"]) == 1 for entry in entries
+        )
 
 
 def test_columns(server: Running) -> None:
-    body = generate(server, logprobs_format="columns", sampling_params={"max_tokens": 3, "logprobs": 0}).json()
+    body = generate(
+        server, logprobs_format="columns", sampling_params={"max_tokens": 3, "logprobs": 0}
+    ).json()
     (choice,) = body["choices"]
     assert choice["logprobs"] == {
-        "logprobs": [-0.25] * 3, "ranks": [1] * 3, "top_token_ids": [[]] * 3, "top_logprobs": [[]] * 3,
-    }  # fmt: skip
+        "logprobs": [-0.25] * 3,
+        "ranks": [1] * 3,
+        "top_token_ids": [[]] * 3,
+        "top_logprobs": [[]] * 3,
+    }
     assert body["request_id"].startswith("gen-")
     ids, top = np.array([[4, 9], [9, -1]]), np.array([[-0.5, -1.0], [-0.1, -np.inf]])
     columns = (np.array([9, 9]), np.array([-1.0, np.nan]), np.array([2, 1]), ids, top)
     told = columns_of([9, 9], LazyLogprobs(columns, None), 2)
     assert told["logprobs"] == [-1.0, -9999.0] and told["ranks"] == [2, 1]
-    assert told["top_token_ids"] == [[4, 9], [9, -1]] and told["top_logprobs"] == [[-0.5, -1.0], [-0.1, -9999.0]]
-    dicts = columns_of([9], [next(iter(LazyLogprobs(tuple(each[:1] for each in columns), None)))], 2)
+    assert told["top_token_ids"] == [[4, 9], [9, -1]] and told["top_logprobs"] == [
+        [-0.5, -1.0],
+        [-0.1, -9999.0],
+    ]
+    dicts = columns_of(
+        [9], [next(iter(LazyLogprobs(tuple(each[:1] for each in columns), None)))], 2
+    )
     assert dicts == {name: column[:1] for name, column in told.items()}
 
 
 def test_events_are_of_ids_and_end_as_vllms(server: Running) -> None:
     found: list[int] = []
-    asked = ASK | {"stream": True, "stream_options": {"include_usage": True}, "sampling_params": {"max_tokens": 5}}
+    asked = ASK | {
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "sampling_params": {"max_tokens": 5},
+    }
     with httpx.stream("POST", server.url + PATH, json=asked) as answer:
         lines = [line.removeprefix("data: ") for line in answer.iter_lines() if line]
     assert lines[-1] == "[DONE]" and json.loads(lines[-2])["usage"]["completion_tokens"] == 5
@@ -79,7 +104,9 @@ def test_events_are_of_ids_and_end_as_vllms(server: Running) -> None:
 
 
 def test_text_is_made_where_a_stop_string_needs_it(server: Running) -> None:
-    generate(server, sampling_params={"max_tokens": 4, "stop": ["d"], "detokenize": False, "seed": None})
+    generate(
+        server, sampling_params={"max_tokens": 4, "stop": ["d"], "detokenize": False, "seed": None}
+    )
     assert server.engine.submitted[-1].sampling.detokenize
 
 
@@ -114,5 +141,9 @@ def test_bad_input(server: Running, body: dict[str, Any], param: str) -> None:
     before = len(server.engine.submitted)
     answer = generate(server, **body)
     error = answer.json()["error"]
-    assert answer.status_code in (400, 404) and error["param"] == param and "\n" not in error["message"], error
+    assert (
+        answer.status_code in (400, 404)
+        and error["param"] == param
+        and "\n" not in error["message"]
+    ), error
     assert len(server.engine.submitted) == before

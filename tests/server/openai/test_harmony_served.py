@@ -1,4 +1,5 @@
-"""Answers in gpt-oss's channels over HTTP, by the official client, whole and streamed; what is not held is refused."""
+"""Answers in gpt-oss's channels over HTTP, by the official client, whole and streamed; what is not
+held is refused."""
 
 from __future__ import annotations
 
@@ -13,11 +14,13 @@ from penstock.text.answers.reader import AnswerParsers
 
 pytestmark = pytest.mark.torch
 
-PARSERS = AnswerParsers(enable_auto_tool_choice=True, tool_call_parser="openai", reasoning_parser="openai_gptoss")
+PARSERS = AnswerParsers(
+    enable_auto_tool_choice=True, tool_call_parser="openai", reasoning_parser="openai_gptoss"
+)
 PING: Any = {"type": "function", "function": {"name": "ping"}}
 SAYS = (
-    "<|channel|>analysis<|message|>I ask.<|end|><|start|>assistant<|channel|>commentary to=functions.ping "
-    '<|constrain|>json<|message|>{"far": true}<|call|>'
+    "<|channel|>analysis<|message|>I ask.<|end|><|start|>assistant<|channel|>commentary"
+    ' to=functions.ping <|constrain|>json<|message|>{"far": true}<|call|>'
 )
 USER: Any = [{"role": "user", "content": "x"}]
 
@@ -41,12 +44,17 @@ def test_a_whole_answer(client: openai.OpenAI) -> None:
     assert choice.finish_reason == "tool_calls" and not choice.message.content
     assert choice.message.reasoning == "I ask."  # type: ignore[attr-defined]
     (call,) = choice.message.tool_calls or []
-    assert call.type == "function" and (call.function.name, call.function.arguments) == ("ping", '{"far": true}')
+    assert call.type == "function" and (call.function.name, call.function.arguments) == (
+        "ping",
+        '{"far": true}',
+    )
 
 
 def test_a_stream(client: openai.OpenAI) -> None:
     thought, name, arguments = "", "", ""
-    for event in client.chat.completions.create(model="fake", messages=USER, tools=[PING], stream=True):
+    for event in client.chat.completions.create(
+        model="fake", messages=USER, tools=[PING], stream=True
+    ):
         delta = event.choices[0].delta
         thought += getattr(delta, "reasoning", "") or ""
         for call in delta.tool_calls or []:

@@ -1,4 +1,5 @@
-"""What a body holds, counted before it is parsed: exactly for valid JSON, at least what a parser makes of any other."""
+"""What a body holds, counted before it is parsed: exactly for valid JSON, at least what a parser
+makes of any other."""
 
 from __future__ import annotations
 
@@ -51,7 +52,9 @@ def count(value: Any) -> tuple[int, int, int]:
 @given(value=JSON, tight=st.booleans(), ascii_only=st.booleans(), part=st.integers(1, 40))
 def test_the_count_is_exact(value: Any, tight: bool, ascii_only: bool, part: int) -> None:
     separators = (",", ":") if tight else None
-    body = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode("utf-8", "surrogatepass")
+    body = json.dumps(value, ensure_ascii=ascii_only, separators=separators).encode(
+        "utf-8", "surrogatepass"
+    )
     commas, texts, lists = count(value)
     assert allows(body, part, max_values=commas + 1, max_texts=texts, max_lists=lists)
     if commas:
@@ -63,8 +66,12 @@ def test_the_count_is_exact(value: Any, tight: bool, ascii_only: bool, part: int
 
 
 @settings(max_examples=examples(100))
-@given(value=JSON, tail=st.text('",[]{}\\:a1 ').map(str.encode) | st.binary(), cut=st.integers(0, 20))
-def test_a_parser_makes_no_more_before_it_finds_the_fault(value: Any, tail: bytes, cut: int) -> None:
+@given(
+    value=JSON, tail=st.text('",[]{}\\:a1 ').map(str.encode) | st.binary(), cut=st.integers(0, 20)
+)
+def test_a_parser_makes_no_more_before_it_finds_the_fault(
+    value: Any, tail: bytes, cut: int
+) -> None:
     """Whatever follows, what came whole is counted in full."""
     whole = json.dumps([value, 1]).encode()
     body = whole[: len(whole) - cut] + tail
@@ -90,9 +97,13 @@ def test_what_models_users_send_is_taken() -> None:
     several = json.dumps({"prompt": [[99_999] * 400] * 2_048}).encode()
     assert len(read_completion(several).prompt) == 2_048
     parts = [{"type": "text", "text": "a"}] * 5_000
-    chat = json.dumps({"messages": [{"role": "user", "content": parts}, {"role": "user", "content": "b"}] * 2}).encode()
+    chat = json.dumps(
+        {"messages": [{"role": "user", "content": parts}, {"role": "user", "content": "b"}] * 2}
+    ).encode()
     assert len(read_chat(chat).messages) == 4
-    bias = json.dumps({"prompt": "x", "logit_bias": {str(token): 1 for token in range(262_144)}}).encode()
+    bias = json.dumps(
+        {"prompt": "x", "logit_bias": {str(token): 1 for token in range(262_144)}}
+    ).encode()
     assert len(read_completion(bias).logit_bias or ()) == 262_144
 
 
@@ -114,7 +125,9 @@ def test_prompts_messages_and_parts_have_bounds() -> None:
     few = HttpLimits(max_prompts=3, max_messages=3, max_parts=3)
 
     def chat(*contents: Any) -> bytes:
-        return json.dumps({"messages": [{"role": "user", "content": each} for each in contents]}).encode()
+        return json.dumps(
+            {"messages": [{"role": "user", "content": each} for each in contents]}
+        ).encode()
 
     part = {"type": "text", "text": "a"}
     for prompt in (["a"] * 3, [[1]] * 3, [1] * 9, "aaaa"):
@@ -124,7 +137,10 @@ def test_prompts_messages_and_parts_have_bounds() -> None:
         with pytest.raises(HttpError, match="more than 3 prompts") as refused:
             read_completion(json.dumps({"prompt": prompt}).encode(), few)
         assert refused.value.param == "prompt"
-    for body, what in ((chat(*"abcd"), "3 messages"), (chat([part, part], "a", [part, part]), "3 parts")):
+    for body, what in (
+        (chat(*"abcd"), "3 messages"),
+        (chat([part, part], "a", [part, part]), "3 parts"),
+    ):
         with pytest.raises(HttpError, match=f"more than {what}") as refused:
             read_chat(body, few)
         assert refused.value.param == "messages"

@@ -17,7 +17,12 @@ from server_fake import make_tokenizer, running_server
 
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.openai.logprobs_json import Spelling, chat_logprobs, completion_logprobs, completion_object
+from penstock.server.openai.logprobs_json import (
+    Spelling,
+    chat_logprobs,
+    completion_logprobs,
+    completion_object,
+)
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch
@@ -34,8 +39,15 @@ def name(tokenizer: Tokenizer | None, token: int) -> str:
     return f"token_id:{token}" if tokenizer is None else tokenizer.token_text(token)
 
 
-def slow_completion(ids: list[int], positions: list[Any], tokenizer: Tokenizer | None, offset: int) -> dict[str, Any]:
-    out: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+def slow_completion(
+    ids: list[int], positions: list[Any], tokenizer: Tokenizer | None, offset: int
+) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "tokens": [],
+        "token_logprobs": [],
+        "top_logprobs": [],
+        "text_offset": [],
+    }
     for token, position in zip(ids, positions, strict=True):
         word = name(tokenizer, token)
         out["tokens"].append(word)
@@ -53,7 +65,9 @@ def slow_completion(ids: list[int], positions: list[Any], tokenizer: Tokenizer |
     return out
 
 
-def slow_chat(ids: list[int], positions: list[Any], tokenizer: Tokenizer | None, top: int) -> dict[str, Any]:
+def slow_chat(
+    ids: list[int], positions: list[Any], tokenizer: Tokenizer | None, top: int
+) -> dict[str, Any]:
     def entry(token: int, value: float) -> dict[str, Any]:
         data = name(None, token).encode() if tokenizer is None else tokenizer.token_bytes[token]
         return {"token": name(tokenizer, token), "logprob": floor(value), "bytes": list(data)}
@@ -66,9 +80,11 @@ def slow_chat(ids: list[int], positions: list[Any], tokenizer: Tokenizer | None,
     return {"content": content, "refusal": None}
 
 
-def columns(count: int, k: int, seed: int, tokenizer: Tokenizer | None) -> tuple[list[int], LazyLogprobs]:
-    """Random tokens: a third of the chosen ones are among their likely ones, some of those are missing at the end,
-    numbers are equal at times, and odd ones are among them."""
+def columns(
+    count: int, k: int, seed: int, tokenizer: Tokenizer | None
+) -> tuple[list[int], LazyLogprobs]:
+    """Random tokens: a third of the chosen ones are among their likely ones, some of those are
+    missing at the end, numbers are equal at times, and odd ones are among them."""
     draw = np.random.default_rng(seed)
     tokens = draw.integers(0, 256, count, np.int32)
     likely = np.array([draw.permutation(256)[:k] for _ in range(count)], np.int32).reshape(count, k)
@@ -93,7 +109,9 @@ def columns(count: int, k: int, seed: int, tokenizer: Tokenizer | None) -> tuple
 @pytest.mark.parametrize("texts", [True, False])
 @pytest.mark.parametrize("k", [0, 1, 2, 5, 20])
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7, 100])
-def test_columns_are_written_as_the_plain_construction(count: int, k: int, texts: bool, tokenizer: Tokenizer) -> None:
+def test_columns_are_written_as_the_plain_construction(
+    count: int, k: int, texts: bool, tokenizer: Tokenizer
+) -> None:
     spell = Spelling(tokenizer, 256, as_ids=not texts)
     named = tokenizer if texts else None
     for seed in range(8):
@@ -131,7 +149,11 @@ def test_a_large_body_goes_out_in_pieces(tmp_path: Path) -> None:
     with running_server(make_tokenizer(tmp_path), limits=HttpLimits(piece_bytes=10_000)) as server:
         asked = {"prompt": "x", "max_tokens": 200, "n": 26, "logprobs": 2}
         answer = httpx.post(server.url + "/v1/completions", json=asked)
-        assert len(answer.content) > 200_000 and int(answer.headers["content-length"]) == len(answer.content)
+        assert len(answer.content) > 200_000 and int(answer.headers["content-length"]) == len(
+            answer.content
+        )
         texts = [choice["text"] for choice in answer.json()["choices"]]
         assert len(set(texts)) == 26 and all(len(text) == 200 for text in texts)
-        assert answer.headers["content-type"] == "application/json" and answer.headers["x-request-id"]
+        assert (
+            answer.headers["content-type"] == "application/json" and answer.headers["x-request-id"]
+        )

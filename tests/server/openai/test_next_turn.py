@@ -1,5 +1,6 @@
-"""What the server answers is taken back in the next turn, by chats and by responses, whatever the model's template
-reads: each answer that a model can give is sent as it came, and is in the prompt."""
+"""What the server answers is taken back in the next turn, by chats and by responses, whatever the
+model's template reads: each answer that a model can give is sent as it came, and is in the prompt.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +46,9 @@ SAYS: list[tuple[str, int | None]] = [
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Running]:
     tokenizer = make_tokenizer(tmp_path_factory.mktemp("tok"), template=KINDS[request.param])
     with running_server(tokenizer, parsers=PARSERS, max_model_len=4096) as running:
         yield running
@@ -53,7 +56,9 @@ def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 def post(server: Running, path: str, says: str, **body: Any) -> Any:
     server.engine.says = says
-    answer = httpx.post(f"{server.url}/v1/{path}", json={"tools": body.pop("tools"), **body}, timeout=600)
+    answer = httpx.post(
+        f"{server.url}/v1/{path}", json={"tools": body.pop("tools"), **body}, timeout=600
+    )
     assert answer.status_code == 200, (answer.text, body)
     return answer.json()
 
@@ -64,7 +69,9 @@ def prompt_of(server: Running) -> str:
 
 def words_of(calls: list[Any]) -> list[str]:
     return [
-        word for call in calls for word in (call["name"], *re.findall(r"\w+", call["arguments"].replace("\\n", "\n")))
+        word
+        for call in calls
+        for word in (call["name"], *re.findall(r"\w+", call["arguments"].replace("\\n", "\n")))
     ]
 
 
@@ -85,7 +92,10 @@ def test_a_chats_answer_goes_back(server: Running, says: str, cut: int | None) -
     first = post(server, says=says, messages=[ASK], max_tokens=cut or 1000, **asked)
     message = first["choices"][0]["message"]
     calls = message.get("tool_calls", [])
-    results = [{"role": "tool", "tool_call_id": each["id"], "content": f"result{at}"} for at, each in enumerate(calls)]
+    results = [
+        {"role": "tool", "tool_call_id": each["id"], "content": f"result{at}"}
+        for at, each in enumerate(calls)
+    ]
     words = [
         *(message["content"] or "").split("\n"),
         *words_of([each["function"] for each in calls]),
@@ -105,12 +115,20 @@ def test_a_responses_items_go_back(server: Running, says: str, cut: int | None) 
     asked = {"path": "responses", "tools": tools}
     items = post(server, says=says, input=[ASK], max_output_tokens=cut or 1000, **asked)["output"]
     calls = [item for item in items if item["type"] == "function_call"]
-    texts = {item["type"]: item["content"][0]["text"] for item in items if item["type"] in ("message", "reasoning")}
+    texts = {
+        item["type"]: item["content"][0]["text"]
+        for item in items
+        if item["type"] in ("message", "reasoning")
+    }
     results = [
         {"type": "function_call_output", "call_id": each["call_id"], "output": f"result{at}"}
         for at, each in enumerate(calls)
     ]
-    words = [*texts.get("message", "").split("\n"), *words_of(calls), *(result["output"] for result in results)]
+    words = [
+        *texts.get("message", "").split("\n"),
+        *words_of(calls),
+        *(result["output"] for result in results),
+    ]
     if calls:
         post(server, says="ok", input=[ASK, *items, *results], **asked)
         check(server, words, texts.get("reasoning", ""))

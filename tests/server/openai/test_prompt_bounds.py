@@ -1,5 +1,5 @@
-"""What one request may hold and make: prompts refused before they are looked at, long work off the loop, whole answers
-within a bound, and no value in a refusal."""
+"""What one request may hold and make: prompts refused before they are looked at, long work off the
+loop, whole answers within a bound, and no value in a refusal."""
 
 from __future__ import annotations
 
@@ -72,19 +72,32 @@ def test_what_is_refused_by_its_number_or_length_is_not_looked_at(
     assert not looked and not tokenised and not server.engine.submitted
 
 
-def test_what_no_prompt_makes_right_is_refused_before_one_is_tokenised(server: Running, tokenised: list[int]) -> None:
+def test_what_no_prompt_makes_right_is_refused_before_one_is_tokenised(
+    server: Running, tokenised: list[int]
+) -> None:
     long = "x" * 5_000
     asked: list[tuple[str, dict[str, Any]]] = [
-        (COMPLETIONS, {"prompt": long}), (CHAT, {"messages": [{"role": "user", "content": long}]}),
-    ]  # fmt: skip
+        (COMPLETIONS, {"prompt": long}),
+        (CHAT, {"messages": [{"role": "user", "content": long}]}),
+    ]
     for path, body in asked:
-        for fields in ({"timeout": -1}, {"timeout": 0}, {"timeout": 1e12}, {"prompt_logprobs": 1, "stream": True}):
+        for fields in (
+            {"timeout": -1},
+            {"timeout": 0},
+            {"timeout": 1e12},
+            {"prompt_logprobs": 1, "stream": True},
+        ):
             answer = httpx.post(server.url + path, json={**body, **fields})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, next(iter(fields))), (path, fields)
+            assert (answer.status_code, answer.json()["error"]["param"]) == (
+                400,
+                next(iter(fields)),
+            ), (path, fields)
     assert not tokenised and server.service.request_limits.reqs.total == 0
 
 
-def test_chats_long_texts_and_many_are_tokenised_off_the_loop(server: Running, tokenised: list[int]) -> None:
+def test_chats_long_texts_and_many_are_tokenised_off_the_loop(
+    server: Running, tokenised: list[int]
+) -> None:
     async def here() -> int:
         return threading.get_ident()
 
@@ -115,7 +128,12 @@ def test_what_is_cut_off_is_not_looked_at(server: Running) -> None:
 def test_a_text_counts_in_the_queue_however_short() -> None:
     chat = json.dumps({"messages": [{"role": "user", "content": ""}] * 100}).encode()
     assert size_of(read_chat(chat)) == (1, 100)
-    for prompt, size in ((["", ""], (2, 3)), ([[1, 2], [3]], (2, 4)), ([1, 2, 3], (1, 4)), ("abcde", (1, 2))):
+    for prompt, size in (
+        (["", ""], (2, 3)),
+        ([[1, 2], [3]], (2, 4)),
+        ([1, 2, 3], (1, 4)),
+        ("abcde", (1, 2)),
+    ):
         body = {"prompt": prompt}
         assert size_of(read_completion(json.dumps(body).encode())) == size
         body["logit_bias"] = {str(token): 1 for token in range(7)}
@@ -130,7 +148,10 @@ def test_a_text_counts_in_the_queue_however_short() -> None:
 def test_an_answer_beyond_the_bound_is_refused_and_may_be_streamed(server: Running) -> None:
     answer = httpx.post(server.url + COMPLETIONS, json=LARGE)
     error = answer.json()["error"]
-    assert (answer.status_code, error["code"]) == (400, "answer_too_large") and "stream it" in error["message"]
+    assert (answer.status_code, error["code"]) == (
+        400,
+        "answer_too_large",
+    ) and "stream it" in error["message"]
     server.wait_for(lambda: not server.engine.open)
     assert server.service.responses.bytes == 0 and server.service.request_limits.reqs.total == 0
     streamed = httpx.post(server.url + COMPLETIONS, json={**LARGE, "stream": True})
@@ -144,9 +165,14 @@ def test_a_batchs_lines_are_its_keys(tokenizer: Tokenizer, tmp_path: Path) -> No
     with batching(tokenizer, tmp_path / "state", access=access) as server:
         for key in ("two", "one"):
             server.openai = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
-            assert server.until_over(server.submit(jsonl([line("a"), line("b")]))).status == "completed"
+            assert (
+                server.until_over(server.submit(jsonl([line("a"), line("b")]))).status
+                == "completed"
+            )
         assert [made.tenant for made in server.engine.submitted] == [2, 2, 1, 1]
-        assert [server.running.service.tenant_of(owner) for owner in (access.keys[1].name, "", "gone")] == [2, 0, 0]
+        assert [
+            server.running.service.tenant_of(owner) for owner in (access.keys[1].name, "", "gone")
+        ] == [2, 0, 0]
 
 
 def test_the_largest_is_given_up() -> None:
@@ -170,7 +196,8 @@ def test_the_largest_is_given_up() -> None:
 
 
 async def sent_by(whole: BufferedResponse, wholes: ResponseBudget, other: int) -> list[Any]:
-    """What a reader got that has taken one piece of a body when another body of `other` bytes is made."""
+    """What a reader got that has taken one piece of a body when another body of `other` bytes is
+    made."""
     sent: list[Any] = []
     reading = asyncio.Event()
 
@@ -198,11 +225,18 @@ async def sent_by(whole: BufferedResponse, wholes: ResponseBudget, other: int) -
 def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
     wholes = ResponseBudget(1_000_000)
     pieces = [bytes([at]) * 100_000 for at in range(10)]
-    start, *bodies = asyncio.run(sent_by(BufferedResponse(wholes, list(pieces), "id"), wholes, other))
+    start, *bodies = asyncio.run(
+        sent_by(BufferedResponse(wholes, list(pieces), "id"), wholes, other)
+    )
     assert (b"content-length", b"1000000") in start["headers"]
     got = b"".join(body["body"] for body in bodies)
     if other == 200_000:  # 300,000 are handed on: both have room
-        assert got == b"".join(pieces) and [body["more_body"] for body in bodies] == [True, True, True, False]
+        assert got == b"".join(pieces) and [body["more_body"] for body in bodies] == [
+            True,
+            True,
+            True,
+            False,
+        ]
     else:  # it is given up: what is missing is seen, since its length was said
         assert got == b"".join(pieces[:3]) and all(body["more_body"] for body in bodies)
 
@@ -212,14 +246,16 @@ def test_a_body_counts_until_its_reader_has_it(other: int) -> None:
 
 def test_a_templates_words_are_told_and_a_messages_are_not(tmp_path: Path) -> None:
     template = (
-        "{% if messages[0].content == 'a' %}{{ raise_exception('roles must alternate') }}{% endif %}"
-        "{% if messages[0].content == 'b' %}{{ messages[0].missing.more }}{% endif %}"
-        "{{ raise_exception('I do not like ' ~ messages[0].content) }}"
+        "{% if messages[0].content == 'a' %}{{ raise_exception('roles must alternate') }}{% endif"
+        " %}{% if messages[0].content == 'b' %}{{ messages[0].missing.more }}{% endif %}{{"
+        " raise_exception('I do not like ' ~ messages[0].content) }}"
     )
     with running_server(make_tokenizer(tmp_path, template=template)) as server:
 
         def said(content: str) -> str:
-            answer = httpx.post(server.url + CHAT, json={"messages": [{"role": "user", "content": content}]})
+            answer = httpx.post(
+                server.url + CHAT, json={"messages": [{"role": "user", "content": content}]}
+            )
             assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages"
             return str(answer.json()["error"]["message"])
 

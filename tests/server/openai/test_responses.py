@@ -1,5 +1,5 @@
-"""/v1/responses by the official client: what a body becomes, its answer, and its events in OpenAI's order, where the
-model says a given text."""
+"""/v1/responses by the official client: what a body becomes, its answer, and its events in OpenAI's
+order, where the model says a given text."""
 
 from __future__ import annotations
 
@@ -20,7 +20,13 @@ from penstock.text.answers.pieces import AnswerPiece
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")
 
-WEATHER = {"type": "function", "name": "get_weather", "description": "Tells it.", "parameters": CITY, "strict": False}
+WEATHER = {
+    "type": "function",
+    "name": "get_weather",
+    "description": "Tells it.",
+    "parameters": CITY,
+    "strict": False,
+}
 PING = {"type": "function", "name": "ping", "parameters": None, "strict": None}
 
 
@@ -47,7 +53,9 @@ def test_a_text_becomes_an_answer(client: openai.OpenAI, server: Running) -> Non
         model="fake", input="Hi", instructions="Be brief.", max_output_tokens=20, temperature=0.5
     )
     assert (made.output_text, made.status, made.object) == ("Hello.", "completed", "response")
-    assert made.id.startswith("resp_") and made.instructions == "Be brief." and made.temperature == 0.5
+    assert (
+        made.id.startswith("resp_") and made.instructions == "Be brief." and made.temperature == 0.5
+    )
     assert prompt_of(server) == "<system>Be brief.\n<user>Hi\n<assistant>"
     usage = made.usage
     assert (usage.input_tokens, usage.output_tokens, usage.total_tokens) == (
@@ -55,30 +63,52 @@ def test_a_text_becomes_an_answer(client: openai.OpenAI, server: Running) -> Non
         6,
         len(prompt_of(server)) + 6,
     )
-    assert usage.input_tokens_details.cached_tokens % 16 == 0 and usage.output_tokens_details.reasoning_tokens == 0
+    assert (
+        usage.input_tokens_details.cached_tokens % 16 == 0
+        and usage.output_tokens_details.reasoning_tokens == 0
+    )
     cut = client.responses.create(model="fake", input="Hi", max_output_tokens=3)
-    assert (cut.output_text, cut.status, cut.incomplete_details.reason) == ("Hel", "incomplete", "max_output_tokens")
+    assert (cut.output_text, cut.status, cut.incomplete_details.reason) == (
+        "Hel",
+        "incomplete",
+        "max_output_tokens",
+    )
     assert cut.output[0].status == "incomplete"
 
 
-def test_items_become_messages_and_an_answers_own_go_back(client: openai.OpenAI, server: Running) -> None:
+def test_items_become_messages_and_an_answers_own_go_back(
+    client: openai.OpenAI, server: Running
+) -> None:
     server.engine.says = ANSWER
     said: list[Any] = [
-        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}
+        {
+            "role": "user",
+            "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}],
+        }
     ]
     first = client.responses.create(model="fake", input=said, tools=[WEATHER, PING])
-    assert [item.type for item in first.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert [item.type for item in first.output] == [
+        "reasoning",
+        "message",
+        "function_call",
+        "function_call",
+    ]
     assert first.output[0].content[0].text == "Let me see." and first.output_text == "Of course."
     assert [(item.name, item.arguments) for item in first.output[2:]] == [
         ("get_weather", '{"city": "Genoa"}'),
         ("ping", "{}"),
     ]
-    assert first.usage.output_tokens_details.reasoning_tokens == len("<think>\nLet me see.\n</think>\n\n")
+    assert first.usage.output_tokens_details.reasoning_tokens == len(
+        "<think>\nLet me see.\n</think>\n\n"
+    )
     results = [
-        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"} for item in first.output[2:]
+        {"type": "function_call_output", "call_id": item.call_id, "output": "sunny"}
+        for item in first.output[2:]
     ]
     server.engine.says = "Done."
-    second = client.responses.create(model="fake", input=[*said, *first.output, *results], tools=[WEATHER, PING])
+    second = client.responses.create(
+        model="fake", input=[*said, *first.output, *results], tools=[WEATHER, PING]
+    )
     assert second.output_text == "Done."
     ids = [item.call_id for item in first.output[2:]]
     assert prompt_of(server).partition("\n")[2] == (
@@ -92,25 +122,43 @@ def test_what_the_assistant_thinks_says_and_calls_is_one_turn() -> None:
     def turns(*items: Any) -> list[tuple[Any, ...]]:
         body = json.dumps({"input": [{"role": "user", "content": "x"}, *items]}).encode()
         return [
-            (m.thought, m.text, [call.id for call in m.tool_calls or []]) if m.role == "assistant" else m.role
+            (m.thought, m.text, [call.id for call in m.tool_calls or []])
+            if m.role == "assistant"
+            else m.role
             for m in read_responses(body).messages[1:]
         ]
 
     def think(*texts: str) -> dict[str, Any]:
-        return {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": t} for t in texts]}
+        return {
+            "type": "reasoning",
+            "summary": [],
+            "content": [{"type": "reasoning_text", "text": t} for t in texts],
+        }
 
     def say(text: str) -> dict[str, Any]:
         part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
-        return {"type": "message", "role": "assistant", "id": "msg_1", "status": "completed", "content": [part]}
+        return {
+            "type": "message",
+            "role": "assistant",
+            "id": "msg_1",
+            "status": "completed",
+            "content": [part],
+        }
 
     def call(known: str) -> dict[str, Any]:
         return {"type": "function_call", "call_id": known, "name": "f", "arguments": "{"}
 
     gave = {"type": "function_call_output", "call_id": "c", "output": "y"}
     user = {"role": "user", "content": "z"}
-    assert turns(think("a", "b"), think("c"), say("d"), call("e"), call("f")) == [("a\nb\nc", "d", ["e", "f"])]
+    assert turns(think("a", "b"), think("c"), say("d"), call("e"), call("f")) == [
+        ("a\nb\nc", "d", ["e", "f"])
+    ]
     assert turns(think("a")) == [("a", "", [])] == turns(think("a"), user)[:1]
-    assert turns(think("a"), call("c"), gave, think("b"), call("d")) == [("a", "", ["c"]), "tool", ("b", "", ["d"])]
+    assert turns(think("a"), call("c"), gave, think("b"), call("d")) == [
+        ("a", "", ["c"]),
+        "tool",
+        ("b", "", ["d"]),
+    ]
     assert turns(say("a"), call("c"), say("b")) == [(None, "ab", ["c"])]
     assert turns(call("c"), think("a"), call("d")) == [("a", "", ["c", "d"])]
     assert turns(think("a"), say("b"), think("c"), say("d")) == [("a", "b", []), ("c", "d", [])]
@@ -124,27 +172,48 @@ def test_an_answer_of_nothing_is_a_message(client: openai.OpenAI, server: Runnin
     assert (made.output_text, [item.type for item in made.output]) == ("", ["message"])
     items = OutputItems()
     events = [*items.take(AnswerPiece("content", "")), *items.close("completed")]
-    assert [name for name, _ in events] == [name for name in EVENTS[8:14] if not name.endswith("delta")]
+    assert [name for name, _ in events] == [
+        name for name in EVENTS[8:14] if not name.endswith("delta")
+    ]
 
 
 EVENTS = [
-    "created", "in_progress",
-    "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.done", "content_part.done",
+    "created",
+    "in_progress",
+    "output_item.added",
+    "content_part.added",
+    "reasoning_text.delta",
+    "reasoning_text.done",
+    "content_part.done",
     "output_item.done",
-    "output_item.added", "content_part.added", "output_text.delta", "output_text.done", "content_part.done",
+    "output_item.added",
+    "content_part.added",
+    "output_text.delta",
+    "output_text.done",
+    "content_part.done",
     "output_item.done",
-    "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
-    "output_item.added", "function_call_arguments.delta", "function_call_arguments.done", "output_item.done",
+    "output_item.added",
+    "function_call_arguments.delta",
+    "function_call_arguments.done",
+    "output_item.done",
+    "output_item.added",
+    "function_call_arguments.delta",
+    "function_call_arguments.done",
+    "output_item.done",
     "completed",
-]  # fmt: skip
+]
 
 
 def test_events_come_in_openais_order(client: openai.OpenAI, server: Running) -> None:
     server.engine.says = ANSWER
-    events = list(client.responses.create(model="fake", input="x", tools=[WEATHER, PING], stream=True))
+    events = list(
+        client.responses.create(model="fake", input="x", tools=[WEATHER, PING], stream=True)
+    )
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type.removeprefix("response.") for event in events]
-    assert [kind for at, kind in enumerate(kinds) if kind != (kinds[at - 1] if at else "")] == EVENTS
+    assert [
+        kind for at, kind in enumerate(kinds) if kind != (kinds[at - 1] if at else "")
+    ] == EVENTS
     whole = events[-1].response
     for event in events:
         if hasattr(event, "item_id"):
@@ -161,7 +230,10 @@ def test_events_come_in_openais_order(client: openai.OpenAI, server: Running) ->
     def told(response: Any) -> Any:
         dumped = response.model_dump(exclude={"id", "created_at"})
         return dumped | {
-            "output": [{k: v for k, v in item.items() if k not in ("id", "call_id")} for item in dumped["output"]]
+            "output": [
+                {k: v for k, v in item.items() if k not in ("id", "call_id")}
+                for item in dumped["output"]
+            ]
         }
 
     assert told(whole) == told(not_streamed)
@@ -181,9 +253,13 @@ def test_the_clients_helpers(client: openai.OpenAI, server: Running) -> None:
     with client.responses.stream(model="fake", input="x", text_format=City) as stream:
         assert any(event.type == "response.output_text.delta" for event in stream)
         assert stream.get_final_response().output_parsed == City(city="Rome")
-    server.engine.says = '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    server.engine.says = (
+        '<tool_call>{"name": "get_weather", "arguments": {"city": "Rome"}}</tool_call>'
+    )
     named = {"type": "function", "name": "get_weather"}
-    with client.responses.stream(model="fake", input="x", tools=[WEATHER], tool_choice=named) as stream:
+    with client.responses.stream(
+        model="fake", input="x", tools=[WEATHER], tool_choice=named
+    ) as stream:
         (call,) = stream.get_final_response().output
     assert (call.name, json.loads(call.arguments)) == ("get_weather", {"city": "Rome"})
     assert "call_rest" in server.engine.submitted[-1].sampling.structured_outputs.around
@@ -194,10 +270,14 @@ def test_an_answer_of_changed_weights_says_so(client: openai.OpenAI, server: Run
     assert "weights_version" not in client.responses.create(model="fake", input="x").model_extra
     server.engine.weights_version = "7"
     try:
-        assert client.responses.create(model="fake", input="x").model_extra["weights_version"] == "7"
+        assert (
+            client.responses.create(model="fake", input="x").model_extra["weights_version"] == "7"
+        )
         *_, last = client.responses.create(model="fake", input="x", stream=True)
         assert last.response.model_extra["weights_version"] == "7"
-        made = client.chat.completions.create(model="fake", messages=[{"role": "user", "content": "x"}])
+        made = client.chat.completions.create(
+            model="fake", messages=[{"role": "user", "content": "x"}]
+        )
         assert made.choices[0].model_extra["weights_version"] == "7"
     finally:
         server.engine.weights_version = "default"
@@ -230,12 +310,22 @@ def test_an_error_amid_a_stream_is_its_last_event(client: openai.OpenAI, server:
         ({"input": []}, "input"),
         ({"input": None}, "input"),
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content[0]"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0]",
+        ),
         ({"input": [{"role": "king", "content": "x"}]}, "input[0].role"),
         ({"input": "x" * 5000}, "input"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"text": {"format": {"type": "json_schema", "strict": True, "schema": {"format": "no"}}}}, "text.format"),
+        (
+            {
+                "text": {
+                    "format": {"type": "json_schema", "strict": True, "schema": {"format": "no"}}
+                }
+            },
+            "text.format",
+        ),
         ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"messages": []}, "input"),
         ({"max_tokens": 3}, "max_output_tokens"),
@@ -243,7 +333,7 @@ def test_an_error_amid_a_stream_is_its_last_event(client: openai.OpenAI, server:
         ({"n": 2}, "n"),
     ],
     ids=lambda value: str(value)[:50],
-)  # fmt: skip
+)
 def test_what_is_not_served_is_named(server: Running, body: dict[str, Any], param: str) -> None:
     before = len(server.engine.submitted)
     answer = httpx.post(f"{server.url}/v1/responses", json={"input": "x", **body})

@@ -24,9 +24,21 @@ pytestmark = [
 def make(folder: Path, name: str, *options: str) -> tuple[Path, Path]:
     """A certificate for localhost that signs itself, and its key."""
     cert, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-days",
+        "2",
+    ]
     names = ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command, *names, *(options or ("-nodes",)), "-keyout", key, "-out", cert], check=True)
+    subprocess.run(
+        [*command, *names, *(options or ("-nodes",)), "-keyout", key, "-out", cert], check=True
+    )
     return cert, key
 
 
@@ -50,7 +62,9 @@ def test_it_serves_and_takes_a_renewed_one(tmp_path: Path) -> None:
             body = {"prompt": [5, 6], "max_tokens": 4, "stream": True}
             with http.stream("POST", COMPLETIONS, json=body) as stream:
                 assert stream.read().endswith(b"[DONE]\n\n")
-            large = http.post(COMPLETIONS, content=b"x" * 40_000_000)  # ended by the connection, whose answer arrives
+            large = http.post(
+                COMPLETIONS, content=b"x" * 40_000_000
+            )  # ended by the connection, whose answer arrives
             assert large.status_code == 413
             shutil.copy(other, cert)  # half of the pair: the one that serves stays
             until(lambda: "serves stays" in serving.stderr())
@@ -77,4 +91,6 @@ def test_files_that_are_none_are_one_line(tmp_path: Path) -> None:
         (["--ssl-keyfile", key], "give --ssl-certfile too"),
     ]:
         ended = CliRunner().invoke(app, ["serve", "no-such-model", *map(str, words)])
-        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, ended.output
+        assert ended.exit_code == 2 and said in ended.output and ended.output.count("\n") == 1, (
+            ended.output
+        )

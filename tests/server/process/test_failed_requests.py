@@ -1,4 +1,5 @@
-"""One request that our own code fails at ends alone: in text, in stop strings, in a stream's events, in the engine."""
+"""One request that our own code fails at ends alone: in text, in stop strings, in a stream's
+events, in the engine."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ def body(number: int, **more: Any) -> dict[str, Any]:
 
 
 async def answers(here: Here, count: int, **more: Any) -> list[tuple[int, Any]]:
-    """(status, choices' ids or the error's code) of so many requests at once; the third is the bad one."""
+    """(status, choices' ids or the error's code) of so many requests at once; the third is the bad
+    one."""
 
     async def one(number: int) -> tuple[int, Any]:
         reader, writer = await post(here.port, body(number, **more))
@@ -43,7 +45,9 @@ async def answers(here: Here, count: int, **more: Any) -> list[tuple[int, Any]]:
         head, _, data = (await reader.read()).partition(b"\r\n\r\n")
         await close(writer)
         said = json.loads(data)
-        return int(head.split()[1]), said["error"]["code"] if "error" in said else said["choices"][0]["token_ids"]
+        return int(head.split()[1]), (
+            said["error"]["code"] if "error" in said else said["choices"][0]["token_ids"]
+        )
 
     return list(await asyncio.gather(*(one(number) for number in range(count))))
 
@@ -99,7 +103,9 @@ def test_whole_texts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"stop": ["never in it"]}])
-def test_text_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]) -> None:
+def test_text_that_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
     plain = SampleDecoder.take
 
     def take(self: SampleDecoder, request_id: int, *news: Any) -> Any:
@@ -111,7 +117,9 @@ def test_text_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: 
     run(tmp_path, lambda here, words: check(here, words, 200 if "stream" in more else 500, **more))
 
 
-def test_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_events(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from penstock.server.openai.answers import CompletionAnswer
 
     plain = CompletionAnswer.event
@@ -140,13 +148,17 @@ def test_logits_that_are_not_finite_end_who_ran_and_nobody_else(tmp_path: Path) 
     run(tmp_path, work)
 
 
-def test_the_engine_refuses_what_its_scheduler_fails_at(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_engine_refuses_what_its_scheduler_fails_at(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     make_folder(tmp_path)
     engine, _ = open_fake(Config.of(model=str(tmp_path)))
 
     def ask(number: int) -> Request:
         prompt = np.array([1, 2, 3], np.int32).tobytes()
-        return Request(request_id=number, prompt=prompt, sampling=SamplingParams(max_tokens=4), stream=False)
+        return Request(
+            request_id=number, prompt=prompt, sampling=SamplingParams(max_tokens=4), stream=False
+        )
 
     plain = engine.scheduler.watch.hold
 
@@ -157,7 +169,11 @@ def test_the_engine_refuses_what_its_scheduler_fails_at(tmp_path: Path, caplog: 
     bad = ask(0)
     bad.watch = b"x"
     refused = engine.submit(bad)
-    assert refused is not None and refused.error.kind == "FaultError" and "secret" not in refused.error.message
+    assert (
+        refused is not None
+        and refused.error.kind == "FaultError"
+        and "secret" not in refused.error.message
+    )
     assert caplog.records[-1].exc_info is not None and not engine.has_work
     engine.scheduler.watch.hold = plain  # type: ignore[method-assign]
     assert engine.submit(ask(1)) is None
@@ -167,5 +183,7 @@ def test_the_engine_refuses_what_its_scheduler_fails_at(tmp_path: Path, caplog: 
         made += deltas.tokens.size if deltas is not None else 0
     assert made == 4
     engine.scheduler.groups = SimpleNamespace(add=fail)  # type: ignore[assignment]
-    with pytest.raises(ZeroDivisionError):  # the request is in the columns already: nothing can be trusted any more
+    with pytest.raises(
+        ZeroDivisionError
+    ):  # the request is in the columns already: nothing can be trusted any more
         engine.submit(ask(2))

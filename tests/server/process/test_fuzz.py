@@ -1,4 +1,5 @@
-"""Drawn bodies against the whole application, uploads and lines against what reads them: no 5xx, no hang.
+"""Drawn bodies against the whole application, uploads and lines against what reads them: no 5xx, no
+hang.
 
 `make reliability` draws many more of each. What was found once stands below by hand.
 """
@@ -65,7 +66,9 @@ def test_responses(app: App, body: bytes, data: st.DataObject) -> None:
 
 
 @settings(LONG, max_examples=examples(60))
-@given(body=completions() | chats() | responses(), path=st.sampled_from([COMPLETIONS, CHAT, RESPONSES]))
+@given(
+    body=completions() | chats() | responses(), path=st.sampled_from([COMPLETIONS, CHAT, RESPONSES])
+)
 def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
     status, answer = app.ask(path, [body])
     assert status == 200 or canary_free(answer), answer
@@ -73,7 +76,9 @@ def test_no_value_is_said_again(app: App, body: bytes, path: str) -> None:
 
 @settings(LONG, max_examples=examples(100))
 @given(upload=uploads(), data=st.data())
-def test_an_upload_is_the_same_however_it_comes(upload: tuple[bytes, bytes], data: st.DataObject) -> None:
+def test_an_upload_is_the_same_however_it_comes(
+    upload: tuple[bytes, bytes], data: st.DataObject
+) -> None:
     kind, body = upload
     whole = form(kind, [body])
     event(str(whole is not None))
@@ -91,7 +96,11 @@ def test_an_upload_cut_at_every_byte() -> None:
     body += f"--{BOUNDARY}--\r\n".encode()
     for at in range(len(body) + 1):
         assert form(kind, [body[:at], body[at:]]) == ({"purpose": "batch"}, "a", content), at
-    assert form(kind, [body[at : at + 1] for at in range(len(body))]) == ({"purpose": "batch"}, "a", content)
+    assert form(kind, [body[at : at + 1] for at in range(len(body))]) == (
+        {"purpose": "batch"},
+        "a",
+        content,
+    )
     assert all(form(kind, [body[:at]]) is None for at in range(len(body) - len("--\r\n")))
 
 
@@ -114,7 +123,10 @@ def test_lines_are_those_of_the_whole(
 
 
 @settings(LONG, max_examples=examples(120))
-@given(line=sometimes_mangled(lines()) | st.binary(max_size=40), endpoint=st.sampled_from([COMPLETIONS, CHAT]))
+@given(
+    line=sometimes_mangled(lines()) | st.binary(max_size=40),
+    endpoint=st.sampled_from([COMPLETIONS, CHAT]),
+)
 def test_a_line_is_good_or_a_line_error(check: LineCheck, line: bytes, endpoint: str) -> None:
     event(str(check.good(line, endpoint)))
 

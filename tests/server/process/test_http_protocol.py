@@ -1,4 +1,5 @@
-"""Limits of a connection: heads that are large, slow or no HTTP, readers that don't read, crowds."""
+"""Limits of a connection: heads that are large, slow or no HTTP, readers that don't read,
+crowds."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 
 @pytest.fixture(scope="module")
 def server(tokenizer: Tokenizer) -> Iterator[Running]:
-    limits = HttpLimits(header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5)
+    limits = HttpLimits(
+        header_seconds=0.5, max_header_bytes=16_384, stall_seconds=0.5, body_seconds=5
+    )
     with running_server(tokenizer, limits=limits) as running:
         yield running
 
@@ -65,7 +68,9 @@ def test_pipelined_requests_and_large_ones_one_behind_the_other(server: Running)
     last = GET + b"connection: close\r\n\r\n"
     with connect(server.url) as connection:
         connection.sendall(
-            (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5 + request({"prompt": "x", "max_tokens": 1}) + last
+            (GET + b"x: " + b"y" * 10_000 + b"\r\n\r\n") * 5
+            + request({"prompt": "x", "max_tokens": 1})
+            + last
         )
         assert read_all(connection).count(b"HTTP/1.1 200 ") == 7
 
@@ -112,14 +117,17 @@ def test_trailers_are_read_by_nobody(server: Running) -> None:
     body = json.dumps({"prompt": "x", "max_tokens": 1}).encode()
     whole = CHUNKED + b"%x\r\n%b\r\n0\r\n" % (len(body), body)
     with connect(server.url) as connection:
-        connection.sendall(whole + b"expect: 100-continue\r\nhost: elsewhere\r\n" + b"a:b\r\n" * 1_000 + b"\r\n")
+        connection.sendall(
+            whole + b"expect: 100-continue\r\nhost: elsewhere\r\n" + b"a:b\r\n" * 1_000 + b"\r\n"
+        )
         assert read_one(connection)[0].startswith(b"HTTP/1.1 200 ")
         connection.sendall(GET + b"\r\n")
         assert read_one(connection)[0].startswith(b"HTTP/1.1 200 ")
 
 
 @pytest.mark.parametrize(
-    "endless", [b"0\r\n" + b"a:b\r\n" * 500_000, b"0\r\na: " + b"b" * 2_000_000, b"1;a=" + b"b" * 2_000_000]
+    "endless",
+    [b"0\r\n" + b"a:b\r\n" * 500_000, b"0\r\na: " + b"b" * 2_000_000, b"1;a=" + b"b" * 2_000_000],
 )
 def test_what_stands_around_a_body_has_a_bound(server: Running, endless: bytes) -> None:
     """Trailers, one trailer, what follows a chunk's size: each could go on for ever."""
@@ -137,7 +145,11 @@ def test_who_has_its_answer_gets_no_other(server: Running) -> None:
 
 
 def test_a_client_that_asks_for_http2_is_served_without(server: Running) -> None:
-    asks = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA")
+    asks = (
+        "connection: Upgrade, HTTP2-Settings",
+        "upgrade: h2c",
+        "http2-settings: AAEAAEAAAAIAAAABAAMAAABkAAQBAAAA",
+    )
     with connect(server.url) as connection:
         connection.sendall(request({"prompt": "x", "max_tokens": 3}, *asks))
         assert b'"text":"abc"' in read_one(connection)[1]
@@ -170,7 +182,10 @@ BEHIND_MOST = [
     pytest.param(b"", id="silent"),
     pytest.param(GET[:20], id="half a head"),
     pytest.param(GET + b"\r\n", id="answered"),
-    pytest.param(b"POST /no/such HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n", id="its body not sent"),
+    pytest.param(
+        b"POST /no/such HTTP/1.1\r\nhost: localhost\r\ncontent-length: 9\r\n\r\n",
+        id="its body not sent",
+    ),
     pytest.param(b"\x00\r\n", id="refused"),
 ]
 
@@ -209,7 +224,9 @@ def ended(connection: socket.socket) -> bool:
         return True
 
 
-def test_where_files_are_served_each_connection_may_hold_two_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_are_served_each_connection_may_hold_two_descriptors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1024, 1024))
     monkeypatch.setattr(resource, "setrlimit", lambda *_: None)
     for files in (False, True):

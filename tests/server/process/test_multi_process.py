@@ -1,5 +1,6 @@
-"""`serve` with two server processes over one engine: the real scheduler and channel, a runner that computes nothing.
-What a model's generation_config.json asks for and no answer gets is said once, by one of them."""
+"""`serve` with two server processes over one engine: the real scheduler and channel, a runner that
+computes nothing. What a model's generation_config.json asks for and no answer gets is said once, by
+one of them."""
 
 from __future__ import annotations
 
@@ -32,7 +33,9 @@ SERVERS = 2
 @pytest.fixture(scope="module")
 def words(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[int]]:
     folder = tmp_path_factory.mktemp("fake")
-    (folder / "generation_config.json").write_text('{"temperature": 0.6, "no_repeat_ngram_size": 3}')
+    (folder / "generation_config.json").write_text(
+        '{"temperature": 0.6, "no_repeat_ngram_size": 3}'
+    )
     return folder, make_folder(folder, Orders(step_seconds=0.02), longest=2048)
 
 
@@ -53,8 +56,19 @@ def test_what_a_model_asks_for_in_vain_is_said_by_one_server(serving: Serving) -
     ("asked", "told"),
     [
         (None, []),  # a checkpoint without the file is sound
-        ({"temperature": 0.6, "eos_token_id": [1, 2], "no_repeat_ngram_size": 0, "do_sample": True}, []),
-        ({"temperature": 0.6, "no_repeat_ngram_size": 3, "typical_p": 0.9}, ["no_repeat_ngram_size, typical_p:"]),
+        (
+            {
+                "temperature": 0.6,
+                "eos_token_id": [1, 2],
+                "no_repeat_ngram_size": 0,
+                "do_sample": True,
+            },
+            [],
+        ),
+        (
+            {"temperature": 0.6, "no_repeat_ngram_size": 3, "typical_p": 0.9},
+            ["no_repeat_ngram_size, typical_p:"],
+        ),
         ({"odd\nkey\x1b[2J": 1}, ["odd"]),
     ],
 )
@@ -66,7 +80,9 @@ def test_what_changes_samples_and_is_not_served_is_named(
         (tmp_path / "generation_config.json").write_text(json.dumps(asked))
     tell_unserved(tmp_path, err := io.StringIO())
     said = err.getvalue()
-    assert said.count("\n") == len(told) and all(f"asks for {each}" in said.replace("'", "") for each in told)
+    assert said.count("\n") == len(told) and all(
+        f"asks for {each}" in said.replace("'", "") for each in told
+    )
     assert "\x1b" not in said and str(tmp_path) not in said
 
 
@@ -92,7 +108,10 @@ def test_connections_spread_and_each_stream_gets_its_own_tokens_on_either_server
 
     async def main() -> None:
         streams, leaving = [], []
-        while min(connections(pid) - was for pid, was in zip(serving.workers, before, strict=True)) < 6:
+        while (
+            min(connections(pid) - was for pid, was in zip(serving.workers, before, strict=True))
+            < 6
+        ):
             number = len(streams)
             streams.append(await post(port, body(number, 20 + number)))
             leaving.append(await post(port, body(number, 1900)))
@@ -102,7 +121,9 @@ def test_connections_spread_and_each_stream_gets_its_own_tokens_on_either_server
         read = [Events(reader) for reader, _ in streams]
         await asyncio.gather(*(events.read() for events in read))
         for number, events in enumerate(read):
-            assert events.whole and events.ids[0] == expected([number, 7, 7], 20 + number, words[1], number)
+            assert events.whole and events.ids[0] == expected(
+                [number, 7, 7], 20 + number, words[1], number
+            )
         for _, writer in streams:
             await close(writer)
 
@@ -121,7 +142,10 @@ def test_each_server_tells_the_sums_of_all(serving: Serving) -> None:
     until(lambda: len(sums()) == 1)
     ((count, made),) = sums()
     for _ in range(20):
-        assert httpx.post(serving.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 3}).status_code == 200
+        assert (
+            httpx.post(serving.url + COMPLETIONS, json={"prompt": "x", "max_tokens": 3}).status_code
+            == 200
+        )
     until(lambda: sums() == {(count + 20, made + 60)})
     assert {httpx.get(serving.url + "/health").status_code for _ in range(8)} == {200}
 
@@ -136,7 +160,10 @@ def test_no_process_that_is_started_has_the_key_in_its_environment(
         for pid in started:
             found = Path(f"/proc/{pid}/environ").read_bytes()
             assert b"PATH=" in found and b"of-the-environment" not in found
-        asked = {"headers": {"authorization": "Bearer of-the-environment"}, "json": {"prompt": "x", "max_tokens": 1}}
+        asked = {
+            "headers": {"authorization": "Bearer of-the-environment"},
+            "json": {"prompt": "x", "max_tokens": 1},
+        }
         assert httpx.post(serving.url + COMPLETIONS, **asked).status_code == 200
 
 
@@ -152,7 +179,10 @@ def test_a_shared_port_is_shared_with_nobody_else() -> None:
         for state in ("bound", "listening"):
             if state == "listening":
                 listeners[0].listen()
-            with pytest.raises(CapacityError, match=f"port {address[1]}"), share_port("127.0.0.1", address[1], 2):
+            with (
+                pytest.raises(CapacityError, match=f"port {address[1]}"),
+                share_port("127.0.0.1", address[1], 2),
+            ):
                 pass
     with share_port("127.0.0.1", address[1], 2):
         pass

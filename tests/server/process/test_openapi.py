@@ -1,4 +1,5 @@
-"""/openapi.json tells the truth: every operation, methods and keys; and schemathesis finds nothing."""
+"""/openapi.json tells the truth: every operation, methods and keys;
+and schemathesis finds nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,9 @@ def document(server: Batching) -> Json:
 
 def operations(document: Json) -> dict[str, Json]:
     paths = document["paths"]
-    return {f"{method.upper()} {path}": paths[path][method] for path in paths for method in paths[path]}
+    return {
+        f"{method.upper()} {path}": paths[path][method] for path in paths for method in paths[path]
+    }
 
 
 def test_every_schema_is_one_that_is_used(document: Json) -> None:
@@ -57,20 +60,34 @@ def test_keys_are_told(tmp_path: Path) -> None:
         assert open_ones == {"GET /health", "GET /health/live"}
         for name in found:
             method, path = name.split()
-            status = httpx.request(method, running.url + path.replace("{", "").replace("}", "")).status_code
+            status = httpx.request(
+                method, running.url + path.replace("{", "").replace("}", "")
+            ).status_code
             assert (status == 401) == (name not in open_ones), name
 
 
 def test_what_is_told_of_the_model(document: Json) -> None:
     form = document["components"]["schemas"]["CompletionForm"]["properties"]
-    assert form["repetition_penalty"]["anyOf"][0] == {"type": "number", "minimum": 1e-6, "maximum": 100}
-    assert form["model"]["anyOf"][0]["enum"] == ["fake", ""] and form["min_tokens"]["anyOf"][0]["maximum"] == 255
+    assert form["repetition_penalty"]["anyOf"][0] == {
+        "type": "number",
+        "minimum": 1e-6,
+        "maximum": 100,
+    }
+    assert (
+        form["model"]["anyOf"][0]["enum"] == ["fake", ""]
+        and form["min_tokens"]["anyOf"][0]["maximum"] == 255
+    )
     assert form["prompt"]["anyOf"][1]["items"]["maximum"] == 255
 
 
 @pytest.mark.parametrize(
     ("path", "methods"),
-    [("/v1/files", "GET, POST"), ("/v1/files/x", "DELETE, GET"), ("/v1/completions", "POST"), ("/version", "GET")],
+    [
+        ("/v1/files", "GET, POST"),
+        ("/v1/files/x", "DELETE, GET"),
+        ("/v1/completions", "POST"),
+        ("/version", "GET"),
+    ],
 )
 def test_a_wrong_method_hears_all_the_right_ones(server: Batching, path: str, methods: str) -> None:
     for method in ("PUT", "PATCH", "OPTIONS"):

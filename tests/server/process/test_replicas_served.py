@@ -1,5 +1,6 @@
-"""`serve --data-parallel-size 2`: the real processes, channels and router over a runner that computes nothing. An
-engine is killed under load, all are restarted in turn, and nothing outlives the service."""
+"""`serve --data-parallel-size 2`: the real processes, channels and router over a runner that
+computes nothing. An engine is killed under load, all are restarted in turn, and nothing outlives
+the service."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ def serving(words: tuple[Path, list[int]]) -> Iterator[Serving]:
         yield made
 
 
-def test_answers_are_one_engines_and_metrics_tell_of_each(serving: Serving, words: tuple[Path, list[int]]) -> None:
+def test_answers_are_one_engines_and_metrics_tell_of_each(
+    serving: Serving, words: tuple[Path, list[int]]
+) -> None:
     for samples, stream in ((1, False), (40, False), (3, True)):
         body = {
             "prompt": [5] * 30,
@@ -47,19 +50,27 @@ def test_answers_are_one_engines_and_metrics_tell_of_each(serving: Serving, word
         assert answer.status_code == 200
         if not stream:
             found = [choice["token_ids"] for choice in answer.json()["choices"]]
-            assert found == [expected([5] * 30, 9, words[1], 4, sample) for sample in range(samples)]
+            assert found == [
+                expected([5] * 30, 9, words[1], 4, sample) for sample in range(samples)
+            ]
     assert both_ready(serving)
     until(lambda: serving.metrics().get('penstock:num_requests_running{,replica="1"}') == 0)
     page = serving.metrics()
-    assert page["penstock:replicas_ready"] == 2 and page['penstock:replica_restarts_total{,replica="0"}'] == 0
+    assert (
+        page["penstock:replicas_ready"] == 2
+        and page['penstock:replica_restarts_total{,replica="0"}'] == 0
+    )
     assert "penstock:num_requests_running" not in page
     assert (
-        page['penstock:generation_tokens_total{,replica="0"}'] + page['penstock:generation_tokens_total{,replica="1"}']
+        page['penstock:generation_tokens_total{,replica="0"}']
+        + page['penstock:generation_tokens_total{,replica="1"}']
         > 100
     )
 
 
-def test_one_that_is_killed_costs_no_answer_and_comes_back(serving: Serving, words: tuple[Path, list[int]]) -> None:
+def test_one_that_is_killed_costs_no_answer_and_comes_back(
+    serving: Serving, words: tuple[Path, list[int]]
+) -> None:
     until(lambda: both_ready(serving))
     load, engines = Load(serving.url, words[1]), serving.engines
     until(lambda: load.answered > 10)
@@ -69,10 +80,14 @@ def test_one_that_is_killed_costs_no_answer_and_comes_back(serving: Serving, wor
     load.stop()
     assert load.wrong == [] and len(serving.engines) == 2 and engines[0] in serving.engines
     assert "was killed by signal 9; it is started again in 1 s" in serving.stderr()
-    assert any(serving.metrics()[f'penstock:replica_restarts_total{{,replica="{n}"}}'] == 1 for n in (0, 1))
+    assert any(
+        serving.metrics()[f'penstock:replica_restarts_total{{,replica="{n}"}}'] == 1 for n in (0, 1)
+    )
 
 
-def test_all_are_restarted_in_turn_without_a_lost_request(serving: Serving, words: tuple[Path, list[int]]) -> None:
+def test_all_are_restarted_in_turn_without_a_lost_request(
+    serving: Serving, words: tuple[Path, list[int]]
+) -> None:
     until(lambda: both_ready(serving))
     load, engines = Load(serving.url, words[1]), serving.engines
     assert httpx.post(serving.url + "/admin/restart").json() == {"restarting": 2}

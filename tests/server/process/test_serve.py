@@ -1,5 +1,6 @@
-"""`serve` with the demo model, in processes of their own, and clients as people have them, unchanged: the official one,
-curl, and lm_eval, whose measures are compared with the same weights in transformers. What deaths leave is test_deaths'.
+"""`serve` with the demo model, in processes of their own, and clients as people have them,
+unchanged: the official one, curl, and lm_eval, whose measures are compared with the same weights in
+transformers. What deaths leave is test_deaths'.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ COMPLETIONS = "/v1/completions"
 class Serving:
     def __init__(self, model: str = "demo", servers: int = 1) -> None:
         command = [sys.executable, "-c", SERVE, model, str(servers)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def url(self) -> str:
         assert self.process.stdout is not None
@@ -58,8 +61,14 @@ class Serving:
 
     def engine(self) -> int:
         """The engine's process id."""
-        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
-        (engine,) = (int(pid) for pid in children if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text())
+        children = (
+            Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        )
+        (engine,) = (
+            int(pid)
+            for pid in children
+            if "engine.process" in Path(f"/proc/{pid}/cmdline").read_text()
+        )
         return engine
 
     def end(self, number: int | None = None) -> tuple[int, str, str]:
@@ -104,11 +113,19 @@ def wait_until(condition: Any) -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_streamed_and_whole_answers_are_one(client: openai.OpenAI, temperature: float) -> None:
-    asked: dict[str, Any] = {"model": "demo", "prompt": [PROMPT, "Question: A"], "n": 3, "max_tokens": 40, "seed": 5}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "prompt": [PROMPT, "Question: A"],
+        "n": 3,
+        "max_tokens": 40,
+        "seed": 5,
+    }
     asked |= {"temperature": temperature, "stop": ["Question:", "####"]}
     whole = client.completions.create(**asked)
     texts, ends = dict.fromkeys(range(6), ""), {}
-    for chunk in client.completions.create(**asked, stream=True, stream_options={"include_usage": True}):
+    for chunk in client.completions.create(
+        **asked, stream=True, stream_options={"include_usage": True}
+    ):
         for choice in chunk.choices:
             texts[choice.index] += choice.text
             ends[choice.index] = choice.finish_reason or ends.get(choice.index)
@@ -137,7 +154,9 @@ def test_label_scores_are_the_softmax_of_transformers_logits(url: str) -> None:
     for softmax in (True, False):
         body = {"query": query, "items": items, "label_token_ids": labels, "apply_softmax": softmax}
         answer = httpx.post(url + "/generative_scoring", json=body, timeout=600).json()
-        assert answer["object"] == "list" and [each["index"] for each in answer["data"]] == list(range(200))
+        assert answer["object"] == "list" and [each["index"] for each in answer["data"]] == list(
+            range(200)
+        )
         for each, row in zip(answer["data"], logits, strict=False):
             wanted = row[labels].softmax(-1) if softmax else row.softmax(-1)[labels]
             assert each["label_probs"] == pytest.approx(wanted.tolist(), rel=1e-3)
@@ -172,11 +191,17 @@ def test_the_rest_of_the_samples_end_when_two_agree(client: openai.OpenAI) -> No
     streamed = [(ends[index], texts[index]) for index in range(60)]
     for choices in (streamed, [(choice.finish_reason, choice.text) for choice in whole.choices]):
         answers = Counter(
-            re.findall(r"#### *([0-9]+)", text)[0] for end, text in choices if end == "stop" and "####" in text
+            re.findall(r"#### *([0-9]+)", text)[0]
+            for end, text in choices
+            if end == "stop" and "####" in text
         )
         assert len(choices) == 60 and max(answers.values()) >= 2
         assert Counter(end for end, _ in choices)["abort"] > 10
-    assert all(choice.stop_reason == "stop_when" for choice in whole.choices if choice.finish_reason == "abort")
+    assert all(
+        choice.stop_reason == "stop_when"
+        for choice in whole.choices
+        if choice.finish_reason == "abort"
+    )
     assert whole.usage.completion_tokens == sum(len(choice.token_ids) for choice in whole.choices)
     assert chunk.usage.completion_tokens == tokens
 
@@ -185,13 +210,21 @@ def test_the_rest_of_the_samples_end_when_two_agree(client: openai.OpenAI) -> No
 def test_a_tool_that_has_to_be_called_is(client: openai.OpenAI, stream: bool) -> None:
     """The demo model was taught no tools: the grammar alone makes it call them."""
     pytest.importorskip("llguidance")
-    count = {"type": "object", "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 999}}}
+    count = {
+        "type": "object",
+        "properties": {"apples": {"type": "integer", "minimum": 0, "maximum": 999}},
+    }
     count |= {"required": ["apples"], "additionalProperties": False}
     tools = [
         {"type": "function", "function": {"name": name, "parameters": count, "strict": True}}
         for name in ("buy", "sell")
     ]
-    asked: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": PROMPT}], "tools": tools, "n": 4}
+    asked: dict[str, Any] = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": PROMPT}],
+        "tools": tools,
+        "n": 4,
+    }
     asked |= {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 200, "seed": 3}
     calls = dict.fromkeys(range(4), "")
     ends: dict[int, str | None] = {}
@@ -208,30 +241,50 @@ def test_a_tool_that_has_to_be_called_is(client: openai.OpenAI, stream: bool) ->
             calls[choice.index], ends[choice.index] = call.function.arguments, choice.finish_reason
         done = {"role": "tool", "tool_call_id": call.id, "content": "There are 7 now."}
         said = [*asked["messages"], choice.message, done]
-        assert client.chat.completions.create(model="demo", messages=said, max_tokens=4).usage.completion_tokens == 4
+        assert (
+            client.chat.completions.create(
+                model="demo", messages=said, max_tokens=4
+            ).usage.completion_tokens
+            == 4
+        )
     assert ends == dict.fromkeys(range(4), "tool_calls")
     assert all(0 <= json.loads(arguments)["apples"] <= 999 for arguments in calls.values())
 
 
 def test_a_stop_string_is_named_and_may_stay(client: openai.OpenAI) -> None:
-    asked = {"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 60, "stop": ["####"]}
+    asked = {
+        "model": "demo",
+        "prompt": PROMPT,
+        "temperature": 0,
+        "max_tokens": 60,
+        "stop": ["####"],
+    }
     cut = client.completions.create(**asked).choices[0]
-    kept = client.completions.create(**asked, extra_body={"include_stop_str_in_output": True}).choices[0]
+    kept = client.completions.create(
+        **asked, extra_body={"include_stop_str_in_output": True}
+    ).choices[0]
     assert cut.finish_reason == "stop" and cut.model_extra["stop_reason"] == "####"
     assert kept.text == cut.text + "####"
 
 
 def test_echo_scores_the_prompt_as_it_scores_its_own_tokens(client: openai.OpenAI) -> None:
-    """What lm_eval relies on: the logprobs of generated tokens are those of the same tokens as a prompt."""
-    first = client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=8, logprobs=1)
+    """What lm_eval relies on: the logprobs of generated tokens are those of the same tokens as a
+    prompt."""
+    first = client.completions.create(
+        model="demo", prompt=PROMPT, temperature=0, max_tokens=8, logprobs=1
+    )
     extra = {"return_token_ids": True}
     ids = (
-        client.completions.create(model="demo", prompt=PROMPT, temperature=0, max_tokens=8, extra_body=extra)
+        client.completions.create(
+            model="demo", prompt=PROMPT, temperature=0, max_tokens=8, extra_body=extra
+        )
         .choices[0]
         .model_extra
     )
     whole = ids["prompt_token_ids"] + ids["token_ids"]
-    echoed = client.completions.create(model="demo", prompt=whole, max_tokens=0, echo=True, logprobs=1)
+    echoed = client.completions.create(
+        model="demo", prompt=whole, max_tokens=0, echo=True, logprobs=1
+    )
     scores = echoed.choices[0].logprobs.token_logprobs
     assert scores[0] is None and len(scores) == len(whole)
     assert scores[-8:] == pytest.approx(first.choices[0].logprobs.token_logprobs, abs=0.05)
@@ -239,14 +292,21 @@ def test_echo_scores_the_prompt_as_it_scores_its_own_tokens(client: openai.OpenA
 
 
 def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
-    """Requests that come, are cut and end at once, so that words cross in both directions at the same moments."""
+    """Requests that come, are cut and end at once, so that words cross in both directions at the
+    same moments."""
     kinds: list[dict[str, Any]] = [
         {"max_tokens": 5},
         {"n": 7, "temperature": 0, "logprobs": 3},
         {"stream": True, "top_p": 0.5, "stop": ["e", " the"]},
         {"max_tokens": 400, "ignore_eos": True, "cut": 0.05},
         {"prompt": [[5] * 200, [6], [7, 8]], "top_k": 3, "stop_token_ids": list(range(100, 200))},
-        {"max_tokens": 40, "stream": True, "n": 5, "repetition_penalty": 1.5, "logit_bias": {"5": 9}},
+        {
+            "max_tokens": 40,
+            "stream": True,
+            "n": 5,
+            "repetition_penalty": 1.5,
+            "logit_bias": {"5": 9},
+        },
         {"echo": True, "logprobs": 2, "min_p": 0.1, "seed": 3, "frequency_penalty": 1},
     ]
 
@@ -254,7 +314,9 @@ def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
         body = {"prompt": PROMPT, "max_tokens": 10, **kind}
         cut = body.pop("cut", None)
         try:
-            answer = await http.post(COMPLETIONS, json=body, timeout=httpx.Timeout(120, read=cut or 120))
+            answer = await http.post(
+                COMPLETIONS, json=body, timeout=httpx.Timeout(120, read=cut or 120)
+            )
         except httpx.ReadTimeout:
             assert cut is not None
             return 0
@@ -275,7 +337,11 @@ def test_a_burst_of_all_kinds_is_answered_and_leaves_nothing(url: str) -> None:
 def test_the_ends_of_every_range_are_answered(url: str) -> None:
     for name, (low, high, open_low) in RANGES.items():
         for value in (1e-30 if open_low else low, high):
-            body = {"prompt": PROMPT, "max_tokens": 4, name: {"5": value} if name == "logit_bias" else value}
+            body = {
+                "prompt": PROMPT,
+                "max_tokens": 4,
+                name: {"5": value} if name == "logit_bias" else value,
+            }
             answer = httpx.post(url + COMPLETIONS, json=body, timeout=600)
             assert answer.status_code == 200, (name, value, answer.text)
 
@@ -294,7 +360,11 @@ def test_a_model_that_cannot_load_is_one_line(tmp_path: Path, servers: int) -> N
     [
         ("-H", "Transfer-Encoding: chunked"),
         ("--http1.0",),
-        ("--http2",),  # over plain HTTP it asks for an upgrade, which isn't served: the answer comes as if it had not
+        (
+            "--http2",
+            # over plain HTTP it asks for an upgrade, which isn't served: the answer comes as if it
+            # had not
+        ),
         ("--compressed",),
         ("-H", "Expect: 100-continue", "--expect100-timeout", "30"),
     ],
@@ -305,7 +375,15 @@ def test_curl_in_its_ways(url: str, how: tuple[str, ...]) -> None:
     if program is None:
         pytest.skip("curl is not installed")
     asked = json.dumps({"model": "demo", "prompt": PROMPT, "temperature": 0, "max_tokens": 24})
-    command = [program, "-sS", "--max-time", "120", url + COMPLETIONS, "-H", "Content-Type: application/json"]
+    command = [
+        program,
+        "-sS",
+        "--max-time",
+        "120",
+        url + COMPLETIONS,
+        "-H",
+        "Content-Type: application/json",
+    ]
     plain, other = (subprocess.check_output([*command, *more, "-d", asked]) for more in ((), how))
     assert json.loads(other)["choices"] == json.loads(plain)["choices"]
 
@@ -322,22 +400,31 @@ class Reference:
 
         self.torch = torch
         self.tokenizer = AutoTokenizer.from_pretrained(model_folder())
-        self.model = AutoModelForCausalLM.from_pretrained(model_folder(), dtype=torch.float32).eval()
+        self.model = AutoModelForCausalLM.from_pretrained(
+            model_folder(), dtype=torch.float32
+        ).eval()
 
     def score(self, context: list[int], rest: list[int]) -> tuple[float, bool]:
-        """The log-probability of `rest` behind `context`, and whether greedy decoding would draw it."""
+        """The log-probability of `rest` behind `context`, and whether greedy decoding would draw
+        it."""
         with self.torch.inference_mode():
-            logits = self.model(self.torch.tensor([context + rest])).logits[0, len(context) - 1 : -1]
+            logits = self.model(self.torch.tensor([context + rest])).logits[
+                0, len(context) - 1 : -1
+            ]
         scores = logits.log_softmax(-1)
         target = self.torch.tensor(rest)
-        return scores.gather(1, target[:, None]).sum().item(), bool((scores.argmax(-1) == target).all())
+        return scores.gather(1, target[:, None]).sum().item(), bool(
+            (scores.argmax(-1) == target).all()
+        )
 
     def ids(self, text: str) -> list[int]:
         return list(self.tokenizer(text, add_special_tokens=False).input_ids)
 
     def greedy(self, text: str, stops: list[str], most: int) -> str:
         ids = self.ids(text)
-        made = self.model.generate(self.torch.tensor([ids]), max_new_tokens=most, do_sample=False, pad_token_id=3)
+        made = self.model.generate(
+            self.torch.tensor([ids]), max_new_tokens=most, do_sample=False, pad_token_id=3
+        )
         found = self.tokenizer.decode(made[0][len(ids) :], skip_special_tokens=True)
         return min((found.partition(stop)[0] for stop in stops), key=len)
 
@@ -363,9 +450,16 @@ def test_lm_eval_measures_what_transformers_does(
 ) -> None:
     rows = write_tasks(tmp_path)
     results, samples = lm_eval(
-        tmp_path, name, "local-completions", *how, together=together,
-        model="demo", base_url=url + COMPLETIONS, tokenizer=model_folder(), max_retries=1,
-    )  # fmt: skip
+        tmp_path,
+        name,
+        "local-completions",
+        *how,
+        together=together,
+        model="demo",
+        base_url=url + COMPLETIONS,
+        tokenizer=model_folder(),
+        max_retries=1,
+    )
     prompts = [f"Question: {row['question']}\nAnswer:" for row in rows]
 
     right = 0
@@ -374,7 +468,9 @@ def test_lm_eval_measures_what_transformers_does(
         whole = [reference.ids(f"{prompt} {choice}") for choice in row["choices"]]
         wanted = [reference.score(context, ids[len(context) :]) for ids in whole]
         found = [(float(resp[0][0]), resp[0][1] == "True") for resp in sample["resps"]]
-        assert [score for score, _ in found] == pytest.approx([score for score, _ in wanted], abs=2e-3)
+        assert [score for score, _ in found] == pytest.approx(
+            [score for score, _ in wanted], abs=2e-3
+        )
         assert [greedy for _, greedy in found] == [greedy for _, greedy in wanted]
         right += max(range(3), key=lambda at: wanted[at][0]) == row["label"]
     assert results["sums_choice"]["acc,none"] == pytest.approx(right / len(rows))

@@ -1,5 +1,6 @@
-"""Makes the page: a folder of static files out of records, of site/, compact.py's and downloads.py's. The same records
-give the same bytes. It knows files; what the page shows is site/'s.
+"""Makes the page: a folder of static files out of records, of site/, compact.py's and
+downloads.py's. The same records give the same bytes. It knows files; what the page shows is
+site/'s.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _MARKER = "data/index.js"
 
 @dataclass(frozen=True)
 class Built:
-    """What a build found. `refused`: files that are no records, and why; they are not on the page."""
+    """What a build found. `refused`: files that are no records, and why;
+    they are not on the page."""
 
     records: int
     groups: int
@@ -33,12 +35,16 @@ class Built:
 
 
 def build(source: Path | Iterable[Record], out: Path) -> Built:
-    """Writes the page of the records under a folder (or of given ones) into `out`, over an older page.
+    """Writes the page of the records under a folder (or of given ones) into `out`, over an older
+    page.
 
-    Raises UsageError where there is no such folder, `out` holds something that is no page, or pyarrow is missing."""
+    Raises UsageError where there is no such folder, `out` holds something that is no page, or
+    pyarrow is missing."""
     if isinstance(source, Path) and not source.is_dir():
         raise UsageError(
-            f"there is no folder of records at {source}: go where one is, or name one with --records", param="records"
+            f"there is no folder of records at {source}: go where one is, or name one with"
+            " --records",
+            param="records",
         )
     _take(out)
     data = out / "data"
@@ -48,8 +54,12 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
         entries = _entries(found, Downloads(data))
     grouped = _grouped(entries)
     for number, of_group in enumerate(grouped.values()):
-        (data / f"g{number}.js").write_text(compact.group_script(number, of_group), encoding="ascii")
-    (data / "index.js").write_text(compact.index_script(grouped, _facts(data, refused)), encoding="ascii")
+        (data / f"g{number}.js").write_text(
+            compact.group_script(number, of_group), encoding="ascii"
+        )
+    (data / "index.js").write_text(
+        compact.index_script(grouped, _facts(data, refused)), encoding="ascii"
+    )
     _write_site(out)
     return Built(len(entries), len(grouped), refused)
 
@@ -67,8 +77,8 @@ def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Runs without Python's search for cycles: records have none, and it walks all that is kept again and again, which
-    took a sixth of a build's time."""
+    """Runs without Python's search for cycles: records have none, and it walks all that is kept
+    again and again, which took a sixth of a build's time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -79,12 +89,15 @@ def _uncollected() -> Iterator[None]:
 
 
 def _take(out: Path) -> None:
-    """Makes the folder and marks it as a page's, whatever becomes of this build; an older page's groups go, for there
-    may be fewer of them now."""
+    """Makes the folder and marks it as a page's, whatever becomes of this build; an older page's
+    groups go, for there may be fewer of them now."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder for the page", param="out")
     if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
-        raise UsageError(f"{out} holds something that is no almanac page: give an empty or a new folder", param="out")
+        raise UsageError(
+            f"{out} holds something that is no almanac page: give an empty or a new folder",
+            param="out",
+        )
     (out / "data").mkdir(parents=True, exist_ok=True)
     (out / _MARKER).touch()
     for old in (out / "data").glob("g*.js"):
@@ -92,8 +105,8 @@ def _take(out: Path) -> None:
 
 
 def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Record, str]]:
-    """Yields every record under a folder, by name, with its text. Files that are none go into `refused`, with the
-    reason."""
+    """Yields every record under a folder, by name, with its text. Files that are none go into
+    `refused`, with the reason."""
     runs: set[str] = set()
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()
@@ -109,8 +122,9 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 
 
 def _one(path: Path) -> tuple[Record, str]:
-    """Returns a file's record and its text. What is in the almanac was validated when it came in; here its form is
-    checked again (`record_of`: hostile texts and keys that stand twice too), not its sense."""
+    """Returns a file's record and its text. What is in the almanac was validated when it came in;
+    here its form is checked again (`record_of`: hostile texts and keys that stand twice too), not
+    its sense."""
     if path.is_symlink():
         raise RecordError(f"{path.name}: is a link: put the record itself there")
     content = read_bytes(path)
@@ -129,7 +143,9 @@ def _grouped(entries: list[PageEntry]) -> dict[GroupKey, list[PageEntry]]:
         groups.setdefault(each.about, []).append(each)
     for of_group in groups.values():
         of_group.sort(key=lambda each: (each.line["when"], each.line["run"]), reverse=True)
-    return dict(sorted(groups.items(), key=lambda each: (each[0].model, each[0].machine, each[0].shape)))
+    return dict(
+        sorted(groups.items(), key=lambda each: (each[0].model, each[0].machine, each[0].shape))
+    )
 
 
 def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
@@ -145,7 +161,8 @@ def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _write_site(out: Path) -> None:
-    """Joins site/: its views into index.html, its scripts into one function, its styles into one sheet."""
+    """Joins site/: its views into index.html, its scripts into one function, its styles into one
+    sheet."""
     site = resources.files("penstock.almanac.page") / "site"
     page = _text(site / "index.html").replace("<!-- views -->", _joined(site / "views", ".html"))
     (out / "index.html").write_text(page, encoding="utf-8")
@@ -155,7 +172,10 @@ def _write_site(out: Path) -> None:
 
 
 def _joined(folder: Traversable, ending: str) -> str:
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(ending)), key=lambda file: file.name)
+    files = sorted(
+        (file for file in folder.iterdir() if file.name.endswith(ending)),
+        key=lambda file: file.name,
+    )
     return "\n".join(_text(file) for file in files)
 
 

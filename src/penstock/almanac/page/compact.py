@@ -1,10 +1,12 @@
-"""Records made small for the page: an index of all of them, and a group of whole ones for each (model, machine, shape).
+"""Records made small for the page: an index of all of them, and a group of whole ones for each
+(model, machine, shape).
 
     data/index.js       models, machines, shapes, and a line of headlines a record, as columns
-    data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms; loaded when asked for
+    data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms;
+    loaded when asked for
 
-Both are scripts, since a page from the file system cannot fetch. It knows no file, and computes no headline; of a
-record that is dropped on the page 20_data.js has the same.
+Both are scripts, since a page from the file system cannot fetch. It knows no file, and computes no
+headline; of a record that is dropped on the page 20_data.js has the same.
 """
 
 from __future__ import annotations
@@ -19,12 +21,21 @@ import numpy as np
 import numpy.typing as npt
 
 from penstock.almanac.figures import kept_of, most_of, sustained
-from penstock.almanac.record import ClientHealth, Figures, Interval, Point, Record, RecordForm, Sample
+from penstock.almanac.record import (
+    ClientHealth,
+    Figures,
+    Interval,
+    Point,
+    Record,
+    RecordForm,
+    Sample,
+)
 
 Rows = npt.NDArray[np.float64]
 
 PAGE_SCHEMA = 1
-# Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds; 65,535 is -1.
+# Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds;
+# 65,535 is -1.
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
 APART = {"client", "goals", "figures", "sample"}  # of a point: not a value, or a few of them
@@ -34,7 +45,8 @@ _TABLED = ("engine", "version", "configuration")  # texts of the index that are 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What a question is about; records of one subject lie in one group. Hashable, and readable in an address."""
+    """What a question is about; records of one subject lie in one group. Hashable, and readable in
+    an address."""
 
     model: str
     machine: str
@@ -70,7 +82,8 @@ def shape_label(record: Record) -> str:
 
 @dataclass(frozen=True)
 class PageEntry:
-    """What is kept of a record while the page is made. text: its compact form as JSON. line: its headlines."""
+    """What is kept of a record while the page is made. text: its compact form as JSON. line: its
+    headlines."""
 
     about: GroupKey
     shape: list[Any]
@@ -82,7 +95,9 @@ def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
     """Makes the entry of a record. `rows`: of its points' samples, as `sample_rows` makes them."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
-    return PageEntry(subject(record), lengths, headlines(record), to_json(compact(record, file, rows)))
+    return PageEntry(
+        subject(record), lengths, headlines(record), to_json(compact(record, file, rows))
+    )
 
 
 def group_script(number: int, entries: Iterable[PageEntry]) -> str:
@@ -105,21 +120,31 @@ def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
 
 def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
     plain = [name for name in Point.model_fields if name not in APART]
-    columns: dict[str, Any] = {name: [_short(getattr(point, name)) for point in points] for name in plain}
-    looks, figures = [dict(point.client) for point in points], [dict(point.figures) for point in points]
-    columns["client"] = {name: [_short(look[name]) for look in looks] for name in ClientHealth.model_fields}
-    columns["figures"] = {
-        name: [_values(told[name]) if told[name] else None for told in figures] for name in Figures.model_fields
+    columns: dict[str, Any] = {
+        name: [_short(getattr(point, name)) for point in points] for name in plain
     }
-    columns["goals"] = [[[_short(each) for each in vars(goal).values()] for goal in point.goals] for point in points]
+    looks, figures = (
+        [dict(point.client) for point in points],
+        [dict(point.figures) for point in points],
+    )
+    columns["client"] = {
+        name: [_short(look[name]) for look in looks] for name in ClientHealth.model_fields
+    }
+    columns["figures"] = {
+        name: [_values(told[name]) if told[name] else None for told in figures]
+        for name in Figures.model_fields
+    }
+    columns["goals"] = [
+        [[_short(each) for each in vars(goal).values()] for goal in point.goals] for point in points
+    ]
     columns["sample"] = [packed(each) for each in rows]
     return columns
 
 
 def _values(part: RecordForm) -> list[Any]:
-    """Returns a part of a record as its values, in the order of its fields: an interval's value, low and high, a
-    spread's intervals. They are as they are: whoever derives figures cuts them to six digits (summaries.py's
-    `short`)."""
+    """Returns a part of a record as its values, in the order of its fields: an interval's value,
+    low and high, a spread's intervals. They are as they are: whoever derives figures cuts them to
+    six digits (summaries.py's `short`)."""
     return [_values(each) if isinstance(each, RecordForm) else each for each in vars(part).values()]
 
 
@@ -129,14 +154,15 @@ def _short(value: Any) -> Any:
 
 
 def sample_rows(sample: Sample) -> Rows:
-    """Returns [3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to read Python's numbers
-    takes longer than all that is done with them."""
+    """Returns [3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to
+    read Python's numbers takes longer than all that is done with them."""
     return np.array([getattr(sample, name) for name in SAMPLE], np.float64)
 
 
 def packed(rows: Rows) -> str:
-    """Returns the three columns one after the other, each of 16-bit numbers, low byte first, in base64. Rows are sorted
-    by their first token: the order of a sample says nothing, and sorted ones compress."""
+    """Returns the three columns one after the other, each of 16-bit numbers, low byte first, in
+    base64. Rows are sorted by their first token: the order of a sample says nothing, and sorted
+    ones compress."""
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     with np.errstate(divide="ignore"):
         steps = np.log(np.maximum(rows, 0.0) / SMALLEST) * (STEPS / np.log(LARGEST / SMALLEST))
@@ -148,21 +174,33 @@ def packed(rows: Rows) -> str:
 
 
 def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:
-    """Returns the script of the index. `grouped`: the groups in the order of their numbers. `facts`: what the page says
-    of itself (the record's JSON schema, files to download)."""
+    """Returns the script of the index. `grouped`: the groups in the order of their numbers.
+    `facts`: what the page says of itself (the record's JSON schema, files to download)."""
     tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}
     groups: list[list[Any]] = []
     rows: list[dict[str, Any]] = []
     for number, (about, entries) in enumerate(grouped.items()):
-        numbers = [tables["model"](about.model), tables["machine"](about.machine), tables["shape"](about.shape)]
+        numbers = [
+            tables["model"](about.model),
+            tables["machine"](about.machine),
+            tables["shape"](about.shape),
+        ]
         groups.append([*numbers, entries[0].shape])
         for each in entries:
-            rows.append({"group": number, **each.line, **{name: tables[name](each.line[name]) for name in _TABLED}})
+            rows.append(
+                {
+                    "group": number,
+                    **each.line,
+                    **{name: tables[name](each.line[name]) for name in _TABLED},
+                }
+            )
     index = {
-        "schema": PAGE_SCHEMA, **facts, "groups": groups,
+        "schema": PAGE_SCHEMA,
+        **facts,
+        "groups": groups,
         "tables": {name: table.values for name, table in tables.items()},
         "records": {name: [row[name] for row in rows] for name in (rows[0] if rows else [])},
-    }  # fmt: skip
+    }
     return f"ALMANAC.index({to_json(index)});\n"
 
 
@@ -183,8 +221,13 @@ class _Table:
 def headlines(record: Record) -> dict[str, Any]:
     """Returns a record's headlines, read off its points; none of a point whose client was short."""
     points = [point for point in record.points if not point.client.short]
-    ended = any(p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points)
-    single, most = next((point for point in points if point.kind == "single"), None), most_of(points)
+    ended = any(
+        p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points
+    )
+    single, most = (
+        next((point for point in points if point.kind == "single"), None),
+        most_of(points),
+    )
     spread = single.figures if single else None
     return {
         "engine": record.engine.name,
@@ -202,20 +245,28 @@ def headlines(record: Record) -> dict[str, Any]:
         "tokens": _headline(_highest(points, "output_rate"), bounded=ended),
         "first": _headline(spread.first_token.p50) if spread and spread.first_token else None,
         "token": _headline(spread.per_token.p50) if spread and spread.per_token else None,
-        "kept": [_kept(points, seconds, record.method.quantile, most) for seconds in record.method.goals],
+        "kept": [
+            _kept(points, seconds, record.method.quantile, most) for seconds in record.method.goals
+        ],
     }
 
 
 def _highest(points: list[Point], name: str) -> Interval | None:
-    """Returns the highest of one of the rates by its low end: the highest of many windows is the luckiest one, whose
-    value says too much. Each by its own: where samples share a prompt, few requests a second may be many tokens."""
+    """Returns the highest of one of the rates by its low end: the highest of many windows is the
+    luckiest one, whose value says too much. Each by its own: where samples share a prompt, few
+    requests a second may be many tokens."""
     rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
-    return max((rate for rate in rates if rate), key=lambda rate: (rate.low or 0.0, rate.value), default=None)
+    return max(
+        (rate for rate in rates if rate),
+        key=lambda rate: (rate.low or 0.0, rate.value),
+        default=None,
+    )
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
-    """Returns value, low and high with four digits: the index carries every record. bounded: False where it is a
-    highest rate and everything at once was cut off, or not measured: nobody knows how high the highest is."""
+    """Returns value, low and high with four digits: the index carries every record. bounded: False
+    where it is a highest rate and everything at once was cut off, or not measured: nobody knows how
+    high the highest is."""
     if value is None:
         return None
     ends = (value.value, value.low, value.high if bounded else None)
@@ -223,10 +274,16 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float, most: float | None) -> list[float]:
-    """[seconds, the highest measured rate that keeps it, what was offered where it is missed first]; of open loops, and
-    none above `most`. Kept 0: none of them does; -1: not measured. Missed 0: it was measured at no higher rate."""
+    """[seconds, the highest measured rate that keeps it, what was offered where it is missed
+    first]; of open loops, and none above `most`. Kept 0: none of them does; -1: not measured.
+    Missed 0: it was measured at no higher rate."""
     opened = [point for point in points if point.kind == "open" and point.rate]
-    asked = [(sustained(point), goal) for point in opened for goal in point.goals if goal.seconds == seconds]
+    asked = [
+        (sustained(point), goal)
+        for point in opened
+        for goal in point.goals
+        if goal.seconds == seconds
+    ]
     if not asked:
         return [seconds, -1, 0]
     kept = kept_of(asked, quantile, most)

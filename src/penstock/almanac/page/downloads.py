@@ -1,7 +1,8 @@
-"""What can be taken away from the page: every record as JSON, every point and failure as CSV and as Parquet.
+"""What can be taken away from the page: every record as JSON, every point and failure as CSV and as
+Parquet.
 
-Records are given one after the other and not kept: 2,000 of them are a gigabyte of Python's numbers. It knows records
-and files; not the page.
+Records are given one after the other and not kept: 2,000 of them are a gigabyte of Python's
+numbers. It knows records and files; not the page.
 """
 
 from __future__ import annotations
@@ -21,13 +22,40 @@ from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
 TEXTS = (
-    "file", "run", "when", "engine", "version", "commit", "configuration", "model", "dtype", "weights", "gpu", "cpu",
-    "shape", "shape_kind", "prompts", "raw_sha256", "point", "kind", "marks", "failure", "message",
-)  # of the columns; the others are numbers  # fmt: skip
+    "file",
+    "run",
+    "when",
+    "engine",
+    "version",
+    "commit",
+    "configuration",
+    "model",
+    "dtype",
+    "weights",
+    "gpu",
+    "cpu",
+    "shape",
+    "shape_kind",
+    "prompts",
+    "raw_sha256",
+    "point",
+    "kind",
+    "marks",
+    "failure",
+    "message",
+)  # of the columns; the others are numbers
 _OF_POINT = (
-    "rate", "concurrency", "seconds", "opens", "requests", "effective", "complete", "output_tokens", "prompt_tokens",
+    "rate",
+    "concurrency",
+    "seconds",
+    "opens",
+    "requests",
+    "effective",
+    "complete",
+    "output_tokens",
+    "prompt_tokens",
     "cached_tokens",
-)  # fmt: skip
+)
 Row = dict[str, Any]
 
 
@@ -43,8 +71,8 @@ class Downloads:
         self._before = "[\n"
 
     def add(self, file: str, record: Record, text: str, rows: Sequence[Rows]) -> None:
-        """Adds a record's rows. `text`: the record as it came; `rows`: of its points' samples, as compact.py's
-        `sample_rows` makes them."""
+        """Adds a record's rows. `text`: the record as it came; `rows`: of its points' samples, as
+        compact.py's `sample_rows` makes them."""
         self._json.write(self._before + text.strip().replace("\n", " "))
         self._before = ",\n"
         shared = _shared(file, record)
@@ -80,15 +108,26 @@ class Downloads:
         columns = {}
         for name, column in self._columns.items():
             numbers = np.array([] if name in TEXTS else column, np.float64)
-            columns[name] = arrow_texts(column) if name in TEXTS else arrow_numbers(numbers, ~np.isnan(numbers))
-        columns |= {f"sample_{name}": arrow_lists(samples) for name, samples in self._samples.items()}
+            columns[name] = (
+                arrow_texts(column) if name in TEXTS else arrow_numbers(numbers, ~np.isnan(numbers))
+            )
+        columns |= {
+            f"sample_{name}": arrow_lists(samples) for name, samples in self._samples.items()
+        }
         path = self._folder / "points.parquet"
         # Numbers hardly repeat: to look for those that do took more time than all else here.
-        pq.write_table(pa.table(columns), path, compression="zstd", compression_level=1, use_dictionary=[*TEXTS])
+        pq.write_table(
+            pa.table(columns),
+            path,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[*TEXTS],
+        )
 
 
 def _shown(value: Any) -> str:
-    """Returns a value's text; one that a spreadsheet would take for a formula is quoted, as spreadsheets do it."""
+    """Returns a value's text; one that a spreadsheet would take for a formula is quoted, as
+    spreadsheets do it."""
     if isinstance(value, str):
         return "'" + value if value and value[0] in "=+-@\t" else value
     return "" if value is None else f"{value:.10g}"
@@ -98,13 +137,29 @@ def _shared(file: str, record: Record) -> Row:
     """Returns what all rows of a record share."""
     gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
     return {
-        "file": file, "run": record.run, "when": record.when, "engine": engine.name, "version": engine.version,
-        "commit": engine.commit, "configuration": engine.configuration.name, "model": model.name, "dtype": model.dtype,
-        "weights": model.weights, "gpu": gpu.name if gpu else None, "cpu": record.machine.cpu, "shape": shape.name,
-        "shape_kind": shape.kind, "prompts": shape.prompts, "raw_sha256": record.raw.sha256 if record.raw else None,
-        "gpus": gpu.count if gpu else 0, "input": shape.input, "output": shape.output, "n": shape.n,
-        "price_per_hour": record.method.price_per_hour, "brief": record.method.short,
-    }  # fmt: skip
+        "file": file,
+        "run": record.run,
+        "when": record.when,
+        "engine": engine.name,
+        "version": engine.version,
+        "commit": engine.commit,
+        "configuration": engine.configuration.name,
+        "model": model.name,
+        "dtype": model.dtype,
+        "weights": model.weights,
+        "gpu": gpu.name if gpu else None,
+        "cpu": record.machine.cpu,
+        "shape": shape.name,
+        "shape_kind": shape.kind,
+        "prompts": shape.prompts,
+        "raw_sha256": record.raw.sha256 if record.raw else None,
+        "gpus": gpu.count if gpu else 0,
+        "input": shape.input,
+        "output": shape.output,
+        "n": shape.n,
+        "price_per_hour": record.method.price_per_hour,
+        "brief": record.method.short,
+    }
 
 
 def _of_point(point: Point) -> Row:
@@ -113,9 +168,17 @@ def _of_point(point: Point) -> Row:
     row |= {f"outcome_{name}": point.outcomes.get(name, 0) for name in OUTCOMES[1:]}
     row |= {f"client_{name}": value for name, value in point.client}
     for name, figure in point.figures:
-        spread = {f"{name}_{quantile}": each for quantile, each in figure} if isinstance(figure, Spread) else {}
+        spread = (
+            {f"{name}_{quantile}": each for quantile, each in figure}
+            if isinstance(figure, Spread)
+            else {}
+        )
         for key, interval in spread.items() or ([(name, figure)] if figure is not None else []):
-            row[key], row[f"{key}_low"], row[f"{key}_high"] = interval.value, interval.low, interval.high
+            row[key], row[f"{key}_low"], row[f"{key}_high"] = (
+                interval.value,
+                interval.low,
+                interval.high,
+            )
     for number, goal in enumerate(point.goals, 1):
         row |= {f"goal{number}_{name}": value for name, value in goal}
     return row

@@ -1,12 +1,15 @@
-"""Engines that the bench can start: a TOML file each, which lands here once the engine has been run by it.
+"""Engines that the bench can start: a TOML file each, which lands here once the engine has been run
+by it.
 
     says       what it is                     install   how one gets the pinned version
-    version    a command that prints it       command   what serves; words with {python} {model} {host} {port}
+    version    a command that prints it       command   what serves; words with {python} {model}
+    {host} {port}
     ready      a path that answers 200 once it serves        stop   the signal that ends it
     path       of its completions             ids       whether prompts may be token ids
     served     its name for the model; {model} unless said   [environment]  variables of its process
     samples    whether it takes n (true unless said)
-    without    fields of a body that it doesn't take         [more]  fields that it needs besides, {output} filled in
+    without    fields of a body that it doesn't take         [more]  fields that it needs besides,
+    {output} filled in
 
 {python} is the interpreter that has the engine, {bin} the folder that it lies in.
 
@@ -28,7 +31,9 @@ from penstock.errors import EngineError, UsageError
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
 _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
-_BUILD = re.compile(r"\(build ([1-9]\d*)")  # llama.cpp's, which releases are named by; 0: whoever built it didn't say
+_BUILD = re.compile(
+    r"\(build ([1-9]\d*)"
+)  # llama.cpp's, which releases are named by; 0: whoever built it didn't say
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -51,7 +56,9 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def words(self, python: str, model: str, host: str, port: int) -> list[str]:
         """Returns the command that serves."""
-        return _filled(self.command, python=python, bin=_bin(python), model=model, host=host, port=str(port))
+        return _filled(
+            self.command, python=python, bin=_bin(python), model=model, host=host, port=str(port)
+        )
 
     def served_as(self, model: str) -> str:
         return self.served.replace("{model}", model)
@@ -62,7 +69,9 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise EngineError(f"{self.name} cannot be asked for its version ({error}): {self.install}") from error
+            raise EngineError(
+                f"{self.name} cannot be asked for its version ({error}): {self.install}"
+            ) from error
         said = done.stdout + done.stderr if done.returncode == 0 else ""
         if built := _BUILD.search(said):
             return f"b{built[1]}"
@@ -70,7 +79,8 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if told is None:
             last = ((done.stderr or done.stdout).strip().splitlines() or ["no output"])[-1]
             raise EngineError(
-                f"{self.name} isn't there for {python} ({last[:200]}): {self.install}; then name --python"
+                f"{self.name} isn't there for {python} ({last[:200]}): {self.install}; then name"
+                " --python"
             )
         return told[0]
 
@@ -87,7 +97,10 @@ def peer(name: str) -> Peer:
     """Returns the peer of this name, or of this .toml file. Raises UsageError."""
     path = Path(name) if name.endswith(".toml") else FOLDER / f"{name}.toml"
     if (path.parent == FOLDER and path.stem not in known()) or not path.is_file():
-        raise UsageError(f"there is no engine {name!r}: there are {', '.join(known())}, or give a URL", param="engine")
+        raise UsageError(
+            f"there is no engine {name!r}: there are {', '.join(known())}, or give a URL",
+            param="engine",
+        )
     try:
         told = msgspec.toml.decode(path.read_bytes(), type=Peer)
     except ValueError as error:  # msgspec's are ValueErrors
@@ -96,7 +109,8 @@ def peer(name: str) -> Peer:
 
 
 def _bin(python: str) -> str:
-    """Returns the folder of an interpreter, links not followed: a virtual environment's programs lie beside it."""
+    """Returns the folder of an interpreter, links not followed: a virtual environment's programs
+    lie beside it."""
     return str(Path(python).parent)
 
 

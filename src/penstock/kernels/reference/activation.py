@@ -13,8 +13,9 @@ from penstock.kernels.reference.fp8 import in_form
 def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
     """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F], in the form asked for.
 
-    torch's silu has another exponential for the elements left over at the end of a thread's share, so a row's last bits
-    would depend on the row count; its exp has one for all. In bf16 the difference drowns in the rounding.
+    torch's silu has another exponential for the elements left over at the end of a thread's share,
+    so a row's last bits would depend on the row count; its exp has one for all. In bf16 the
+    difference drowns in the rounding.
     """
     gate, up = gate_up.chunk(2, dim=-1)
     if gate.dtype == torch.bfloat16:
@@ -27,7 +28,8 @@ def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
 
 
 def gelu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
-    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F]; GELU in tanh's approximation (arXiv:1606.08415)."""
+    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F]; GELU in tanh's approximation
+    (arXiv:1606.08415)."""
     gate, up = gate_up.chunk(2, dim=-1)
     gated = F.gelu(gate, approximate="tanh").mul_(up)
     return in_form(gated, form)
@@ -44,14 +46,15 @@ def relu2(x: Tensor, form: Form = "wide") -> Rows:
 
 
 def over_sigmoid(x: Tensor, gate: Tensor) -> Tensor:
-    """x, gate of one shape -> x * sigmoid(gate) float32, by the exponential that is the same for every element."""
+    """x, gate of one shape -> x * sigmoid(gate) float32, by the exponential that is the same for
+    every element."""
     below = torch.neg(gate.float()).exp_().add_(1)
     return torch.div(x, below, out=below)
 
 
 def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:
-    """out, made, x [T, d], gate [1, d] -> out, to which scale * made * sigmoid(x . gate) is added; without a gate
-    scale * made."""
+    """out, made, x [T, d], gate [1, d] -> out, to which scale * made * sigmoid(x . gate) is added;
+    without a gate scale * made."""
     if gate is None:
         return out.add_(made, alpha=scale)
     return out.addcmul_(made, F.linear(x, gate).sigmoid_(), value=scale)

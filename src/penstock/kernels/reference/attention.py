@@ -1,4 +1,5 @@
-"""Attention over the paged cache in plain torch: decode rows with their prefix groups (decode.py), then chunks."""
+"""Attention over the paged cache in plain torch: decode rows with their prefix groups (decode.py),
+then chunks."""
 
 from __future__ import annotations
 
@@ -24,19 +25,28 @@ class KindPlan:
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the decode tiles."""
+    """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the
+    decode tiles."""
     decode = inputs.decode_for(kind.window)
     rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
-    return KindPlan(rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind))
+    return KindPlan(
+        rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind)
+    )
 
 
 def attention(
-    q: Tensor, kv: LayerKv | LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan,
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
     sinks: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent vectors
-    `ops.AttentionOverLatents`."""
-    out = torch.empty((*q.shape[:2], kind.value_width or q.shape[2]), dtype=q.dtype, device=q.device)
+) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent
+    vectors `ops.AttentionOverLatents`."""
+    out = torch.empty(
+        (*q.shape[:2], kind.value_width or q.shape[2]), dtype=q.dtype, device=q.device
+    )
     rows = inputs.rows
     if plan.decode is not None:
         attend_rows(q[:rows], kv, plan.decode, kind, out[:rows], sinks)

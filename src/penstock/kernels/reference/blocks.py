@@ -6,7 +6,8 @@ from torch import Tensor
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """kv_layers: `[blocks, kv_heads, 2, 16, width]` each; block src[i] is copied over block dst[i] in all of them.
+    """kv_layers: `[blocks, kv_heads, 2, 16, width]` each; block src[i] is copied over block dst[i]
+    in all of them.
 
     All sources are read before any target of the same layer is written.
     """

@@ -1,10 +1,10 @@
 """min_p, top_k and top_p: draw again until a token stays. What they must give is said in `sample`.
 
-It knows rows that were drawn once. All filters together keep a beginning of the order of tokens, so they are one cut:
-the last token that stays. A row with top_k or min_p finds its cut at once, among as many tiles as it leaves tokens. A
-row with top_p alone looks for the tokens above the drawn one, in the few tiles that hold any, and is sorted only after
-three misses: at top_p = 0.9 that is one row in a thousand. Which rows those are is data, so on a GPU this column waits
-for it.
+It knows rows that were drawn once. All filters together keep a beginning of the order of tokens, so
+they are one cut: the last token that stays. A row with top_k or min_p finds its cut at once, among
+as many tiles as it leaves tokens. A row with top_p alone looks for the tokens above the drawn one,
+in the few tiles that hold any, and is sorted only after three misses: at top_p = 0.9 that is one
+row in a thousand. Which rows those are is data, so on a GPU this column waits for it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Filters:
 
 
 def filtered(rows: Drawable, top_p: Tensor, top_k: Tensor, min_p: Tensor, tokens: Tensor) -> None:
-    """Draws again for rows whose token, of attempt 0, doesn't stay. tokens [n] int64 are changed in place."""
+    """Draws again for rows whose token, of attempt 0, doesn't stay. tokens [n] int64 are changed in
+    place."""
     vocabulary = rows.logits.shape[1]
     k = torch.where(top_k > 0, top_k.to(torch.int64).clamp(max=vocabulary), vocabulary)
     filters = Filters(top_p, k, min_p)
@@ -56,22 +57,34 @@ def _redrawn(rows: Drawable, filters: Filters, tokens: Tensor, scans: int) -> Te
     """tokens [n] of attempt 0 -> [n] that stay."""
     left = torch.arange(tokens.shape[0], device=tokens.device)
     if scans:
-        left = _attempts(rows, tokens, left, range(scans), lambda r, t: _scan(rows.take(r), filters.top_p[r], t))
+        left = _attempts(
+            rows, tokens, left, range(scans), lambda r, t: _scan(rows.take(r), filters.top_p[r], t)
+        )
     if left.numel() == 0:
         return tokens
     last, token = _cut(rows.take(left), filters.take(left))
-    value, bound = torch.full_like(rows.top, torch.inf).index_copy_(0, left, last), tokens.new_zeros(tokens.shape)
+    value, bound = (
+        torch.full_like(rows.top, torch.inf).index_copy_(0, left, last),
+        tokens.new_zeros(tokens.shape),
+    )
     bound.index_copy_(0, left, token)
     left = _attempts(
-        rows, tokens, left, range(scans, ATTEMPTS), lambda r, t: _inside(_logit(rows, r, t), t, value[r], bound[r])
+        rows,
+        tokens,
+        left,
+        range(scans, ATTEMPTS),
+        lambda r, t: _inside(_logit(rows, r, t), t, value[r], bound[r]),
     )
     if left.numel():
         tokens[left] = _draw_inside(rows.take(left), value[left], bound[left])
     return tokens
 
 
-def _attempts(rows: Drawable, tokens: Tensor, left: Tensor, attempts: range, stays: Stays) -> Tensor:
-    """Draws rows `left` again and again -> those that still don't stay. Attempt 0 is in `tokens`, which is changed."""
+def _attempts(
+    rows: Drawable, tokens: Tensor, left: Tensor, attempts: range, stays: Stays
+) -> Tensor:
+    """Draws rows `left` again and again -> those that still don't stay. Attempt 0 is in `tokens`,
+    which is changed."""
     for attempt in attempts:
         if attempt:
             tokens[left] = draw(rows.take(left), attempt)
@@ -97,7 +110,8 @@ def _scan(rows: Drawable, top_p: Tensor, token: Tensor) -> Tensor:
 
 
 def _mass_above(rows: Drawable, token: Tensor, value: Tensor) -> Tensor:
-    """Mass of the tokens above each row's own [n] -> [n] float32. In real text few tiles reach that high."""
+    """Mass of the tokens above each row's own [n] -> [n] float32. In real text few tiles reach that
+    high."""
     row, tile = torch.nonzero(rows.peak >= value[:, None], as_tuple=True)
     logit = rows.tiles(row, tile)
     ids = tile[:, None] * TILE + torch.arange(TILE, device=tile.device)
@@ -109,11 +123,14 @@ def _count_of_floor(rows: Drawable, min_p: Tensor) -> Tensor:
     """How many tokens min_p leaves -> [n] int64."""
     every = torch.arange(min_p.shape[0], device=min_p.device)
     row, tile = torch.nonzero(rows.e(rows.peak.clone(), every) >= min_p[:, None], as_tuple=True)
-    return _by_row(rows, row, tile, (rows.e(rows.tiles(row, tile), row) >= min_p[row, None]).sum(-1))
+    return _by_row(
+        rows, row, tile, (rows.e(rows.tiles(row, tile), row) >= min_p[row, None]).sum(-1)
+    )
 
 
 def _by_row(rows: Drawable, row: Tensor, tile: Tensor, sums: Tensor) -> Tensor:
-    """Sums of some tiles [q] -> of rows [n]. Added over all tiles: one order whatever else is in the batch."""
+    """Sums of some tiles [q] -> of rows [n]. Added over all tiles: one order whatever else is in
+    the batch."""
     every = torch.zeros(rows.peak.shape, dtype=sums.dtype, device=sums.device)
     every[row, tile] = sums
     return every.sum(-1)
@@ -124,7 +141,9 @@ def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
     k = filters.top_k.clone()
     floored = torch.nonzero(filters.min_p > 0)[:, 0]
     if floored.numel():
-        k[floored] = torch.minimum(k[floored], _count_of_floor(rows.take(floored), filters.min_p[floored]))
+        k[floored] = torch.minimum(
+            k[floored], _count_of_floor(rows.take(floored), filters.min_p[floored])
+        )
     falling = _largest(rows, int(k.max()))
     every = torch.arange(falling.shape[0], device=falling.device)
     e = rows.e(falling.clone(), every)
@@ -140,7 +159,8 @@ def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
 
 
 def _largest(rows: Drawable, k: int) -> Tensor:
-    """Each row's k largest logits, falling: [n, k] float32. They lie in the k tiles with the largest peaks."""
+    """Each row's k largest logits, falling: [n, k] float32. They lie in the k tiles with the
+    largest peaks."""
     n, vocabulary = rows.place.shape[0], rows.logits.shape[1]
     if k > vocabulary // 4:
         return rows.logits[rows.place].to(torch.float32).sort(dim=-1, descending=True).values
@@ -163,10 +183,14 @@ def _nth_equal(rows: Drawable, value: Tensor, nth: Tensor) -> Tensor:
 
 
 def _draw_inside(rows: Drawable, value: Tensor, bound: Tensor) -> Tensor:
-    """Sets what doesn't stay to -inf and draws with attempt 8. For the few that all attempts missed."""
+    """Sets what doesn't stay to -inf and draws with attempt 8. For the few that all attempts
+    missed."""
     logits = rows.logits[rows.place].to(torch.float32)
     ids = torch.arange(logits.shape[1], device=logits.device)
     logits.masked_fill_(~_inside(logits, ids, value[:, None], bound[:, None]), -torch.inf)
     peak, top, mass = tile_sums(logits, rows.scale)
     place = torch.arange(logits.shape[0], device=logits.device)
-    return draw(Drawable(logits, place, peak, top, mass, rows.scale, rows.greedy, rows.key, rows.position), ATTEMPTS)
+    return draw(
+        Drawable(logits, place, peak, top, mass, rows.scale, rows.greedy, rows.key, rows.position),
+        ATTEMPTS,
+    )

@@ -1,4 +1,5 @@
-"""Products with float8 weights in plain torch: the weight is widened for each product, its scales come behind it."""
+"""Products with float8 weights in plain torch: the weight is widened for each product, its scales
+come behind it."""
 
 from __future__ import annotations
 
@@ -7,13 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from penstock.kernels.fp8_rows import E4M3, E4M3_MOST, LEAST_SCALE, LOW_BY, Form, Fp8Rows, Rows, TakesWideRows
+from penstock.kernels.fp8_rows import (
+    E4M3,
+    E4M3_MOST,
+    LEAST_SCALE,
+    LOW_BY,
+    Form,
+    Fp8Rows,
+    Rows,
+    TakesWideRows,
+)
 from penstock.kernels.reference.linear import linear
 
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix(TakesWideRows):
-    """A matrix [out, in] e4m3 and float32 scales: of each row [out], or of its neighbours (fp8_groups.py)."""
+    """A matrix [out, in] e4m3 and float32 scales: of each row [out], or of its neighbours
+    (fp8_groups.py)."""
 
     numbers: Tensor
     scale: Tensor
@@ -26,7 +37,8 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
 
 
 def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are applied in float32."""
+    """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are
+    applied in float32."""
     if isinstance(x, Fp8Rows):
         numbers = x.numbers.float() if x.low is None else x.numbers.float() + x.low.float() / LOW_BY
         out = linear(numbers, matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)

@@ -1,6 +1,8 @@
-"""label_logprobs: log-probabilities under raw logits of the very ids that rows name, in place of the most likely.
+"""label_logprobs: log-probabilities under raw logits of the very ids that rows name, in place of
+the most likely.
 
-A handful of gathers, on any device, where a step's rows ask. It knows logits, ids and rows' columns.
+A handful of gathers, on any device, where a step's rows ask. It knows logits, ids and rows'
+columns.
 """
 
 from __future__ import annotations
@@ -22,11 +24,11 @@ def label_logprobs(
     out: tuple[Tensor, Tensor, Tensor],
     part: VocabularyPart | None = None,
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] and their drawn tokens [n] -> out: chosen [n] is read, ids and top
-    [n, most] are written where a row asks, in the order of its ids.
+    """Raw logits [n, vocabulary] of rows row_ids [n] and their drawn tokens [n] -> out: chosen [n]
+    is read, ids and top [n, most] are written where a row asks, in the order of its ids.
 
-    pool [ids] int32: a row's lie behind its biases and bad words, as many as rows.logprobs says. part: which tokens the
-    logits are of, where ranks share a vocabulary.
+    pool [ids] int32: a row's lie behind its biases and bad words, as many as rows.logprobs says.
+    part: which tokens the logits are of, where ranks share a vocabulary.
     """
     chosen, ids, top = out
     row = row_ids.to(torch.int64)
@@ -41,6 +43,8 @@ def label_logprobs(
     else:
         column, mine = part.columns(wanted, logits.shape[1])
         raw = part.most(torch.where(mine, logits.gather(1, column).to(torch.float32), -torch.inf))
-    log_sum = raw[:, -1:] - chosen[:, None]  # the drawn token's logit and logprob are known, so this is too
+    log_sum = (
+        raw[:, -1:] - chosen[:, None]
+    )  # the drawn token's logit and logprob are known, so this is too
     ids.copy_(torch.where(asks, labels, ids))
     top.copy_(torch.where(asks, raw[:, :-1] - log_sum, top))

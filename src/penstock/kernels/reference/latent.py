@@ -1,5 +1,6 @@
-"""Latent vectors in plain torch (arXiv:2405.04434): what is stored of a token, and the attention that reads it: that of
-one KV head, or of keys and values that are made of the vectors. It knows one layer's tensors; no layer."""
+"""Latent vectors in plain torch (arXiv:2405.04434): what is stored of a token, and the attention
+that reads it: that of one KV head, or of keys and values that are made of the vectors. It knows one
+layer's tensors; no layer."""
 
 from __future__ import annotations
 
@@ -32,8 +33,8 @@ def latent_store(
     kv: LatentKv,
     plan: KindPlan,
 ) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], whose last `turning` are turned in place. The contract is
-    `ops.LatentStore`."""
+    """given [T, rank + turning], q [T, H, still + turning], whose last `turning` are turned in
+    place. The contract is `ops.LatentStore`."""
     rank, rotary = norm.shape[0], plan.rotary
     turning = given.shape[1] - rank
     vectors = torch.cat((rms_norm(given[:, :rank], norm, eps), given[:, rank:]), 1)
@@ -45,17 +46,26 @@ def latent_store(
         kv.latent.view(-1, kv.latent.shape[2])[inputs.slots] = vectors
         return
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    eight = (vectors[:, :rank].float() * kv.scale.reciprocal()).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+    eight = (
+        (vectors[:, :rank].float() * kv.scale.reciprocal()).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+    )
     kv.latent.view(torch.uint8)[block, offset] = eight.view(torch.uint8)
     kv.beside[block, offset] = vectors[:, rank:]
 
 
 def latent_attention(
-    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, *,
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    *,
     expand_tokens: int = EXPAND_TOKENS,
-) -> Tensor:  # fmt: skip
-    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H, value]. The contract is
-    `ops.AttentionOverLatents`. expand_tokens: of chunks, from which on their keys and values may be made."""
+) -> Tensor:
+    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H,
+    value]. The contract is `ops.AttentionOverLatents`. expand_tokens: of chunks, from which on
+    their keys and values may be made."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     if chunks is None or not chunks.expands(sizes, expand_tokens):
@@ -64,15 +74,31 @@ def latent_attention(
     if rows:
         out[:rows] = _absorbed(q[:rows], up, kv, replace(inputs, prefill=None), kind, plan, sizes)
     start = (chunks.start + rows).tolist()
-    for table, context, first, last in zip(chunks.block_table, chunks.context.tolist(), start, start[1:], strict=False):
+    for table, context, first, last in zip(
+        chunks.block_table, chunks.context.tolist(), start, start[1:], strict=False
+    ):
         if first < last:
-            _expanded(q[first:last], up, kv, table[: -(-(context + last - first) // BLOCK_SIZE)], context, kind, sizes,
-                      out[first:last])  # fmt: skip
+            _expanded(
+                q[first:last],
+                up,
+                kv,
+                table[: -(-(context + last - first) // BLOCK_SIZE)],
+                context,
+                kind,
+                sizes,
+                out[first:last],
+            )
     return out
 
 
 def _absorbed(
-    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, sizes: LatentSizes
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    sizes: LatentSizes,
 ) -> Tensor:
     still = sizes.still
     asked = torch.cat((_by_head(q[..., :still], up[:, :still].mT), q[..., still:]), 2)
@@ -80,17 +106,26 @@ def _absorbed(
 
 
 def _expanded(
-    q: Tensor, up: Tensor, kv: LatentKv, table: Tensor, context: int, kind: AttentionKind, sizes: LatentSizes,
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    table: Tensor,
+    context: int,
+    kind: AttentionKind,
+    sizes: LatentSizes,
     out: Tensor,
-) -> None:  # fmt: skip
-    """A chunk's q [n, H, still + turning] over keys and values of the vectors of `table` [blocks], into out
-    [n, H, value]: a few heads at a time, as many as EXPANDED_AT_ONCE numbers have room for."""
+) -> None:
+    """A chunk's q [n, H, still + turning] over keys and values of the vectors of `table` [blocks],
+    into out [n, H, value]: a few heads at a time, as many as EXPANDED_AT_ONCE numbers have room
+    for."""
     vectors = kv.worth(table).flatten(0, 1).to(q.dtype)
     turned, each = vectors[:, sizes.rank :], sizes.still + sizes.value
     at_once = max(1, EXPANDED_AT_ONCE // (vectors.shape[0] * each))
     for first in range(0, kind.heads, at_once):
         some = up[first : first + at_once]
-        made = linear(vectors[:, : sizes.rank].contiguous(), some.flatten(0, 1)).view(-1, *some.shape[:2])
+        made = linear(vectors[:, : sizes.rank].contiguous(), some.flatten(0, 1)).view(
+            -1, *some.shape[:2]
+        )
         keys, values = made.transpose(0, 1).split((sizes.still, sizes.value), 2)
         keys = torch.cat((keys, turned.expand(len(some), -1, -1)), 2)
         heads = slice(first, first + at_once)
@@ -101,4 +136,6 @@ def _by_head(x: Tensor, weight: Tensor) -> Tensor:
     """x [T, H, in], weight [H, out, in] -> [T, H, out], each head by its own matrix."""
     if x.device.type != "cpu":
         return torch.bmm(x.transpose(0, 1), weight.mT).transpose(0, 1)
-    return torch.stack([linear(x[:, head].contiguous(), matrix) for head, matrix in enumerate(weight)], 1)
+    return torch.stack(
+        [linear(x[:, head].contiguous(), matrix) for head, matrix in enumerate(weight)], 1
+    )

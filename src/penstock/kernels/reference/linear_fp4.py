@@ -21,15 +21,17 @@ class Fp4Matrix(TakesWideRows):
     whole: Tensor | None  # [out] float64, of NVFP4
 
 
-def prepare_linear_fp4(numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype) -> Fp4Matrix:
-    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes. dtype: the model's,
-    which rows say here too."""
+def prepare_linear_fp4(
+    numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype
+) -> Fp4Matrix:
+    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes.
+    dtype: the model's, which rows say here too."""
     return Fp4Matrix(numbers.contiguous(), scale.contiguous(), whole)
 
 
 def linear_fp4(x: Tensor, matrix: Fp4Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ widened.T + bias, [T, out], of the model's dtype. The weight is dequantised in float32, and
-    rounded to that dtype."""
+    """x [T, in] -> x @ widened.T + bias, [T, out], of the model's dtype. The weight is dequantised
+    in float32, and rounded to that dtype."""
 
     def worth(rows: slice) -> Tensor:
         whole = None if matrix.whole is None else matrix.whole[rows]

@@ -12,11 +12,14 @@ from penstock.kernels.routing import Routing
 
 
 def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """scores [T, E] -> the weights of the k chosen [T, k] float32, and which experts those are [T, k] int64: the best
-    first, of equals the one with the lower number. correction: `Experts.correction`."""
+    """scores [T, E] -> the weights of the k chosen [T, k] float32, and which experts those are [T,
+    k] int64: the best first, of equals the one with the lower number. correction:
+    `Experts.correction`."""
     scores = scores.float()
     worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
-    plain = correction is None and by.groups == 1  # then scores say it, that no rounding has made equal
+    plain = (
+        correction is None and by.groups == 1
+    )  # then scores say it, that no rounding has made equal
     choice = scores if plain else worth if correction is None else worth + correction
     if by.groups > 1:
         choice = _in_groups(choice, by)
@@ -31,7 +34,9 @@ def _in_groups(choice: Tensor, by: Routing) -> Tensor:
     """choice [T, E] -> the same, -inf where an expert's group is not among the kept."""
     grouped = choice.unflatten(1, (by.groups, -1))
     kept = _best(grouped.topk(2 if by.paired else 1, dim=-1).values.sum(-1), by.kept_groups)
-    out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(1, kept, False)
+    out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(
+        1, kept, False
+    )
     return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
 
 
@@ -48,8 +53,8 @@ def prepare_experts(experts: Experts) -> Experts:
 def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
     """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d].
 
-    Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its weight is 0: nothing is
-    asked of the device, so that a step can be captured.
+    Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its
+    weight is 0: nothing is asked of the device, so that a step can be captured.
     """
     weights, chosen = route(scores, of.routing, of.correction)
     if of.answer_scale is not None:
@@ -70,7 +75,8 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
 
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
-    """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its product."""
+    """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its
+    product."""
     if matrix.by_group or matrix.in_fp4 or matrix.integers:
         made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
     else:

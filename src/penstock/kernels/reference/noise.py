@@ -1,19 +1,23 @@
-"""Counter noise: the same (seed, sample, position, attempt, stream, lane) gives the same number, whatever else runs.
+"""Counter noise: the same (seed, sample, position, attempt, stream, lane) gives the same number,
+whatever else runs.
 
-It draws nothing and knows no logits. Everything is 32-bit integer arithmetic that wraps, so that another column of
-kernels can make the same bits; torch's int32 stands for uint32 here (a logical shift is an arithmetic one and a mask).
+It draws nothing and knows no logits. Everything is 32-bit integer arithmetic that wraps, so that
+another column of kernels can make the same bits; torch's int32 stands for uint32 here (a logical
+shift is an arithmetic one and a mask).
 
-    mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16     ("lowbias32")
+    mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
+    ("lowbias32")
     absorb      h = mix((h ^ word) + 0x9E3779B9)
-    key         two words: from h = 0x243F6A88 and from h = 0x85A308D3, absorb seed's low half, seed's high half,
+    key         two words: from h = 0x243F6A88 and from h = 0x85A308D3, absorb seed's low half,
+    seed's high half,
                 sample, position * 32 + attempt * 2 + stream
     bits(lane)  mix(mix(key[0] + lane * 0x9E3779B9) ^ key[1])
     uniform     ((bits >> 9) + 0.5) * 2^-23: 23 bits, never 0 or 1, exact in float32
     gumbel      -log(-log(uniform)), between -2.81 and 16.64
 
-Two words of key, since one would collide for thousands of pairs among the 2^24 tokens of one long job. A position is
-below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes).
-Source of the mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain.
+Two words of key, since one would collide for thousands of pairs among the 2^24 tokens of one long
+job. A position is below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes). Source of the
+mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain.
 """
 
 from __future__ import annotations
@@ -65,7 +69,13 @@ def bits(key: Tensor, lanes: int, first: int = 0) -> Tensor:
 
 def uniform(key: Tensor, lanes: int, first: int = 0) -> Tensor:
     """[n, lanes] float32 in (0, 1), neither end ever."""
-    return (bits(key, lanes, first) >> 9).bitwise_and_(0x7FFFFF).to(torch.float32).add_(0.5).mul_(2.0**-23)
+    return (
+        (bits(key, lanes, first) >> 9)
+        .bitwise_and_(0x7FFFFF)
+        .to(torch.float32)
+        .add_(0.5)
+        .mul_(2.0**-23)
+    )
 
 
 def gumbel(key: Tensor, lanes: int, first: int = 0) -> Tensor:

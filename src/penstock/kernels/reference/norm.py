@@ -1,5 +1,5 @@
-"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (as HF's Llama does), a float32
-weight before (as its Gemma does)."""
+"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (as HF's
+Llama does), a float32 weight before (as its Gemma does)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,21 @@ from penstock.kernels.reference.fp8 import in_form
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in another form."""
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in
+    another form."""
     return in_form(_rms_norm(x, weight, eps), form)
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide", first: Tensor | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    form: Form = "wide",
+    first: Tensor | None = None,
 ) -> tuple[Rows, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum. first: the weight of
-    a norm that x passes before."""
+    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum.
+    first: the weight of a norm that x passes before."""
     residual += x if first is None else _rms_norm(x, first, eps)
     return rms_norm(residual, weight, eps, form), residual
 

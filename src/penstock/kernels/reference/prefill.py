@@ -1,8 +1,10 @@
-"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored already.
+"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored
+already.
 
-Queries go in pieces of at most 64, each over the keys up to its last query, so half of the causal square is never
-computed. Scores and softmax are float32, weights and values bf16 in a bf16 model, as in `decode`. Measured on a Zen 5,
-one thread, 14 heads of 64: 256 tokens 2.9 ms with torch's fused attention and a mask, 1.5 ms so; 1,024: 42 and 21 ms.
+Queries go in pieces of at most 64, each over the keys up to its last query, so half of the causal
+square is never computed. Scores and softmax are float32, weights and values bf16 in a bf16 model,
+as in `decode`. Measured on a Zen 5, one thread, 14 heads of 64: 256 tokens 2.9 ms with torch's
+fused attention and a mask, 1.5 ms so; 1,024: 42 and 21 ms.
 """
 
 from __future__ import annotations
@@ -28,12 +30,15 @@ def attend_chunks(
     out: Tensor,
     sinks: Tensor | None = None,
 ) -> None:
-    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, V]. sinks: `ops.Attention`'s."""
+    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, V]. sinks:
+    `ops.Attention`'s."""
     start = prefill.start.tolist()
     for chunk, context in enumerate(prefill.context.tolist()):
         first, last = start[chunk : chunk + 2]
         if first < last:
-            _chunk(q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last], sinks)
+            _chunk(
+                q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last], sinks
+            )
 
 
 def _chunk(
@@ -53,16 +58,26 @@ def _chunk(
         keys = kv.worth(table).flatten(0, 1)[None]
         values = keys[..., : kv.value_width]
     else:
-        keys, values = (take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values))
+        keys, values = (
+            take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values)
+        )
     attend_keys(q, keys, values, context, kind, out, begin * BLOCK_SIZE, kv.scales, sinks)
 
 
 def attend_keys(
-    q: Tensor, keys: Tensor, values: Tensor, context: int, kind: AttentionKind, out: Tensor, held: int = 0,
-    scales: Tensor | None = None, sinks: Tensor | None = None,
-) -> None:  # fmt: skip
-    """A chunk's q [n, H, D], its first token at position `context`, over keys [Hkv, tokens, D] and values
-    [Hkv, tokens, V] from position `held` on, of whole blocks, into out [n, H, V]. scales: LayerKv's."""
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    context: int,
+    kind: AttentionKind,
+    out: Tensor,
+    held: int = 0,
+    scales: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """A chunk's q [n, H, D], its first token at position `context`, over keys [Hkv, tokens, D] and
+    values [Hkv, tokens, V] from position `held` on, of whole blocks, into out [n, H, V]. scales:
+    LayerKv's."""
     count, heads, width = q.shape
     kv_heads, window = keys.shape[0], kind.window
     keys = keys.float()
@@ -73,7 +88,11 @@ def attend_keys(
     piece = max(1, min(PIECE, PIECE_SCORES // (heads * keys.shape[1])))
     for first in range(0, count, piece):
         last = min(first + piece, count)
-        low = 0 if window is None else (max(held, context + first - window + 1) - held) // BLOCK_SIZE * BLOCK_SIZE
+        low = (
+            0
+            if window is None
+            else (max(held, context + first - window + 1) - held) // BLOCK_SIZE * BLOCK_SIZE
+        )
         high = -(-(context + last - held) // BLOCK_SIZE) * BLOCK_SIZE
         queries = wide[:, :, first:last].reshape(kv_heads, -1, width)
         scores = torch.bmm(queries, keys[:, low:high].mT)
@@ -92,7 +111,8 @@ def attend_keys(
 
 
 def _hide(scores: Tensor, first: int, key: int, window: int | None) -> None:
-    """scores [H, n, keys], queries from position `first` on, keys from position `key` on: what is not seen is -inf."""
+    """scores [H, n, keys], queries from position `first` on, keys from position `key` on: what is
+    not seen is -inf."""
     _, count, keys = scores.shape
     clear = max(0, first - key + 1) if window is None else 0  # keys that every query sees
     at = torch.arange(first, first + count, device=scores.device)[:, None]

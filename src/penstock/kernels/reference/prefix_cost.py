@@ -1,7 +1,9 @@
-"""What grouping saves in plain torch: figures of one thread of a CPU (`benchmarks/prefix_groups.py --device cpu`).
+"""What grouping saves in plain torch: figures of one thread of a CPU (`benchmarks/prefix_groups.py
+--device cpu`).
 
-A group is one product for all its members here: there is no tile but the group. Torch's calls for it are the step's
-cost, though each group has its own: groups of equal size and length are multiplied together (`tiles.py`).
+A group is one product for all its members here: there is no tile but the group. Torch's calls for
+it are the step's cost, though each group has its own: groups of equal size and length are
+multiplied together (`tiles.py`).
 """
 
 from __future__ import annotations
@@ -10,12 +12,15 @@ import torch
 
 from penstock.kernels.prefix_cost import MeasuredSharing, PrefixCostTimes
 
-MEASURED = MeasuredSharing("cpu", member_byte=7.2e-11, member=6.1e-10, tile_byte=8.3e-11, step=43e-6)
+MEASURED = MeasuredSharing(
+    "cpu", member_byte=7.2e-11, member=6.1e-10, tile_byte=8.3e-11, step=43e-6
+)
 WHOLE = 1 << 30
 
 
 def prefix_cost(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
 ) -> PrefixCostTimes:
-    """Returns the costs that `PrefixCost` asks for: KV in eight bits is widened first, and saves no time."""
+    """Returns the costs that `PrefixCost` asks for: KV in eight bits is widened first, and saves no
+    time."""
     return MEASURED.times(kv_heads, width, WHOLE)

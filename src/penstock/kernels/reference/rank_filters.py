@@ -1,12 +1,14 @@
-"""min_p, top_k and top_p where several ranks share a vocabulary: what `sample` says, without a logit that travels.
+"""min_p, top_k and top_p where several ranks share a vocabulary: what `sample` says, without a
+logit that travels.
 
-All filters together keep a beginning of the order of tokens, whose last one ranks search together, eight bits of its
-logit at a time: each counts, or weighs, what it has under the 256 next values (2 KB a row and round). Counts and
-weights are whole numbers, so that their sums hang neither on an order nor on how many ranks there are. Then nine draws
-of each rank, the eighth attempt's being from what is left, go round at once, and the first that stays is the token.
+All filters together keep a beginning of the order of tokens, whose last one ranks search together,
+eight bits of its logit at a time: each counts, or weighs, what it has under the 256 next values (2
+KB a row and round). Counts and weights are whole numbers, so that their sums hang neither on an
+order nor on how many ranks there are. Then nine draws of each rank, the eighth attempt's being from
+what is left, go round at once, and the first that stays is the token.
 
-Rows that ask are handed in, and nothing here depends on data: it may run on a stream that nobody waits for, on every
-device. It knows rows of logits; no columns.
+Rows that ask are handed in, and nothing here depends on data: it may run on a stream that nobody
+waits for, on every device. It knows rows of logits; no columns.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ _PIECE = 1 << 22  # logits that are held at once, in several forms
 
 
 def filtered(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tensor:
-    """logits [n, some of the vocabulary] float32 of rows that ask for filters -> tokens [n] int32, any where a row's
-    logits are not finite. A greedy row gets its greedy token."""
+    """logits [n, some of the vocabulary] float32 of rows that ask for filters -> tokens [n] int32,
+    any where a row's logits are not finite. A greedy row gets its greedy token."""
     step = max(1, _PIECE // part.largest_share)
     parts = [
         _piece(logits[first : first + step], _rows(inputs, slice(first, first + step)), part)
@@ -36,7 +38,15 @@ def filtered(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Ten
 
 
 def _rows(inputs: SamplerInputs, some: slice) -> SamplerInputs:
-    asked = (inputs.temperature, inputs.top_p, inputs.top_k, inputs.min_p, inputs.seed, inputs.sample, inputs.position)
+    asked = (
+        inputs.temperature,
+        inputs.top_p,
+        inputs.top_k,
+        inputs.min_p,
+        inputs.seed,
+        inputs.sample,
+        inputs.position,
+    )
     return SamplerInputs(*(column[some] for column in asked), any_filter=True, any_random=True)
 
 
@@ -59,15 +69,20 @@ def _keys(logits: Tensor) -> Tensor:
     return torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF)) + (1 << 31)
 
 
-def _beginning(key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor | None, part: VocabularyPart) -> Tensor:
-    """Marks the tokens in [n, some] that have less than `most` [n], or `share` [n] of the whole, of the amount above
-    them: those with a larger key, or an equal one and a lower id. Tokens with nothing of it are not marked.
+def _beginning(
+    key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor | None, part: VocabularyPart
+) -> Tensor:
+    """Marks the tokens in [n, some] that have less than `most` [n], or `share` [n] of the whole, of
+    the amount above them: those with a larger key, or an equal one and a lower id. Tokens with
+    nothing of it are not marked.
     """
     n = key.shape[0]
     prefix, above = key.new_zeros(n), key.new_zeros(n)
     for shift in range(32 - _BITS, -1, -_BITS):
         under = (key >> (shift + _BITS)) == prefix[:, None]
-        sums = key.new_zeros((n, _DIGITS)).scatter_add_(1, (key >> shift) & (_DIGITS - 1), amount * under)
+        sums = key.new_zeros((n, _DIGITS)).scatter_add_(
+            1, (key >> shift) & (_DIGITS - 1), amount * under
+        )
         sums = part.total(sums)
         if most is None:
             assert share is not None
@@ -75,11 +90,16 @@ def _beginning(key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor |
         over = above[:, None] + sums.flip(-1).cumsum(-1).flip(-1) - sums
         last = ((sums > 0) & (over < most[:, None])).to(torch.int8).argmax(-1, keepdim=True)
         prefix, above = (prefix << _BITS) | last[:, 0], over.gather(1, last)[:, 0]
-    return (amount > 0) & ((key > prefix[:, None]) | _first_equals(key == prefix[:, None], amount, above, most, part))
+    return (amount > 0) & (
+        (key > prefix[:, None]) | _first_equals(key == prefix[:, None], amount, above, most, part)
+    )
 
 
-def _first_equals(equal: Tensor, amount: Tensor, above: Tensor, most: Tensor | None, part: VocabularyPart) -> Tensor:
-    """Marks the first of the tokens that are equal to the last one: equal logits have equal amounts."""
+def _first_equals(
+    equal: Tensor, amount: Tensor, above: Tensor, most: Tensor | None, part: VocabularyPart
+) -> Tensor:
+    """Marks the first of the tokens that are equal to the last one: equal logits have equal
+    amounts."""
     assert most is not None
     equal = equal & (amount > 0)
     told = part.gather(torch.stack((equal.sum(-1), (amount * equal).amax(-1))))  # [ranks, 2, n]
@@ -93,7 +113,18 @@ def _first_that_stays(rows: Drawable, stays: Tensor, part: VocabularyPart) -> Te
     draws = [draw_here(rows, attempt) for attempt in range(ATTEMPTS)]
     left = rows.logits.masked_fill(~stays, -torch.inf)
     peak, _, mass = tile_sums(left, rows.scale, True, lambda _: rows.top)
-    inside = Drawable(left, rows.place, peak, rows.top, mass, rows.scale, rows.greedy, rows.key, rows.position, part)
+    inside = Drawable(
+        left,
+        rows.place,
+        peak,
+        rows.top,
+        mass,
+        rows.scale,
+        rows.greedy,
+        rows.key,
+        rows.position,
+        part,
+    )
     draws.append(draw_here(inside, ATTEMPTS))
     score = torch.stack([score for score, _ in draws], -1)
     token = torch.stack([token for _, token in draws], -1)

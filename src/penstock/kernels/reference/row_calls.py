@@ -1,12 +1,15 @@
-"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't hang on the rows beside it.
+"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't hang on
+the rows beside it.
 
-oneDNN and MKL choose a kernel, and where it cuts its sums, by the shape of the whole product. On some processors that
-moves a row's last bits with the number of rows: float32 by AVX2 on Intel, bfloat16 by AMX. Calls of one fixed number of
-rows have one shape, and so one kernel. Which processor needs them is tried, not looked up: small products at the first
-in float32, once for each library and number of threads. It takes 0.05 to 0.4 s by one or two threads of a Xeon.
+oneDNN and MKL choose a kernel, and where it cuts its sums, by the shape of the whole product. On
+some processors that moves a row's last bits with the number of rows: float32 by AVX2 on Intel,
+bfloat16 by AMX. Calls of one fixed number of rows have one shape, and so one kernel. Which
+processor needs them is tried, not looked up: small products at the first in float32, once for each
+library and number of threads. It takes 0.05 to 0.4 s by one or two threads of a Xeon.
 
-float32     a row has the same bits in any company, by fixed calls where nothing else gives that: it is promised
-bfloat16    where the library gives it by itself, which tests alone ask. Fixed calls took 15 to 20 % of the demo's and
+float32     a row has the same bits in any company, by fixed calls where nothing else gives that: it
+is promised bfloat16    where the library gives it by itself, which tests alone ask. Fixed calls
+took 15 to 20 % of the demo's and
             of Qwen2.5-0.5B's speed on a Xeon with AMX, and nothing is promised of bfloat16
 """
 
@@ -23,23 +26,27 @@ from torch import Tensor
 Multiply = Callable[[Tensor], Tensor]  # rows [T, in] -> [T, out]
 
 FIXED = (32, 16)  # rows of a call, the first that keeps a row's bits
-ROW_MULTIPLE = 16  # float32 rows are padded to it: both libraries have other kernels for fewer than about 12
-# (out, in) and numbers of rows that moved on some processor; the last number is what the others are held to.
+ROW_MULTIPLE = (
+    16  # float32 rows are padded to it: both libraries have other kernels for fewer than about 12
+)
+# (out, in) and numbers of rows that moved on some processor; the last number is what the others are
+# held to.
 SHAPES = ((256, 896), (896, 2432), (96, 80))
 ROWS = (1, 3, 18, 31, 63, 100, 127, 255, 300)
 
 
 @dataclass(frozen=True, slots=True)
 class RowCalls:
-    """rows: of a call; None: any number, since no product moved.   keeps: whether a row has the same bits in any
-    company that way."""
+    """rows: of a call; None: any number, since no product moved.   keeps: whether a row has the
+    same bits in any company that way."""
 
     rows: int | None
     keeps: bool
 
 
 def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
-    """x [T, in] -> multiply's rows [T, out], in calls of as many rows as `calls` says, the last one padded."""
+    """x [T, in] -> multiply's rows [T, out], in calls of as many rows as `calls` says, the last one
+    padded."""
     count, rows = x.shape[0], calls.rows
     if rows is None:
         return multiply(_padded(x, ROW_MULTIPLE) if x.dtype == torch.float32 else x)[:count]
@@ -50,20 +57,22 @@ def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
 
 @cache
 def packed_calls(dtype: torch.dtype, threads: int) -> RowCalls:
-    """Returns how oneDNN's products with packed weights are called. dtype: what is multiplied; threads: torch's."""
+    """Returns how oneDNN's products with packed weights are called. dtype: what is multiplied;
+    threads: torch's."""
     return _tried(dtype, lambda weight: packed_product(pack(weight)), _fixed(dtype))
 
 
 @cache
 def plain_calls(dtype: torch.dtype, threads: int) -> RowCalls:
-    """Returns how torch's own products with a weight as it lies are called: MKL's, or oneDNN's without packing."""
+    """Returns how torch's own products with a weight as it lies are called: MKL's, or oneDNN's
+    without packing."""
     return _tried(dtype, lambda weight: lambda x: F.linear(x, weight), _fixed(dtype))
 
 
 @cache
 def batches_keep(dtype: torch.dtype, threads: int) -> bool:
-    """Returns whether torch's batched products leave a row's bits alone when its terms are padded by zeros and other
-    matrices stand beside it: weights times values of attention."""
+    """Returns whether torch's batched products leave a row's bits alone when its terms are padded
+    by zeros and other matrices stand beside it: weights times values of attention."""
     generator = torch.Generator().manual_seed(0)
     for rows, width in ((2, 80), (7, 64)):
         weights = torch.rand(40, rows, 608, generator=generator).to(dtype)
@@ -92,7 +101,9 @@ def _fixed(dtype: torch.dtype) -> tuple[int, ...]:
     return FIXED if dtype == torch.float32 else ()
 
 
-def _tried(dtype: torch.dtype, product: Callable[[Tensor], Multiply], fixed: tuple[int, ...] = FIXED) -> RowCalls:
+def _tried(
+    dtype: torch.dtype, product: Callable[[Tensor], Multiply], fixed: tuple[int, ...] = FIXED
+) -> RowCalls:
     """product: a weight [out, in] -> its product. fixed: rows of a call that may be taken."""
     generator = torch.Generator().manual_seed(0)
     cases = []

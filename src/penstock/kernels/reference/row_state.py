@@ -1,4 +1,5 @@
-"""The step's own bookkeeping in plain torch: rows join and grow, a step's arrays are made, its draw is taken in.
+"""The step's own bookkeeping in plain torch: rows join and grow, a step's arrays are made, its draw
+is taken in.
 
 Whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no sequences.
 """
@@ -19,7 +20,8 @@ _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are scratch past width."""
+    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are
+    scratch past width."""
     packed = packed[packed[:, 0] >= 0]
     row = packed[:, 0].to(torch.int64)
     place = rows.word_base[1:] + row[:, None] * rows.word_stride[1:]
@@ -36,12 +38,15 @@ def grow(new_blocks: Tensor, rows: RowState) -> None:
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's, of rows.drafts.
+    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's,
+    of rows.drafts.
 
     row_ids [S] int32 of queries; queries.draft is written to.
     """
     at = ((queries.offset > 0) & (queries.draft == FROM_DEVICE)).nonzero()[:, 0]
-    queries.draft[at] = rows.drafts[row_ids[at].to(torch.int64), queries.offset[at].to(torch.int64) - 1]
+    queries.draft[at] = rows.drafts[
+        row_ids[at].to(torch.int64), queries.offset[at].to(torch.int64) - 1
+    ]
 
 
 def prepare(
@@ -54,10 +59,11 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (int64), and each query's
-    token stored beside its K and V, slot_token [blocks, 16] int32.
+    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (int64),
+    and each query's token stored beside its K and V, slot_token [blocks, 16] int32.
 
-    queries: None where each is its row's newest token. Rows that are done go to the dump block, at their own offset.
+    queries: None where each is its row's newest token. Rows that are done go to the dump block, at
+    their own offset.
     """
     count, row = row_ids.shape[0], row_ids.to(torch.int64)
     token = rows.last_token.index_select(0, row)
@@ -66,23 +72,31 @@ def prepare(
         position += queries.offset
         token = torch.where(queries.offset > 0, queries.draft, token)
     over = rows.done.index_select(0, row) != 0
-    # Flat, and with shifts: at 8,192 rows on a CPU 17 us; table[row, position // BLOCK_SIZE] takes 49.
+    # Flat, and with shifts: at 8,192 rows on a CPU 17 us; table[row, position // BLOCK_SIZE] takes
+    # 49.
     table = rows.block_table
     entry = row * table.shape[1] + (position >> _BLOCK_BITS).clamp_(max=table.shape[1] - 1)
     block = table.view(-1).index_select(0, entry)
-    slot = (torch.where(over, dump_block, block).to(torch.int64) << _BLOCK_BITS) + (position & (BLOCK_SIZE - 1))
+    slot = (torch.where(over, dump_block, block).to(torch.int64) << _BLOCK_BITS) + (
+        position & (BLOCK_SIZE - 1)
+    )
     token_ids[:count], positions[:count], slots[:count] = token, position, slot
     slot_token.view(-1).index_copy_(0, slot, token)
 
 
 def advance(
-    row_ids: Tensor, queries: Queries | None, drawn: Tensor, rows: RowState, told: Tensor | None = None
+    row_ids: Tensor,
+    queries: Queries | None,
+    drawn: Tensor,
+    rows: RowState,
+    told: Tensor | None = None,
 ) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host is told, [S] int32.
+    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host
+    is told, [S] int32.
 
-    A row takes the draw of its first query, and each further one whose draft is the draw before it, up to its end; the
-    rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS is done from now on.
-    queries: None where no row has more than one.
+    A row takes the draw of its first query, and each further one whose draft is the draw before it,
+    up to its end; the rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS
+    is done from now on. queries: None where no row has more than one.
     """
     told = torch.empty_like(drawn) if told is None else told
     if queries is None:
@@ -91,7 +105,9 @@ def advance(
     for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
         at = (queries.offset == offset).nonzero()[:, 0]
         if offset:
-            at = at[told[at - 1] == queries.draft[at]]  # a draft is no negative number: what told nothing ends here
+            at = at[
+                told[at - 1] == queries.draft[at]
+            ]  # a draft is no negative number: what told nothing ends here
         told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
     return told
 

@@ -1,8 +1,8 @@
 """Short causal convolutions in plain torch, channel by channel, and LFM2's with its two gates.
 
-A window is a ring: the token at position p lies at p % taps. A row's newest token is taken from what is given, so that
-a row that doesn't fold answers as it did. A sum is taken tap by tap, the oldest first, in float32: a token's answer is
-the same in a chunk and by itself.
+A window is a ring: the token at position p lies at p % taps. A row's newest token is taken from
+what is given, so that a row that doesn't fold answers as it did. A sum is taken tap by tap, the
+oldest first, in float32: a token's answer is the same in a chunk and by itself.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from torch import Tensor
 from penstock.kernels.inputs import StateInputs, StepInputs
 
 
-def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
-    """given [T, 3c]: the gate of what comes in, the gate of what goes out, the values; weight [c, taps]; window
-    [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
+def short_conv(
+    given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
+) -> Tensor:
+    """given [T, 3c]: the gate of what comes in, the gate of what goes out, the values; weight [c,
+    taps]; window [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
     gate_in, gate_out, values = given.chunk(3, dim=1)
     return gate_out * convolved(gate_in * values, weight, bias, window, inputs).to(given.dtype)
 
 
-def convolved(came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
-    """came [T, c], weight [c, taps], bias [c] or None, window [slots, taps, c], which takes the tokens -> [T, c]
-    float32."""
+def convolved(
+    came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
+) -> Tensor:
+    """came [T, c], weight [c, taps], bias [c] or None, window [slots, taps, c], which takes the
+    tokens -> [T, c] float32."""
     states, rows = inputs.states, inputs.rows
     assert states is not None, "a layer with a window has slots"
     mixed = torch.empty(came.shape, dtype=torch.float32, device=came.device)
@@ -34,12 +38,17 @@ def convolved(came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor,
         for chunk, slot in enumerate(states.chunk_slots.tolist()):
             first, stop = start[chunk], start[chunk + 1]
             if first < stop:
-                _chunk(came[first:stop], context[chunk], weight, bias, window[slot], mixed[first:stop])
+                _chunk(
+                    came[first:stop], context[chunk], weight, bias, window[slot], mixed[first:stop]
+                )
     return mixed
 
 
-def _rows(came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor) -> list[Tensor]:
-    """Returns what each tap sees [rows, c], and puts the newest tokens of rows that fold into their windows."""
+def _rows(
+    came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor
+) -> list[Tensor]:
+    """Returns what each tap sees [rows, c], and puts the newest tokens of rows that fold into their
+    windows."""
     slots = states.slots.long()
     held = window.index_select(0, slots)
     every = torch.arange(slots.shape[0], device=slots.device)
@@ -49,7 +58,9 @@ def _rows(came: Tensor, taps: int, window: Tensor, states: StateInputs, position
     return [*seen, came]
 
 
-def _chunk(came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor) -> None:
+def _chunk(
+    came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor
+) -> None:
     """came, mixed [n, c] of one chunk behind `context` tokens; window [taps, c]."""
     taps, count = weight.shape[1], came.shape[0]
     before = window[[(context - back) % taps for back in range(taps - 1, 0, -1)]]

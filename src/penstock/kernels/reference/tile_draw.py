@@ -1,4 +1,5 @@
-"""One draw without filters: a tile of 128 logits first, then a logit of it. What it must give is said in `sample`.
+"""One draw without filters: a tile of 128 logits first, then a logit of it. What it must give is
+said in `sample`.
 
 It knows rows of logits and their noise; no filters.
 """
@@ -17,7 +18,8 @@ from penstock.kernels.reference.noise import LANES, TILES, gumbel, keys
 BAD_LOGITS = -2
 MIN_TEMPERATURE = 1e-6
 
-# Logits worked on at once: the float32 copy of a bf16 head is made in such pieces, so that it stays in the cache.
+# Logits worked on at once: the float32 copy of a bf16 head is made in such pieces, so that it stays
+# in the cache.
 _PIECE = 1 << 20
 
 
@@ -39,16 +41,25 @@ class Drawable:
     def take(self, rows: Tensor) -> Drawable:
         """Some rows; their logits are not copied. rows [m] int64."""
         return Drawable(
-            self.logits, self.place[rows], self.peak[rows], self.top[rows], self.masses()[rows], self.scale[rows],
-            self.greedy[rows], self.key[:, rows], self.position[rows], self.part,
-        )  # fmt: skip
+            self.logits,
+            self.place[rows],
+            self.peak[rows],
+            self.top[rows],
+            self.masses()[rows],
+            self.scale[rows],
+            self.greedy[rows],
+            self.key[:, rows],
+            self.position[rows],
+            self.part,
+        )
 
     def masses(self) -> Tensor:
         assert self.mass is not None, "every row is greedy"
         return self.mass
 
     def tiles(self, row: Tensor, tile: Tensor) -> Tensor:
-        """The logits of tile[i] of row[i]: both [q] int64 -> [q, 128] float32, -inf past the vocabulary."""
+        """The logits of tile[i] of row[i]: both [q] int64 -> [q, 128] float32, -inf past the
+        vocabulary."""
         return tile_logits(self.logits, self.place[row], tile)
 
     def e(self, logit: Tensor, row: Tensor) -> Tensor:
@@ -57,12 +68,17 @@ class Drawable:
 
 
 def tile_sums(
-    logits: Tensor, scale: Tensor, masses: bool = True, agree: Callable[[Tensor], Tensor] | None = None
+    logits: Tensor,
+    scale: Tensor,
+    masses: bool = True,
+    agree: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One pass: peak [n, tiles], top [n], and sums of exp((l - top) * scale) [n, tiles] if asked, all float32.
+    """One pass: peak [n, tiles], top [n], and sums of exp((l - top) * scale) [n, tiles] if asked,
+    all float32.
 
-    The adding goes by tile and then over tiles, so that a row's sums don't depend on how many rows there are.
-    agree: where the logits are a part of a vocabulary, its top [n] -> that of the whole; sums take a second pass then.
+    The adding goes by tile and then over tiles, so that a row's sums don't depend on how many rows
+    there are. agree: where the logits are a part of a vocabulary, its top [n] -> that of the whole;
+    sums take a second pass then.
     """
     n, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
@@ -101,11 +117,14 @@ def draw(rows: Drawable, attempt: int) -> Tensor:
 
 
 def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
-    """The tile's score [n] float32, by which ranks find whose draw it is, and the token [n] int64."""
+    """The tile's score [n] float32, by which ranks find whose draw it is,
+    and the token [n] int64."""
     first = 0 if rows.part is None else rows.part.first
     score = rows.peak
     if rows.mass is not None:
-        noise = gumbel(keys(rows.key, rows.position, attempt, TILES), rows.peak.shape[1], first // TILE)
+        noise = gumbel(
+            keys(rows.key, rows.position, attempt, TILES), rows.peak.shape[1], first // TILE
+        )
         score = torch.where(rows.greedy[:, None], rows.peak, noise.add_(rows.mass.log()))
     best, tile = score.max(-1)
     score = tile_logits(rows.logits, rows.place, tile)
@@ -117,7 +136,8 @@ def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
 
 
 def tile_logits(logits: Tensor, row: Tensor, tile: Tensor) -> Tensor:
-    """The logits of tile `tile[i]` of row `row[i]`: both [q] int64 -> [q, 128] float32, -inf past the vocabulary."""
+    """The logits of tile `tile[i]` of row `row[i]`: both [q] int64 -> [q, 128] float32, -inf past
+    the vocabulary."""
     n, vocabulary = logits.shape
     if vocabulary % TILE == 0 and logits.is_contiguous():
         tiles = vocabulary // TILE

@@ -1,8 +1,10 @@
-"""Tiles: how a step's decode rows are cut into rectangles for the matrix products. Worked out once a step, on the host.
+"""Tiles: how a step's decode rows are cut into rectangles for the matrix products. Worked out once
+a step, on the host.
 
-A tile is n groups of M members (padded where they differ), with one prefix of L tokens a group and N own tokens a row
-(padded too); rows that stand alone are groups of one with no prefix. Cutting trades padded work against calls: torch's
-calls cost microseconds each, so a tile goes on until its padding costs more than the calls of a further one.
+A tile is n groups of M members (padded where they differ), with one prefix of L tokens a group and
+N own tokens a row (padded too); rows that stand alone are groups of one with no prefix. Cutting
+trades padded work against calls: torch's calls cost microseconds each, so a tile goes on until its
+padding costs more than the calls of a further one.
 
 It knows tables, lengths and groups; no queries and no KV.
 """
@@ -21,16 +23,19 @@ from penstock.kernels.inputs import DecodeInputs
 
 Int = NDArray[np.int64]
 
-# Measured on 2 cores of a Zen 5, in units of one (KV block, KV head pair) of width 64 gathered and multiplied (0.4 us):
+# Measured on 2 cores of a Zen 5, in units of one (KV block, KV head pair) of width 64 gathered and
+# multiplied (0.4 us):
 CALLS = 150  # the calls of a tile
 MEMBER_BLOCK = 0.17  # one member's queries of one KV head times one prefix block
-TILE_BLOCKS = 1536  # own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before its use
+# own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before its use
+TILE_BLOCKS = 1536
 TILE_SCORES = 1 << 21  # floats of scores of a tile
 
 
 @dataclass(slots=True)
 class Tile:
-    """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0 or -inf."""
+    """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0
+    or -inf."""
 
     rows: Int  # [R] of the step: R = n * M; a padded member repeats a row of its group
     groups: int  # n
@@ -62,14 +67,19 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> 
     first = skip if window is None else np.maximum(skip, lengths - window)
     first_block = first // BLOCK_SIZE
     own_blocks = np.maximum(-(-lengths // BLOCK_SIZE) - first_block, 1)
-    parts = [*_group_parts(decode, own_blocks, heads, kv_heads), *_alone_parts(decode, own_blocks, kv_heads)]
+    parts = [
+        *_group_parts(decode, own_blocks, heads, kv_heads),
+        *_alone_parts(decode, own_blocks, kv_heads),
+    ]
     return [_tile(part, decode, row_ids, first, first_block, lengths, kv_heads) for part in parts]
 
 
 def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: int) -> list[_Part]:
     if decode.groups is None:
         return []
-    pieces: list[tuple[int, int, int, int, Int]] = []  # prefix blocks, members, own blocks, group, rows
+    pieces: list[
+        tuple[int, int, int, int, Int]
+    ] = []  # prefix blocks, members, own blocks, group, rows
     starts = decode.groups.start.tolist()
     for group, prefix in enumerate(decode.groups.length.tolist()):
         start, end = starts[group : group + 2]
@@ -78,7 +88,9 @@ def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: in
         most = int(own_blocks[start:end].max())
         limit = _row_limit(most, prefix // BLOCK_SIZE, heads, kv_heads)
         for rows in np.array_split(np.arange(start, end), -(-(end - start) // limit)):
-            pieces.append((prefix // BLOCK_SIZE, len(rows), int(own_blocks[rows].max()), group, rows))
+            pieces.append(
+                (prefix // BLOCK_SIZE, len(rows), int(own_blocks[rows].max()), group, rows)
+            )
     pieces.sort(key=lambda piece: piece[:3], reverse=True)
     return _joined(pieces, heads, kv_heads)
 
@@ -127,15 +139,26 @@ def _alone_parts(decode: DecodeInputs, own_blocks: Int, kv_heads: int) -> list[_
 
 
 def _tile(
-    part: _Part, decode: DecodeInputs, row_ids: Tensor, first: Int, first_block: Int, lengths: Int, kv_heads: int
+    part: _Part,
+    decode: DecodeInputs,
+    row_ids: Tensor,
+    first: Int,
+    first_block: Int,
+    lengths: Int,
+    kv_heads: int,
 ) -> Tile:
     device = decode.table.device
     flat = part.rows.reshape(-1)
     rows = row_ids.index_select(0, torch.from_numpy(flat).to(device))
     own = part.own_blocks * BLOCK_SIZE
-    columns = torch.from_numpy(first_block[flat]).to(device)[:, None] + torch.arange(part.own_blocks, device=device)
+    columns = torch.from_numpy(first_block[flat]).to(device)[:, None] + torch.arange(
+        part.own_blocks, device=device
+    )
     table = decode.table[rows[:, None], columns.clamp_(max=decode.table.shape[1] - 1)]
-    begin, end = (first - first_block * BLOCK_SIZE)[flat], (lengths - first_block * BLOCK_SIZE)[flat]
+    begin, end = (
+        (first - first_block * BLOCK_SIZE)[flat],
+        (lengths - first_block * BLOCK_SIZE)[flat],
+    )
     clear = int(end.min()) if not begin.any() else 0
     tile = Tile(
         rows=flat,
@@ -158,21 +181,25 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
     assert decode.groups is not None
     device = decode.table.device
     groups = torch.from_numpy(part.group).to(device)
-    tile.prefix_index = _index(decode.groups.blocks.index_select(0, groups)[:, : part.prefix_blocks], kv_heads)
+    tile.prefix_index = _index(
+        decode.groups.blocks.index_select(0, groups)[:, : part.prefix_blocks], kv_heads
+    )
     prefixes = decode.groups.length.cpu().numpy().astype(np.int64)[part.group]
     if (prefixes < tile.prefix).any():
         tile.prefix_bias = _bias(np.zeros_like(prefixes), prefixes, 0, tile.prefix, device)
 
 
 def _index(table: Tensor, kv_heads: int) -> Tensor:
-    """table [n, blocks] -> indices of K, then of V, by KV head, then by row: [2 * kv_heads * n * blocks]."""
+    """table [n, blocks] -> indices of K, then of V, by KV head, then by row: [2 * kv_heads * n *
+    blocks]."""
     part = torch.arange(2, device=table.device)[:, None, None, None]
     head = torch.arange(kv_heads, device=table.device)[:, None, None]
     return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
 
 
 def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:
-    """0 where begin <= token < end, -inf elsewhere, for tokens clear .. width: [n, 1, width - clear]."""
+    """0 where begin <= token < end, -inf elsewhere, for tokens clear .. width: [n, 1, width -
+    clear]."""
     token = np.arange(max(clear, 0), width)
     seen = (token >= begin[:, None]) & (token < end[:, None])
     return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)

@@ -1,23 +1,26 @@
-"""Sums and gatherings over the ranks of one model, each a GPU that writes into the others' memory: one launch, no
-library.
+"""Sums and gatherings over the ranks of one model, each a GPU that writes into the others' memory:
+one launch, no library.
 
     one shot    a rank writes x into every other's memory; each adds up what came to it
-    two shots   a rank writes the r-th part of x to rank r alone, which adds up that part and writes the sum to all
+    two shots   a rank writes the r-th part of x to rank r alone, which adds up that part and writes
+    the sum to all
 
-A sum is of all ranks' numbers in the ranks' order, in float32, rounded once: the same bits on every rank, in both forms
-and whatever else is in x.
+A sum is of all ranks' numbers in the ranks' order, in float32, rounded once: the same bits on every
+rank, in both forms and whatever else is in x.
 
-A word says by itself that it has come: memory that waits holds EMPTY, all bits set, which no sender writes, and who has
-read a word puts EMPTY back. So there are no flags and no fences: a call costs one way of the data, or two. Of floats
-EMPTY is a NaN (two of them in 16 bits), in whose place another NaN is sent; words that are gathered go in 64 bits.
-Memory is there twice, for a rank may be a call ahead of one that still reads. It is never two ahead, since the sums of
-a call need a word of every rank, which a rank sends when its call before has ended. Which half a call takes comes from
-a count of calls in the device's own memory, so calls may be captured and replayed in any mix.
+A word says by itself that it has come: memory that waits holds EMPTY, all bits set, which no sender
+writes, and who has read a word puts EMPTY back. So there are no flags and no fences: a call costs
+one way of the data, or two. Of floats EMPTY is a NaN (two of them in 16 bits), in whose place
+another NaN is sent; words that are gathered go in 64 bits. Memory is there twice, for a rank may be
+a call ahead of one that still reads. It is never two ahead, since the sums of a call need a word of
+every rank, which a rank sends when its call before has ended. Which half a call takes comes from a
+count of calls in the device's own memory, so calls may be captured and replayed in any mix.
 
-Nobody waits forever: past `most` looks a rank notes which other did not come, in a word that the host reads too, goes
-on with what is there, and waits no more. It knows addresses, numbers, ranks; no layers, and nothing of how ranks met.
-Sources: one-shot and two-shot all-reduce, as in TensorRT-LLM's and PyTorch's custom collectives; data that is its own
-flag, as in NCCL's low-latency protocol and TensorRT-LLM's Lamport kernels.
+Nobody waits forever: past `most` looks a rank notes which other did not come, in a word that the
+host reads too, goes on with what is there, and waits no more. It knows addresses, numbers, ranks;
+no layers, and nothing of how ranks met. Sources: one-shot and two-shot all-reduce, as in
+TensorRT-LLM's and PyTorch's custom collectives; data that is its own flag, as in NCCL's low-latency
+protocol and TensorRT-LLM's Lamport kernels.
 """
 
 from __future__ import annotations
@@ -33,9 +36,10 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 EMPTY = tl.constexpr(-1)  # of 32 bits or of 64: memory that waits
-MOST_PROGRAMS = 128  # fewer than a large chip has multiprocessors: all of a call run at once, as waiting asks for
-# Bytes that a call may take of a rank's memory: enough for 8 MB by two shots. 16 MB are faster as two calls than as one
-# (four H100s: 91 us, not 99), since what is read is written once more.
+# fewer than a large chip has multiprocessors: all of a call run at once, as waiting asks for
+MOST_PROGRAMS = 128
+# Bytes that a call may take of a rank's memory: enough for 8 MB by two shots. 16 MB are faster as
+# two calls than as one (four H100s: 91 us, not 99), since what is read is written once more.
 ROOM = (16 << 20) + (1 << 16)
 # Numbers in `state`, int64.
 CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
@@ -43,7 +47,8 @@ STATE = 5
 # Ranks -> up to how many bytes one shot is the faster; others: LARGE_BYTES (docs/design/ranks.md).
 ONE_SHOT_BYTES = {2: 1 << 19, 4: 1 << 17}
 MORE_RANKS_BYTES = 1 << 16
-# Up to how many bytes -> words that a program takes at once (by two shots a block of each rank), and its warps.
+# Up to how many bytes -> words that a program takes at once (by two shots a block of each rank),
+# and its warps.
 ONE_SHOT_CUTS = ((1 << 17, 256, 4), (1 << 62, 1024, 8))
 TWO_SHOT_CUTS = ((3 << 19, 1024, 4), (3 << 20, 2048, 4), (1 << 62, 4096, 8))
 GATHER_CUT = (256, 4)
@@ -53,9 +58,10 @@ GATHER_CUT = (256, 4)
 class RankMemory:
     """What a rank knows of the memory that ranks share.
 
-    addresses [ranks] int64: of each rank's, 2 * `room` bytes of EMPTY at first.   state [STATE] int64, this rank's own:
-    calls so far, programs that have left the call, 1 + the rank that it waited for in vain (0: none), the most looks,
-    and the address of an int64 in pinned memory that says the same rank.
+    addresses [ranks] int64: of each rank's, 2 * `room` bytes of EMPTY at first.   state [STATE]
+    int64, this rank's own: calls so far, programs that have left the call, 1 + the rank that it
+    waited for in vain (0: none), the most looks, and the address of an int64 in pinned memory that
+    says the same rank.
     """
 
     addresses: Tensor
@@ -70,7 +76,8 @@ class RankMemory:
 
 @triton.jit
 def _begin(addresses, state, room, RANKS: tl.constexpr, WIDTH: tl.constexpr):
-    """-> calls so far, lanes [WIDTH], the address of every rank's half for this call, the most looks."""
+    """-> calls so far, lanes [WIDTH], the address of every rank's half for this call, the most
+    looks."""
     calls = tl.load(state + CALLS)
     lane = tl.arange(0, WIDTH)
     bases = tl.load(addresses + lane, mask=lane < RANKS, other=0) + (calls & 1) * room
@@ -97,10 +104,20 @@ def _leave(state, calls, programs):
 
 @triton.jit
 def _await(
-    words, apart, place, onward, count, me, state, most, RANKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Waits until no word of another rank is EMPTY; notes whose are, where it has looked often enough. Rank r's lie
-    r * apart behind `words` [BLOCK]: as many of them as have r * onward + place [BLOCK] below count."""
+    words,
+    apart,
+    place,
+    onward,
+    count,
+    me,
+    state,
+    most,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Waits until no word of another rank is EMPTY; notes whose are, where it has looked often
+    enough. Rank r's lie r * apart behind `words` [BLOCK]: as many of them as have r * onward +
+    place [BLOCK] below count."""
     late, looks = tl.full((), 1, tl.int32), most * 0
     while (late > 0) & (looks < most):
         missing = tl.zeros((BLOCK,), tl.int32)
@@ -118,7 +135,9 @@ def _await(
                 if tl.max((seen == EMPTY).to(tl.int32), axis=0) > 0:
                     absent = tl.full((), rank + 1, tl.int64)
                     tl.store(state + HUNG, absent)
-                    tl.store(tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True), absent)
+                    tl.store(
+                        tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True), absent
+                    )
 
 
 @triton.jit
@@ -148,7 +167,19 @@ def _word(first, second, KIND: tl.constexpr):
 
 
 @triton.jit
-def _sum(words, apart, at, count, own, me, state, most, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+def _sum(
+    words,
+    apart,
+    at,
+    count,
+    own,
+    me,
+    state,
+    most,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """Waits for the others' words of `at` -> their sum with `own`; puts EMPTY in their place."""
     first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
@@ -159,12 +190,17 @@ def _sum(words, apart, at, count, own, me, state, most, KIND: tl.constexpr, RANK
 
 
 @triton.jit
-def _add(words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr):
-    """-> sums of what there is of the first and the second number in each word; where words are EMPTY: 1."""
+def _add(
+    words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """-> sums of what there is of the first and the second number in each word; where words are
+    EMPTY: 1."""
     first, second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
-        came = tl.load(words + rank * apart, mask=(at < count) & (rank != me), other=0, volatile=True)
+        came = tl.load(
+            words + rank * apart, mask=(at < count) & (rank != me), other=0, volatile=True
+        )
         missing = missing | (came == EMPTY).to(tl.int32)
         word = tl.where(rank == me, own, came)
         first += _number(word, KIND, 0)
@@ -173,7 +209,9 @@ def _add(words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constex
 
 
 @triton.jit
-def _take(words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+def _take(
+    words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):
     """Copies the others' words to `out` as they are -> where some are EMPTY: 1. As _await."""
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
@@ -186,9 +224,21 @@ def _take(words, apart, out, out_apart, place, onward, count, me, RANKS: tl.cons
 
 @triton.jit
 def _receive(
-    words, apart, out, out_apart, place, onward, count, me, state, most, RANKS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Waits for the others' words, copies rank r's to r * out_apart behind `out` [BLOCK], puts EMPTY in their place."""
+    words,
+    apart,
+    out,
+    out_apart,
+    place,
+    onward,
+    count,
+    me,
+    state,
+    most,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Waits for the others' words, copies rank r's to r * out_apart behind `out` [BLOCK], puts
+    EMPTY in their place."""
     missing = _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
         _await(words, apart, place, onward, count, me, state, most, RANKS, BLOCK)
@@ -206,9 +256,20 @@ def _empty(words, apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: t
 
 @triton.jit(do_not_specialize=["units", "room", "me"])
 def _one_shot(
-    x, out, addresses, state, units, room, me, KIND: tl.constexpr,
-    RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x,
+    out,
+    addresses,
+    state,
+    units,
+    room,
+    me,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """x [units * UNIT] int32, words of KIND -> out, the sum's words."""
     wait(EARLY)
     count = units * UNIT  # so the compiler knows what divides it, and moves 16 bytes at a time
@@ -218,7 +279,9 @@ def _one_shot(
     for first in range(program * BLOCK, count, programs * BLOCK):
         at = first + tl.arange(0, BLOCK)
         own = _sendable(tl.load(x + at, mask=at < count))
-        for step in tl.static_range(1, RANKS):  # each begins with another neighbour: all links are at work
+        for step in tl.static_range(
+            1, RANKS
+        ):  # each begins with another neighbour: all links are at work
             theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32)
             tl.store(theirs + me * apart + at, own, mask=at < count)
     mine = _memory(bases, lane, me, tl.int32)
@@ -232,16 +295,30 @@ def _one_shot(
 
 @triton.jit(do_not_specialize=["units", "room", "me"])
 def _two_shots(
-    x, out, addresses, state, units, room, me, KIND: tl.constexpr,
-    RANKS: tl.constexpr, WIDTH: tl.constexpr, UNIT: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Takes and gives what _one_shot does. Of RANKS blocks that lie together rank r adds up the r-th."""
+    x,
+    out,
+    addresses,
+    state,
+    units,
+    room,
+    me,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Takes and gives what _one_shot does. Of RANKS blocks that lie together rank r adds up the
+    r-th."""
     wait(EARLY)
     count = units * UNIT
     STEP: tl.constexpr = BLOCK * RANKS
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
-    apart = (count + STEP - 1) // STEP * BLOCK  # words that one rank sends to another, up to a block
+    apart = (
+        (count + STEP - 1) // STEP * BLOCK
+    )  # words that one rank sends to another, up to a block
     along = tl.arange(0, BLOCK)
     for first in range(program * STEP, count, programs * STEP):
         for step in tl.static_range(1, RANKS):
@@ -263,16 +340,39 @@ def _two_shots(
     sums = mine + RANKS * apart
     for first in range(program * STEP, count, programs * STEP):
         place = first + along
-        _receive(sums + place, BLOCK, out + place, BLOCK, place, BLOCK, count, me, state, most, RANKS, BLOCK)
+        _receive(
+            sums + place,
+            BLOCK,
+            out + place,
+            BLOCK,
+            place,
+            BLOCK,
+            count,
+            me,
+            state,
+            most,
+            RANKS,
+            BLOCK,
+        )
     _leave(state, calls, programs)
 
 
 @triton.jit(do_not_specialize=["count", "room", "me"])
 def _gather(
-    x, out, addresses, state, count, room, me,
-    RANKS: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """x [count] int32 -> out [RANKS, count], every rank's. Words go in 64 bits, which are never EMPTY."""
+    x,
+    out,
+    addresses,
+    state,
+    count,
+    room,
+    me,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """x [count] int32 -> out [RANKS, count], every rank's. Words go in 64 bits, which are never
+    EMPTY."""
     wait(EARLY)
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
@@ -295,11 +395,16 @@ _KINDS = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16:
 
 
 def all_reduce(
-    x: Tensor, memory: RankMemory, *, one_shot: bool | None = None, cut: tuple[int, int] | None = None,
+    x: Tensor,
+    memory: RankMemory,
+    *,
+    one_shot: bool | None = None,
+    cut: tuple[int, int] | None = None,
     most_programs: int = MOST_PROGRAMS,
-) -> Tensor:  # fmt: skip
-    """x of any shape, in float32 or in 16 bits, the same on every rank -> the sum of every rank's, a tensor of its own.
-    What there is no room for goes in pieces. one_shot: the form; cut: words of a block and warps; None: by x's bytes.
+) -> Tensor:
+    """x of any shape, in float32 or in 16 bits, the same on every rank -> the sum of every rank's,
+    a tensor of its own. What there is no room for goes in pieces. one_shot: the form; cut: words of
+    a block and warps; None: by x's bytes.
     """
     flat = x.reshape(-1)
     count, odd = flat.shape[0], flat.shape[0] % (4 // flat.element_size())
@@ -311,28 +416,39 @@ def all_reduce(
         one_shot = flat.nbytes <= ONE_SHOT_BYTES.get(memory.ranks, MORE_RANKS_BYTES)
     kernel, shares = (_one_shot, 1) if one_shot else (_two_shots, memory.ranks)
     block, warps = cut or _cut(flat.nbytes, one_shot, next_power_of_2(shares))
-    # Of the room, in words: one shot takes all ranks', two take parts and sums; each is rounded up to a block.
+    # Of the room, in words: one shot takes all ranks', two take parts and sums; each is rounded up
+    # to a block.
     piece = (memory.room // 4 // (memory.ranks if one_shot else 2) - block * shares) // 16 * 16
     for first in range(0, words.shape[0], piece):
         some, its = words[first : first + piece], sums[first : first + piece]
         unit = 16 if some.shape[0] % 16 == 0 else 1
         _launch(
-            kernel, some, its, memory, some.shape[0] // unit, (block, warps), most_programs, block * shares,
-            KIND=_KINDS[x.dtype], UNIT=unit,
-        )  # fmt: skip
+            kernel,
+            some,
+            its,
+            memory,
+            some.shape[0] // unit,
+            (block, warps),
+            most_programs,
+            block * shares,
+            KIND=_KINDS[x.dtype],
+            UNIT=unit,
+        )
     return out[:count].view(x.shape)
 
 
 def _cut(size: int, one_shot: bool, shares: int) -> tuple[int, int]:
-    """-> words of a block and warps, for so many bytes. shares: blocks that a program takes at once."""
+    """-> words of a block and warps, for so many bytes. shares: blocks that a program takes at
+    once."""
     cuts = ONE_SHOT_CUTS if one_shot else TWO_SHOT_CUTS
     step, warps = next((step, warps) for most, step, warps in cuts if size <= most)
     return step // shares, warps
 
 
 def all_gather(x: Tensor, memory: RankMemory) -> Tensor:
-    """x of any shape, the same on every rank, with numbers of 4 or 8 bytes -> [ranks, *x.shape]. Whatever x is, it is
-    one kernel: what ranks exchange at work differs in its numbers and their count, and nothing is compiled then."""
+    """x of any shape, the same on every rank, with numbers of 4 or 8 bytes -> [ranks, *x.shape].
+    Whatever x is, it is one kernel: what ranks exchange at work differs in its numbers and their
+    count, and nothing is compiled then."""
     x = x.contiguous()
     out = torch.empty((memory.ranks, *x.shape), dtype=x.dtype, device=x.device)
     flat, every = x.view(-1).view(torch.int32), out.view(memory.ranks, -1).view(torch.int32)
@@ -349,14 +465,32 @@ def all_gather(x: Tensor, memory: RankMemory) -> Tensor:
 
 
 def _launch(
-    kernel: object, x: Tensor, out: Tensor, memory: RankMemory, units: int, cut: tuple[int, int], most: int, step: int,
+    kernel: object,
+    x: Tensor,
+    out: Tensor,
+    memory: RankMemory,
+    units: int,
+    cut: tuple[int, int],
+    most: int,
+    step: int,
     **more: object,
-) -> None:  # fmt: skip
+) -> None:
     """step: words that a program takes at once."""
     assert most <= MOST_PROGRAMS
     early, (block, warps) = has_pdl(x.device), cut
     kernel[(min(most, cdiv(x.shape[0], step)),)](  # type: ignore[index]
-        x, out, memory.addresses, memory.state, units, memory.room, memory.rank,
-        RANKS=memory.ranks, WIDTH=next_power_of_2(memory.ranks), BLOCK=block, EARLY=early,
-        num_warps=warps, launch_pdl=bool(early), **more,
-    )  # fmt: skip
+        x,
+        out,
+        memory.addresses,
+        memory.state,
+        units,
+        memory.room,
+        memory.rank,
+        RANKS=memory.ranks,
+        WIDTH=next_power_of_2(memory.ranks),
+        BLOCK=block,
+        EARLY=early,
+        num_warps=warps,
+        launch_pdl=bool(early),
+        **more,
+    )

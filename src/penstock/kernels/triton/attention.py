@@ -1,7 +1,8 @@
-"""Attention over the paged cache: prefixes of groups, decode rows carried on from them, then chunks.
+"""Attention over the paged cache: prefixes of groups, decode rows carried on from them, then
+chunks.
 
-It knows the step's inputs and takes them apart for the kernels; it computes nothing. Nothing here reads the device, so
-the launches of a step can be captured.
+It knows the step's inputs and takes them apart for the kernels; it computes nothing. Nothing here
+reads the device, so the launches of a step can be captured.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from penstock.kernels.triton.prefix import PrefixState, attend_prefixes
 
 @dataclass(slots=True)
 class KindPlan:
-    """What layers of one kind share in a step: the rows as they attend them, one buffer for what prefixes leave, and
-    room for what chunks make of latent vectors, which the first layer that needs it takes."""
+    """What layers of one kind share in a step: the rows as they attend them, one buffer for what
+    prefixes leave, and room for what chunks make of latent vectors, which the first layer that
+    needs it takes."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
@@ -36,7 +38,10 @@ def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.
     prefix = None
     if decode is not None and decode.groups is not None:
         groups = decode.groups.length.shape[0]
-        shape, device = (inputs.rows, kind.heads, kind.value_width or kind.width), inputs.positions.device
+        shape, device = (
+            (inputs.rows, kind.heads, kind.value_width or kind.width),
+            inputs.positions.device,
+        )
         prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
     return KindPlan(decode, prefix)
 
@@ -51,7 +56,8 @@ def attention(
     *,
     few_programs: int = FEW_PROGRAMS,
 ) -> Tensor:
-    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword: kernels/tunables.py."""
+    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword:
+    kernels/tunables.py."""
     if q.stride()[1:] != (q.shape[2], 1):
         q = q.contiguous()  # a view of a fused product has its heads side by side already
     if inputs.is_one_row:
@@ -60,15 +66,44 @@ def attention(
     rows, scale, window = inputs.rows, kind.scale, kind.window
     if (decode := plan.decode) is not None:
         if (groups := decode.groups) is not None and plan.prefix is not None:
-            attend_prefixes(q[:rows], kv, groups.start, groups.blocks, groups.length, scale, plan.prefix, kind.softcap)
+            attend_prefixes(
+                q[:rows],
+                kv,
+                groups.start,
+                groups.blocks,
+                groups.length,
+                scale,
+                plan.prefix,
+                kind.softcap,
+            )
         attend_rows(
-            q[:rows], kv, decode.rows, decode.table, decode.position, decode.skip, plan.prefix, scale, window,
-            decode.max_own, out[:rows], few_programs, sinks, kind.softcap,
-        )  # fmt: skip
+            q[:rows],
+            kv,
+            decode.rows,
+            decode.table,
+            decode.position,
+            decode.skip,
+            plan.prefix,
+            scale,
+            window,
+            decode.max_own,
+            out[:rows],
+            few_programs,
+            sinks,
+            kind.softcap,
+        )
     if inputs.prefill is not None and q.shape[0] > rows:
         chunks = inputs.prefill
         attend_chunks(
-            q[rows:], kv, chunks.start, chunks.context, chunks.block_table, scale, window, out[rows:], sinks,
+            q[rows:],
+            kv,
+            chunks.start,
+            chunks.context,
+            chunks.block_table,
+            scale,
+            window,
+            out[rows:],
+            sinks,
             kind.softcap,
-        )  # fmt: skip
+        )
     return out

@@ -1,7 +1,8 @@
-"""Copies of KV blocks: all layers (and the tokens beside them) in one launch, over a table of base addresses.
+"""Copies of KV blocks: all layers (and the tokens beside them) in one launch, over a table of base
+addresses.
 
-It knows blocks and addresses; no rows. No block may be a source and a target of one call: targets are blocks that were
-just handed out.
+It knows blocks and addresses; no rows. No block may be a source and a target of one call: targets
+are blocks that were just handed out.
 """
 
 from __future__ import annotations
@@ -27,24 +28,33 @@ def _copy_blocks(pointers, words, src, dst, WORDS: tl.constexpr):
     source = tl.load(src + tl.program_id(0)).to(tl.int64)
     target = tl.load(dst + tl.program_id(0)).to(tl.int64)
     there = (word < each) & (source >= 0)
-    tl.store(base + target * each + word, tl.load(base + source * each + word, mask=there), mask=there)
+    tl.store(
+        base + target * each + word, tl.load(base + source * each + word, mask=there), mask=there
+    )
 
 
 class BlockCopier:
-    """Tensors whose first dimension is the block, contiguous, of 16 bytes or a multiple of it a block. Built once."""
+    """Tensors whose first dimension is the block, contiguous, of 16 bytes or a multiple of it a
+    block. Built once."""
 
     def __init__(self, layers: list[Tensor]) -> None:
         sizes = [x[0].numel() * x.element_size() for x in layers]
-        if any(not x.is_contiguous() or x.data_ptr() % 16 or size % 16 for x, size in zip(layers, sizes, strict=True)):
+        if any(
+            not x.is_contiguous() or x.data_ptr() % 16 or size % 16
+            for x, size in zip(layers, sizes, strict=True)
+        ):
             raise ValueError("blocks must be contiguous and of a multiple of 16 bytes")
         self._layers = layers  # the addresses stay valid while we live
         device = layers[0].device
-        self._pointers = torch.tensor([x.data_ptr() for x in layers], dtype=torch.int64, device=device)
+        self._pointers = torch.tensor(
+            [x.data_ptr() for x in layers], dtype=torch.int64, device=device
+        )
         self._words = torch.tensor([size // 4 for size in sizes], dtype=torch.int64, device=device)
         self._pieces = cdiv(max(sizes) // 4, _WORDS)
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        """src, dst [c] int32 or int64; a pair with src < 0 copies nothing, so a fixed capacity can be padded."""
+        """src, dst [c] int32 or int64; a pair with src < 0 copies nothing, so a fixed capacity can
+        be padded."""
         if src.shape[0]:
             _copy_blocks[(src.shape[0], len(self._layers), self._pieces)](
                 self._pointers, self._words, src, dst, WORDS=_WORDS, num_warps=4
@@ -52,7 +62,7 @@ class BlockCopier:
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Block src[i] is copied over block dst[i] in all layers. Sends a table of addresses: who copies often keeps a
-    BlockCopier."""
+    """Block src[i] is copied over block dst[i] in all layers. Sends a table of addresses: who
+    copies often keeps a BlockCopier."""
     if src.numel():
         BlockCopier(kv_layers).copy(src.contiguous(), dst.contiguous())

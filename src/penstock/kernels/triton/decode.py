@@ -1,9 +1,11 @@
-"""Attention of decode rows: one query a row, over the row's own blocks, carried on from its group's prefix.
+"""Attention of decode rows: one query a row, over the row's own blocks, carried on from its group's
+prefix.
 
-A program takes a stretch of a row's tokens x one KV head and streams their K and V once. Where there are few rows, a
-row's tokens are split over programs and joined by a second launch. Everything about a row (which it is, its length, its
-blocks) is read on the device: the launches depend on the number of rows and on `max_tokens` alone, and a kernel is
-compiled once for a model, not once for a size of step.
+A program takes a stretch of a row's tokens x one KV head and streams their K and V once. Where
+there are few rows, a row's tokens are split over programs and joined by a second launch. Everything
+about a row (which it is, its length, its blocks) is read on the device: the launches depend on the
+number of rows and on `max_tokens` alone, and a kernel is compiled once for a model, not once for a
+size of step.
 """
 
 from __future__ import annotations
@@ -45,7 +47,14 @@ def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED
 
 
 @triton.jit(
-    do_not_specialize=["capacity", "window", "splits", "split_tokens", "prefix_splits", "stride_blocks"],
+    do_not_specialize=[
+        "capacity",
+        "window",
+        "splits",
+        "split_tokens",
+        "prefix_splits",
+        "stride_blocks",
+    ],
     do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
 )
 def _own(
@@ -117,13 +126,17 @@ def _own(
         cell = query_head[:, None] * WIDTH + lane[None, :]
         queries = tl.load(q + item * stride_q + cell, mask=mask, other=0.0)
         has_sink = (query < RATIO) & (split == 0)
-        state_max, state_sum, mixed = begun(sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS)
+        state_max, state_sum, mixed = begun(
+            sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS
+        )
         if SKIPS and (first > 0) & (split == 0):
             place = (item * HEADS + query_head) * prefix_splits
             used = 1
             if PARTS > 1:
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
-            for at in tl.static_range(PARTS):  # unrolled: the loads of all parts are under way at once
+            for at in tl.static_range(
+                PARTS
+            ):  # unrolled: the loads of all parts are under way at once
                 there = (query < RATIO) & (at < used)
                 seen = tl.load(lse + place + at, mask=there, other=-1e30)
                 each = tl.load(
@@ -141,10 +154,28 @@ def _own(
         queries, scale = with_eight(queries, scale, EIGHT)
         table = blocks + row * stride_blocks
         state_max, state_sum, mixed = walk_row(
-            turned(queries, EIGHT), state_max, state_sum, turned(mixed, EIGHT), at_keys, at_values, table, begin, last,
-            first, scale, cap, stride_block, stride_values, CAPPED, WINDOWED, TOKENS, WIDTH, WIDTH_PAD, EIGHT,
+            turned(queries, EIGHT),
+            state_max,
+            state_sum,
+            turned(mixed, EIGHT),
+            at_keys,
+            at_values,
+            table,
+            begin,
+            last,
+            first,
+            scale,
+            cap,
+            stride_block,
+            stride_values,
+            CAPPED,
+            WINDOWED,
+            TOKENS,
+            WIDTH,
+            WIDTH_PAD,
+            EIGHT,
             PRECISION,
-        )  # fmt: skip
+        )
         mixed = turned(mixed, EIGHT) / state_sum[:, None]
         if EIGHT > 0:
             mixed *= of_values
@@ -180,7 +211,8 @@ def join_parts(
     MOST: tl.constexpr,
     JOINED: tl.constexpr,  # parts at once
 ):
-    """A row and head that more than one program took: their parts, weighted by what each of them saw."""
+    """A row and head that more than one program took: their parts, weighted by what each of them
+    saw."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
@@ -199,14 +231,22 @@ def join_parts(
         for at in range(0, used, JOINED):
             here = place + at + split
             held = at + split < used
-            share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)  # of none: 0
+            share = tl.exp2(
+                tl.load(part_lse + here, mask=held, other=-1e30) - largest
+            )  # of none: 0
             each = tl.load(
-                part + here[:, None] * WIDTH + lane[None, :], mask=held[:, None] & inside[None, :], other=0.0
+                part + here[:, None] * WIDTH + lane[None, :],
+                mask=held[:, None] & inside[None, :],
+                other=0.0,
             )
             total += share
             mixed += each * share[:, None]
         joined = tl.sum(mixed, 0) / tl.sum(total, 0)
-        tl.store(out + item * stride_out + head * WIDTH + lane, joined.to(out.dtype.element_ty), mask=inside)
+        tl.store(
+            out + item * stride_out + head * WIDTH + lane,
+            joined.to(out.dtype.element_ty),
+            mask=inside,
+        )
 
 
 def attend_rows(
@@ -227,10 +267,11 @@ def attend_rows(
 ) -> None:
     """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
 
-    rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W * 16, less the
-    first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has left, stands for those.
-    max_tokens: no row's own part is longer; it sets how many programs share a row, not what is seen.   few_programs:
-    that few rows are cut into.   sinks: `ops.Attention`'s.   softcap: AttentionKind's.
+    rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W
+    * 16, less the first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has
+    left, stands for those. max_tokens: no row's own part is longer; it sets how many programs share
+    a row, not what is seen.   few_programs: that few rows are cut into.   sinks: `ops.Attention`'s.
+    softcap: AttentionKind's.
     """
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
@@ -242,57 +283,115 @@ def attend_rows(
     if splits > 1:
         part = torch.empty((count, heads, splits, width), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
-    answer, lse, prefix_splits = (out, out, 1) if prefix is None else (prefix.answer, prefix.lse, prefix.splits)
+    answer, lse, prefix_splits = (
+        (out, out, 1) if prefix is None else (prefix.answer, prefix.lse, prefix.splits)
+    )
     skips = skip is not None and prefix is not None
     step = (position, skip if skips else rows)
     sizes = (block_table.shape[1] * 16, window or 0)
     pad, early = max(16, next_power_of_2(width)), has_pdl(q.device)
     _own[(count * kv_heads, splits)](
-        q, kv.keys, kv.values, lse if kv.scales is None else kv.scales, lse if sinks is None else sinks, out,
-        answer, lse, part, part_lse, block_table, rows, *step, *sizes, scale * LOG2_E,
-        (softcap or 1.0) * LOG2_E, splits, split_tokens,
-        prefix_splits, q.stride(0), out.stride(0), kv.keys.stride(0), block_table.stride(0), heads, kv_heads, width,
-        pad, least_queries(heads // kv_heads, kv), skips, 1 if prefix_splits == 1 else MOST_PARTS,
-        PART_TOKENS, PART_TILE, window is not None, splits > 1, tokens, sinks is not None,
-        softcap is not None, kv.eight, precision_of(q.dtype, width), early,
-        num_warps=warps, num_stages=stages, launch_pdl=bool(early),
-    )  # fmt: skip
+        q,
+        kv.keys,
+        kv.values,
+        lse if kv.scales is None else kv.scales,
+        lse if sinks is None else sinks,
+        out,
+        answer,
+        lse,
+        part,
+        part_lse,
+        block_table,
+        rows,
+        *step,
+        *sizes,
+        scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E,
+        splits,
+        split_tokens,
+        prefix_splits,
+        q.stride(0),
+        out.stride(0),
+        kv.keys.stride(0),
+        block_table.stride(0),
+        heads,
+        kv_heads,
+        width,
+        pad,
+        least_queries(heads // kv_heads, kv),
+        skips,
+        1 if prefix_splits == 1 else MOST_PARTS,
+        PART_TOKENS,
+        PART_TILE,
+        window is not None,
+        splits > 1,
+        tokens,
+        sinks is not None,
+        softcap is not None,
+        kv.eight,
+        precision_of(q.dtype, width),
+        early,
+        num_warps=warps,
+        num_stages=stages,
+        launch_pdl=bool(early),
+    )
     if splits > 1:
         join_parts[(count * heads,)](
-            out, part, part_lse, *step, *sizes, splits, split_tokens, out.stride(0), heads, width, pad, skips,
-            window is not None, tokens, MOST_SPLITS, 16, num_warps=2,
-        )  # fmt: skip
+            out,
+            part,
+            part_lse,
+            *step,
+            *sizes,
+            splits,
+            split_tokens,
+            out.stride(0),
+            heads,
+            width,
+            pad,
+            skips,
+            window is not None,
+            tokens,
+            MOST_SPLITS,
+            16,
+            num_warps=2,
+        )
 
 
 def least_queries(ratio: int, kv: LayerKv) -> int:
-    """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its columns."""
+    """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its
+    columns."""
     return max(8 if kv.eight else 16, next_power_of_2(ratio))
 
 
 def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, int, int]:
-    """Tokens of a tile, warps, stages. Many rows: small programs, so that enough of them are there at once.
+    """Tokens of a tile, warps, stages. Many rows: small programs, so that enough of them are there
+    at once.
 
-    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32: what leaves fewer of their places
-    empty in the last round. TB/s of 4 KV heads behind a window of 1,024, by 64 and by 32 tokens, of 4.56 that a plain
-    read reaches: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220 3.73, 4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20;
-    717 4.24 to 4.34 both. By 2 warps, 3 stages or 16 tokens, and rows cut in 2 or 4, none is better in the mean.
+    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32: what leaves
+    fewer of their places empty in the last round. TB/s of 4 KV heads behind a window of 1,024, by
+    64 and by 32 tokens, of 4.56 that a plain read reaches: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220
+    3.73, 4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20; 717 4.24 to 4.34 both. By 2 warps, 3
+    stages or 16 tokens, and rows cut in 2 or 4, none is better in the mean.
     """
     if width > 256:  # Gemma 4's: what fits, not measured yet
         return 32, 4, 2
     if width > 128:
         if eight:
             return 32, 2, 2
-        large = count > 4 * processors and 3 * cdiv(count, 3 * processors) <= 4 * cdiv(count, 4 * processors)
+        large = count > 4 * processors and 3 * cdiv(count, 3 * processors) <= 4 * cdiv(
+            count, 4 * processors
+        )
         return 64 if large else 32, 4, 2
     return (32, 1, 2) if count >= 1024 else (64, 4, 2)
 
 
 def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
-    """Programs that share a row, a power of two, and the fewest tokens of one, where `count` programs take a row each.
+    """Programs that share a row, a power of two, and the fewest tokens of one, where `count`
+    programs take a row each.
 
-    Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52 us, in two 64), but
-    where a row may be long it isn't left to one program, which walks 2,000 tokens in 36 us. The launch that joins them
-    costs 3.4 us a layer, needed or not.
+    Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52
+    us, in two 64), but where a row may be long it isn't left to one program, which walks 2,000
+    tokens in 36 us. The launch that joins them costs 3.4 us a layer, needed or not.
     """
     if count <= 128:
         least = 64 if count <= 32 else 128

@@ -1,8 +1,10 @@
-"""The gated delta rule over chunks of prompts, in blocks of 64 tokens by its WY form (arXiv:2412.06464, section 3.3).
+"""The gated delta rule over chunks of prompts, in blocks of 64 tokens by its WY form
+(arXiv:2412.06464, section 3.3).
 
-Five launches: the convolution, its windows, what each block needs of itself (a triangular system's inverse, all blocks
-at once), the states from block to block with the answers (a program a chunk, value head and part of its values), and
-norm and gate. Which blocks there are is known on the device alone (`short_conv.block_of`).
+Five launches: the convolution, its windows, what each block needs of itself (a triangular system's
+inverse, all blocks at once), the states from block to block with the answers (a program a chunk,
+value head and part of its values), and norm and gate. Which blocks there are is known on the device
+alone (`short_conv.block_of`).
 """
 
 from __future__ import annotations
@@ -19,12 +21,14 @@ from penstock.kernels.triton.short_conv import block_of, convolve_chunks, silu
 
 BLOCK = tl.constexpr(64)  # tokens
 SMALL = tl.constexpr(16)  # of which a block's inverse begins
-# Columns of a product's right side, at least. Narrower ones that come from registers are read wrongly by Hopper's
-# warp group products of Triton 3.6 where no load is under way (16 and 32 columns of bfloat16, answers off by their own
-# size; triton-lang/triton issue 11366, fla-org/flash-linear-attention pull request 988).
+# Columns of a product's right side, at least. Narrower ones that come from registers are read
+# wrongly by Hopper's warp group products of Triton 3.6 where no load is under way (16 and 32
+# columns of bfloat16, answers off by their own size; triton-lang/triton issue 11366,
+# fla-org/flash-linear-attention pull request 988).
 LEAST = 64
-# Values of a program that carries a state, and blocks that it has under way. H200: one prompt of 8,192 tokens takes 253
-# us so, 8 of 1,024 take 174 (by 128 values 508 and 153; by two blocks 372 and 209).
+# Values of a program that carries a state, and blocks that it has under way. H200: one prompt of
+# 8,192 tokens takes 253 us so, 8 of 1,024 take 174 (by 128 values 508 and 153; by two blocks 372
+# and 209).
 _PART, _STAGES = 64, 3
 _WIDE = 128  # keys of which one block more under way finds no room in shared memory
 
@@ -50,7 +54,8 @@ def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
 
 @triton.jit
 def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """inverse [64, 64] of 1 + system within blocks of SIZE -> the same within blocks of twice that."""
+    """inverse [64, 64] of 1 + system within blocks of SIZE -> the same within blocks of
+    twice that."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None] // SIZE, token[None, :] // SIZE
     corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
@@ -60,8 +65,8 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse(system, PRECISION: tl.constexpr):
-    """system [64, 64], below its diagonal -> the inverse of 1 + system: row by row within blocks of 16, which are then
-    put together by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
+    """system [64, 64], below its diagonal -> the inverse of 1 + system: row by row within blocks of
+    16, which are then put together by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
     few: tl.constexpr = BLOCK // SMALL
     outer, inner = tl.arange(0, few), tl.arange(0, SMALL)
     own = outer[:, None, None, None] == outer[None, None, :, None]
@@ -79,13 +84,34 @@ def _inverse(system, PRECISION: tl.constexpr):
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def _blocks(
-    mixed, rates, decay, step_bias, start, new_k, new_v, scores, late_q, late_k, totals, rows, chunks, scale, unit_eps,
-    most_rate, KEY_HEADS: tl.constexpr, VALUE_HEADS: tl.constexpr, KEY: tl.constexpr, VALUE: tl.constexpr,
-    KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A program a block and value head. Writes, for each token: its key and value behind the inverse (new_k, new_v),
-    its scores with the block's tokens, q as it meets the state before the block (late_q), k as it is added to the state
-    behind it (late_k), the logarithm of decays since the block began."""
+    mixed,
+    rates,
+    decay,
+    step_bias,
+    start,
+    new_k,
+    new_v,
+    scores,
+    late_q,
+    late_k,
+    totals,
+    rows,
+    chunks,
+    scale,
+    unit_eps,
+    most_rate,
+    KEY_HEADS: tl.constexpr,
+    VALUE_HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program a block and value head. Writes, for each token: its key and value behind the
+    inverse (new_k, new_v), its scores with the block's tokens, q as it meets the state before the
+    block (late_q), k as it is added to the state behind it (late_k), the logarithm of decays since
+    the block began."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     head = tl.program_id(1)
     if count > 0:
@@ -93,7 +119,9 @@ def _blocks(
         at, there = (first + token).to(tl.int64), token < count
         key, value = tl.arange(0, KEYS), tl.arange(0, VALUES)
         channels: tl.constexpr = 2 * KEY_HEADS * KEY + VALUE_HEADS * VALUE
-        of_key = mixed + at[:, None] * channels + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
+        of_key = (
+            mixed + at[:, None] * channels + head // (VALUE_HEADS // KEY_HEADS) * KEY + key[None, :]
+        )
         keys_there = there[:, None] & (key < KEY)[None, :]
         q = tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32)
         k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
@@ -110,19 +138,33 @@ def _blocks(
         not_before = token[:, None] >= token[None, :]
         between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
         found = tl.dot(k, tl.trans(k), input_precision=PRECISION) * between * rate[:, None]
-        inverse = _inverse(tl.where(token[:, None] > token[None, :], found, 0.0), PRECISION) * rate[None, :]
-        of_value = mixed + at[:, None] * channels + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :]
+        inverse = (
+            _inverse(tl.where(token[:, None] > token[None, :], found, 0.0), PRECISION)
+            * rate[None, :]
+        )
+        of_value = (
+            mixed + at[:, None] * channels + 2 * KEY_HEADS * KEY + head * VALUE + value[None, :]
+        )
         values_there = there[:, None] & (value < VALUE)[None, :]
         v = tl.load(of_value, mask=values_there, other=0.0)
         fresh = tl.dot(inverse.to(dtype), v, input_precision=PRECISION)
         taken = tl.dot((inverse * tl.exp(total)[None, :]).to(dtype), k, input_precision=PRECISION)
-        seen = tl.where(not_before, tl.dot(q, tl.trans(k), input_precision=PRECISION) * between, 0.0)
+        seen = tl.where(
+            not_before, tl.dot(q, tl.trans(k), input_precision=PRECISION) * between, 0.0
+        )
         of_head = at * VALUE_HEADS + head
-        tl.store(new_v + of_head[:, None] * VALUE + value[None, :], fresh.to(dtype), mask=values_there)
+        tl.store(
+            new_v + of_head[:, None] * VALUE + value[None, :], fresh.to(dtype), mask=values_there
+        )
         tl.store(new_k + of_head[:, None] * KEY + key[None, :], taken.to(dtype), mask=keys_there)
-        tl.store(scores + of_head[:, None] * BLOCK + token[None, :], seen.to(dtype), mask=there[:, None])
+        tl.store(
+            scores + of_head[:, None] * BLOCK + token[None, :], seen.to(dtype), mask=there[:, None]
+        )
         last = tl.sum(tl.where(token == count - 1, total, 0.0))
-        q = tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32) * (q_scale * tl.exp(total))[:, None]
+        q = (
+            tl.load(of_key, mask=keys_there, other=0.0).to(tl.float32)
+            * (q_scale * tl.exp(total))[:, None]
+        )
         k = tl.load(of_key + KEY_HEADS * KEY, mask=keys_there, other=0.0).to(tl.float32)
         k *= (k_scale * tl.exp(last - total))[:, None]
         tl.store(late_q + of_head[:, None] * KEY + key[None, :], q.to(dtype), mask=keys_there)
@@ -132,10 +174,26 @@ def _blocks(
 
 @triton.jit
 def _carry(
-    new_k, new_v, scores, late_q, late_k, totals, start, matrix, slots, out, slot_stride, VALUE_HEADS: tl.constexpr,
-    KEY: tl.constexpr, VALUE: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A program a chunk, value head and VALUES of its values: block by block, the answers and the state behind it."""
+    new_k,
+    new_v,
+    scores,
+    late_q,
+    late_k,
+    totals,
+    start,
+    matrix,
+    slots,
+    out,
+    slot_stride,
+    VALUE_HEADS: tl.constexpr,
+    KEY: tl.constexpr,
+    VALUE: tl.constexpr,
+    KEYS: tl.constexpr,
+    VALUES: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A program a chunk, value head and VALUES of its values: block by block, the answers and the
+    state behind it."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if begin == end:  # a place that a step has no chunk for: its slot is left alone
@@ -150,18 +208,29 @@ def _carry(
     state = tl.load(held, mask=kept, other=0.0).to(tl.float32)
     for first in range(begin, end, BLOCK):
         at, there = (first + token).to(tl.int64), token < end - first
-        keys_there, values_there = there[:, None] & is_key[None, :], there[:, None] & is_value[None, :]
+        keys_there, values_there = (
+            there[:, None] & is_key[None, :],
+            there[:, None] & is_value[None, :],
+        )
         of_head = at * VALUE_HEADS + head
         of_key = of_head[:, None] * KEY + key[None, :]
         taken = tl.load(new_k + of_key, mask=keys_there, other=0.0)
         q = tl.load(late_q + of_key, mask=keys_there, other=0.0)
         k = tl.load(late_k + of_key, mask=keys_there, other=0.0)
-        fresh = tl.load(new_v + of_head[:, None] * VALUE + value[None, :], mask=values_there, other=0.0)
-        seen = tl.load(scores + of_head[:, None] * BLOCK + token[None, :], mask=there[:, None], other=0.0)
+        fresh = tl.load(
+            new_v + of_head[:, None] * VALUE + value[None, :], mask=values_there, other=0.0
+        )
+        seen = tl.load(
+            scores + of_head[:, None] * BLOCK + token[None, :], mask=there[:, None], other=0.0
+        )
         rounded = state.to(dtype)
         writes = (fresh - tl.dot(taken, rounded, input_precision=PRECISION)).to(dtype)
-        answer = tl.dot(q, rounded, input_precision=PRECISION) + tl.dot(seen, writes, input_precision=PRECISION)
-        tl.store(out + of_head[:, None] * VALUE + value[None, :], answer.to(dtype), mask=values_there)
+        answer = tl.dot(q, rounded, input_precision=PRECISION) + tl.dot(
+            seen, writes, input_precision=PRECISION
+        )
+        tl.store(
+            out + of_head[:, None] * VALUE + value[None, :], answer.to(dtype), mask=values_there
+        )
         last = tl.minimum(end - first, BLOCK) - 1
         total = tl.load(totals + (first + last).to(tl.int64) * VALUE_HEADS + head)
         state = state * tl.exp(total) + tl.dot(tl.trans(k), writes, input_precision=PRECISION)
@@ -170,9 +239,21 @@ def _carry(
 
 @triton.jit(do_not_specialize=["rows", "chunks"])
 def _norm(
-    answers, given, norm, out, start, rows, chunks, stride, channels, eps, VALUE_HEADS: tl.constexpr,
-    VALUE: tl.constexpr, HEADS: tl.constexpr, VALUES: tl.constexpr,
-):  # fmt: skip
+    answers,
+    given,
+    norm,
+    out,
+    start,
+    rows,
+    chunks,
+    stride,
+    channels,
+    eps,
+    VALUE_HEADS: tl.constexpr,
+    VALUE: tl.constexpr,
+    HEADS: tl.constexpr,
+    VALUES: tl.constexpr,
+):
     """A program a token and HEADS of its value heads."""
     at = tl.program_id(0)
     if at < tl.load(start + chunks):
@@ -181,7 +262,9 @@ def _norm(
         value = tl.arange(0, VALUES)
         there = (head < VALUE_HEADS) & (value < VALUE)[None, :]
         each = head * VALUE + value[None, :]
-        x = tl.load(answers + at.to(tl.int64) * (VALUE_HEADS * VALUE) + each, mask=there, other=0.0).to(tl.float32)
+        x = tl.load(
+            answers + at.to(tl.int64) * (VALUE_HEADS * VALUE) + each, mask=there, other=0.0
+        ).to(tl.float32)
         z = tl.load(given + token * stride + channels + each, mask=there, other=0.0).to(tl.float32)
         dtype = given.dtype.element_ty
         normed = x * tl.rsqrt(tl.sum(x * x, axis=1) / VALUE + eps)[:, None]
@@ -190,10 +273,17 @@ def _norm(
 
 
 def delta_chunks(
-    given: Tensor, rates: Tensor, heads: DeltaHeads, weights: DeltaWeights, window: Tensor, matrix: Tensor,
-    inputs: StepInputs, out: Tensor,
-) -> None:  # fmt: skip
-    """Writes the answers of a step's chunks to out [T, value_size], behind its rows; windows and matrices move on."""
+    given: Tensor,
+    rates: Tensor,
+    heads: DeltaHeads,
+    weights: DeltaWeights,
+    window: Tensor,
+    matrix: Tensor,
+    inputs: StepInputs,
+    out: Tensor,
+) -> None:
+    """Writes the answers of a step's chunks to out [T, value_size], behind its rows; windows and
+    matrices move on."""
     h, w, states, rows, prefill = heads, weights, inputs.states, inputs.rows, inputs.prefill
     assert states is not None and prefill is not None
     tokens, start, chunks = given.shape[0] - rows, prefill.start, states.chunk_slots.shape[0]
@@ -211,18 +301,65 @@ def delta_chunks(
     exact, warps = ("tf32x3", 8) if wide else ("tf32", 4)
     shape = {"VALUE_HEADS": h.value_heads, "KEY": h.key_width, "VALUE": h.value_width}
     _blocks[(tokens // BLOCK.value + chunks, h.value_heads)](
-        mixed, rates, w.decay, w.step_bias, start, new_k, new_v, scores, late_q, late_k, totals, rows, chunks,
-        h.key_width**-0.5, NORM_EPS, w.most_rate, **shape, KEY_HEADS=h.key_heads, KEYS=keys, VALUES=values,
-        PRECISION=exact, num_warps=warps, num_stages=1,
-    )  # fmt: skip
+        mixed,
+        rates,
+        w.decay,
+        w.step_bias,
+        start,
+        new_k,
+        new_v,
+        scores,
+        late_q,
+        late_k,
+        totals,
+        rows,
+        chunks,
+        h.key_width**-0.5,
+        NORM_EPS,
+        w.most_rate,
+        **shape,
+        KEY_HEADS=h.key_heads,
+        KEYS=keys,
+        VALUES=values,
+        PRECISION=exact,
+        num_warps=warps,
+        num_stages=1,
+    )
     answers, part = empty(h.value_size), min(_PART, values)
     _carry[(chunks, h.value_heads, cdiv(h.value_width, part))](
-        new_k, new_v, scores, late_q, late_k, totals, start, matrix, states.chunk_slots, answers, matrix.stride(0),
-        **shape, KEYS=keys, VALUES=part, PRECISION=exact, num_warps=4,
+        new_k,
+        new_v,
+        scores,
+        late_q,
+        late_k,
+        totals,
+        start,
+        matrix,
+        states.chunk_slots,
+        answers,
+        matrix.stride(0),
+        **shape,
+        KEYS=keys,
+        VALUES=part,
+        PRECISION=exact,
+        num_warps=4,
         num_stages=1 if wide or keys > _WIDE else _STAGES,
-    )  # fmt: skip
+    )
     few = max(1, 1024 // values)
     _norm[(tokens, cdiv(h.value_heads, few))](
-        answers, given, w.norm, out, start, rows, chunks, given.stride(0), h.channels, w.eps,
-        VALUE_HEADS=h.value_heads, VALUE=h.value_width, HEADS=few, VALUES=values, num_warps=4,
-    )  # fmt: skip
+        answers,
+        given,
+        w.norm,
+        out,
+        start,
+        rows,
+        chunks,
+        given.stride(0),
+        h.channels,
+        w.eps,
+        VALUE_HEADS=h.value_heads,
+        VALUE=h.value_width,
+        HEADS=few,
+        VALUES=values,
+        num_warps=4,
+    )

@@ -1,17 +1,22 @@
-"""Triton's binaries on the disk: an artifact's folder in front of Triton's own cache, and a key that is not made anew.
+"""Triton's binaries on the disk: an artifact's folder in front of Triton's own cache, and a key
+that is not made anew.
 
-    a kernel       get_group: KEY/NAME.json, NAME.cubin    of an artifact, else Triton's cache, else it is compiled
-    a launcher     get_file: KEY/NAME.SUFFIX.so            the same; a stub in C that Triton compiles for a signature
+    a kernel       get_group: KEY/NAME.json, NAME.cubin    of an artifact, else Triton's cache, else
+    it is compiled
+    a launcher     get_file: KEY/NAME.SUFFIX.so            the same; a stub in C that Triton
+    compiles for a signature
 
-KEY is Triton's: a hash of the kernel's source, its signature and options, Triton and ptxas; no path, no driver, no name
-of a GPU. Triton's own cache keeps absolute paths beside it and finds nothing in a folder that has moved; here what lies
-in a folder is what it holds. The part of KEY that stands for Triton itself is a hash of 415 MB (0.3 to 1.1 s, in every
-start): it is recorded, beside Triton's cache and in an artifact, and holds as long as Triton's files are the same by
+KEY is Triton's: a hash of the kernel's source, its signature and options, Triton and ptxas; no
+path, no driver, no name of a GPU. Triton's own cache keeps absolute paths beside it and finds
+nothing in a folder that has moved; here what lies in a folder is what it holds. The part of KEY
+that stands for Triton itself is a hash of 415 MB (0.3 to 1.1 s, in every start): it is recorded,
+beside Triton's cache and in an artifact, and holds as long as Triton's files are the same by
 version and size, and at home by the times of their last change.
 
-An artifact's launchers are machine code of the host: who opens an artifact trusts it as a program (a hub's snapshot
-brings none). It knows Triton's seams (`knobs.cache.manager_class`, `runtime.cache.triton_key`, how a kernel's source is
-parsed, and hashed with the functions that it calls), as of 3.6 to 3.9.
+An artifact's launchers are machine code of the host: who opens an artifact trusts it as a program
+(a hub's snapshot brings none). It knows Triton's seams (`knobs.cache.manager_class`,
+`runtime.cache.triton_key`, how a kernel's source is parsed, and hashed with the functions that it
+calls), as of 3.6 to 3.9.
 """
 
 from __future__ import annotations
@@ -37,7 +42,10 @@ from penstock.kernels.binaries import Binaries
 RECORD = "triton.json"  # an artifact's; beside Triton's cache it is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
 _BINARIES_END = (".cubin", ".hsaco")
-_KEPT = (".json", *_BINARIES_END)  # of what Triton writes for a kernel: the rest is for people to read
+_KEPT = (
+    ".json",
+    *_BINARIES_END,
+)  # of what Triton writes for a kernel: the rest is for people to read
 _BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothing else
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
@@ -56,16 +64,17 @@ def install() -> Binaries:
 
 
 def _parse_alone(called: jit.JITCallable) -> ast.Module:
-    """Python counts how deep a syntax tree is for all threads together, and raises SystemError where two parse at once
-    (seen with 3.11.7, in one start of 85)."""
+    """Python counts how deep a syntax tree is for all threads together, and raises SystemError
+    where two parse at once (seen with 3.11.7, in one start of 85)."""
     with _PARSING:
         tree: ast.Module = _parse(called)
     return tree
 
 
 def _hash_called_first(finder: jit.DependenciesFinder, called: jit.JITCallable) -> None:
-    """Triton takes a called function's constants into a kernel's hash only if the function had been hashed before, by
-    another kernel: the key would hang on which of them is launched first. Now it always has been."""
+    """Triton takes a called function's constants into a kernel's hash only if the function had been
+    hashed before, by another kernel: the key would hang on which of them is launched first. Now it
+    always has been."""
     called.cache_key  # noqa: B018
     _hash_called(finder, called)
 
@@ -103,10 +112,13 @@ class _Shelf(cache.CacheManager):
         return self.usual.put_group(filename, group)
 
     def get_file(self, filename: str) -> str | None:
-        """Asked for a launcher before it is compiled, and for other files that we leave to Triton."""
+        """Asked for a launcher before it is compiled,
+        and for other files that we leave to Triton."""
         if not filename.endswith(".so"):
             return self.usual.get_file(filename)
-        path = next((group[filename] for group in self._held(filename)), None) or self.usual.get_file(filename)
+        path = next(
+            (group[filename] for group in self._held(filename)), None
+        ) or self.usual.get_file(filename)
         if path is None:
             _BINARIES.compiling(filename.partition(".")[0])
         else:
@@ -129,7 +141,8 @@ class _Shelf(cache.CacheManager):
         self._keep({name: path for name, path in group.items() if name.endswith(_KEPT)})
 
     def _keep(self, group: dict[str, str]) -> None:
-        """Copies files into the artifact that is being built, and with them the key that they go by."""
+        """Copies files into the artifact that is being built, and with them the key that they go
+        by."""
         if _BINARIES.into is None:
             return
         folder = _BINARIES.into / self.key
@@ -141,12 +154,14 @@ class _Shelf(cache.CacheManager):
                 shutil.copyfile(path, folder / name)
 
 
-# --- the key ----------------------------------------------------------------------------------------------------------
+# --- the key
+# ----------------------------------------------------------------------------------------------------------
 
 
 @once
 def _recorded_key() -> str:
-    """In place of `triton_key`: an artifact's record where it is of this Triton, else this machine's, else made."""
+    """In place of `triton_key`: an artifact's record where it is of this Triton, else this
+    machine's, else made."""
     for folder in _BINARIES.folders:
         if key := _read(folder / RECORD, times=False):
             return key
@@ -154,7 +169,9 @@ def _recorded_key() -> str:
     if key := _read(home, times=True):
         return key
     key = _hash_triton()
-    with suppress(PenstockError, OSError):  # a home that cannot be written costs the next start as much again
+    with suppress(
+        PenstockError, OSError
+    ):  # a home that cannot be written costs the next start as much again
         home.parent.mkdir(parents=True, exist_ok=True)
         write_whole(home, json.dumps(_record(key, times=True)).encode())
     return key
@@ -174,7 +191,14 @@ def _record(key: str, *, times: bool) -> dict[str, Any]:
     """A key, and what it holds for."""
     home = Path(triton.__file__).parent
     hashed = [home / "runtime/cache.py", *(home / "_C").glob("libtriton.*")]
-    hashed += [path for part in ("compiler", "backends", "language") for path in sorted((home / part).rglob("*.py"))]
+    hashed += [
+        path
+        for part in ("compiler", "backends", "language")
+        for path in sorted((home / part).rglob("*.py"))
+    ]
     files = {path.relative_to(home).as_posix(): path.stat() for path in hashed}
-    sizes = {name: [stat.st_size, stat.st_mtime_ns] if times else stat.st_size for name, stat in files.items()}
+    sizes = {
+        name: [stat.st_size, stat.st_mtime_ns] if times else stat.st_size
+        for name, stat in files.items()
+    }
     return {"triton": triton.__version__, "key": key, "files": sizes}

@@ -26,16 +26,24 @@ def _embed(ids, table, out, first, rows, d, EARLY: tl.constexpr, BLOCK: tl.const
 
 
 def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
-    """ids [T] of any integer dtype, table [rows, d] contiguous, in host memory too that the driver holds in its place
-    (quant/gathered.py) -> [T, d]. first: the token of the table's first row, where it is a stretch of the vocabulary
-    (None: all of it); the tokens of others are 0."""
+    """ids [T] of any integer dtype, table [rows, d] contiguous, in host memory too that the driver
+    holds in its place (quant/gathered.py) -> [T, d]. first: the token of the table's first row,
+    where it is a stretch of the vocabulary (None: all of it); the tokens of others are 0."""
     out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=ids.device)
     if ids.shape[0]:
         d = table.shape[1]
         block = min(_BLOCK, next_power_of_2(d))
         early = has_pdl(ids.device)
         _embed[(ids.shape[0], cdiv(d, block))](
-            ids, table, out, first or 0, table.shape[0], d, EARLY=early, BLOCK=block, num_warps=4,
+            ids,
+            table,
+            out,
+            first or 0,
+            table.shape[0],
+            d,
+            EARLY=early,
+            BLOCK=block,
+            num_warps=4,
             launch_pdl=bool(early),
-        )  # fmt: skip
+        )
     return out

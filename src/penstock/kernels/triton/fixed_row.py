@@ -1,4 +1,5 @@
-"""Rows in fixed point (kernels/fixed_row.py), as kernels write them. It knows numbers; no weight."""
+"""Rows in fixed point (kernels/fixed_row.py), as kernels write them. It knows numbers;
+no weight."""
 
 from __future__ import annotations
 
@@ -10,14 +11,16 @@ from penstock.kernels import fixed_row
 LEAST: tl.constexpr = tl.constexpr(fixed_row.LEAST_BITS)
 TOP: tl.constexpr = tl.constexpr(fixed_row.TOP)
 DOWN: tl.constexpr = tl.constexpr(2.0**-fixed_row.TOP)
-ROUNDER: tl.constexpr = tl.constexpr(12582912.0)  # 1.5 * 2**23: a float32 that this is added to ends at the ones
+ROUNDER: tl.constexpr = tl.constexpr(
+    12582912.0
+)  # 1.5 * 2**23: a float32 that this is added to ends at the ones
 ROUNDED: tl.constexpr = tl.constexpr(0x4B400000)  # its bits
 
 
 @triton.jit
 def store_fixed(values, numbers, scales, sums, block, there, K):
-    """Writes values [B, 16] (rounded to the model's dtype, zeros where a row ends) as the blocks `block` [B] of a row
-    of K numbers, where `there` [B]."""
+    """Writes values [B, 16] (rounded to the model's dtype, zeros where a row ends) as the blocks
+    `block` [B] of a row of K numbers, where `there` [B]."""
     values = values.to(tl.float32)
     most = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     power = tl.maximum(most & 0x7F800000, LEAST)

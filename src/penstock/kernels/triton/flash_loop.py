@@ -1,8 +1,9 @@
-"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how programs share work.
+"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how
+programs share work.
 
-It knows block tables, masks and the running softmax; who the queries are and what becomes of them is for `prefix`,
-`prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale` holds log2 e), so that an exponential
-is one instruction.
+It knows block tables, masks and the running softmax; who the queries are and what becomes of them
+is for `prefix`, `prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale`
+holds log2 e), so that an exponential is one instruction.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ BESIDE: tl.constexpr = tl.constexpr(TURNED)
 
 @triton.jit
 def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
-    """The layer's K and V at a KV head, and what V's blocks lie apart: K's and V's own pointers, in their own numbers.
+    """The layer's K and V at a KV head, and what V's blocks lie apart: K's and V's own pointers, in
+    their own numbers.
 
-    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is reached from K, which
-    `plain_cells` does, and what is given of V here is not read.
+    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is
+    reached from K, which `plain_cells` does, and what is given of V here is not read.
     """
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
     if EIGHT > 0:
@@ -35,33 +37,49 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
 
 @triton.jit
 def load_blocks(table, at, last, token):
-    """The blocks [tokens] of the tile from `at` on, which begins a block; tokens of a block have one mask, so that what
-    is read of a block is read in one piece."""
-    return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(tl.int64)
+    """The blocks [tokens] of the tile from `at` on, which begins a block; tokens of a block have
+    one mask, so that what is read of a block is read in one piece."""
+    return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(
+        tl.int64
+    )
 
 
 @triton.jit
 def plain_cells(keys, block, where, stride_block, lane, WIDTH: tl.constexpr):
-    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys: `at_head`'s."""
+    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys:
+    `at_head`'s."""
     cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
     return cell, cell + 16 * WIDTH
 
 
 @triton.jit
 def eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH: tl.constexpr):
-    """Pointers [tokens, lanes] to K, whatever its dtype, and [lanes, tokens] to V in eight bits, which lies turned
-    (kernels/layer_kv.py); block: `load_blocks`'s, keys, values: `at_head`'s."""
+    """Pointers [tokens, lanes] to K, whatever its dtype, and [lanes, tokens] to V in eight bits,
+    which lies turned (kernels/layer_kv.py); block: `load_blocks`'s, keys, values: `at_head`'s."""
     cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
-    return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])  # not found by itself
+    return cell, tl.max_contiguous(
+        tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE]
+    )  # not found by itself
 
 
 @triton.jit
 def load_eight(
-    keys, values, table, at, last, token, lane, inside, stride_block, stride_values, WIDTH: tl.constexpr
-):  # fmt: skip
-    """K [tokens, lanes] and V [lanes, tokens] of the tile from `at` on, whole blocks up to that of `last`."""
+    keys,
+    values,
+    table,
+    at,
+    last,
+    token,
+    lane,
+    inside,
+    stride_block,
+    stride_values,
+    WIDTH: tl.constexpr,
+):
+    """K [tokens, lanes] and V [lanes, tokens] of the tile from `at` on, whole blocks up to that of
+    `last`."""
     block = load_blocks(table, at, last, token)
     cell, beside = eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH)
     there = at + token // 16 * 16 < last
@@ -82,8 +100,9 @@ def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
 
 @triton.jit
 def with_eight(queries, scale, EIGHT: tl.constexpr):
-    """Queries as they are multiplied by K, and their scale. e4m3 widens to float16 in one instruction for two numbers,
-    to bfloat16 in five; queries beyond a million would overflow it, what is below 2^-20 adds nothing to a score."""
+    """Queries as they are multiplied by K, and their scale. e4m3 widens to float16 in one
+    instruction for two numbers, to bfloat16 in five; queries beyond a million would overflow it,
+    what is below 2^-20 adds nothing to a score."""
     if EIGHT == 2 and queries.dtype != tl.float32:
         queries, scale = (queries * 0.0625).to(tl.float16), scale * 16
     return queries, scale
@@ -131,7 +150,17 @@ def walk(
         stored = where < end
         if EIGHT > 0:
             keys, values = load_eight(
-                at_keys, at_values, table, at, end, token, lane, inside, stride_block, stride_values, WIDTH
+                at_keys,
+                at_values,
+                table,
+                at,
+                end,
+                token,
+                lane,
+                inside,
+                stride_block,
+                stride_values,
+                WIDTH,
             )
             keys, values = keys.to(q.dtype), tl.trans(values).to(wide)
         else:
@@ -156,27 +185,39 @@ def walk(
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
                 seen &= where[None, :] > position[:, None] - window
-            # Not -inf: a query of a window may see nothing of a whole tile, and -inf less -inf is no number.
+            # Not -inf: a query of a window may see nothing of a whole tile, and -inf less -inf is
+            # no number.
             scores = tl.where(seen, scores, -1e30)
-        # The scale is positive: it may come after the maximum, and then it is one operation with the subtraction.
+        # The scale is positive: it may come after the maximum, and then it is one operation with
+        # the subtraction.
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
         if MASKED and WINDOWED:
             weights = tl.where(seen, weights, 0.0)
         shrink = tl.exp2(state_max - larger)
         state_sum = state_sum * shrink + tl.sum(weights, 1)
-        mixed = tl.dot(weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION)
+        mixed = tl.dot(
+            weights.to(values.dtype), values, mixed * shrink[:, None], input_precision=PRECISION
+        )
         state_max = larger
     return state_max, state_sum, mixed
 
 
 @triton.jit
 def queries_of(
-    q, row, row_end, head, stride_q, RATIO: tl.constexpr, QUERIES: tl.constexpr, WIDTH: tl.constexpr,
+    q,
+    row,
+    row_end,
+    head,
+    stride_q,
+    RATIO: tl.constexpr,
+    QUERIES: tl.constexpr,
+    WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
-):  # fmt: skip
-    """A tile of M = QUERIES: as many rows from `row` on as it holds (before row_end) x the query heads of a KV head ->
-    rows [M], query heads [M], which there are [M], the same of their numbers [M, D], the queries [M, D]."""
+):
+    """A tile of M = QUERIES: as many rows from `row` on as it holds (before row_end) x the query
+    heads of a KV head -> rows [M], query heads [M], which there are [M], the same of their numbers
+    [M, D], the queries [M, D]."""
     at = tl.arange(0, QUERIES)
     lane = tl.arange(0, WIDTH_PAD)
     member = row + at // RATIO
@@ -198,9 +239,12 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 
 
 @triton.jit
-def begun(sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr):
-    """The running softmax of queries [QUERIES] before their first token: a head's sink, where there are sinks [H], is a
-    token without a value. Of several programs that share a query one alone begins so."""
+def begun(
+    sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr
+):
+    """The running softmax of queries [QUERIES] before their first token: a head's sink, where there
+    are sinks [H], is a token without a value. Of several programs that share a query one alone
+    begins so."""
     state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
     if SINKS:
         state_max = tl.load(sinks + query_head, mask=there, other=-1e30) * 1.4426950408889634
@@ -210,14 +254,26 @@ def begun(sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constex
 
 @triton.jit
 def attend_tile(
-    queries, state_max, state_sum, mixed, keys, values, stored, scale, cap, CAPPED: tl.constexpr, EIGHT: tl.constexpr,
+    queries,
+    state_max,
+    state_sum,
+    mixed,
+    keys,
+    values,
+    stored,
+    scale,
+    cap,
+    CAPPED: tl.constexpr,
+    EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A tile of tokens that all queries of a row see: `walk_row`'s arguments, keys [T, D], values [T, D], stored [T].
+):
+    """A tile of tokens that all queries of a row see: `walk_row`'s arguments, keys [T, D], values
+    [T, D], stored [T].
 
-    EIGHT > 0: queries, mixed and values come turned, [D, M], [D, M] and [D, T]: a tile of a tensor core has 16 rows, of
-    tokens or numbers here, and 8 columns, of queries, so less of it is padding, and V needs no shuffling (32 tokens of
-    width 128 take 435 instructions, the other way 1,670)."""
+    EIGHT > 0: queries, mixed and values come turned, [D, M], [D, M] and [D, T]: a tile of a tensor
+    core has 16 rows, of tokens or numbers here, and 8 columns, of queries, so less of it is
+    padding, and V needs no shuffling (32 tokens of width 128 take 435 instructions, the other way
+    1,670)."""
     if EIGHT > 0:
         scores = tl.dot(keys.to(queries.dtype), queries, input_precision=PRECISION) * scale
         if CAPPED:
@@ -268,7 +324,8 @@ def walk_row(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does what `walk` does for the query heads of one decode row, which all see the same tokens."""
+    """Does what `walk` does for the query heads of one decode row,
+    which all see the same tokens."""
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
@@ -277,7 +334,17 @@ def walk_row(
         stored = where < last
         if EIGHT > 0:
             keys, values = load_eight(
-                at_keys, at_values, table, at, last, token, lane, inside, stride_block, stride_values, WIDTH
+                at_keys,
+                at_values,
+                table,
+                at,
+                last,
+                token,
+                lane,
+                inside,
+                stride_block,
+                stride_values,
+                WIDTH,
             )
             if WINDOWED:
                 stored &= where >= first
@@ -290,7 +357,18 @@ def walk_row(
             keys = tl.load(cell, mask=held, other=0.0)
             values = tl.load(beside, mask=held, other=0.0)
         state_max, state_sum, mixed = attend_tile(
-            queries, state_max, state_sum, mixed, keys, values, stored, scale, cap, CAPPED, EIGHT, PRECISION
+            queries,
+            state_max,
+            state_sum,
+            mixed,
+            keys,
+            values,
+            stored,
+            scale,
+            cap,
+            CAPPED,
+            EIGHT,
+            PRECISION,
         )
     return state_max, state_sum, mixed
 
@@ -305,7 +383,8 @@ def turned(x, EIGHT: tl.constexpr):
 
 @triton.jit
 def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
-    """Tokens that one of at most `splits` programs takes of `tokens`: whole tiles, and split_tokens or more."""
+    """Tokens that one of at most `splits` programs takes of `tokens`: whole tiles, and split_tokens
+    or more."""
     tokens = tl.maximum(tokens, 1)
     used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
     return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
@@ -315,8 +394,9 @@ def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
 def owner(start, count, tile, ROWS: tl.constexpr, EACH: tl.constexpr = 128):
     """Which sequence of a CSR tile `tile` belongs to, and its first row; start [count + 1].
 
-    Sequence g's tiles of ROWS rows are those from start[g] // ROWS + g on: never fewer than it needs, so that a tile is
-    found without a sum over the sequences, and start[count] // ROWS + count tiles are enough whatever `start` holds.
+    Sequence g's tiles of ROWS rows are those from start[g] // ROWS + g on: never fewer than it
+    needs, so that a tile is found without a sum over the sequences, and start[count] // ROWS +
+    count tiles are enough whatever `start` holds.
     """
     found = 0
     for at in range(0, count, EACH):

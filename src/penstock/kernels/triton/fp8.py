@@ -1,5 +1,5 @@
-"""Rows in eight bits, or one in fixed point, in a launch: what attention leaves, for the product behind it. It knows
-rows; no layer.
+"""Rows in eight bits, or one in fixed point, in a launch: what attention leaves, for the product
+behind it. It knows rows; no layer.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # kernel
 
 @triton.jit
 def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.constexpr):
-    """Writes wide [R, D] (zeros where a row is padded) in e4m3 to numbers + at, its scales to scales + row [R, 1], and
-    of pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
+    """Writes wide [R, D] (zeros where a row is padded) in e4m3 to numbers + at, its scales to
+    scales + row [R, 1], and of pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
     scaled = wide * tl.div_rn(1.0, scale)  # at most a last bit past 448, which rounds to it
@@ -33,8 +33,11 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
 
 
 @triton.jit
-def store_rows(wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr):
-    """Writes wide [R, D] as store_fp8 does, or (FP8 3) the one row that there is in fixed point; `low` is its sums."""
+def store_rows(
+    wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr
+):
+    """Writes wide [R, D] as store_fp8 does, or (FP8 3) the one row that there is in fixed point;
+    `low` is its sums."""
     if FP8 == 3:
         block = tl.arange(0, D // 16)
         values = tl.where(there, wide.to(tl.float32), 0.0).reshape(D // 16, 16)
@@ -45,16 +48,27 @@ def store_rows(wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl
 
 @triton.jit(do_not_specialize=["rows"])
 def _quantize(
-    x, numbers, low, scales, rows, stride, d, FP8: tl.constexpr, EARLY: tl.constexpr, ROWS: tl.constexpr,
+    x,
+    numbers,
+    low,
+    scales,
+    rows,
+    stride,
+    d,
+    FP8: tl.constexpr,
+    EARLY: tl.constexpr,
+    ROWS: tl.constexpr,
     D: tl.constexpr,
-):  # fmt: skip
+):
     wait(EARLY)
     release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
     column = tl.arange(0, D)[None, :]
     there = (row < rows) & (column < d)
     wide = tl.load(x + row.to(tl.int64) * stride + column, mask=there, other=0.0)
-    store_rows(wide, numbers, low, scales, row.to(tl.int64) * d + column, there, row, row < rows, d, FP8, D)
+    store_rows(
+        wide, numbers, low, scales, row.to(tl.int64) * d + column, there, row, row < rows, d, FP8, D
+    )
 
 
 def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
@@ -65,9 +79,18 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = early_of(x.device, cdiv(rows, each))
         _quantize[(cdiv(rows, each),)](
-            x, *pointers(out), rows, x.stride(0), d, FP8=BITS[form], EARLY=early, ROWS=each, D=width,
-            num_warps=max(1, min(16, width * each // 256)), launch_pdl=bool(early),
-        )  # fmt: skip
+            x,
+            *pointers(out),
+            rows,
+            x.stride(0),
+            d,
+            FP8=BITS[form],
+            EARLY=early,
+            ROWS=each,
+            D=width,
+            num_warps=max(1, min(16, width * each // 256)),
+            launch_pdl=bool(early),
+        )
     return out
 
 
@@ -81,11 +104,16 @@ def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
 
 def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | FixedRow:
     """Returns `empty_fp8`'s rows, or (of one) a row in fixed point, not written yet."""
-    return empty_fixed(width or like.shape[1], like.device) if form == "fixed" else empty_fp8(like, form, width)
+    return (
+        empty_fixed(width or like.shape[1], like.device)
+        if form == "fixed"
+        else empty_fp8(like, form, width)
+    )
 
 
 def pointers(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns numbers, low (in fixed point: sums) and scale as kernels take them; of wide rows the rows for each."""
+    """Returns numbers, low (in fixed point: sums) and scale as kernels take them; of wide rows the
+    rows for each."""
     if isinstance(rows, Tensor):
         return rows, rows, rows
     if isinstance(rows, FixedRow):

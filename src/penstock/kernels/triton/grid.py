@@ -1,7 +1,9 @@
-"""Numbers of launches: how many pieces, how large a tile, how much a chip's programs may hold, in plain Python.
+"""Numbers of launches: how many pieces, how large a tile, how much a chip's programs may hold, in
+plain Python.
 
-Triton's own `cdiv` and `next_power_of_2` are functions that its kernels may call too, which costs the host 4.6 us a
-call, and an eager step of 16 layers makes 280 of them. It knows numbers and a device's kind.
+Triton's own `cdiv` and `next_power_of_2` are functions that its kernels may call too, which costs
+the host 4.6 us a call, and an eager step of 16 layers makes 280 of them. It knows numbers and a
+device's kind.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from functools import cache
 
 import torch
 
-# Bytes of shared memory that a program may have, by compute capability; 101,376 on chips for desks and pictures (8.6,
-# 8.9, 12.0). Source: CUDA programming guide, technical specifications.
+# Bytes of shared memory that a program may have, by compute capability; 101,376 on chips for desks
+# and pictures (8.6, 8.9, 12.0). Source: CUDA programming guide, technical specifications.
 SHARED = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}
 LEAST_SHARED = 101_376
 
@@ -28,7 +30,11 @@ def shared_of(device: torch.device) -> int:
 @cache
 def processors_of(device: torch.device) -> int:
     """Returns a device's multiprocessors; without a GPU an H200's."""
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+    return (
+        torch.cuda.get_device_properties(device).multi_processor_count
+        if device.type == "cuda"
+        else 132
+    )
 
 
 def cdiv(whole: int, piece: int) -> int:
@@ -42,8 +48,9 @@ def next_power_of_2(least: int) -> int:
 
 
 def precision_of(dtype: torch.dtype, width: int) -> str:
-    """Returns how attention multiplies numbers of a dtype, of heads so wide: float32's one by one, or by three products
-    of tensor cores (as exact to 2^-21) where one by one takes a compiler minutes (166 s at 512)."""
+    """Returns how attention multiplies numbers of a dtype, of heads so wide: float32's one by one,
+    or by three products of tensor cores (as exact to 2^-21) where one by one takes a compiler
+    minutes (166 s at 512)."""
     if dtype != torch.float32:
         return "tf32"
     return "ieee" if width <= 256 else "tf32x3"

@@ -1,9 +1,10 @@
-"""Attention over latent vectors (arXiv:2405.04434): all heads read one vector a token, as its key whole and, the first
-part of it, as its value. A vector is loaded once for scores and answers.
+"""Attention over latent vectors (arXiv:2405.04434): all heads read one vector a token, as its key
+whole and, the first part of it, as its value. A vector is loaded once for scores and answers.
 
-Programs take a tile of queries, each a token x some of its heads, and walk the tokens' vectors: a stretch of a decode
-row's own (`_own`), a group's prefix (`_prefix`), a chunk's (`_prefill`). How work is shared, joined and carried on from
-a prefix is as `decode`, `prefix` and `prefill` have it for keys and values by head.
+Programs take a tile of queries, each a token x some of its heads, and walk the tokens' vectors: a
+stretch of a decode row's own (`_own`), a group's prefix (`_prefix`), a chunk's (`_prefill`). How
+work is shared, joined and carried on from a prefix is as `decode`, `prefix` and `prefill` have it
+for keys and values by head.
 """
 
 from __future__ import annotations
@@ -28,11 +29,22 @@ Shape = tuple[int, int, int, int]  # queries of a program at least, tokens of a 
 
 @triton.jit
 def _queries(
-    q, row, row_end, part, stride, HEADS: tl.constexpr, HELD: tl.constexpr, QUERIES: tl.constexpr,
-    RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr,
-):  # fmt: skip
-    """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS -> rows, heads,
-    which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and what turns [M, TURNING_PAD]."""
+    q,
+    row,
+    row_end,
+    part,
+    stride,
+    HEADS: tl.constexpr,
+    HELD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+):
+    """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS
+    -> rows, heads, which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and
+    what turns [M, TURNING_PAD]."""
     at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
     high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
@@ -40,15 +52,17 @@ def _queries(
     cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
     front = tl.load(cell + low[None, :], mask=valid[:, None] & (low < RANK)[None, :], other=0.0)
     back = tl.load(cell + high[None, :], mask=valid[:, None] & (high < RANK)[None, :], other=0.0)
-    turned = tl.load(cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0)
+    turned = tl.load(
+        cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0
+    )
     return member, head, valid, front, back, turned
 
 
 @triton.jit
 def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
-    """Queries as they are multiplied by what is stored, the scale of their scores, and that of answers. Vectors in
-    eight bits are widened to float16, as `flash_loop.with_eight` has it: queries, which are 4 powers of two smaller,
-    have the vectors' scale in them."""
+    """Queries as they are multiplied by what is stored, the scale of their scores, and that of
+    answers. Vectors in eight bits are widened to float16, as `flash_loop.with_eight` has it:
+    queries, which are 4 powers of two smaller, have the vectors' scale in them."""
     of_answer = 1.0
     if EIGHT:
         of_answer = tl.load(of_eight)
@@ -63,13 +77,34 @@ def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
 
 @triton.jit
 def _walk(
-    front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, position, scale,
-    stride_block, stride_beside, EIGHT: tl.constexpr, TOKENS: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
-    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of whole ones, from a
-    block's first token on. A second walk without masks, over what every query sees, would take registers for both: 848
-    bytes of a thread's lie in memory then, of eight warps."""
+    front,
+    back,
+    turned,
+    state_max,
+    state_sum,
+    low,
+    high,
+    vectors,
+    beside,
+    table,
+    begin,
+    end,
+    position,
+    scale,
+    stride_block,
+    stride_beside,
+    EIGHT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of
+    whole ones, from a block's first token on. A second walk without masks, over what every query
+    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps.
+    """
     token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
     beyond = RANK_PAD // 2 + lane
     FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
@@ -79,10 +114,20 @@ def _walk(
         stored = where < end
         block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
         cell = vectors + block * stride_block + where % 16 * FROM
-        one = tl.load(cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0)
-        two = tl.load(cell[:, None] + beyond[None, :], mask=stored[:, None] & (beyond < RANK)[None, :], other=0.0)
+        one = tl.load(
+            cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0
+        )
+        two = tl.load(
+            cell[:, None] + beyond[None, :],
+            mask=stored[:, None] & (beyond < RANK)[None, :],
+            other=0.0,
+        )
         keys = beside + block * stride_beside + where % 16 * BESIDE
-        key = tl.load(keys[:, None] + turn[None, :], mask=stored[:, None] & (turn < TURNING)[None, :], other=0.0)
+        key = tl.load(
+            keys[:, None] + turn[None, :],
+            mask=stored[:, None] & (turn < TURNING)[None, :],
+            other=0.0,
+        )
         if EIGHT:
             one, two = one.to(front.dtype), two.to(front.dtype)
         scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
@@ -102,7 +147,8 @@ def _walk(
 
 @triton.jit
 def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
-    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid` says."""
+    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid`
+    says."""
     lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
     beyond = RANK_PAD // 2 + lane
     dtype: tl.constexpr = to.dtype.element_ty
@@ -115,15 +161,40 @@ def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constex
     do_not_specialize_on_alignment=["start", "blocks", "length"],
 )
 def _prefix(
-    q, vectors, beside, of_eight, answer, lse, start, blocks, length, groups, splits, scale, stride_q, stride_block,
-    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
-    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
-    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
-    PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, EACH: tl.constexpr, PRECISION: tl.constexpr,
-):  # fmt: skip
-    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK], the scale of eight bits left out, and
-    its log-sum-exp [S, H, splits]. vectors, beside: LatentKv's, of_eight its scale where EIGHT. PARTS: programs that
-    take the heads of a tile."""
+    q,
+    vectors,
+    beside,
+    of_eight,
+    answer,
+    lse,
+    start,
+    blocks,
+    length,
+    groups,
+    splits,
+    scale,
+    stride_q,
+    stride_block,
+    stride_beside,
+    stride_blocks,
+    EIGHT: tl.constexpr,
+    HEADS: tl.constexpr,
+    HELD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
+    EACH: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK], the scale of eight
+    bits left out, and its log-sum-exp [S, H, splits]. vectors, beside: LatentKv's, of_eight its
+    scale where EIGHT. PARTS: programs that take the heads of a tile."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -133,7 +204,18 @@ def _prefix(
     end = tl.minimum(begin + stretch, whole)
     if row < row_end and begin < end:
         member, head, valid, front, back, turned = _queries(
-            q, row, row_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
+            q,
+            row,
+            row_end,
+            part,
+            stride_q,
+            HEADS,
+            HELD,
+            QUERIES,
+            RANK,
+            TURNING,
+            RANK_PAD,
+            TURNING_PAD,
         )
         front, back, turned, scale, _ = _with_eight(front, back, turned, scale, of_eight, EIGHT)
         state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
@@ -141,9 +223,30 @@ def _prefix(
         last = tl.full([QUERIES], 2**30, tl.int32)
         table = blocks + group.to(tl.int64) * stride_blocks
         state_max, state_sum, low, high = _walk(
-            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, end, last, scale,
-            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
-        )  # fmt: skip
+            front,
+            back,
+            turned,
+            state_max,
+            state_sum,
+            low,
+            high,
+            vectors,
+            beside,
+            table,
+            begin,
+            end,
+            last,
+            scale,
+            stride_block,
+            stride_beside,
+            EIGHT,
+            TOKENS,
+            RANK,
+            TURNING,
+            RANK_PAD,
+            TURNING_PAD,
+            PRECISION,
+        )
         place = (member.to(tl.int64) * HEADS + head) * splits + split
         _write(answer + place * RANK, low, high, 1.0 / state_sum, valid, RANK, RANK_PAD)
         tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
@@ -154,15 +257,47 @@ def _prefix(
     do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
 )
 def _own(
-    q, vectors, beside, of_eight, out, answer, lse, part, part_lse, blocks, rows, position, skip, capacity, scale,
-    splits, split_tokens, prefix_splits, stride_q, stride_block, stride_beside, stride_blocks, EIGHT: tl.constexpr,
-    HEADS: tl.constexpr, HELD: tl.constexpr,
-    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr, RANK_PAD: tl.constexpr,
-    TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr, SKIPS: tl.constexpr,
-    PREFIX_PARTS: tl.constexpr, PART_TOKENS: tl.constexpr, PART_TILE: tl.constexpr, SPLIT: tl.constexpr,
+    q,
+    vectors,
+    beside,
+    of_eight,
+    out,
+    answer,
+    lse,
+    part,
+    part_lse,
+    blocks,
+    rows,
+    position,
+    skip,
+    capacity,
+    scale,
+    splits,
+    split_tokens,
+    prefix_splits,
+    stride_q,
+    stride_block,
+    stride_beside,
+    stride_blocks,
+    EIGHT: tl.constexpr,
+    HEADS: tl.constexpr,
+    HELD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
+    SKIPS: tl.constexpr,
+    PREFIX_PARTS: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
+    SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
-    """A stretch of a decode row's own tokens, carried on from its group's prefix by the first that shares the row."""
+):
+    """A stretch of a decode row's own tokens, carried on from its group's prefix by the first that
+    shares the row."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
@@ -176,10 +311,22 @@ def _own(
         last = tl.minimum(begin + stretch, end)
     if (begin < end) | (split == 0):
         _, head, valid, front, back, turned = _queries(
-            q, item.to(tl.int32), item.to(tl.int32) + 1, heads, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD,
+            q,
+            item.to(tl.int32),
+            item.to(tl.int32) + 1,
+            heads,
+            stride_q,
+            HEADS,
+            HELD,
+            QUERIES,
+            RANK,
+            TURNING,
+            RANK_PAD,
             TURNING_PAD,
-        )  # fmt: skip
-        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        )
+        front, back, turned, scale, of_answer = _with_eight(
+            front, back, turned, scale, of_eight, EIGHT
+        )
         state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
         high = low
         if SKIPS and (first > 0) & (split == 0):
@@ -203,9 +350,30 @@ def _own(
         table = blocks + row * stride_blocks
         everything = tl.full([QUERIES], 2**30, tl.int32)
         state_max, state_sum, low, high = _walk(
-            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, begin, last, everything,
-            scale, stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
-        )  # fmt: skip
+            front,
+            back,
+            turned,
+            state_max,
+            state_sum,
+            low,
+            high,
+            vectors,
+            beside,
+            table,
+            begin,
+            last,
+            everything,
+            scale,
+            stride_block,
+            stride_beside,
+            EIGHT,
+            TOKENS,
+            RANK,
+            TURNING,
+            RANK_PAD,
+            TURNING_PAD,
+            PRECISION,
+        )
         share = of_answer / state_sum
         if alone:
             _write(out + (item * HEADS + head) * RANK, low, high, share, valid, RANK, RANK_PAD)
@@ -220,12 +388,33 @@ def _own(
     do_not_specialize_on_alignment=["start", "context", "blocks"],
 )
 def _prefill(
-    q, vectors, beside, of_eight, out, start, context, blocks, chunks, tiles, scale, stride_q, stride_block,
-    stride_beside, stride_blocks, EIGHT: tl.constexpr, HEADS: tl.constexpr, HELD: tl.constexpr,
-    QUERIES: tl.constexpr, RANK: tl.constexpr, TURNING: tl.constexpr,
-    RANK_PAD: tl.constexpr, TURNING_PAD: tl.constexpr, TOKENS: tl.constexpr, PARTS: tl.constexpr,
+    q,
+    vectors,
+    beside,
+    of_eight,
+    out,
+    start,
+    context,
+    blocks,
+    chunks,
+    tiles,
+    scale,
+    stride_q,
+    stride_block,
+    stride_beside,
+    stride_blocks,
+    EIGHT: tl.constexpr,
+    HEADS: tl.constexpr,
+    HELD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
-):  # fmt: skip
+):
     """A tile of a chunk's tokens, each over its prompt up to itself."""
     ROWS: tl.constexpr = QUERIES // HELD
     part = tl.program_id(0) % PARTS
@@ -234,29 +423,69 @@ def _prefill(
     ahead = tl.load(context + chunk)
     if row < chunk_end:
         member, head, valid, front, back, turned = _queries(
-            q, row, chunk_end, part, stride_q, HEADS, HELD, QUERIES, RANK, TURNING, RANK_PAD, TURNING_PAD
+            q,
+            row,
+            chunk_end,
+            part,
+            stride_q,
+            HEADS,
+            HELD,
+            QUERIES,
+            RANK,
+            TURNING,
+            RANK_PAD,
+            TURNING_PAD,
         )
         lowest = ahead + row - chunk_start
         end = tl.minimum(lowest + ROWS, ahead + chunk_end - chunk_start)
         position = tl.minimum(lowest + member - row, end - 1)
-        front, back, turned, scale, of_answer = _with_eight(front, back, turned, scale, of_eight, EIGHT)
+        front, back, turned, scale, of_answer = _with_eight(
+            front, back, turned, scale, of_eight, EIGHT
+        )
         state_max, state_sum, low = nothing_seen(QUERIES, RANK_PAD // 2)
         high = low
         table = blocks + chunk.to(tl.int64) * stride_blocks
         state_max, state_sum, low, high = _walk(
-            front, back, turned, state_max, state_sum, low, high, vectors, beside, table, 0, end, position, scale,
-            stride_block, stride_beside, EIGHT, TOKENS, RANK, TURNING, RANK_PAD, TURNING_PAD, PRECISION,
-        )  # fmt: skip
+            front,
+            back,
+            turned,
+            state_max,
+            state_sum,
+            low,
+            high,
+            vectors,
+            beside,
+            table,
+            0,
+            end,
+            position,
+            scale,
+            stride_block,
+            stride_beside,
+            EIGHT,
+            TOKENS,
+            RANK,
+            TURNING,
+            RANK_PAD,
+            TURNING_PAD,
+            PRECISION,
+        )
         to = out + (member.to(tl.int64) * HEADS + head) * RANK
         _write(to, low, high, of_answer / state_sum, valid, RANK, RANK_PAD)
 
 
 def latent_attention(
-    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, *,
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    *,
     expand_tokens: int = EXPAND_TOKENS,
-) -> Tensor:  # fmt: skip
-    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H, value]. The contract is
-    `ops.AttentionOverLatents`; the keyword: kernels/tunables.py."""
+) -> Tensor:
+    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H,
+    value]. The contract is `ops.AttentionOverLatents`; the keyword: kernels/tunables.py."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     made = chunks is not None and chunks.expands(sizes, expand_tokens)
@@ -272,7 +501,13 @@ def latent_attention(
 
 
 def _absorbed(
-    q: Tensor, up: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan, sizes: LatentSizes
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    sizes: LatentSizes,
 ) -> Tensor:
     still = sizes.still
     asked = torch.bmm(q[..., :still].transpose(0, 1), up[:, :still]).transpose(0, 1)
@@ -280,9 +515,11 @@ def _absorbed(
     return torch.bmm(seen.transpose(0, 1), up[:, still:].mT).transpose(0, 1)
 
 
-def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan) -> Tensor:
-    """q [T, H, rank + turning], multiplied by the keys' part of `up`, over a layer's vectors -> what they weigh
-    [T, H, rank]: rows, and of chunks the tokens that `q` has."""
+def attend_vectors(
+    q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan
+) -> Tensor:
+    """q [T, H, rank + turning], multiplied by the keys' part of `up`, over a layer's vectors ->
+    what they weigh [T, H, rank]: rows, and of chunks the tokens that `q` has."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
@@ -295,14 +532,31 @@ def attend_vectors(q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionK
         tiles = (q.shape[0] - rows) // (queries // held) + count
         parts = cdiv(kind.heads, held)
         _prefill[(tiles * parts,)](
-            q[rows:], *_stored(kv, out), out[rows:], chunks.start, chunks.context, chunks.block_table, count, tiles,
-            kind.scale * LOG2_E, q.stride(0), *_strides(kv), chunks.block_table.stride(0), HEADS=kind.heads,
-            HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, **_how(q, shape),
-        )  # fmt: skip
+            q[rows:],
+            *_stored(kv, out),
+            out[rows:],
+            chunks.start,
+            chunks.context,
+            chunks.block_table,
+            count,
+            tiles,
+            kind.scale * LOG2_E,
+            q.stride(0),
+            *_strides(kv),
+            chunks.block_table.stride(0),
+            HEADS=kind.heads,
+            HELD=held,
+            QUERIES=queries,
+            **_widths(kv),
+            PARTS=parts,
+            **_how(q, shape),
+        )
     return out
 
 
-def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan) -> None:
+def _attend_prefixes(
+    q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: AttentionKind, plan: KindPlan
+) -> None:
     groups, state = decode.groups, plan.prefix
     if groups is None or state is None:
         return
@@ -310,11 +564,29 @@ def _attend_prefixes(q: Tensor, kv: LatentKv, decode: DecodeInputs, kind: Attent
     held, queries = _tile(kind.heads, shape)
     tiles, parts = q.shape[0] // (queries // held) + count, cdiv(kind.heads, held)
     _prefix[(tiles * parts, state.splits)](
-        q, *_stored(kv, state.lse), state.answer, state.lse, groups.start, groups.blocks, groups.length, count,
-        state.splits, kind.scale * LOG2_E, q.stride(0), *_strides(kv), groups.blocks.stride(0), HEADS=kind.heads,
-        HELD=held, QUERIES=queries, **_widths(kv), PARTS=parts, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE, EACH=EACH,
+        q,
+        *_stored(kv, state.lse),
+        state.answer,
+        state.lse,
+        groups.start,
+        groups.blocks,
+        groups.length,
+        count,
+        state.splits,
+        kind.scale * LOG2_E,
+        q.stride(0),
+        *_strides(kv),
+        groups.blocks.stride(0),
+        HEADS=kind.heads,
+        HELD=held,
+        QUERIES=queries,
+        **_widths(kv),
+        PARTS=parts,
+        PART_TOKENS=PART_TOKENS,
+        PART_TILE=PART_TILE,
+        EACH=EACH,
         **_how(q, shape),
-    )  # fmt: skip
+    )
 
 
 def _attend_rows(
@@ -329,22 +601,64 @@ def _attend_rows(
     if splits > 1:
         part = torch.empty((count, heads, splits, rank), dtype=torch.float32, device=q.device)
         part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
-    answer, lse, prefix_splits = (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
+    answer, lse, prefix_splits = (
+        (out, out, 1) if state is None else (state.answer, state.lse, state.splits)
+    )
     skips = state is not None
     step = (decode.position, decode.skip if skips else decode.rows)
     capacity = decode.table.shape[1] * 16
     _own[(count * parts, splits)](
-        q, *_stored(kv, out), out, answer, lse, part, part_lse, decode.table, decode.rows, *step, capacity,
-        kind.scale * LOG2_E, splits, split_tokens, prefix_splits, q.stride(0), *_strides(kv),
-        decode.table.stride(0), HEADS=heads, HELD=held, QUERIES=shape[0], **_widths(kv), PARTS=parts, SKIPS=skips,
-        PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS, PART_TOKENS=PART_TOKENS, PART_TILE=PART_TILE,
-        SPLIT=splits > 1, **_how(q, shape),
-    )  # fmt: skip
+        q,
+        *_stored(kv, out),
+        out,
+        answer,
+        lse,
+        part,
+        part_lse,
+        decode.table,
+        decode.rows,
+        *step,
+        capacity,
+        kind.scale * LOG2_E,
+        splits,
+        split_tokens,
+        prefix_splits,
+        q.stride(0),
+        *_strides(kv),
+        decode.table.stride(0),
+        HEADS=heads,
+        HELD=held,
+        QUERIES=shape[0],
+        **_widths(kv),
+        PARTS=parts,
+        SKIPS=skips,
+        PREFIX_PARTS=1 if prefix_splits == 1 else MOST_PARTS,
+        PART_TOKENS=PART_TOKENS,
+        PART_TILE=PART_TILE,
+        SPLIT=splits > 1,
+        **_how(q, shape),
+    )
     if splits > 1:
         join_parts[(count * heads,)](
-            out, part, part_lse, *step, capacity, 0, splits, split_tokens, out.stride(0), heads, rank,
-            next_power_of_2(rank), skips, False, shape[1], MOST_SPLITS, 8, num_warps=4,
-        )  # fmt: skip
+            out,
+            part,
+            part_lse,
+            *step,
+            capacity,
+            0,
+            splits,
+            split_tokens,
+            out.stride(0),
+            heads,
+            rank,
+            next_power_of_2(rank),
+            skips,
+            False,
+            shape[1],
+            MOST_SPLITS,
+            8,
+            num_warps=4,
+        )
 
 
 def _tile(heads: int, shape: Shape) -> tuple[int, int]:
@@ -355,16 +669,18 @@ def _tile(heads: int, shape: Shape) -> tuple[int, int]:
 
 
 def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
-    """Returns the shape of a program of a decode row, whose queries are heads. 1,000 rows of Moonlight's behind 2,048
-    tokens on an H200: 727 us, 77 % of copy speed (8 warps and 2 stages 955); 128 rows 115 (141)."""
+    """Returns the shape of a program of a decode row, whose queries are heads. 1,000 rows of
+    Moonlight's behind 2,048 tokens on an H200: 727 us, 77 % of copy speed (8 warps and 2 stages
+    955); 128 rows 115 (141)."""
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 4, 3)
 
 
 def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
-    """Returns that of a program of a prefix or a chunk: what its shared memory holds, of DeepSeek's widths. 64 queries
-    are what Hopper's products of a warp group want, and eight bits, which come from registers, 64 tokens
-    (delta_chunks.LEAST). Moonlight's on an H200, by 64 tokens and by 32: 4,096 rows in 16 groups behind 2,000 tokens
-    1,486 and 1,889 us, a prompt of 8,192 4,603 and 6,114. Eight bits aren't timed yet."""
+    """Returns that of a program of a prefix or a chunk: what its shared memory holds, of DeepSeek's
+    widths. 64 queries are what Hopper's products of a warp group want, and eight bits, which come
+    from registers, 64 tokens (delta_chunks.LEAST). Moonlight's on an H200, by 64 tokens and by 32:
+    4,096 rows in 16 groups behind 2,000 tokens 1,486 and 1,889 us, a prompt of 8,192 4,603 and
+    6,114. Eight bits aren't timed yet."""
     if dtype == torch.float32:
         return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
     if kv.scale is None:
@@ -375,7 +691,8 @@ def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
 
 
 def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns vectors, what lies beside them, and the scale. nothing: stands for one that isn't read."""
+    """Returns vectors, what lies beside them, and the scale. nothing: stands for one that isn't
+    read."""
     return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
 
 
@@ -385,7 +702,10 @@ def _strides(kv: LatentKv) -> tuple[int, int]:
 
 def _widths(kv: LatentKv) -> dict[str, int]:
     rank, turning = kv.value_width, kv.turned.shape[2]
-    pads = {"RANK_PAD": max(2 * LEAST, next_power_of_2(rank)), "TURNING_PAD": max(16, next_power_of_2(turning))}
+    pads = {
+        "RANK_PAD": max(2 * LEAST, next_power_of_2(rank)),
+        "TURNING_PAD": max(16, next_power_of_2(turning)),
+    }
     return {"EIGHT": kv.scale is not None, "RANK": rank, "TURNING": turning, **pads}
 
 

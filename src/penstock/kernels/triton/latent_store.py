@@ -1,4 +1,5 @@
-"""What is stored of a token by latent attention (arXiv:2405.04434), in one launch with the turning of its queries."""
+"""What is stored of a token by latent attention (arXiv:2405.04434), in one launch with the turning
+of its queries."""
 
 from __future__ import annotations
 
@@ -14,12 +15,31 @@ from penstock.kernels.triton.rotary import to_eight
 
 @triton.jit
 def _store(
-    given, q, norm, vectors, beside, of_eight, slots, positions, cos_sin, eps, stride_given, stride_q, stride_block,
-    stride_beside, EIGHT: tl.constexpr, HEADS: tl.constexpr, HEADS_PAD: tl.constexpr, STILL: tl.constexpr,
-    RANK: tl.constexpr, RANK_PAD: tl.constexpr, HALF: tl.constexpr, HALF_PAD: tl.constexpr,
-):  # fmt: skip
-    """A program a token: its vector is normed and stored, its key and the queries of all heads are turned. vectors,
-    beside: LatentKv's, of_eight its scale where EIGHT."""
+    given,
+    q,
+    norm,
+    vectors,
+    beside,
+    of_eight,
+    slots,
+    positions,
+    cos_sin,
+    eps,
+    stride_given,
+    stride_q,
+    stride_block,
+    stride_beside,
+    EIGHT: tl.constexpr,
+    HEADS: tl.constexpr,
+    HEADS_PAD: tl.constexpr,
+    STILL: tl.constexpr,
+    RANK: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    HALF: tl.constexpr,
+    HALF_PAD: tl.constexpr,
+):
+    """A program a token: its vector is normed and stored, its key and the queries of all heads are
+    turned. vectors, beside: LatentKv's, of_eight its scale where EIGHT."""
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
     FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # numbers between tokens
@@ -38,7 +58,10 @@ def _store(
     cos = tl.load(cos_sin + position * (2 * HALF) + half, mask=there, other=1.0)
     sin = tl.load(cos_sin + position * (2 * HALF) + HALF + half, mask=there, other=0.0)
     key = given + token * stride_given + RANK + half
-    a, b = tl.load(key, mask=there, other=0.0).to(tl.float32), tl.load(key + HALF, mask=there, other=0.0).to(tl.float32)
+    a, b = (
+        tl.load(key, mask=there, other=0.0).to(tl.float32),
+        tl.load(key + HALF, mask=there, other=0.0).to(tl.float32),
+    )
     tl.store(turned + half, (a * cos - b * sin).to(dtype), mask=there)
     tl.store(turned + HALF + half, (b * cos + a * sin).to(dtype), mask=there)
     head = tl.arange(0, HEADS_PAD)[:, None]
@@ -51,16 +74,42 @@ def _store(
 
 
 def latent_store(
-    given: Tensor, q: Tensor, norm: Tensor, eps: float, cos_sin: Tensor, inputs: StepInputs, kv: LatentKv, plan: object
+    given: Tensor,
+    q: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos_sin: Tensor,
+    inputs: StepInputs,
+    kv: LatentKv,
+    plan: object,
 ) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is `ops.LatentStore`."""
+    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is
+    `ops.LatentStore`."""
     (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
     assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
     if tokens:
         _store[(tokens,)](
-            given, q, norm, kv.latent, kv.turned, norm if kv.scale is None else kv.scale, inputs.slots,
-            inputs.positions, cos_sin, eps, given.stride(0), q.stride(0), kv.latent.stride(0), kv.turned.stride(0),
-            EIGHT=kv.scale is not None, HEADS=heads, HEADS_PAD=next_power_of_2(heads), STILL=width - turning,
-            RANK=rank, RANK_PAD=next_power_of_2(rank), HALF=turning // 2, HALF_PAD=next_power_of_2(turning // 2),
+            given,
+            q,
+            norm,
+            kv.latent,
+            kv.turned,
+            norm if kv.scale is None else kv.scale,
+            inputs.slots,
+            inputs.positions,
+            cos_sin,
+            eps,
+            given.stride(0),
+            q.stride(0),
+            kv.latent.stride(0),
+            kv.turned.stride(0),
+            EIGHT=kv.scale is not None,
+            HEADS=heads,
+            HEADS_PAD=next_power_of_2(heads),
+            STILL=width - turning,
+            RANK=rank,
+            RANK_PAD=next_power_of_2(rank),
+            HALF=turning // 2,
+            HALF_PAD=next_power_of_2(turning // 2),
             num_warps=4,
-        )  # fmt: skip
+        )

@@ -1,4 +1,5 @@
-"""Linear: matrix products. One row takes `linear_one`, up to 16 `linear_small`; more are cuBLAS's, through torch.
+"""Linear: matrix products. One row takes `linear_one`, up to 16 `linear_small`; more are cuBLAS's,
+through torch.
 
 It knows rows and a weight, no layer.
 """
@@ -12,13 +13,15 @@ from torch import Tensor
 from penstock.kernels.triton.linear_one import linear_one
 from penstock.kernels.triton.linear_small import MOST_ROWS, SmallWeight, linear_small, prepare_small
 
-# For 2 to 16 rows, weights of more elements are cuBLAS's: 28672 x 4096 takes it 0.055 ms and `linear_small` 0.059, 4096
-# x 14336 0.0305 and 0.031. Smaller ones gain by early starts (a 1B model's kernels 0.84 ms against 0.92), heads by 3 %.
+# For 2 to 16 rows, weights of more elements are cuBLAS's: 28672 x 4096 takes it 0.055 ms and
+# `linear_small` 0.059, 4096 x 14336 0.0305 and 0.031. Smaller ones gain by early starts (a 1B
+# model's kernels 0.84 ms against 0.92), heads by 3 %.
 _WIDE, _HEAD = 40_000_000, 65_536
 
 
 def prepare_linear(weight: Tensor) -> SmallWeight:
-    """weight [out, in] as `linear` takes it: the same memory, and up to 2 MB of scratch where K is split."""
+    """weight [out, in] as `linear` takes it: the same memory, and up to 2 MB of scratch where K is
+    split."""
     return prepare_small(weight)
 
 

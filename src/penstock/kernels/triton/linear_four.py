@@ -1,10 +1,12 @@
-"""The product of one row in fixed point with weights of four bits: integers, four at a time, without tensor cores.
+"""The product of one row in fixed point with weights of four bits: integers, four at a time,
+without tensor cores.
 
-A program has all of K for some outputs: there are no parts to join, and its first weights are on their way before the
-kernel ahead has ended. Per 32 weights a thread takes 16 bytes, eight masks and sixteen products of four numbers each;
-the sums of 16 numbers are exact, and are scaled in float32. Floats are looked up: their eight magnitudes, twice each,
-are a whole number in a byte, which an instruction finds for four of them by their bits. The answer may leave as the
-next product wants it. It knows a matrix and a row; no layer.
+A program has all of K for some outputs: there are no parts to join, and its first weights are on
+their way before the kernel ahead has ended. Per 32 weights a thread takes 16 bytes, eight masks and
+sixteen products of four numbers each; the sums of 16 numbers are exact, and are scaled in float32.
+Floats are looked up: their eight magnitudes, twice each, are a whole number in a byte, which an
+instruction finds for four of them by their bits. The answer may leave as the next product wants it.
+It knows a matrix and a row; no layer.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ from penstock.kernels.triton.widen import WIDE
 SIGNED: tl.constexpr = tl.constexpr("dp4a.u32.s32 $0, $1, $2, $3;")
 UNSIGNED: tl.constexpr = tl.constexpr("dp4a.u32.u32 $0, $1, $2, $3;")
 ABOVE: tl.constexpr = tl.constexpr(12)  # what is added to twice a float, so that none is negative
-# $2: eight numbers e2m1 -> ABOVE and twice each, a byte: $0 those in the bytes' low halves, $1 those in the high ones.
-# A lookup by four bits finds one of eight bytes, or, behind a set upper bit, the sign of it: nothing. So one finds what
-# isn't negative, and one, with those bits turned, what is. $3 and $4: the first halves of what is looked up in.
+# $2: eight numbers e2m1 -> ABOVE and twice each, a byte: $0 those in the bytes' low halves, $1
+# those in the high ones. A lookup by four bits finds one of eight bytes, or, behind a set upper
+# bit, the sign of it: nothing. So one finds what isn't negative, and one, with those bits turned,
+# what is. $3 and $4: the first halves of what is looked up in.
 _TWICE: tl.constexpr = tl.constexpr("""{
     .reg .b32 n, t, u, e, f, g, h;
     xor.b32 n, $2, 0x88888888;
@@ -46,8 +49,8 @@ _TWICE: tl.constexpr = tl.constexpr("""{
     prmt.b32 $0, e, g, 0x6420;
     prmt.b32 $1, e, g, 0x7531;
 }""")
-# Those halves, of a number $2 that isn't negative: constants, which the assembler must not find out, or it puts them
-# into a register again before each lookup (0.5 instructions a weight).
+# Those halves, of a number $2 that isn't negative: constants, which the assembler must not find
+# out, or it puts them into a register again before each lookup (0.5 instructions a weight).
 _FIRST: tl.constexpr = tl.constexpr("""{
     .reg .b32 t, u;
     mov.u32 t, %laneid;
@@ -60,7 +63,8 @@ _FIRST: tl.constexpr = tl.constexpr("""{
 
 @triton.jit
 def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
-    """sums plus the products of the four bytes of w, 0 to 255, with those of x. PLAIN: without assembler."""
+    """sums plus the products of the four bytes of w, 0 to 255, with those of x. PLAIN: without
+    assembler."""
     if PLAIN:
         w, x = tl.broadcast(w, x)
         for at in tl.static_range(4):
@@ -70,7 +74,9 @@ def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
             sums += ((w >> (8 * at)) & 255) * number
         return sums
     else:
-        return tl.inline_asm_elementwise(PROGRAM, "=r,r,r,r", [w, x, sums], dtype=tl.int32, is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            PROGRAM, "=r,r,r,r", [w, x, sums], dtype=tl.int32, is_pure=True, pack=1
+        )
 
 
 @triton.jit
@@ -89,16 +95,20 @@ def _masked(w, MASK: tl.constexpr):
 
 @triton.jit
 def _first(number, PLAIN: tl.constexpr):
-    """Returns what `_twice` looks up in. number: any that isn't negative, not known when this is compiled."""
+    """Returns what `_twice` looks up in. number: any that isn't negative, not known when this is
+    compiled."""
     if PLAIN:
         return number, number
     else:
-        return tl.inline_asm_elementwise(_FIRST, "=r,=r,r", [number], dtype=(tl.int32, tl.int32), is_pure=True, pack=1)
+        return tl.inline_asm_elementwise(
+            _FIRST, "=r,=r,r", [number], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+        )
 
 
 @triton.jit
 def _twice(w, first, PLAIN: tl.constexpr):
-    """A word of eight numbers e2m1 -> ABOVE and twice each, those in the low halves of bytes and those in the high."""
+    """A word of eight numbers e2m1 -> ABOVE and twice each, those in the low halves of bytes and
+    those in the high."""
     if PLAIN:
         low, high = w * 0, w * 0
         for at in tl.static_range(4):
@@ -107,7 +117,12 @@ def _twice(w, first, PLAIN: tl.constexpr):
         return low, high
     else:
         return tl.inline_asm_elementwise(
-            _TWICE, "=&r,=&r,r,r,r", [w, first[0], first[1]], dtype=(tl.int32, tl.int32), is_pure=True, pack=1
+            _TWICE,
+            "=&r,=&r,r,r,r",
+            [w, first[0], first[1]],
+            dtype=(tl.int32, tl.int32),
+            is_pure=True,
+            pack=1,
         )
 
 
@@ -120,7 +135,8 @@ def _one_twice(number):
 
 @triton.jit
 def _looked_up(w, first, PLAIN: tl.constexpr):
-    """Four words of e2m1 -> the numbers in their bytes' low halves and those in the high ones, as `_twice` has them."""
+    """Four words of e2m1 -> the numbers in their bytes' low halves and those in the high ones, as
+    `_twice` has them."""
     a, e = _twice(w[0], first, PLAIN)
     b, f = _twice(w[1], first, PLAIN)
     c, g = _twice(w[2], first, PLAIN)
@@ -130,7 +146,8 @@ def _looked_up(w, first, PLAIN: tl.constexpr):
 
 @triton.jit
 def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
-    """256 times the products of the bytes of four words w with `high`, and those with `low`, added up."""
+    """256 times the products of the bytes of four words w with `high`, and those with `low`, added
+    up."""
     a, b, c, d = w[0], w[1], w[2], w[3]
     total = _times(a, high[0], a * 0, SIGNED, PLAIN)
     total = _times(b, high[1], total, SIGNED, PLAIN)
@@ -144,8 +161,9 @@ def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
 
 @triton.jit
 def _row_words(at, inside, C: tl.constexpr, EVEN: tl.constexpr):
-    """The 16 bytes at `at` [C, 1] (of two words of 8) as four words. So few numbers are asked for by each thread where
-    it needs them; more than there are threads would go through shared memory."""
+    """The 16 bytes at `at` [C, 1] (of two words of 8) as four words. So few numbers are asked for
+    by each thread where it needs them; more than there are threads would go through shared memory.
+    """
     both = at[:, :, None] + tl.arange(0, 2)[None, None, :]
     x = tl.load(both) if EVEN else tl.load(both, mask=inside[:, :, None], other=0)
     even, odd = tl.split(x)
@@ -164,15 +182,22 @@ def _row(numbers, scales, sums, block, C: tl.constexpr, K: tl.constexpr, EVEN: t
 
 
 @triton.jit
-def _weights(weight, scale, n, N, chunk, there, K: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr):
-    """Words of outputs n [1, R] at chunks [C, 1] of 16 bytes, [C, R, 4], and both halves' scales [C, R, 2]."""
+def _weights(
+    weight, scale, n, N, chunk, there, K: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr
+):
+    """Words of outputs n [1, R] at chunks [C, 1] of 16 bytes, [C, R, 4], and both halves' scales
+    [C, R, 2]."""
     at = n.to(tl.int64) * (K // 8) + chunk * 4
-    words = tl.load(weight + at[:, :, None] + tl.arange(0, 4)[None, None, :], mask=there[:, :, None], other=0)
+    words = tl.load(
+        weight + at[:, :, None] + tl.arange(0, 4)[None, None, :], mask=there[:, :, None], other=0
+    )
     if FLOATS:
         group = ((chunk // 8) * N + n) * 16 + chunk % 8 * 2
     else:
         group = n * (K // TURN) + chunk // (TURN // 16) * 2
-    of = tl.load(scale + group[:, :, None] + tl.arange(0, 2)[None, None, :], mask=there[:, :, None], other=0)
+    of = tl.load(
+        scale + group[:, :, None] + tl.arange(0, 2)[None, None, :], mask=there[:, :, None], other=0
+    )
     return words, of
 
 
@@ -184,9 +209,16 @@ def _power(of):
 
 @triton.jit
 def _store(
-    answer, kind: tl.constexpr, out, out_sums, out_scale, last, HALF: tl.constexpr, GATED: tl.constexpr,
+    answer,
+    kind: tl.constexpr,
+    out,
+    out_sums,
+    out_scale,
+    last,
+    HALF: tl.constexpr,
+    GATED: tl.constexpr,
     FIXED: tl.constexpr,
-):  # fmt: skip
+):
     """Leaves a program's answer, rounded to `kind`, of the row's `last` numbers, gated first."""
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     if GATED:
@@ -202,13 +234,32 @@ def _store(
 
 @triton.jit
 def _linear_four(
-    numbers, x_scale, x_sums, weight, scale, by, bias, out, out_sums, out_scale, N,
-    K: tl.constexpr, R: tl.constexpr, C: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr, WIDE: tl.constexpr,
-    GATED: tl.constexpr, FIXED: tl.constexpr, HAS_BIAS: tl.constexpr, UNROLL: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """R: outputs of a program; GATED: half of them, output n being silu(n) * (n + N / 2). C: chunks of a turn, which
-    are 16 bytes of an output's weights. FLOATS: they are those of an `Fp4Weight`. WIDE: the model's dtype. FIXED: the
-    answer leaves in fixed point, `out` being its numbers."""
+    numbers,
+    x_scale,
+    x_sums,
+    weight,
+    scale,
+    by,
+    bias,
+    out,
+    out_sums,
+    out_scale,
+    N,
+    K: tl.constexpr,
+    R: tl.constexpr,
+    C: tl.constexpr,
+    TURN: tl.constexpr,
+    FLOATS: tl.constexpr,
+    WIDE: tl.constexpr,
+    GATED: tl.constexpr,
+    FIXED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    UNROLL: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """R: outputs of a program; GATED: half of them, output n being silu(n) * (n + N / 2). C: chunks
+    of a turn, which are 16 bytes of an output's weights. FLOATS: they are those of an `Fp4Weight`.
+    WIDE: the model's dtype. FIXED: the answer leaves in fixed point, `out` being its numbers."""
     CHUNKS: tl.constexpr = K // 32
     EVEN: tl.constexpr = CHUNKS % C == 0
     PLAIN: tl.constexpr = tl.float32 == WIDE  # the interpreter's
@@ -224,7 +275,9 @@ def _linear_four(
     sums = tl.zeros((C, R), tl.float32)
     for first in tl.range(0, CHUNKS, C, loop_unroll_factor=UNROLL):
         chunk = first + lane
-        ahead, ahead_of = _weights(weight, scale, n, N, chunk + 2 * C, chunk + 2 * C < CHUNKS, K, TURN, FLOATS)
+        ahead, ahead_of = _weights(
+            weight, scale, n, N, chunk + 2 * C, chunk + 2 * C < CHUNKS, K, TURN, FLOATS
+        )
         words = _words(w, C, R)
         block = chunk // EACH * (2 * EACH) + chunk % EACH
         high, low, x_of, total = _row(numbers, x_scale, x_sums, block, C, K, EVEN)
@@ -246,8 +299,13 @@ def _linear_four(
         w, of, more, more_of = more, more_of, ahead, ahead_of
     answer = tl.sum(sums, axis=0)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
-    if FLOATS:  # 2 ** 33: with 2 ** 64 the 2 ** 98 that scales are short of, less the two that numbers are too large
-        rows = tl.minimum(tl.program_id(0) * HALF + tl.arange(0, R) % HALF + tl.arange(0, R) // HALF * (N // 2), N - 1)
+    # 2 ** 33: with 2 ** 64 the 2 ** 98 that scales are short of, less the two that numbers are too
+    # large
+    if FLOATS:
+        rows = tl.minimum(
+            tl.program_id(0) * HALF + tl.arange(0, R) % HALF + tl.arange(0, R) // HALF * (N // 2),
+            N - 1,
+        )
         answer *= tl.load(by + rows) * 8589934592.0
     if HAS_BIAS:
         answer += tl.load(bias + own, mask=own < N, other=0.0).to(tl.float32)
@@ -265,27 +323,33 @@ class Band:
 
 
 def band_of(gated: bool, floats: bool = False) -> Band:
-    """The fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down 5.1, 3.4 and 9.4 us (others
-    to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). Of floats a guess, until it is measured: a shorter body of gate and
-    up, which takes 122 registers, and 204 as the integers' does."""
+    """The fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down 5.1,
+    3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). Of floats a guess, until
+    it is measured: a shorter body of gate and up, which takes 122 registers, and 204 as the
+    integers' does."""
     if gated:
         return Band(16, 32, 8, 2 if floats else 4)
     return Band(16, 64, 8, 2)
 
 
 def fits_lone(k: int, group: int, groups: int) -> bool:
-    """Returns whether a row of K numbers is multiplied here by weights of four bits in so many groups: what lies in the
-    halves of a turn's bytes are two neighbouring groups."""
+    """Returns whether a row of K numbers is multiplied here by weights of four bits in so many
+    groups: what lies in the halves of a turn's bytes are two neighbouring groups."""
     return k % 32 == 0 and groups > 1 and groups % 2 == 0 and group in (32, 64, 128)
 
 
 def lone_product(
-    row: FixedRow, matrix: GroupMatrix | Fp4Weight, bias: Tensor | None = None, band: Band | None = None, *,
-    gated: bool = False, form: Form = "wide",
-) -> Tensor | FixedRow:  # fmt: skip
-    """row of K, a matrix of four bits (of integers one that has `lone`), bias [N] -> the product plus bias, [1, N];
-    gated: of a matrix [2 F, K] (the gate's rows, then up's) silu(gate) * up, [1, F]. form: how the answer is wanted, if
-    it can be."""
+    row: FixedRow,
+    matrix: GroupMatrix | Fp4Weight,
+    bias: Tensor | None = None,
+    band: Band | None = None,
+    *,
+    gated: bool = False,
+    form: Form = "wide",
+) -> Tensor | FixedRow:
+    """row of K, a matrix of four bits (of integers one that has `lone`), bias [N] -> the product
+    plus bias, [1, N]; gated: of a matrix [2 F, K] (the gate's rows, then up's) silu(gate) * up, [1,
+    F]. form: how the answer is wanted, if it can be."""
     n, k = matrix.shape
     assert row.width == k and not (gated and bias is not None)
     floats = isinstance(matrix, Fp4Weight)
@@ -299,17 +363,35 @@ def lone_product(
         into = torch.empty((1, outputs), dtype=matrix.dtype, device=scale.device)
     early = has_pdl(scale.device)
     _linear_four[(cdiv(outputs, band.outputs),)](
-        row.numbers.view(torch.int64), row.scale, row.sums, matrix.weight.view(torch.int32), scale, by,
-        scale if bias is None else bias, *pointers(into), n, K=k, R=band.outputs * (2 if gated else 1),
-        C=band.chunks, TURN=turn, FLOATS=floats, WIDE=WIDE[matrix.dtype], GATED=gated,
-        FIXED=isinstance(into, FixedRow), HAS_BIAS=bias is not None, UNROLL=band.unroll, EARLY=early,
-        num_warps=band.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        row.numbers.view(torch.int64),
+        row.scale,
+        row.sums,
+        matrix.weight.view(torch.int32),
+        scale,
+        by,
+        scale if bias is None else bias,
+        *pointers(into),
+        n,
+        K=k,
+        R=band.outputs * (2 if gated else 1),
+        C=band.chunks,
+        TURN=turn,
+        FLOATS=floats,
+        WIDE=WIDE[matrix.dtype],
+        GATED=gated,
+        FIXED=isinstance(into, FixedRow),
+        HAS_BIAS=bias is not None,
+        UNROLL=band.unroll,
+        EARLY=early,
+        num_warps=band.warps,
+        launch_pdl=bool(early),
+    )
     return into
 
 
 def _scales(matrix: GroupMatrix | Fp4Weight) -> tuple[Tensor, Tensor, int]:
-    """Returns the scales, what a row is multiplied by, and the bytes that lie between the halves of one."""
+    """Returns the scales, what a row is multiplied by, and the bytes that lie between the halves of
+    one."""
     if isinstance(matrix, Fp4Weight):
         return matrix.scale.view(torch.uint8), matrix.by, 16
     assert matrix.lone is not None

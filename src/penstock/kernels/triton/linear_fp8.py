@@ -1,10 +1,12 @@
-"""Products with float8 weights: one row `linear_one`, up to 256 a kernel here that streams the weight once (up to 16 of
-them as pairs: nothing of a row is lost), beyond that the library's, scaled by row and by output.
+"""Products with float8 weights: one row `linear_one`, up to 256 a kernel here that streams the
+weight once (up to 16 of them as pairs: nothing of a row is lost), beyond that the library's, scaled
+by row and by output.
 
-Measured on an H200 over an 8B model's products in a graph (qkv, out, gate and up, down; us), the library's and ours:
-128 rows 14.5, 14.2, 38.0, 37.9 and 11.3, 9.2, 37.3, 23.2; 32 rows 14.2, 13.8, 37.9, 37.7 and 9.6, 8.3, 32.4, 19.5;
-weights at copy speed 5.9, 3.9, 27.6, 13.8. Bulk copies (TMA) in place of asynchronous loads: 4 to 8 % faster at 128
-rows for the two smallest, else the same. It knows rows and a matrix; no layer.
+Measured on an H200 over an 8B model's products in a graph (qkv, out, gate and up, down; us), the
+library's and ours: 128 rows 14.5, 14.2, 38.0, 37.9 and 11.3, 9.2, 37.3, 23.2; 32 rows 14.2, 13.8,
+37.9, 37.7 and 9.6, 8.3, 32.4, 19.5; weights at copy speed 5.9, 3.9, 27.6, 13.8. Bulk copies (TMA)
+in place of asynchronous loads: 4 to 8 % faster at 128 rows for the two smallest, else the same. It
+knows rows and a matrix; no layer.
 """
 
 from __future__ import annotations
@@ -25,17 +27,39 @@ from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 from penstock.kernels.triton.split import joined
 
 MOST_PAIRED = 16  # rows
-AHEAD: tl.constexpr = tl.constexpr(512)  # bytes of an output's weights that are asked for ahead of `wait`
+AHEAD: tl.constexpr = tl.constexpr(
+    512
+)  # bytes of an output's weights that are asked for ahead of `wait`
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_fp8(
-    x, x_low, x_scale, weight, scale, bias, out, parts, arrived, M, N, K, each,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, PAIRED: tl.constexpr, SPLIT: tl.constexpr,
-    EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The product turned round, [outputs, rows]: a program has BN outputs and BM rows, the rows being the few."""
+    x,
+    x_low,
+    x_scale,
+    weight,
+    scale,
+    bias,
+    out,
+    parts,
+    arrived,
+    M,
+    N,
+    K,
+    each,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    PAIRED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The product turned round, [outputs, rows]: a program has BN outputs and BM rows, the rows
+    being the few."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
@@ -43,7 +67,9 @@ def _linear_fp8(
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
     x_row = m[:, None].to(tl.int64) * K + lane[None, :]
-    real = (m < M)[:, None]  # many programs that load one same row for what pads a tile wait for each other: 1.2 times
+    real = (m < M)[
+        :, None
+    ]  # many programs that load one same row for what pads a tile wait for each other: 1.2 times
     if EARLY > 0:
         for line in tl.static_range(AHEAD // 128):
             ahead = tl.minimum(part * each + line * 128, K - 1)
@@ -103,8 +129,8 @@ def tiles_of(m: int, n: int, k: int) -> Tiles:
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix:
-    """A matrix [N, K] e4m3 with a scale a row, and what its products leave for each other: calls must follow one
-    another on one stream."""
+    """A matrix [N, K] e4m3 with a scale a row, and what its products leave for each other: calls
+    must follow one another on one stream."""
 
     streamed: SmallWeight  # numbers [N, K] and scale [N], for what takes one row
     dtype: torch.dtype  # of what comes out
@@ -129,9 +155,11 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
     return Fp8Matrix(streamed, dtype, n % 16 == 0 and k % 16 == 0, parts, arrived)
 
 
-def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED) -> Tensor:
-    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]. The keyword:
-    kernels/tunables.py."""
+def linear_fp8(
+    x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
+) -> Tensor:
+    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]. The
+    keyword: kernels/tunables.py."""
     if isinstance(x, Tensor):
         return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
     if x.numbers.shape[0] <= streamed_rows or not matrix.by_library:
@@ -139,7 +167,9 @@ def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, stream
     return by_library(x, matrix, bias)
 
 
-def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None) -> Tensor:
+def streamed_fp8(
+    x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None
+) -> Tensor:
     """The product by this file's kernel, whatever the number of rows."""
     weight, scale = matrix.streamed.weight, matrix.streamed.scale
     (m, k), n = x.numbers.shape, weight.shape[0]
@@ -152,11 +182,29 @@ def streamed_fp8(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tile
     grid = (cdiv(n, tiles.outputs), splits, cdiv(m, tiles.rows))
     early = has_pdl(weight.device)
     _linear_fp8[grid](
-        *pointers(x), weight, scale, x.scale if bias is None else bias, out, matrix.parts, matrix.arrived, m, n,
-        k, each, BM=tiles.rows, BN=tiles.outputs, BK=tiles.inputs, PAIRED=x.low is not None,
-        SPLIT=splits, EVEN_K=k % tiles.inputs == 0, HAS_BIAS=bias is not None, STAGES=tiles.stages, EARLY=early,
-        num_warps=tiles.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        *pointers(x),
+        weight,
+        scale,
+        x.scale if bias is None else bias,
+        out,
+        matrix.parts,
+        matrix.arrived,
+        m,
+        n,
+        k,
+        each,
+        BM=tiles.rows,
+        BN=tiles.outputs,
+        BK=tiles.inputs,
+        PAIRED=x.low is not None,
+        SPLIT=splits,
+        EVEN_K=k % tiles.inputs == 0,
+        HAS_BIAS=bias is not None,
+        STAGES=tiles.stages,
+        EARLY=early,
+        num_warps=tiles.warps,
+        launch_pdl=bool(early),
+    )
     return out
 
 
@@ -166,7 +214,12 @@ def by_library(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None) -> Tensor:
     assert scale is not None
     wide = None if bias is None or matrix.dtype == torch.bfloat16 else bias
     out = torch._scaled_mm(
-        x.numbers, matrix.streamed.weight.t(), scale_a=x.scale, scale_b=scale[None, :],
-        bias=bias if wide is None else None, out_dtype=torch.bfloat16, use_fast_accum=True,
-    ).to(matrix.dtype)  # fmt: skip
+        x.numbers,
+        matrix.streamed.weight.t(),
+        scale_a=x.scale,
+        scale_b=scale[None, :],
+        bias=bias if wide is None else None,
+        out_dtype=torch.bfloat16,
+        use_fast_accum=True,
+    ).to(matrix.dtype)
     return out if wide is None else out.add_(wide)

@@ -1,17 +1,20 @@
-"""Gate and up of many rows with the gate inside: act(x @ gate.T) * (x @ up.T), of which the wide half never reaches
-memory. It knows rows and a matrix; no layer.
+"""Gate and up of many rows with the gate inside: act(x @ gate.T) * (x @ up.T), of which the wide
+half never reaches memory. It knows rows and a matrix; no layer.
 
-Tiles come by bulk copies (TMA). The matrix is looked at as [2, F, K]: 128 rows of the gate and the same of up are one
-operand of 256, so that a program has both halves of its outputs in the same registers. Programs stay, as many as the
-chip runs, and take tiles in bands of BAND tiles of rows, which share weights in the second-level cache.
+Tiles come by bulk copies (TMA). The matrix is looked at as [2, F, K]: 128 rows of the gate and the
+same of up are one operand of 256, so that a program has both halves of its outputs in the same
+registers. Programs stay, as many as the chip runs, and take tiles in bands of BAND tiles of rows,
+which share weights in the second-level cache.
 
-Measured on an H200 for a second each, at the 700 W that bound it (16,784 rows of a Gemma-3-4B, 8,192 of an 8B and a
-1B): the library's product and `activation` behind it 2.85, 3.00, 0.940 ms, this 2.69, 2.89, 0.854; the product alone is
-2.63, 2.89, 0.855. Bands of 64 tiles, a stage more, steps of 32 or 128 numbers, tiles of 64 x 128 or half the outputs
-twice on a multiprocessor: 2 to 20 % slower, gate and up as two operands 28 %. In a graph, the library's and the gate's
-time over this one's at 1,024, 2,048 and 8,192 rows: 0.5B 0.93, 1.16, 1.14; 1B 1.09, 1.09, 1.05; Gemma-3-4B 1.09, 1.06,
-1.05; 8B 1.02, 1.01, 1.00 (1.05 at 16,384), and at 1,536 0.96; a quarter of a 70B, 8,192 inputs, 0.88, 0.99, 1.01.
-That was with gate and up rounded before the gate, as `linear` rounds them: without it 2 % less where power leaves room.
+Measured on an H200 for a second each, at the 700 W that bound it (16,784 rows of a Gemma-3-4B,
+8,192 of an 8B and a 1B): the library's product and `activation` behind it 2.85, 3.00, 0.940 ms,
+this 2.69, 2.89, 0.854; the product alone is 2.63, 2.89, 0.855. Bands of 64 tiles, a stage more,
+steps of 32 or 128 numbers, tiles of 64 x 128 or half the outputs twice on a multiprocessor: 2 to 20
+% slower, gate and up as two operands 28 %. In a graph, the library's and the gate's time over this
+one's at 1,024, 2,048 and 8,192 rows: 0.5B 0.93, 1.16, 1.14; 1B 1.09, 1.09, 1.05; Gemma-3-4B 1.09,
+1.06, 1.05; 8B 1.02, 1.01, 1.00 (1.05 at 16,384), and at 1,536 0.96; a quarter of a 70B, 8,192
+inputs, 0.88, 0.99, 1.01. That was with gate and up rounded before the gate, as `linear` rounds
+them: without it 2 % less where power leaves room.
 """
 
 from __future__ import annotations
@@ -34,10 +37,21 @@ _SHARED = 181_000  # bytes of shared memory that a program takes
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_gated(
-    x, weight, out, M, N, K,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BAND: tl.constexpr, STAGES: tl.constexpr, GELU: tl.constexpr,
-):  # fmt: skip
-    """x [M, K], weight [2, N, K], out [M, N]: descriptors, with blocks [BM, BK], [2, BN, BK] and [BM, BN]."""
+    x,
+    weight,
+    out,
+    M,
+    N,
+    K,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    BAND: tl.constexpr,
+    STAGES: tl.constexpr,
+    GELU: tl.constexpr,
+):
+    """x [M, K], weight [2, N, K], out [M, N]: descriptors, with blocks [BM, BK], [2, BN, BK] and
+    [BM, BN]."""
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         first = tile // (BAND * across) * BAND
@@ -54,11 +68,17 @@ def _linear_gated(
 
 
 def linear_gated(x: Tensor, weight: SmallWeight, activation: str) -> Tensor | None:
-    """x [T, K], weight [2F, K], the gate's rows first; activation "silu" or "gelu_tanh" -> act(gate) * up [T, F]. None
-    where `linear` and `activation` one after the other are as fast: few rows, many inputs, or sizes that bulk copies
-    can't take."""
+    """x [T, K], weight [2F, K], the gate's rows first; activation "silu" or "gelu_tanh" ->
+    act(gate) * up [T, F]. None where `linear` and `activation` one after the other are as fast: few
+    rows, many inputs, or sizes that bulk copies can't take."""
     rows, k = x.shape
-    if rows < LEAST_ROWS or k > MOST_INPUTS or k % 8 or weight.weight.shape[0] % 16 or shared_of(x.device) < _SHARED:
+    if (
+        rows < LEAST_ROWS
+        or k > MOST_INPUTS
+        or k % 8
+        or weight.weight.shape[0] % 16
+        or shared_of(x.device) < _SHARED
+    ):
         return None
     return gated_product(x, weight.weight, activation)
 
@@ -73,7 +93,15 @@ def gated_product(x: Tensor, weight: Tensor, activation: str) -> Tensor:
         TensorDescriptor(x, [m, k], [x.stride(0), 1], [_ROWS, _INPUTS]),
         TensorDescriptor(weight, [2, n, k], [n * k, k, 1], [2, _OUTPUTS, _INPUTS]),
         TensorDescriptor(out, [m, n], [n, 1], [_ROWS, _OUTPUTS]),
-        m, n, k, BM=_ROWS, BN=_OUTPUTS, BK=_INPUTS, BAND=_BAND, STAGES=_STAGES, GELU=activation == "gelu_tanh",
+        m,
+        n,
+        k,
+        BM=_ROWS,
+        BN=_OUTPUTS,
+        BK=_INPUTS,
+        BAND=_BAND,
+        STAGES=_STAGES,
+        GELU=activation == "gelu_tanh",
         num_warps=8,
-    )  # fmt: skip
+    )
     return out

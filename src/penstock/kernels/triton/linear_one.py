@@ -1,7 +1,9 @@
-"""The product of one row, without tensor cores: every weight that a program needs is on its way at once.
+"""The product of one row, without tensor cores: every weight that a program needs is on its way at
+once.
 
-A program takes one or two whole rows of W and adds them up itself, so there are no parts to join. Its first weights are
-asked for before the kernel ahead has ended: they are constants. It knows a matrix and a row; no layer.
+A program takes one or two whole rows of W and adds them up itself, so there are no parts to join.
+Its first weights are asked for before the kernel ahead has ended: they are constants. It knows a
+matrix and a row; no layer.
 """
 
 from __future__ import annotations
@@ -19,10 +21,20 @@ from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 
 @triton.jit
 def _linear_one(
-    x, weight, scale, bias, out, N,
-    K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr,
-    HAS_BIAS: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    scale,
+    bias,
+    out,
+    N,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GATED: tl.constexpr,
+    SCALED: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """GATED: output n is silu(row n) * row N + n of the weight's 2 N."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     lane = tl.arange(0, BK)
@@ -32,7 +44,9 @@ def _linear_one(
         up_row = w_row + N.to(tl.int64) * K
         ups = tl.load(up_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
     wait(EARLY)
-    if SCALED:  # over plain weights, which take twice as long, it costs more than it brings: 0.780 ms a step, 0.773
+    # over plain weights, which take twice as long, it costs more than it brings: 0.780 ms a step,
+    # 0.773
+    if SCALED:
         release_late(EARLY)
     row = tl.load(x + lane, mask=lane < K, other=0.0).to(tl.float32)
     sums = tl.sum(w.to(tl.float32) * row[None, :], axis=1)
@@ -67,8 +81,8 @@ class Strip:
 
 
 def strip_of(k: int, size: int = 2) -> Strip:
-    """Measured on an H200 over the products of a 1B and an 8B model: 58 to 108 % of copy speed (cuBLAS 32 to 103).
-    size: bytes of a weight; of one, over an 8B's products: 61 to 93 %."""
+    """Measured on an H200 over the products of a 1B and an 8B model: 58 to 108 % of copy speed
+    (cuBLAS 32 to 103). size: bytes of a weight; of one, over an 8B's products: 61 to 93 %."""
     if size == 1:
         return Strip(2, min(2048, max(16, next_power_of_2(k))), 2)
     if k <= 1024:
@@ -81,31 +95,62 @@ def strip_of(k: int, size: int = 2) -> Strip:
 
 
 def linear_one(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, strip: Strip | None = None, *, scale: Tensor | None = None
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    strip: Strip | None = None,
+    *,
+    scale: Tensor | None = None,
 ) -> Tensor:
-    """x [1, K], weight [N, K] contiguous of x's dtype, or e4m3 with a scale [N]; bias [N] -> x @ weight.T + bias,
-    [1, N]."""
+    """x [1, K], weight [N, K] contiguous of x's dtype, or e4m3 with a scale [N]; bias [N] -> x @
+    weight.T + bias, [1, N]."""
     n, k = weight.shape
     strip = strip or strip_of(k, weight.element_size())
     assert x.shape == (1, k) and x.stride(1) == 1 and weight.is_contiguous()
     out = torch.empty((1, n), dtype=x.dtype, device=x.device)
     early = has_pdl(x.device)
     _linear_one[(cdiv(n, strip.outputs),)](
-        x, weight, x if scale is None else scale, x if bias is None else bias, out, n, K=k, BN=strip.outputs,
-        BK=strip.inputs, GATED=False, SCALED=scale is not None, HAS_BIAS=bias is not None, EARLY=early,
-        num_warps=strip.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        weight,
+        x if scale is None else scale,
+        x if bias is None else bias,
+        out,
+        n,
+        K=k,
+        BN=strip.outputs,
+        BK=strip.inputs,
+        GATED=False,
+        SCALED=scale is not None,
+        HAS_BIAS=bias is not None,
+        EARLY=early,
+        num_warps=strip.warps,
+        launch_pdl=bool(early),
+    )
     return out
 
 
 def gate_one(x: Tensor, weight: Tensor, scale: Tensor, strip: Strip | None = None) -> Tensor:
-    """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up, [1, F]."""
+    """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up,
+    [1, F]."""
     n, k = weight.shape
     strip = strip or Strip(2, min(4096, max(16, next_power_of_2(k))), 4)
     out = torch.empty((1, n // 2), dtype=x.dtype, device=x.device)
     early = has_pdl(x.device)
     _linear_one[(cdiv(n // 2, strip.outputs),)](
-        x, weight, scale, x, out, n // 2, K=k, BN=strip.outputs, BK=strip.inputs, GATED=True, SCALED=True,
-        HAS_BIAS=False, EARLY=early, num_warps=strip.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        weight,
+        scale,
+        x,
+        out,
+        n // 2,
+        K=k,
+        BN=strip.outputs,
+        BK=strip.inputs,
+        GATED=True,
+        SCALED=True,
+        HAS_BIAS=False,
+        EARLY=early,
+        num_warps=strip.warps,
+        launch_pdl=bool(early),
+    )
     return out

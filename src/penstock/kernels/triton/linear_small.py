@@ -1,8 +1,10 @@
-"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. Reading W is all the time there is, so W is streamed once.
+"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. Reading W is all the time there is, so W is
+streamed once.
 
-A program takes a few outputs and a stretch of K, on tensor cores (x is padded to 16 rows). Where one wave of programs
-would be short, K is split: the parts leave float32 sums, and whoever comes last at a counter adds them up in order, so
-that the result doesn't depend on who that is. It knows a matrix and rows; no layer.
+A program takes a few outputs and a stretch of K, on tensor cores (x is padded to 16 rows). Where
+one wave of programs would be short, K is split: the parts leave float32 sums, and whoever comes
+last at a counter adds them up in order, so that the result doesn't depend on who that is. It knows
+a matrix and rows; no layer.
 """
 
 from __future__ import annotations
@@ -22,10 +24,26 @@ MOST_ROWS = 16
 
 @triton.jit(do_not_specialize=["M"])
 def _linear_small(
-    x, weight, bias, out, parts, arrived, M, N, K, x_stride, each,
-    BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, EVEN_K: tl.constexpr,
-    EVEN_N: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x,
+    weight,
+    bias,
+    out,
+    parts,
+    arrived,
+    M,
+    N,
+    K,
+    x_stride,
+    each,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    EVEN_N: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     release(EARLY)
     block, part = tl.program_id(0), tl.program_id(1)
     n = block * BN + tl.arange(0, BN)
@@ -41,7 +59,9 @@ def _linear_small(
             w = tl.load(w_row + k[None, :], eviction_policy="evict_first")
             rows = tl.load(x_row + k[None, :], mask=(m < M)[:, None], other=0.0)
         else:
-            w = tl.load(w_row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first")
+            w = tl.load(
+                w_row + k[None, :], mask=(k < K)[None, :], other=0.0, eviction_policy="evict_first"
+            )
             rows = tl.load(x_row + k[None, :], mask=(m < M)[:, None] & (k < K)[None, :], other=0.0)
         sums = tl.dot(rows, w.T, sums)
     place = m[:, None] * N + n[None, :]
@@ -53,7 +73,9 @@ def _linear_small(
         if last:
             sums = tl.zeros((16, BN), tl.float32)
             for other in range(SPLIT):
-                sums += tl.load(parts + other * 16 * N + place, mask=there, other=0.0, cache_modifier=".cg")
+                sums += tl.load(
+                    parts + other * 16 * N + place, mask=there, other=0.0, cache_modifier=".cg"
+                )
             tl.store(arrived + block, 0)
             if HAS_BIAS:
                 sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[None, :]
@@ -86,13 +108,16 @@ def cut_of(n: int, k: int) -> Cut:
 
 @dataclass(slots=True, frozen=True)
 class SmallWeight:
-    """A weight and what its products leave for each other. Calls must follow one another on one stream."""
+    """A weight and what its products leave for each other. Calls must follow one another on one
+    stream."""
 
     weight: Tensor  # [N, K] contiguous
     cut: Cut
     parts: Tensor | None  # [split, 16, N] float32
     arrived: Tensor | None  # [programs along N] int32, zeros between calls
-    scale: Tensor | None = None  # [N] float32, of e4m3 numbers, which only the products of one row take
+    scale: Tensor | None = (
+        None  # [N] float32, of e4m3 numbers, which only the products of one row take
+    )
 
 
 def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
@@ -115,10 +140,26 @@ def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> T
     split = cdiv(k, each)
     early = 2 * has_pdl(x.device)
     _linear_small[(cdiv(n, cut.outputs), split)](
-        x, small.weight, x if bias is None else bias, out, x if split == 1 else small.parts,
-        x if split == 1 else small.arrived, m, n, k, x.stride(0), each,
-        BN=cut.outputs, BK=cut.inputs, SPLIT=split, HAS_BIAS=bias is not None, EVEN_K=k % cut.inputs == 0,
-        EVEN_N=n % cut.outputs == 0, STAGES=cut.stages, EARLY=early,
-        num_warps=cut.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        small.weight,
+        x if bias is None else bias,
+        out,
+        x if split == 1 else small.parts,
+        x if split == 1 else small.arrived,
+        m,
+        n,
+        k,
+        x.stride(0),
+        each,
+        BN=cut.outputs,
+        BK=cut.inputs,
+        SPLIT=split,
+        HAS_BIAS=bias is not None,
+        EVEN_K=k % cut.inputs == 0,
+        EVEN_N=n % cut.outputs == 0,
+        STAGES=cut.stages,
+        EARLY=early,
+        num_warps=cut.warps,
+        launch_pdl=bool(early),
+    )
     return out

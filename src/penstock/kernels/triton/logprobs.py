@@ -1,5 +1,5 @@
-"""Logprobs of chosen tokens under raw logits, their ranks, and the k most likely: one launch, one read of each row
-that asks. What is computed is reference/logprobs.py's.
+"""Logprobs of chosen tokens under raw logits, their ranks, and the k most likely: one launch, one
+read of each row that asks. What is computed is reference/logprobs.py's.
 
 It knows logits and ids; what the sampler did to its own copy of the logits is no business of it.
 """
@@ -24,10 +24,28 @@ _SOME, _WARPS = 32, 8
 
 @triton.jit(do_not_specialize=["most"])
 def _logprobs(
-    logits, row_ids, asked, done, tokens, peaks, chosen, rank, ids, top, vocabulary, stride, tiles, most,
-    BY_ROW: tl.constexpr, SOME: tl.constexpr, TILE: tl.constexpr, NT: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program i: row i. asked [rows]: how many of the most likely, -1: nothing at all; without it `most`."""
+    logits,
+    row_ids,
+    asked,
+    done,
+    tokens,
+    peaks,
+    chosen,
+    rank,
+    ids,
+    top,
+    vocabulary,
+    stride,
+    tiles,
+    most,
+    BY_ROW: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+    NT: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program i: row i. asked [rows]: how many of the most likely, -1: nothing at all; without it
+    `most`."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -47,7 +65,9 @@ def _logprobs(
         for first in range(0, tiles, SOME):
             tile = first + tl.arange(0, SOME)
             token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-            logit = tl.load(line + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+            logit = tl.load(line + token, mask=token < vocabulary, other=float("-inf")).to(
+                tl.float32
+            )
             above += (logit > value).to(tl.int32)
             peak = tl.max(logit, axis=1)
             if most > 0:
@@ -61,13 +81,26 @@ def _logprobs(
         tl.store(chosen + i, value - log_sum)
         tl.store(rank + i, 1 + tl.sum(tl.sum(above, axis=1), axis=0))
         if k > 0:
-            _most_likely(line, peaks + i.to(tl.int64) * tiles, ids + i * most, top + i * most, log_sum, k, vocabulary,
-                         tiles, TILE, NT)  # fmt: skip
+            _most_likely(
+                line,
+                peaks + i.to(tl.int64) * tiles,
+                ids + i * most,
+                top + i * most,
+                log_sum,
+                k,
+                vocabulary,
+                tiles,
+                TILE,
+                NT,
+            )
 
 
 @triton.jit
-def _most_likely(line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.constexpr, NT: tl.constexpr):
-    """The k first tokens in the order: each is the first that is left of the tile whose rest reaches highest."""
+def _most_likely(
+    line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.constexpr, NT: tl.constexpr
+):
+    """The k first tokens in the order: each is the first that is left of the tile whose rest
+    reaches highest."""
     tl.debug_barrier()
     tile = tl.arange(0, NT)
     rest = tl.load(peaks + tile, mask=tile < tiles, other=float("-inf"))
@@ -93,14 +126,17 @@ class HasInners(Protocol):
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logits [m, vocabulary], tokens [m] -> chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k].
+    """logits [m, vocabulary], tokens [m] -> chosen [m] float32, rank [m] int32, ids [m, k] int32,
+    top [m, k].
 
     As reference/logprobs.py, for finite logits. A negative token is told of as token 0.
     """
     m = logits.shape[0]
     out = _results(m, k, logits.device)
     if m:
-        peaks = torch.empty((m, -(-logits.shape[1] // TILE)), dtype=torch.float32, device=logits.device)
+        peaks = torch.empty(
+            (m, -(-logits.shape[1] // TILE)), dtype=torch.float32, device=logits.device
+        )
         _launch(logits, None, None, None, tokens, peaks, k, out)
     return out
 
@@ -114,8 +150,9 @@ def logprobs_rows(
     scratch: HasInners,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank [n], ids [n, most],
-    top [n, most], written where rows.logprobs >= 0 and the row isn't done; the rest stays as it was.
+    """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank
+    [n], ids [n, most], top [n, most], written where rows.logprobs >= 0 and the row isn't done; the
+    rest stays as it was.
 
     A row gets min(rows.logprobs, most) of the most likely. scratch: the draw's, after the draw.
     """
@@ -125,7 +162,12 @@ def logprobs_rows(
 
 def _results(m: int, k: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     chosen, rank = torch.empty(m, device=device), torch.empty(m, dtype=torch.int32, device=device)
-    return chosen, rank, torch.empty((m, k), dtype=torch.int32, device=device), torch.empty((m, k), device=device)
+    return (
+        chosen,
+        rank,
+        torch.empty((m, k), dtype=torch.int32, device=device),
+        torch.empty((m, k), device=device),
+    )
 
 
 def _launch(
@@ -143,8 +185,22 @@ def _launch(
     assert logits.stride(1) == 1
     early = has_pdl(logits.device)
     _logprobs[(m,)](
-        logits, tokens if row_ids is None else row_ids, tokens if asked is None else asked,
-        tokens if done is None else done, tokens, peaks, *out, vocabulary, logits.stride(0), tiles, most,
-        BY_ROW=row_ids is not None, SOME=_SOME, TILE=TILE, NT=next_power_of_2(tiles), EARLY=early,
-        num_warps=_WARPS, launch_pdl=bool(early),
-    )  # fmt: skip
+        logits,
+        tokens if row_ids is None else row_ids,
+        tokens if asked is None else asked,
+        tokens if done is None else done,
+        tokens,
+        peaks,
+        *out,
+        vocabulary,
+        logits.stride(0),
+        tiles,
+        most,
+        BY_ROW=row_ids is not None,
+        SOME=_SOME,
+        TILE=TILE,
+        NT=next_power_of_2(tiles),
+        EARLY=early,
+        num_warps=_WARPS,
+        launch_pdl=bool(early),
+    )

@@ -1,11 +1,13 @@
-"""Experts of one token, without tensor cores: plain and float8 weights, read once by programs that have a few outputs.
+"""Experts of one token, without tensor cores: plain and float8 weights, read once by programs that
+have a few outputs.
 
     gate and up   a program has outputs of one of the token's experts
-    down          a program has outputs of all of them, and adds them up by the token's weights: no sum comes behind
+    down          a program has outputs of all of them, and adds them up by the token's weights: no
+    sum comes behind
 
-Which experts they are the launch ahead says, so that no weight can be asked for before. What a program reads is on its
-way at once: products are added up number by number, and across a row's numbers only at the end. It knows routes and
-matrices; no layer.
+Which experts they are the launch ahead says, so that no weight can be asked for before. What a
+program reads is on its way at once: products are added up number by number, and across a row's
+numbers only at the end. It knows routes and matrices; no layer.
 """
 
 from __future__ import annotations
@@ -25,15 +27,18 @@ from penstock.kernels.triton.moe_route import Routes
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 GROUP = tl.constexpr(FP8_GROUP)
-# Numbers that a thread has side by side, of weights and of the row alike, whatever their bytes: then a row's numbers
-# are where they are needed as they come, and nothing passes through shared memory.
+# Numbers that a thread has side by side, of weights and of the row alike, whatever their bytes:
+# then a row's numbers are where they are needed as they come, and nothing passes through shared
+# memory.
 SPAN = tl.constexpr(8)
 
 
 @triton.jit
-def _products(w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr):
-    """Rows of weights at pointers [BN] by a row x [K], number by number: [BN, BK], to be summed over BK. SCALES: 2
-    of them for GROUP neighbours, at pointers [BN], of which BK is a part."""
+def _products(
+    w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr
+):
+    """Rows of weights at pointers [BN] by a row x [K], number by number: [BN, BK], to be summed
+    over BK. SCALES: 2 of them for GROUP neighbours, at pointers [BN], of which BK is a part."""
     lane = tl.max_contiguous(tl.arange(0, BK), SPAN)[None, :]
     same = tl.zeros((BN, 1), tl.int32)
     sums = tl.zeros((BN, BK), tl.float32)
@@ -43,7 +48,10 @@ def _products(w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, 
             row, number = tl.load(row_at), tl.load(w_at)
         else:
             inside = at + lane + same < K
-            row, number = tl.load(row_at, mask=inside, other=0.0), tl.load(w_at, mask=inside, other=0.0)
+            row, number = (
+                tl.load(row_at, mask=inside, other=0.0),
+                tl.load(w_at, mask=inside, other=0.0),
+            )
         made = number.to(tl.float32) * row.to(tl.float32)
         sums += made * tl.load(scale + at // GROUP)[:, None] if SCALES == 2 else made
     return sums
@@ -51,11 +59,21 @@ def _products(w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, 
 
 @triton.jit
 def _gate_up(
-    x, w, scale, chosen, out, N, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALES: tl.constexpr,
-    GATED: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """x [K] -> out [pairs, N], gate times up (GATED: the kind of `activation.gated`), or (0) max(up, 0) squared.
-    SCALES: 0 none, 1 a row's, 2 one for GROUP neighbours of a row."""
+    x,
+    w,
+    scale,
+    chosen,
+    out,
+    N,
+    K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SCALES: tl.constexpr,
+    GATED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """x [K] -> out [pairs, N], gate times up (GATED: the kind of `activation.gated`), or (0)
+    max(up, 0) squared. SCALES: 0 none, 1 a row's, 2 one for GROUP neighbours of a row."""
     wait(EARLY)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     gate_row = tl.load(chosen + pair).to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
@@ -79,9 +97,20 @@ def _gate_up(
 
 @triton.jit
 def _down(
-    middle, w, scale, chosen, weights, out, N, K: tl.constexpr, TOP_K: tl.constexpr, BN: tl.constexpr,
-    BK: tl.constexpr, SCALES: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    middle,
+    w,
+    scale,
+    chosen,
+    weights,
+    out,
+    N,
+    K: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    SCALES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     """middle [TOP_K, K], weights [TOP_K] -> out [N]."""
     wait(EARLY)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -107,17 +136,24 @@ class OneCut:
 
 
 def takes_one(of: Experts) -> bool:
-    """Whether these kernels serve the experts: plain and float8 ones, by row or in blocks, without biases."""
+    """Whether these kernels serve the experts: plain and float8 ones, by row or in blocks, without
+    biases."""
     both = (of.gate_up, of.down)
-    return of.clamp is None and not any(each.bias is not None or each.integers or each.in_fp4 for each in both)
+    return of.clamp is None and not any(
+        each.bias is not None or each.integers or each.in_fp4 for each in both
+    )
 
 
 def cuts_of(of: Experts) -> tuple[OneCut, OneCut]:
-    """Returns those of gate and up, and of down: the best of 100 of each for Qwen3-30B-A3B's on an H200, a layer with
-    its routing 22.4 us in bf16, 15.0 in float8 by row, 17.9 in blocks."""
+    """Returns those of gate and up, and of down: the best of 100 of each for Qwen3-30B-A3B's on an
+    H200, a layer with its routing 22.4 us in bf16, 15.0 in float8 by row, 17.9 in blocks."""
     _, d, inner = of.shape
     by_group = OneCut(2, FP8_GROUP, 1)
-    first = OneCut(2, min(1024, _lanes(d)), 1) if of.gate_up.in_eight_bits else OneCut(1, min(2048, _lanes(d)), 4)
+    first = (
+        OneCut(2, min(1024, _lanes(d)), 1)
+        if of.gate_up.in_eight_bits
+        else OneCut(1, min(2048, _lanes(d)), 4)
+    )
     second = OneCut(2, min(256, _lanes(inner)), 2 if of.down.in_eight_bits else 1)
     return by_group if of.gate_up.by_group else first, by_group if of.down.by_group else second
 
@@ -126,21 +162,46 @@ def _lanes(size: int) -> int:
     return max(16, next_power_of_2(size))
 
 
-def one_token(x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None) -> Tensor:
+def one_token(
+    x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None
+) -> Tensor:
     """x [1, d] and its routes, unsorted -> sum of weight * expert(x), [1, d]."""
     (_, d, inner), (first, second) = of.shape, cuts or cuts_of(of)
     middle = torch.empty((of.top_k, inner), dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), has_pdl(x.device)
     _gate_up[(cdiv(inner, first.outputs), of.top_k)](
-        x, of.gate_up.numbers, _scale(of.gate_up, x), routes.chosen, middle, inner, K=d, BN=first.outputs,
-        BK=first.inputs, SCALES=of.gate_up.scales, GATED=GATES[of.gate], EARLY=early, num_warps=first.warps,
+        x,
+        of.gate_up.numbers,
+        _scale(of.gate_up, x),
+        routes.chosen,
+        middle,
+        inner,
+        K=d,
+        BN=first.outputs,
+        BK=first.inputs,
+        SCALES=of.gate_up.scales,
+        GATED=GATES[of.gate],
+        EARLY=early,
+        num_warps=first.warps,
         launch_pdl=bool(early),
-    )  # fmt: skip
+    )
     _down[(cdiv(d, second.outputs),)](
-        middle, of.down.numbers, _scale(of.down, x), routes.chosen, routes.weights, out, d, K=inner, TOP_K=of.top_k,
-        BN=second.outputs, BK=second.inputs, SCALES=of.down.scales, EARLY=early, num_warps=second.warps,
+        middle,
+        of.down.numbers,
+        _scale(of.down, x),
+        routes.chosen,
+        routes.weights,
+        out,
+        d,
+        K=inner,
+        TOP_K=of.top_k,
+        BN=second.outputs,
+        BK=second.inputs,
+        SCALES=of.down.scales,
+        EARLY=early,
+        num_warps=second.warps,
         launch_pdl=bool(early),
-    )  # fmt: skip
+    )
     return out
 
 

@@ -1,11 +1,14 @@
-"""Which experts tokens go to, and where their rows stand when sorted by expert; all on the device, at sizes that the
-number of tokens alone decides, so that a step can be captured.
+"""Which experts tokens go to, and where their rows stand when sorted by expert; all on the device,
+at sizes that the number of tokens alone decides, so that a step can be captured.
 
-    _route   a program a token: the k that its Routing chooses, their weights, and which-th row of each expert it is
-    _place   pairs (token, choice) to slots, an expert's side by side; slots to tiles of so many rows of one expert
+    _route   a program a token: the k that its Routing chooses, their weights, and which-th row of
+    each expert it is
+    _place   pairs (token, choice) to slots, an expert's side by side; slots to tiles of so many
+    rows of one expert
 
-Which slot of its expert's a pair gets is decided by who comes first; a row's numbers don't depend on it. Of few tokens
-each pair is a tile of its own, and nothing is sorted. It knows scores and numbers of experts; no matrices.
+Which slot of its expert's a pair gets is decided by who comes first; a row's numbers don't depend
+on it. Of few tokens each pair is a tile of its own, and nothing is sorted. It knows scores and
+numbers of experts; no matrices.
 """
 
 from __future__ import annotations
@@ -26,16 +29,22 @@ PLACED = 64  # pairs, and tiles, of a program of _place
 
 @triton.jit
 def _worth(score, most, total, SIGMOID: tl.constexpr):
-    """Scores -> what experts are worth: their sigmoid, or the softmax of them all, whose largest and sum these are."""
+    """Scores -> what experts are worth: their sigmoid, or the softmax of them all, whose largest
+    and sum these are."""
     return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - most) / total
 
 
 @triton.jit
 def _in_groups(
-    left, GROUPS: tl.constexpr, KEPT: tl.constexpr, PAIRED: tl.constexpr, LANES: tl.constexpr, EACH: tl.constexpr
+    left,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    PAIRED: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
 ):
-    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its best, or the sum of its two best
-    (PAIRED), is too little."""
+    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its best, or the sum
+    of its two best (PAIRED), is too little."""
     grid, lane, group = tl.reshape(left, (LANES, EACH)), tl.arange(0, EACH), tl.arange(0, LANES)
     both, at = tl.max(grid, 1, return_indices=True)
     if PAIRED:
@@ -51,13 +60,34 @@ def _in_groups(
 
 @triton.jit
 def _route(
-    scores, correction, answer_scale, weights, chosen, ranks, counts, experts, stride, least, added, scale,
+    scores,
+    correction,
+    answer_scale,
+    weights,
+    chosen,
+    ranks,
+    counts,
+    experts,
+    stride,
+    least,
+    added,
+    scale,
     K: tl.constexpr,
-    PLACES: tl.constexpr, GROUPS: tl.constexpr, KEPT: tl.constexpr, PAIRED: tl.constexpr, GROUP_LANES: tl.constexpr,
-    LANES: tl.constexpr, SIGMOID: tl.constexpr, CORRECTED: tl.constexpr, SCALED: tl.constexpr,
-    RENORMALISED: tl.constexpr, COUNTED: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by side."""
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    KEPT: tl.constexpr,
+    PAIRED: tl.constexpr,
+    GROUP_LANES: tl.constexpr,
+    LANES: tl.constexpr,
+    SIGMOID: tl.constexpr,
+    CORRECTED: tl.constexpr,
+    SCALED: tl.constexpr,
+    RENORMALISED: tl.constexpr,
+    COUNTED: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by
+    side."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -82,7 +112,9 @@ def _route(
         at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    which = tl.minimum(which // EACH * size + which % EACH, experts - 1)  # the last, of scores that are no numbers
+    which = tl.minimum(
+        which // EACH * size + which % EACH, experts - 1
+    )  # the last, of scores that are no numbers
     real = place < K
     best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)
     best = tl.where(real, _worth(best, most, total, SIGMOID), 0.0)
@@ -94,15 +126,30 @@ def _route(
     tl.store(weights + at, best * scale, mask=real)
     tl.store(chosen + at, which, mask=place < K)
     if COUNTED:
-        tl.store(ranks + at, tl.atomic_add(counts + which, 1, mask=place < K, sem="relaxed"), mask=place < K)
+        tl.store(
+            ranks + at,
+            tl.atomic_add(counts + which, 1, mask=place < K, sem="relaxed"),
+            mask=place < K,
+        )
 
 
 @triton.jit(do_not_specialize=["pairs_in_all", "tiles_in_all"])
 def _place(
-    chosen, ranks, counts, pairs, tiles, experts, pairs_in_all, tiles_in_all, ROWS: tl.constexpr, LANES: tl.constexpr,
-    EACH: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """pairs [slots]: which pair stands there. tiles [tiles, 3]: expert, first slot, rows; no rows: no such tile."""
+    chosen,
+    ranks,
+    counts,
+    pairs,
+    tiles,
+    experts,
+    pairs_in_all,
+    tiles_in_all,
+    ROWS: tl.constexpr,
+    LANES: tl.constexpr,
+    EACH: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """pairs [slots]: which pair stands there. tiles [tiles, 3]: expert, first slot, rows; no rows:
+    no such tile."""
     wait(EARLY)
     release(EARLY)
     lane = tl.arange(0, LANES)
@@ -119,7 +166,10 @@ def _place(
     mine = lane[None, :] == owner[:, None]
     first_tile = tl.sum(tl.where(mine, (behind - of_expert)[None, :], 0), 1)
     rows = tl.sum(tl.where(mine, count[None, :], 0), 1) - (here - first_tile) * ROWS
-    first = tl.sum(tl.where(lane[None, :] < owner[:, None], count[None, :], 0), 1) + (here - first_tile) * ROWS
+    first = (
+        tl.sum(tl.where(lane[None, :] < owner[:, None], count[None, :], 0), 1)
+        + (here - first_tile) * ROWS
+    )
     exists = here < tiles_in_all
     tl.store(tiles + here * 3, tl.minimum(owner, experts - 1), mask=exists)
     tl.store(tiles + here * 3 + 1, first, mask=exists)
@@ -133,29 +183,63 @@ class Routes:
     weights: Tensor  # [T, k] float32
     chosen: Tensor  # [T, k] int32
     count: int  # of tiles, at most
-    pairs: Tensor | None = None  # [T * k] int32, the pair in each slot; None: pair p is in slot p, and is a tile
+    pairs: Tensor | None = (
+        None  # [T * k] int32, the pair in each slot; None: pair p is in slot p, and is a tile
+    )
     tiles: Tensor | None = None  # [count, 3] int32: expert, first slot, rows
 
 
 def route(
-    scores: Tensor, by: Routing, counts: Tensor, rows: int, correction: Tensor | None = None,
+    scores: Tensor,
+    by: Routing,
+    counts: Tensor,
+    rows: int,
+    correction: Tensor | None = None,
     answer_scale: Tensor | None = None,
-) -> Routes:  # fmt: skip
-    """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32: zeros, and left as
-    how many rows each expert has where there are tiles. correction, answer_scale [E]: those of `Experts`."""
+) -> Routes:
+    """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32:
+    zeros, and left as how many rows each expert has where there are tiles. correction, answer_scale
+    [E]: those of `Experts`."""
     (tokens, experts), device, top_k = scores.shape, scores.device, by.top_k
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
-    chosen, ranks = (torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2))
-    early, lanes, groups = early_of(device, tokens), next_power_of_2(experts), next_power_of_2(by.groups)
+    chosen, ranks = (
+        torch.empty((tokens, top_k), dtype=torch.int32, device=device) for _ in range(2)
+    )
+    early, lanes, groups = (
+        early_of(device, tokens),
+        next_power_of_2(experts),
+        next_power_of_2(by.groups),
+    )
     in_groups = groups * next_power_of_2(experts // by.groups)
     _route[(tokens,)](
-        scores, scores if correction is None else correction, scores if answer_scale is None else answer_scale,
-        weights, chosen, ranks, counts, experts, scores.stride(0), by.least, by.added, by.scale, K=top_k,
-        PLACES=next_power_of_2(top_k), GROUPS=by.groups, KEPT=by.kept_groups, PAIRED=by.paired, GROUP_LANES=groups,
-        LANES=in_groups, SIGMOID=by.sigmoid, CORRECTED=correction is not None, SCALED=answer_scale is not None,
-        RENORMALISED=by.renormalise, COUNTED=rows > 0, EARLY=early, num_warps=1 if in_groups <= 128 else 4,
+        scores,
+        scores if correction is None else correction,
+        scores if answer_scale is None else answer_scale,
+        weights,
+        chosen,
+        ranks,
+        counts,
+        experts,
+        scores.stride(0),
+        by.least,
+        by.added,
+        by.scale,
+        K=top_k,
+        PLACES=next_power_of_2(top_k),
+        GROUPS=by.groups,
+        KEPT=by.kept_groups,
+        PAIRED=by.paired,
+        GROUP_LANES=groups,
+        LANES=in_groups,
+        SIGMOID=by.sigmoid,
+        CORRECTED=correction is not None,
+        SCALED=answer_scale is not None,
+        RENORMALISED=by.renormalise,
+        COUNTED=rows > 0,
+        EARLY=early,
+        num_warps=1 if in_groups <= 128 else 4,
         launch_pdl=bool(early),
-    )  # fmt: skip
+    )
     in_all = tokens * top_k
     if not rows:
         return Routes(weights, chosen, in_all)
@@ -165,13 +249,25 @@ def route(
     programs = cdiv(max(in_all, count), PLACED)
     early = early_of(device, programs)
     _place[(programs,)](
-        chosen, ranks, counts, pairs, tiles, experts, in_all, count, ROWS=rows, LANES=lanes, EACH=PLACED, EARLY=early,
-        num_warps=4, launch_pdl=bool(early),
-    )  # fmt: skip
+        chosen,
+        ranks,
+        counts,
+        pairs,
+        tiles,
+        experts,
+        in_all,
+        count,
+        ROWS=rows,
+        LANES=lanes,
+        EACH=PLACED,
+        EARLY=early,
+        num_warps=4,
+        launch_pdl=bool(early),
+    )
     return Routes(weights, chosen, count, pairs, tiles)
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Returns how many tiles of at most so many rows hold these pairs, however they fall: all but one row of a tile of
-    each expert may be empty."""
+    """Returns how many tiles of at most so many rows hold these pairs, however they fall: all but
+    one row of a tile of each expert may be empty."""
     return min(pairs, (pairs + experts * (rows - 1)) // rows)

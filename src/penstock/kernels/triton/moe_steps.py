@@ -1,7 +1,6 @@
-"""A stretch of K of an expert's product: weights by rows, added to sums that lie turned round, [outputs, rows]. The
-weights are wide or e4m3 (`step`), four-bit floats (`step_of_four`), or integers (`step_of_integers`), and widened on
-their way.
-It knows tiles; no experts.
+"""A stretch of K of an expert's product: weights by rows, added to sums that lie turned round,
+[outputs, rows]. The weights are wide or e4m3 (`step`), four-bit floats (`step_of_four`), or
+integers (`step_of_integers`), and widened on their way. It knows tiles; no experts.
 """
 
 from __future__ import annotations
@@ -13,9 +12,22 @@ from penstock.kernels.triton.widen import FOUR, widen_eight, widen_four, widen_f
 
 
 @triton.jit
-def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexpr, PAIRED: tl.constexpr,
-          EVEN_K: tl.constexpr):  # fmt: skip
-    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch of K (SCALED)."""
+def step(
+    sums,
+    low,
+    w,
+    x,
+    x_low,
+    x_at,
+    inside,
+    held,
+    factor,
+    SCALED: tl.constexpr,
+    PAIRED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):
+    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch
+    of K (SCALED)."""
     number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     number = number.to(row.dtype)
@@ -33,11 +45,21 @@ def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexp
 
 @triton.jit
 def step_of_four(
-    sums, w, pairs, x, x_at, inside, held, BN: tl.constexpr, C: tl.constexpr, SHARED: tl.constexpr,
+    sums,
+    w,
+    pairs,
+    x,
+    x_at,
+    inside,
+    held,
+    BN: tl.constexpr,
+    C: tl.constexpr,
+    SHARED: tl.constexpr,
     EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. pairs: their scales [BN, C / 16], as
-    `widen_fp4` takes them, and SHARED.   x_at: of the first 16 of each 32 of a row [BM, C]."""
+):
+    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. pairs: their
+    scales [BN, C / 16], as `widen_fp4` takes them, and SHARED.   x_at: of the first 16 of each 32
+    of a row [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     low, high = widen_fp4(octets, pairs, BN, C, row.dtype, SHARED)
@@ -47,11 +69,22 @@ def step_of_four(
 
 @triton.jit
 def step_of_integers(
-    sums, w, zero, x, x_at, inside, held, factor, SCALED: tl.constexpr, KIND: tl.constexpr, ZEROS: tl.constexpr,
+    sums,
+    w,
+    zero,
+    x,
+    x_at,
+    inside,
+    held,
+    factor,
+    SCALED: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
     EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """Adds integers less their zeros [BN] by rows to sums [BN, BM]. KIND: FOUR: bytes of two numbers [BN, BK / 2], with
-    x_at of the first 16 of each 32 of a row; else of one [BN, BK].   factor: of this stretch of K [BN, 1] (SCALED)."""
+):
+    """Adds integers less their zeros [BN] by rows to sums [BN, BM]. KIND: FOUR: bytes of two
+    numbers [BN, BK / 2], with x_at of the first 16 of each 32 of a row; else of one [BN, BK].
+    factor: of this stretch of K [BN, 1] (SCALED)."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     less = tl.full((w.shape[0], 1), 8.0 if KIND == FOUR else 0.0, tl.float32)

@@ -42,7 +42,8 @@ def row_keys(seed, sample):
 
 @triton.jit
 def gumbel(first, second, position, attempt, stream, lane):
-    """first, second from row_keys, lane a block of int32 -> standard Gumbel noise, float32, of the lanes."""
+    """first, second from row_keys, lane a block of int32 -> standard Gumbel noise, float32, of the
+    lanes."""
     counter = (position * 32 + attempt * 2 + stream).to(tl.uint32)
     first = _absorb(first, counter)
     second = _absorb(second, counter)

@@ -1,6 +1,6 @@
-"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after rounding, as HF does, a
-float32 one before it. Where a product behind it wants eight bits, they and the row's scale are written in the same
-pass. It knows rows and a weight; no layer.
+"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after
+rounding, as HF does, a float32 one before it. Where a product behind it wants eight bits, they and
+the row's scale are written in the same pass. It knows rows and a weight; no layer.
 """
 
 from __future__ import annotations
@@ -27,9 +27,26 @@ def _normed(x, weight, column, d, eps, dtype: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _rms_norm(x, residual, weight, first, out, low, scales, rows, stride, d, eps, ADD: tl.constexpr,
-              FIRST: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, ROWS: tl.constexpr,
-              D: tl.constexpr):  # fmt: skip
+def _rms_norm(
+    x,
+    residual,
+    weight,
+    first,
+    out,
+    low,
+    scales,
+    rows,
+    stride,
+    d,
+    eps,
+    ADD: tl.constexpr,
+    FIRST: tl.constexpr,
+    FP8: tl.constexpr,
+    EARLY: tl.constexpr,
+    WIDE: tl.constexpr,
+    ROWS: tl.constexpr,
+    D: tl.constexpr,
+):
     wait(EARLY)
     release(EARLY)
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS))[:, None]
@@ -53,39 +70,66 @@ def _rms_norm(x, residual, weight, first, out, low, scales, rows, stride, d, eps
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in another form."""
+    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in
+    another form."""
     flat = x.reshape(-1, x.shape[-1])
     normed = _launch(flat, None, weight, eps, form, None)
     return normed.view(x.shape) if isinstance(normed, Tensor) else normed
 
 
 def add_rms_norm(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float, form: Form = "wide", first: Tensor | None = None
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float,
+    form: Form = "wide",
+    first: Tensor | None = None,
 ) -> tuple[Rows, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten with the sum. first:
-    the weight of a norm that x passes before, of the other's dtype."""
+    """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten
+    with the sum. first: the weight of a norm that x passes before, of the other's dtype."""
     assert residual.is_contiguous(), "the residual is written in place"
     assert first is None or first.dtype == weight.dtype
     return _launch(x, residual, weight, eps, form, first), residual
 
 
-def _launch(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form, first: Tensor | None) -> Rows:
+def _launch(
+    x: Tensor, residual: Tensor | None, weight: Tensor, eps: float, form: Form, first: Tensor | None
+) -> Rows:
     rows, d = x.shape
-    out = torch.empty((rows, d), dtype=x.dtype, device=x.device) if form == "wide" else empty_rows(x, form)
+    out = (
+        torch.empty((rows, d), dtype=x.dtype, device=x.device)
+        if form == "wide"
+        else empty_rows(x, form)
+    )
     if rows:
         width = next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = early_of(x.device, cdiv(rows, each))
-        # Two norms of many rows: 16,384 x 2,560 by 16 warps 114 us, by 4 92. Wider rows spill unless warps grow along.
+        # Two norms of many rows: 16,384 x 2,560 by 16 warps 114 us, by 4 92. Wider rows spill
+        # unless warps grow along.
         most = max(4, width // 1024) if rows > 256 and first is not None else 16
         warps = max(1, min(most, width * each // 256))
         _rms_norm[(cdiv(rows, each),)](
-            x, x if residual is None else residual, weight, weight if first is None else first,
-            *pointers(out), rows, x.stride(0), d, eps,
-            ADD=residual is not None, FIRST=first is not None, FP8=BITS[form], EARLY=early,
-            WIDE=weight.dtype == torch.float32, ROWS=each, D=width,
-            num_warps=warps, launch_pdl=bool(early),
-            # One fused multiply-add would leave out the rounding between the first norm and the sum (up to 0.02 apart).
+            x,
+            x if residual is None else residual,
+            weight,
+            weight if first is None else first,
+            *pointers(out),
+            rows,
+            x.stride(0),
+            d,
+            eps,
+            ADD=residual is not None,
+            FIRST=first is not None,
+            FP8=BITS[form],
+            EARLY=early,
+            WIDE=weight.dtype == torch.float32,
+            ROWS=each,
+            D=width,
+            num_warps=warps,
+            launch_pdl=bool(early),
+            # One fused multiply-add would leave out the rounding between the first norm and the sum
+            # (up to 0.02 apart).
             enable_fp_fusion=first is None,
-        )  # fmt: skip
+        )
     return out

@@ -1,12 +1,15 @@
-"""A layer of one row in six launches: norms, gate, rotary and store go into the products beside them.
+"""A layer of one row in six launches: norms, gate, rotary and store go into the products beside
+them.
 
     norm_qkv     residual sum, norm, qkv, rotary and KV store
-    attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the product `linear_one`
+    attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the
+    product `linear_one`
     norm_gate    residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
 
-At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer had ten. A program
-norms the row for itself (which lies in the first-level cache), asks for its first weights before the kernel ahead has
-ended, and rounds where the kernels for more rows round. It knows a row and matrices; no layer.
+At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer
+had ten. A program norms the row for itself (which lies in the first-level cache), asks for its
+first weights before the kernel ahead has ended, and rounds where the kernels for more rows round.
+It knows a row and matrices; no layer.
 """
 
 from __future__ import annotations
@@ -32,20 +35,24 @@ from penstock.kernels.triton.rotary import store_kv
 from penstock.kernels.triton.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.stream_groups import GroupMatrix, streamed_groups
 
-# Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms of a forward of 16
-# layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate by 2,048, 4,096, 8,192 0.676, 0.670,
-# 0.682, and 0.657 where 4,096 let the next in at once. QKV_EARLY must be 1: attention reads ahead of its `wait`.
+# Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms
+# of a forward of 16 layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate
+# by 2,048, 4,096, 8,192 0.676, 0.670, 0.682, and 0.657 where 4,096 let the next in at once.
+# QKV_EARLY must be 1: attention reads ahead of its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 
 
 @triton.jit
 def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD: tl.constexpr):
-    """The row (plus its residual: that sum goes to `kept` if `writes`) normed; float32 that hold what x's dtype can."""
+    """The row (plus its residual: that sum goes to `kept` if `writes`) normed; float32 that hold
+    what x's dtype can."""
     kind = x.dtype.element_ty
     row = tl.load(x + k, mask=inside, other=0.0)
     if ADD:
-        row = (row.to(tl.float32) + tl.load(residual + k, mask=inside, other=0.0).to(tl.float32)).to(kind)
+        row = (
+            row.to(tl.float32) + tl.load(residual + k, mask=inside, other=0.0).to(tl.float32)
+        ).to(kind)
         tl.store(kept + k, row, mask=inside & writes)
     full = row.to(tl.float32)
     scale = tl.rsqrt(tl.sum(full * full, axis=0) / K + eps)
@@ -54,9 +61,21 @@ def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD:
 
 @triton.jit
 def _norm_gate(
-    x, residual, kept, norm, weight, out, F, eps, PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr,
-    BK: tl.constexpr, ADD: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    x,
+    residual,
+    kept,
+    norm,
+    weight,
+    out,
+    F,
+    eps,
+    PROGRAMS: tl.constexpr,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    ADD: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     release(EARLY)
     part = tl.program_id(0)
     k = tl.arange(0, BK)
@@ -89,8 +108,9 @@ def norm_gate(
     weight: SmallWeight | GroupMatrix | Fp4Weight,
     form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
-    """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows, then up's) ->
-    silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual [1, K]."""
+    """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows,
+    then up's) -> silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual
+    [1, K]."""
     if isinstance(weight, Fp4Weight):
         row, kept = _normed_row(x, residual, norm, eps, "fixed")
         assert isinstance(row, FixedRow)
@@ -108,16 +128,31 @@ def norm_gate(
     early = GATE_EARLY * has_pdl(x.device)
     programs = min(GATE_PROGRAMS, n // 2)
     _norm_gate[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight, out, n // 2, eps,
-        PROGRAMS=programs, EACH=cdiv(n // 2, programs), K=k, BK=next_power_of_2(k),
-        ADD=residual is not None, EARLY=early, num_warps=_warps(k), launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        x if residual is None else residual,
+        kept,
+        norm,
+        weight.weight,
+        out,
+        n // 2,
+        eps,
+        PROGRAMS=programs,
+        EACH=cdiv(n // 2, programs),
+        K=k,
+        BK=next_power_of_2(k),
+        ADD=residual is not None,
+        EARLY=early,
+        num_warps=_warps(k),
+        launch_pdl=bool(early),
+    )
     return out, kept
 
 
-def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form) -> tuple[Rows, Tensor]:
-    """The norm in a launch of its own: at eight bits a program of `_norm_gate` has too few bytes on the way (8B: 42 us,
-    two launches 32)."""
+def _normed_row(
+    x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form
+) -> tuple[Rows, Tensor]:
+    """The norm in a launch of its own: at eight bits a program of `_norm_gate` has too few bytes on
+    the way (8B: 42 us, two launches 32)."""
     if residual is None:
         return rms_norm(x, norm, eps, form), x
     return add_rms_norm(x, residual, norm, eps, form)
@@ -125,11 +160,31 @@ def _normed_row(x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, fo
 
 @triton.jit
 def _norm_qkv(
-    x, residual, kept, norm, weight, bias, cos_sin, positions, slots, keys, q, eps, kv_stride,
-    PROGRAMS: tl.constexpr, EACH: tl.constexpr, K: tl.constexpr, BK: tl.constexpr, HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr, WIDTH: tl.constexpr, SLOTS: tl.constexpr, ADD: tl.constexpr, HAS_BIAS: tl.constexpr,
+    x,
+    residual,
+    kept,
+    norm,
+    weight,
+    bias,
+    cos_sin,
+    positions,
+    slots,
+    keys,
+    q,
+    eps,
+    kv_stride,
+    PROGRAMS: tl.constexpr,
+    EACH: tl.constexpr,
+    K: tl.constexpr,
+    BK: tl.constexpr,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    SLOTS: tl.constexpr,
+    ADD: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     """A pair: the two outputs of a head that turn together."""
     release(EARLY)
     HALF: tl.constexpr = WIDTH // 2
@@ -170,8 +225,24 @@ def _norm_qkv(
         is_q = head < HEADS
         tl.store(q + at, one, mask=is_q)
         tl.store(q + at + HALF, other, mask=is_q)
-        store_kv(keys, keys, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, 0)
-        store_kv(keys, keys, slot, kv_stride, kv_head, is_v, lane + HALF, other, stored, KV_HEADS, WIDTH, SLOTS, 0)
+        store_kv(
+            keys, keys, slot, kv_stride, kv_head, is_v, lane, one, stored, KV_HEADS, WIDTH, SLOTS, 0
+        )
+        store_kv(
+            keys,
+            keys,
+            slot,
+            kv_stride,
+            kv_head,
+            is_v,
+            lane + HALF,
+            other,
+            stored,
+            KV_HEADS,
+            WIDTH,
+            SLOTS,
+            0,
+        )
         of_a, of_b = more_a, more_b
 
 
@@ -189,19 +260,41 @@ def norm_qkv(
     kv_heads: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared, plain as the layer's KV is -> q [1, H, D],
-    rotated, and the sum of x and residual [1, K]. K and V go to `inputs.slots`. What is turned: `rotary.py`."""
+    """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared, plain as the layer's KV
+    is -> q [1, H, D], rotated, and the sum of x and residual [1, K]. K and V go to `inputs.slots`.
+    What is turned: `rotary.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)
     programs = min(QKV_PROGRAMS, n // 2)
     _norm_qkv[(programs,)](
-        x, x if residual is None else residual, kept, norm, weight.weight, x if bias is None else bias, cos_sin,
-        inputs.positions, inputs.slots, kv.keys, q, eps, kv.keys.stride(0), PROGRAMS=programs,
-        EACH=cdiv(n // 2, programs), K=k, BK=next_power_of_2(k), HEADS=heads, KV_HEADS=kv_heads,
-        WIDTH=width, SLOTS=BLOCK_SIZE, ADD=residual is not None, HAS_BIAS=bias is not None, EARLY=early,
-        num_warps=_warps(k), launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        x if residual is None else residual,
+        kept,
+        norm,
+        weight.weight,
+        x if bias is None else bias,
+        cos_sin,
+        inputs.positions,
+        inputs.slots,
+        kv.keys,
+        q,
+        eps,
+        kv.keys.stride(0),
+        PROGRAMS=programs,
+        EACH=cdiv(n // 2, programs),
+        K=k,
+        BK=next_power_of_2(k),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        WIDTH=width,
+        SLOTS=BLOCK_SIZE,
+        ADD=residual is not None,
+        HAS_BIAS=bias is not None,
+        EARLY=early,
+        num_warps=_warps(k),
+        launch_pdl=bool(early),
+    )
     return q, kept
 
 

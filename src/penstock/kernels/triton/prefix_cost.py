@@ -1,6 +1,8 @@
-"""What grouping saves on a GPU: figures of this column's attention (`benchmarks/prefix_groups.py`, H200, 1,260 steps).
+"""What grouping saves on a GPU: figures of this column's attention (`benchmarks/prefix_groups.py`,
+H200, 1,260 steps).
 
-A GPU that isn't listed is decided by the H200's: only their ratios matter, and those move less than the figures.
+A GPU that isn't listed is decided by the H200's: only their ratios matter, and those move less than
+the figures.
 """
 
 from __future__ import annotations
@@ -10,7 +12,11 @@ import torch
 from penstock.kernels.prefix_cost import MeasuredSharing, PrefixCostTimes
 from penstock.kernels.triton.prefix import tile_members
 
-MEASURED = (MeasuredSharing("NVIDIA H200", member_byte=1.17e-13, member=5.4e-12, tile_byte=1.92e-13, step=5.8e-6),)
+MEASURED = (
+    MeasuredSharing(
+        "NVIDIA H200", member_byte=1.17e-13, member=5.4e-12, tile_byte=1.92e-13, step=5.8e-6
+    ),
+)
 
 
 def prefix_cost(

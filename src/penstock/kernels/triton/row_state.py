@@ -1,6 +1,8 @@
-"""The step's own bookkeeping on the device: rows join and grow, a step's arrays are made, its draw is taken in.
+"""The step's own bookkeeping on the device: rows join and grow, a step's arrays are made, its draw
+is taken in.
 
-One launch each, whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no sequences.
+One launch each, whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no
+sequences.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is paddin
 
 @triton.jit(do_not_specialize=["count"])
 def _take_drafts(
-    row_ids, offset, draft, drafts, count, DEVICE: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr
+    row_ids,
+    offset,
+    draft,
+    drafts,
+    count,
+    DEVICE: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = i < count
@@ -36,23 +45,48 @@ def _take_drafts(
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's, of rows.drafts.
+    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's,
+    of rows.drafts.
 
     row_ids [S] int32 of queries; queries.draft is written to.
     """
     count = row_ids.shape[0]
     if count:
         _take_drafts[(cdiv(count, _BLOCK),)](
-            row_ids, queries.offset, queries.draft, rows.drafts, count, DEVICE=FROM_DEVICE, DRAFTS=MAX_DRAFTS,
-            BLOCK=_BLOCK, num_warps=4,
-        )  # fmt: skip
+            row_ids,
+            queries.offset,
+            queries.draft,
+            rows.drafts,
+            count,
+            DEVICE=FROM_DEVICE,
+            DRAFTS=MAX_DRAFTS,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
 
 
-@triton.jit(do_not_specialize=["count", "dump_block", "table_width"])  # by memory and lengths, which differ by machine
+@triton.jit(
+    do_not_specialize=["count", "dump_block", "table_width"]
+)  # by memory and lengths, which differ by machine
 def _prepare(
-    row_ids, offset, draft, last_token, length, done, block_table, table_width, slot_token, token_ids, positions, slots,
-    count, dump_block, SLOTS: tl.constexpr, BLOCK: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
+    row_ids,
+    offset,
+    draft,
+    last_token,
+    length,
+    done,
+    block_table,
+    table_width,
+    slot_token,
+    token_ids,
+    positions,
+    slots,
+    count,
+    dump_block,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -82,8 +116,9 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (of any integer dtype that
-    holds them), and each query's token stored beside its K and V, slot_token [blocks, 16] int32.
+    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (of any
+    integer dtype that holds them), and each query's token stored beside its K and V, slot_token
+    [blocks, 16] int32.
 
     Rows that are done go to the dump block, at their own offset.
     """
@@ -91,22 +126,56 @@ def prepare(
     if count:
         early = has_pdl(row_ids.device)
         _prepare[(cdiv(count, _BLOCK),)](
-            row_ids, queries.offset, queries.draft, rows.last_token, rows.length, rows.done, rows.block_table,
-            rows.block_table.stride(0), slot_token, token_ids, positions, slots, count, dump_block, SLOTS=BLOCK_SIZE,
-            BLOCK=_BLOCK, EARLY=early, num_warps=4, launch_pdl=bool(early),
-        )  # fmt: skip
+            row_ids,
+            queries.offset,
+            queries.draft,
+            rows.last_token,
+            rows.length,
+            rows.done,
+            rows.block_table,
+            rows.block_table.stride(0),
+            slot_token,
+            token_ids,
+            positions,
+            slots,
+            count,
+            dump_block,
+            SLOTS=BLOCK_SIZE,
+            BLOCK=_BLOCK,
+            EARLY=early,
+            num_warps=4,
+            launch_pdl=bool(early),
+        )
 
 
 @triton.jit(do_not_specialize=["count"])
 def _advance(
-    row_ids, offset, draft, drawn, last_token, length, done, limit, ignore_eos, stop_ids, is_end, told, count,
-    NONE: tl.constexpr, BAD: tl.constexpr, STOPS: tl.constexpr, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
+    row_ids,
+    offset,
+    draft,
+    drawn,
+    last_token,
+    length,
+    done,
+    limit,
+    ignore_eos,
+    stop_ids,
+    is_end,
+    told,
+    count,
+    NONE: tl.constexpr,
+    BAD: tl.constexpr,
+    STOPS: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
-):  # fmt: skip
+):
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)  # a row's queries follow its first one
+    first = (i < count) & (
+        tl.load(offset + i, mask=i < count, other=1) == 0
+    )  # a row's queries follow its first one
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
     was = tl.load(length + row, mask=first, other=0)
     most = tl.load(limit + row, mask=first, other=0)
@@ -131,37 +200,68 @@ def _advance(
         going = moved & (over == 0)
 
 
-def advance(row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host is told, [S] int32.
+def advance(
+    row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
+) -> Tensor:
+    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host
+    is told, [S] int32.
 
-    A row takes the draw of its first query, and each further one whose draft is the draw before it, up to its end; the
-    rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS is done from now on. A live row's
-    queries come once; the dead row as often as padding needs it.
+    A row takes the draw of its first query, and each further one whose draft is the draw before it,
+    up to its end; the rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS
+    is done from now on. A live row's queries come once; the dead row as often as padding needs it.
     """
     told = torch.empty_like(drawn) if told is None else told
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
         _advance[(cdiv(count, _BLOCK),)](
-            row_ids, queries.offset, queries.draft, drawn, rows.last_token, rows.length, rows.done, rows.limit,
-            rows.ignore_eos, rows.stop_ids, rows.is_end, told, count, NONE=NO_TOKEN, BAD=BAD_LOGITS,
-            STOPS=rows.stop_ids.shape[1], DRAFTS=MAX_DRAFTS, BLOCK=_BLOCK, EARLY=early, num_warps=4,
+            row_ids,
+            queries.offset,
+            queries.draft,
+            drawn,
+            rows.last_token,
+            rows.length,
+            rows.done,
+            rows.limit,
+            rows.ignore_eos,
+            rows.stop_ids,
+            rows.is_end,
+            told,
+            count,
+            NONE=NO_TOKEN,
+            BAD=BAD_LOGITS,
+            STOPS=rows.stop_ids.shape[1],
+            DRAFTS=MAX_DRAFTS,
+            BLOCK=_BLOCK,
+            EARLY=early,
+            num_warps=4,
             launch_pdl=bool(early),
-        )  # fmt: skip
+        )
     return told
 
 
 @triton.jit(do_not_specialize=["words", "table_width"])
 def _join(
-    packed, state, base, stride, block_table, words, table_width,
-    WORDS: tl.constexpr, WORDS_PAD: tl.constexpr, SCRATCH: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+    packed,
+    state,
+    base,
+    stride,
+    block_table,
+    words,
+    table_width,
+    WORDS: tl.constexpr,
+    WORDS_PAD: tl.constexpr,
+    SCRATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     at = packed + tl.program_id(0).to(tl.int64) * words
     row = tl.load(at).to(tl.int64)
     if row >= 0:
         word = tl.arange(0, WORDS_PAD)
         there = (word > 0) & (word < WORDS)
-        place = tl.load(base + word, mask=there, other=0) + row * tl.load(stride + word, mask=there, other=0)
+        place = tl.load(base + word, mask=there, other=0) + row * tl.load(
+            stride + word, mask=there, other=0
+        )
         tl.store(state + place, tl.load(at + word, mask=there, other=0), mask=there)
         for first in range(0, table_width, BLOCK):
             entry = first + tl.arange(0, BLOCK)
@@ -170,14 +270,24 @@ def _join(
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are scratch past width."""
+    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are
+    scratch past width."""
     k, words = packed.shape
     if k:
         _join[(k,)](
-            packed, rows.words, rows.word_base, rows.word_stride, rows.block_table, words, rows.block_table.stride(0),
-            WORDS=JOIN_WORDS, WORDS_PAD=next_power_of_2(JOIN_WORDS), SCRATCH=SCRATCH_BLOCK, BLOCK=_BLOCK,
+            packed,
+            rows.words,
+            rows.word_base,
+            rows.word_stride,
+            rows.block_table,
+            words,
+            rows.block_table.stride(0),
+            WORDS=JOIN_WORDS,
+            WORDS_PAD=next_power_of_2(JOIN_WORDS),
+            SCRATCH=SCRATCH_BLOCK,
+            BLOCK=_BLOCK,
             num_warps=1,
-        )  # fmt: skip
+        )
 
 
 @triton.jit(do_not_specialize=["count", "table_width"])
@@ -194,5 +304,10 @@ def grow(new_blocks: Tensor, rows: RowState) -> None:
     count = new_blocks.shape[0]
     if count:
         _grow[(cdiv(count, _BLOCK),)](
-            new_blocks, rows.block_table, rows.block_table.stride(0), count, BLOCK=_BLOCK, num_warps=4
+            new_blocks,
+            rows.block_table,
+            rows.block_table.stride(0),
+            count,
+            BLOCK=_BLOCK,
+            num_warps=4,
         )

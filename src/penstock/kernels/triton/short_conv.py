@@ -1,9 +1,10 @@
-"""Short causal convolutions, a program a row or some tokens of a chunk, and some channels; LFM2's with its two gates.
-It knows one layer's window; no layer.
+"""Short causal convolutions, a program a row or some tokens of a chunk, and some channels; LFM2's
+with its two gates. It knows one layer's window; no layer.
 
-A window is a ring: the token at position p lies at p % taps. So a row's programs may read the older tokens while
-another writes the newest, and a row that doesn't fold answers as it did. Tokens of a chunk read the window as it was
-before the step; its last tokens are written in a launch behind them, a program a chunk.
+A window is a ring: the token at position p lies at p % taps. So a row's programs may read the older
+tokens while another writes the newest, and a row that doesn't fold answers as it did. Tokens of a
+chunk read the window as it was before the step; its last tokens are written in a launch behind
+them, a program a chunk.
 """
 
 from __future__ import annotations
@@ -38,26 +39,42 @@ def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr)
 
 @triton.jit
 def of_row(
-    given, weight, window, slot, position, fold, token, stride, channel, there, channels, TAPS: tl.constexpr,
+    given,
+    weight,
+    window,
+    slot,
+    position,
+    fold,
+    token,
+    stride,
+    channel,
+    there,
+    channels,
+    TAPS: tl.constexpr,
     GATED: tl.constexpr,
-):  # fmt: skip
-    """A decode row's convolution; its newest token goes into the window if it folds. slot: numbers before its window;
-    token: int64."""
+):
+    """A decode row's convolution; its newest token goes into the window if it folds. slot: numbers
+    before its window; token: int64."""
     held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS - 1):
-        seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(tl.float32)
+        seen = tl.load(held + (position + 1 + tap) % TAPS * channels, mask=there, other=0.0).to(
+            tl.float32
+        )
         total += seen * tl.load(weight + channel * TAPS + tap, mask=there, other=0.0).to(tl.float32)
     came = came_of(given, token, stride, channel, there, channels, GATED)
-    total += came * tl.load(weight + channel * TAPS + TAPS - 1, mask=there, other=0.0).to(tl.float32)
+    total += came * tl.load(weight + channel * TAPS + TAPS - 1, mask=there, other=0.0).to(
+        tl.float32
+    )
     tl.store(held + position % TAPS * channels, came.to(window.dtype.element_ty), mask=there & fold)
     return total
 
 
 @triton.jit
 def block_of(start, number, chunks, BLOCK: tl.constexpr):
-    """Chunks come in blocks of BLOCK tokens, chunk c's from the number start[c] // BLOCK + c on: the chunk that block
-    `number` is of, its first token, and how many it has (0 or less: there is no such block)."""
+    """Chunks come in blocks of BLOCK tokens, chunk c's from the number start[c] // BLOCK + c on:
+    the chunk that block `number` is of, its first token, and how many it has (0 or less: there is
+    no such block)."""
     low, high = chunks * 0, chunks
     while high - low > 1:
         middle = (low + high) // 2
@@ -70,13 +87,26 @@ def block_of(start, number, chunks, BLOCK: tl.constexpr):
 
 @triton.jit
 def _answer(
-    given, bias, out, token, to, stride, channel, there, channels, total, BIAS: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
+    given,
+    bias,
+    out,
+    token,
+    to,
+    stride,
+    channel,
+    there,
+    channels,
+    total,
+    BIAS: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """Writes a token's answer: what its taps add up to, times its out gate or through silu."""
     if BIAS:
         total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     if GATED:
-        gate = tl.load(given + token * stride + channels + channel, mask=there, other=0.0).to(tl.float32)
+        gate = tl.load(given + token * stride + channels + channel, mask=there, other=0.0).to(
+            tl.float32
+        )
         value = gate * total.to(given.dtype.element_ty).to(tl.float32)
     else:
         value = silu(total)
@@ -85,23 +115,66 @@ def _answer(
 
 @triton.jit
 def _rows(
-    given, weight, bias, window, slots, folds, positions, out, slot_stride, stride, channels, TAPS: tl.constexpr,
-    BIAS: tl.constexpr, CHANNELS: tl.constexpr,
-):  # fmt: skip
+    given,
+    weight,
+    bias,
+    window,
+    slots,
+    folds,
+    positions,
+    out,
+    slot_stride,
+    stride,
+    channels,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+):
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
     slot, position = tl.load(slots + row).to(tl.int64) * slot_stride, tl.load(positions + row)
     fold = tl.load(folds + row) != 0
-    total = of_row(given, weight, window, slot, position, fold, row, stride, channel, there, channels, TAPS, True)
+    total = of_row(
+        given,
+        weight,
+        window,
+        slot,
+        position,
+        fold,
+        row,
+        stride,
+        channel,
+        there,
+        channels,
+        TAPS,
+        True,
+    )
     _answer(given, bias, out, row, row, stride, channel, there, channels, total, BIAS, True)
 
 
 @triton.jit(do_not_specialize=["rows", "skipped", "chunks"])
 def _chunks(
-    given, weight, bias, window, slots, start, context, out, rows, skipped, chunks, slot_stride, stride, channels,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, TOKENS: tl.constexpr, CHANNELS: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
+    given,
+    weight,
+    bias,
+    window,
+    slots,
+    start,
+    context,
+    out,
+    rows,
+    skipped,
+    chunks,
+    slot_stride,
+    stride,
+    channels,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """A program TOKENS of a chunk. skipped: rows that `out` doesn't have."""
     chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
@@ -120,16 +193,41 @@ def _chunks(
             if tap < TAPS - 1:
                 before = held + (position + 1 + tap) % TAPS * channels
                 seen += tl.load(before, mask=there & (since < back), other=0.0).to(tl.float32)
-            seen_by = tl.load(weight + channel * TAPS + tap, mask=channel < channels, other=0.0).to(tl.float32)
+            seen_by = tl.load(weight + channel * TAPS + tap, mask=channel < channels, other=0.0).to(
+                tl.float32
+            )
             total += seen * seen_by
-        _answer(given, bias, out, token, token - skipped, stride, channel, there, channels, total, BIAS, GATED)
+        _answer(
+            given,
+            bias,
+            out,
+            token,
+            token - skipped,
+            stride,
+            channel,
+            there,
+            channels,
+            total,
+            BIAS,
+            GATED,
+        )
 
 
 @triton.jit(do_not_specialize=["rows"])
 def _move_on(
-    given, window, slots, start, context, rows, slot_stride, stride, channels, TAPS: tl.constexpr,
-    CHANNELS: tl.constexpr, GATED: tl.constexpr,
-):  # fmt: skip
+    given,
+    window,
+    slots,
+    start,
+    context,
+    rows,
+    slot_stride,
+    stride,
+    channels,
+    TAPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    GATED: tl.constexpr,
+):
     """A program a chunk: its last tokens go into its window."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -140,32 +238,59 @@ def _move_on(
     for tap in tl.static_range(TAPS):
         back = tap + 1  # from the chunk's end
         if back <= stop - first:
-            seen = came_of(given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED)
-            tl.store(held + (end - back) % TAPS * channels, seen.to(window.dtype.element_ty), mask=there)
+            seen = came_of(
+                given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED
+            )
+            tl.store(
+                held + (end - back) % TAPS * channels, seen.to(window.dtype.element_ty), mask=there
+            )
 
 
-def short_conv(given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs) -> Tensor:
-    """given [T, 3c], weight [c, taps], window [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
+def short_conv(
+    given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
+) -> Tensor:
+    """given [T, 3c], weight [c, taps], window [slots, taps, c] -> [T, c]. The contract is
+    `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
     out = torch.empty((given.shape[0], channels), dtype=given.dtype, device=given.device)
     block = min(_CHANNELS, next_power_of_2(channels))
     if rows:
         _rows[(rows, cdiv(channels, block))](
-            given, weight, weight if bias is None else bias, window, states.slots, states.folds.view(torch.uint8),
-            inputs.positions, out, window.stride(0), given.stride(0), channels, TAPS=weight.shape[1],
-            BIAS=bias is not None, CHANNELS=block,
-        )  # fmt: skip
+            given,
+            weight,
+            weight if bias is None else bias,
+            window,
+            states.slots,
+            states.folds.view(torch.uint8),
+            inputs.positions,
+            out,
+            window.stride(0),
+            given.stride(0),
+            channels,
+            TAPS=weight.shape[1],
+            BIAS=bias is not None,
+            CHANNELS=block,
+        )
     convolve_chunks(given, weight, bias, window, inputs, out, gated=True)
     return out
 
 
 def convolve_chunks(
-    given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs, out: Tensor, *, gated: bool
+    given: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    window: Tensor,
+    inputs: StepInputs,
+    out: Tensor,
+    *,
+    gated: bool,
 ) -> None:
-    """Writes the chunks' answers to out [T, c], or [T - rows, c] of chunks alone, and their tokens to their windows.
+    """Writes the chunks' answers to out [T, c], or [T - rows, c] of chunks alone, and their tokens
+    to their windows.
 
-    gated: given [T, 3c] as LFM2 has it; else its first c columns are what comes, and the answer goes through silu."""
+    gated: given [T, 3c] as LFM2 has it; else its first c columns are what comes, and the answer
+    goes through silu."""
     states, rows, prefill, channels = inputs.states, inputs.rows, inputs.prefill, weight.shape[0]
     tokens = given.shape[0] - rows
     if prefill is None or not tokens:
@@ -175,12 +300,36 @@ def convolve_chunks(
     few, block = _TILE[0], min(_TILE[1], next_power_of_2(channels))
     strides = (window.stride(0), given.stride(0))
     _chunks[(tokens // few + chunks, cdiv(channels, block))](
-        given, weight, weight if bias is None else bias, window, slots, prefill.start, prefill.context, out, rows,
-        given.shape[0] - out.shape[0], chunks, *strides, channels, TAPS=weight.shape[1], BIAS=bias is not None,
-        TOKENS=few, CHANNELS=block, GATED=gated,
-    )  # fmt: skip
+        given,
+        weight,
+        weight if bias is None else bias,
+        window,
+        slots,
+        prefill.start,
+        prefill.context,
+        out,
+        rows,
+        given.shape[0] - out.shape[0],
+        chunks,
+        *strides,
+        channels,
+        TAPS=weight.shape[1],
+        BIAS=bias is not None,
+        TOKENS=few,
+        CHANNELS=block,
+        GATED=gated,
+    )
     block = min(_CHANNELS, next_power_of_2(channels))
     _move_on[(chunks, cdiv(channels, block))](
-        given, window, slots, prefill.start, prefill.context, rows, *strides, channels, TAPS=weight.shape[1],
-        CHANNELS=block, GATED=gated,
-    )  # fmt: skip
+        given,
+        window,
+        slots,
+        prefill.start,
+        prefill.context,
+        rows,
+        *strides,
+        channels,
+        TAPS=weight.shape[1],
+        CHANNELS=block,
+        GATED=gated,
+    )

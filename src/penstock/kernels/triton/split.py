@@ -1,5 +1,6 @@
-"""Products whose K is split among programs: each leaves float32 sums, and whoever comes last at a counter adds them up
-in order, so that the result doesn't depend on who that is. It knows tiles of sums; no matrix.
+"""Products whose K is split among programs: each leaves float32 sums, and whoever comes last at a
+counter adds them up in order, so that the result doesn't depend on who that is. It knows tiles of
+sums; no matrix.
 """
 
 from __future__ import annotations
@@ -13,24 +14,32 @@ from penstock.kernels.triton.grid import cdiv
 
 
 def split_launch(
-    out: Tensor, arrived: Tensor, shape: tuple[int, int], tile: tuple[int, int], turns: int, split: int
+    out: Tensor,
+    arrived: Tensor,
+    shape: tuple[int, int],
+    tile: tuple[int, int],
+    turns: int,
+    split: int,
 ) -> tuple[tuple[int, int, int], int, Tensor]:
-    """A product's launch -> its grid (tiles of outputs, parts of K, tiles of rows), the turns of a part, and room for
-    the parts' sums (out, where there is one part). shape, tile: outputs and rows, of all and of a program.   arrived: a
-    counter for each tile, at least.   split: the most parts that `turns` are cut into."""
+    """A product's launch -> its grid (tiles of outputs, parts of K, tiles of rows), the turns of a
+    part, and room for the parts' sums (out, where there is one part). shape, tile: outputs and
+    rows, of all and of a program.   arrived: a counter for each tile, at least.   split: the most
+    parts that `turns` are cut into."""
     each = cdiv(turns, split)
     splits, of_n, of_m = cdiv(turns, each), cdiv(shape[0], tile[0]), cdiv(shape[1], tile[1])
     parts = out
     if splits > 1:
         assert of_n * of_m <= len(arrived), "a tile has a counter"
-        parts = torch.empty(of_n * of_m * splits * tile[0] * tile[1], dtype=torch.float32, device=out.device)
+        parts = torch.empty(
+            of_n * of_m * splits * tile[0] * tile[1], dtype=torch.float32, device=out.device
+        )
     return (of_n, splits, of_m), each, parts
 
 
 @triton.jit
 def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """sums [R, C] of one of a tile's SPLIT parts -> the sums of all, and whether this program is the one that has
-    them. parts [tiles, SPLIT, R, C], arrived [tiles]: zeros before and after."""
+    """sums [R, C] of one of a tile's SPLIT parts -> the sums of all, and whether this program is
+    the one that has them. parts [tiles, SPLIT, R, C], arrived [tiles]: zeros before and after."""
     inner = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     mine = parts + tile.to(tl.int64) * (SPLIT * R * C) + inner
     tl.store(mine + part * R * C, sums)

@@ -1,6 +1,7 @@
-"""Products of few rows with weights that have a scale for each group of a row's numbers: the weight is streamed once,
-and widened on its way to the tensor cores. Rows come as they are, so that nothing of them is lost; what stands behind
-the product of a layer's gate and up may be done with the sums at once.
+"""Products of few rows with weights that have a scale for each group of a row's numbers: the weight
+is streamed once, and widened on its way to the tensor cores. Rows come as they are, so that nothing
+of them is lost; what stands behind the product of a layer's gate and up may be done with the sums
+at once.
 
 It knows rows and a matrix; no layer.
 """
@@ -42,18 +43,33 @@ def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def outputs_of(block, N, BN: tl.constexpr, GATED: tl.constexpr):
-    """Returns the outputs of a program [BN]; GATED: half of them are those N / 2 behind the others."""
+    """Returns the outputs of a program [BN]; GATED:
+    half of them are those N / 2 behind the others."""
     n = block * BN + tl.arange(0, BN)
     if GATED:
-        n = block * (BN // 2) + tl.arange(0, BN) % (BN // 2) + tl.arange(0, BN) // (BN // 2) * (N // 2)
+        n = (
+            block * (BN // 2)
+            + tl.arange(0, BN) % (BN // 2)
+            + tl.arange(0, BN) // (BN // 2) * (N // 2)
+        )
     return n
 
 
 @triton.jit
 def leave(
-    sums, bias, out, block, n, m, M, N, BM: tl.constexpr, BN: tl.constexpr, GATED: tl.constexpr,
+    sums,
+    bias,
+    out,
+    block,
+    n,
+    m,
+    M,
+    N,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-):  # fmt: skip
+):
     """Writes the sums [BN, BM] of outputs n by rows m to out [M, N], GATED: to [M, N / 2]."""
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
@@ -71,14 +87,38 @@ def leave(
 
 @triton.jit(do_not_specialize=["M"])
 def _stream(
-    x, weight, scale, zero, bias, out, parts, arrived, M, N, K, pitch, x_stride, each,
-    BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, GROUP: tl.constexpr, KIND: tl.constexpr,
-    ZEROS: tl.constexpr, SPLIT: tl.constexpr, GATED: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    STAGES: tl.constexpr, AHEAD: tl.constexpr, LATE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, which are numbers of one group or, of
-    four bits, BK of one in their low halves and BK behind these in the high ones.
-    each: a part's turns. pitch: bytes of a row of the weight.
+    x,
+    weight,
+    scale,
+    zero,
+    bias,
+    out,
+    parts,
+    arrived,
+    M,
+    N,
+    K,
+    pitch,
+    x_stride,
+    each,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    GROUP: tl.constexpr,
+    KIND: tl.constexpr,
+    ZEROS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    GATED: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    STAGES: tl.constexpr,
+    AHEAD: tl.constexpr,
+    LATE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, which are numbers
+    of one group or, of four bits, BK of one in their low halves and BK behind these in the high
+    ones. each: a part's turns. pitch: bytes of a row of the weight.
 
     GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
     block, part = tl.program_id(0), tl.program_id(1)
@@ -100,7 +140,11 @@ def _stream(
     sums = tl.zeros((BN, BM), tl.float32)
     for turn in tl.range(first, end, num_stages=STAGES):
         inside = (turn * BK + lane < pitch)[None, :]
-        w = tl.load(w_row + turn * BK) if EVEN_K else tl.load(w_row + turn * BK, mask=inside, other=0)
+        w = (
+            tl.load(w_row + turn * BK)
+            if EVEN_K
+            else tl.load(w_row + turn * BK, mask=inside, other=0)
+        )
         at = group_of(turn * HALVES, BK, GROUP) * N + real_n
         held = real if EVEN_K else real & inside
         rows = tl.load(x_row + turn * HALVES * BK, mask=held, other=0.0)
@@ -110,7 +154,9 @@ def _stream(
             more_at = group_of(turn * 2 + 1, BK, GROUP) * N + real_n
             more_rows = tl.load(x_row + (turn * 2 + 1) * BK, mask=held, other=0.0)
             more_of = tl.load(scale + more_at)
-            low, high = widen_four(w, less, zero_of(zero, more_at, KIND, ZEROS, BN), x.dtype.element_ty)
+            low, high = widen_four(
+                w, less, zero_of(zero, more_at, KIND, ZEROS, BN), x.dtype.element_ty
+            )
             sums += tl.dot(low, rows.T) * of[:, None]
             sums += tl.dot(high, more_rows.T) * more_of[:, None]
         else:
@@ -152,20 +198,23 @@ def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
 
 @dataclass(slots=True, frozen=True)
 class GroupMatrix(TakesWideRows):
-    """A matrix [N, K] with a scale a group, and what its products leave for each other: calls must follow one another
-    on one stream."""
+    """A matrix [N, K] with a scale a group, and what its products leave for each other: calls must
+    follow one another on one stream."""
 
     weight: Tensor  # bytes [N, K], of four bits [N, K / 2]
-    scale: (
-        Tensor  # [groups, N] float32, which is copied asynchronously beside the numbers (two bytes a thread can't be)
-    )
+    # [groups, N] float32, which is copied asynchronously beside the numbers (two bytes a thread
+    # can't be)
+    scale: Tensor
     zero: Tensor | None  # [groups, N] float32
     kind: int
     shape: tuple[int, int]
     group: int  # 0: a row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
-    lone: Tensor | None = None  # [N, groups] of the dtype: the scale again, where one row is multiplied in fixed point
+    lone: Tensor | None = (
+        # [N, groups] of the dtype: the scale again, where one row is multiplied in fixed point
+        None
+    )
 
     def form(self, rows: int) -> Form:
         return "wide" if rows > 1 or self.lone is None else "fixed"
@@ -177,12 +226,14 @@ class GroupMatrix(TakesWideRows):
 
     @property
     def nbytes(self) -> int:
-        return self.weight.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+        return (
+            self.weight.nbytes + self.scale.nbytes + (0 if self.zero is None else self.zero.nbytes)
+        )
 
 
 def turn_of(kind: int, k: int, group: int) -> int:
-    """Returns the bytes of a row that a program takes at once: a power of two, at most 128, that divides a group, and,
-    of four bits, half of a row, whose ends are not looked at."""
+    """Returns the bytes of a row that a program takes at once: a power of two, at most 128, that
+    divides a group, and, of four bits, half of a row, whose ends are not looked at."""
     size = group or 128
     if kind == FOUR.value:
         size |= k // 2
@@ -190,10 +241,15 @@ def turn_of(kind: int, k: int, group: int) -> int:
 
 
 def streamed_groups(
-    x: Tensor, matrix: GroupMatrix, bias: Tensor | None = None, cut: Pieces | None = None, *, gated: bool = False
+    x: Tensor,
+    matrix: GroupMatrix,
+    bias: Tensor | None = None,
+    cut: Pieces | None = None,
+    *,
+    gated: bool = False,
 ) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K] (the gate's rows,
-    then up's) silu(gate) * up, [T, F]."""
+    """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K]
+    (the gate's rows, then up's) silu(gate) * up, [T, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:
@@ -201,13 +257,40 @@ def streamed_groups(
     cut = cut or pieces_of(matrix.kind, m, n, k)
     turn, pitch = turn_of(matrix.kind, k, matrix.group), matrix.weight.shape[1]
     tile = (cut.outputs, cut.rows)
-    grid, each, parts = split_launch(out, matrix.arrived, (n, m), tile, cdiv(pitch, turn), cut.split)
+    grid, each, parts = split_launch(
+        out, matrix.arrived, (n, m), tile, cdiv(pitch, turn), cut.split
+    )
     early = has_pdl(device)
     _stream[grid](
-        x, matrix.weight, matrix.scale, x if matrix.zero is None else matrix.zero, x if bias is None else bias, out,
-        parts, matrix.arrived, m, n, k, pitch, x.stride(0), each, BM=cut.rows, BN=cut.outputs, BK=turn,
-        GROUP=matrix.group, KIND=matrix.kind, ZEROS=matrix.zero is not None, SPLIT=grid[1], GATED=gated,
-        EVEN_K=pitch % turn == 0, HAS_BIAS=bias is not None, STAGES=cut.stages, AHEAD=cut.ahead,
-        LATE=m == 1 and not gated, EARLY=early, num_warps=cut.warps, launch_pdl=bool(early),
-    )  # fmt: skip
+        x,
+        matrix.weight,
+        matrix.scale,
+        x if matrix.zero is None else matrix.zero,
+        x if bias is None else bias,
+        out,
+        parts,
+        matrix.arrived,
+        m,
+        n,
+        k,
+        pitch,
+        x.stride(0),
+        each,
+        BM=cut.rows,
+        BN=cut.outputs,
+        BK=turn,
+        GROUP=matrix.group,
+        KIND=matrix.kind,
+        ZEROS=matrix.zero is not None,
+        SPLIT=grid[1],
+        GATED=gated,
+        EVEN_K=pitch % turn == 0,
+        HAS_BIAS=bias is not None,
+        STAGES=cut.stages,
+        AHEAD=cut.ahead,
+        LATE=m == 1 and not gated,
+        EARLY=early,
+        num_warps=cut.warps,
+        launch_pdl=bool(early),
+    )
     return out

@@ -1,7 +1,9 @@
-"""The one pass over a slice of logits: of each tile of 128, its largest logit and the mass around it.
+"""The one pass over a slice of logits: of each tile of 128, its largest logit and the mass around
+it.
 
-What draws, filters and tells logprobs works from these `[n, tiles]`; the logits are read again only in single tiles.
-It knows logits and temperatures; nothing is drawn here. Tiles lie apart, so a row may be cut over programs at will.
+What draws, filters and tells logprobs works from these `[n, tiles]`; the logits are read again only
+in single tiles. It knows logits and temperatures; nothing is drawn here. Tiles lie apart, so a row
+may be cut over programs at will.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
 
 
 @triton.jit
-def state_of(done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr):
+def state_of(
+    done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr
+):
     """Whether the row is drawn for, and whether from its adjusted logits."""
     live, use_adjusted = True, False
     if BY_ROW:
@@ -37,7 +41,8 @@ def state_of(done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_
 
 @triton.jit
 def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED: tl.constexpr):
-    """Logits of tokens (a block of ids) of a line, float32, -inf where `there` is false. `line` is in logits."""
+    """Logits of tokens (a block of ids) of a line, float32, -inf where `there` is false. `line` is
+    in logits."""
     if HAS_ADJUSTED:
         if use_adjusted:
             value = tl.load(adjusted + line + token, mask=there, other=float("-inf"))
@@ -49,11 +54,25 @@ def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED:
 
 
 @triton.jit
-def _tiles(source, line, peak, mass, first, scale, vocabulary, tiles, TILES: tl.constexpr, TILE: tl.constexpr):
-    """`TILES` tiles from `first` on: peaks, and sums of exp2((l - peak) * scale), NaN where a logit isn't finite."""
+def _tiles(
+    source,
+    line,
+    peak,
+    mass,
+    first,
+    scale,
+    vocabulary,
+    tiles,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """`TILES` tiles from `first` on: peaks, and sums of exp2((l - peak) * scale), NaN where a logit
+    isn't finite."""
     tile = first + tl.arange(0, TILES)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
-    logit = tl.load(source + line + token, mask=token < vocabulary, other=float("-inf")).to(tl.float32)
+    logit = tl.load(source + line + token, mask=token < vocabulary, other=float("-inf")).to(
+        tl.float32
+    )
     top = tl.max(logit, axis=1)
     base = tl.where(top == float("-inf"), 0.0, top)
     total = tl.sum(tl.exp2((logit - base[:, None]) * scale), axis=1)
@@ -63,11 +82,29 @@ def _tiles(source, line, peak, mass, first, scale, vocabulary, tiles, TILES: tl.
 
 @triton.jit(do_not_specialize=["rounds"])
 def tile_sums_kernel(
-    logits, adjusted, row_ids, temperature, done, wants, peaks, masses, vocabulary, stride, tiles, rounds,
-    LOG2E: tl.constexpr, MIN_T: tl.constexpr, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr,
-    TILES: tl.constexpr, TILE: tl.constexpr, EARLY: tl.constexpr,
-):  # fmt: skip
-    """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left out."""
+    logits,
+    adjusted,
+    row_ids,
+    temperature,
+    done,
+    wants,
+    peaks,
+    masses,
+    vocabulary,
+    stride,
+    tiles,
+    rounds,
+    LOG2E: tl.constexpr,
+    MIN_T: tl.constexpr,
+    ADJUSTS: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    HAS_ADJUSTED: tl.constexpr,
+    TILES: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left
+    out."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

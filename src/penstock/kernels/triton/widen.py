@@ -1,9 +1,10 @@
-"""Weights of four and eight bits in the dtype of rows, without loss, while they are on their way to tensor cores.
+"""Weights of four and eight bits in the dtype of rows, without loss, while they are on their way to
+tensor cores.
 
-A weight costs an instruction or two whatever is done, and reading four bits of it takes a GPU as long as three of them:
-so two are widened by each instruction, which takes assembler: a whole number n below 128 is bfloat16's 0x4300 | n less
-128, below 1,024 float16's 0x6400 | n less 1,024. The interpreter's dtype is float32, which is widened plainly. It
-knows bytes; no matrix.
+A weight costs an instruction or two whatever is done, and reading four bits of it takes a GPU as
+long as three of them: so two are widened by each instruction, which takes assembler: a whole number
+n below 128 is bfloat16's 0x4300 | n less 128, below 1,024 float16's 0x6400 | n less 1,024. The
+interpreter's dtype is float32, which is widened plainly. It knows bytes; no matrix.
 """
 
 from __future__ import annotations
@@ -20,18 +21,20 @@ FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what 
 
 
 def in_halves(packed: Tensor, turn: int) -> Tensor:
-    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size: of every 2 * turn neighbours along K
-    the first are in the low halves of `turn` bytes, the others in the high ones."""
+    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size: of every 2 * turn
+    neighbours along K the first are in the low halves of `turn` bytes, the others in the high ones.
+    """
     n, size = packed.shape
     low, high = unpack_four(packed).view(n, size // turn, 2, turn).unbind(2)
     return (low | high << 4).view(n, size)
 
 
-# What is packed into a register for an instruction are four numbers that a thread has, which need not be neighbours (of
-# Hopper's tensor cores they lie in two rows): a result may depend on nothing but its own byte.
+# What is packed into a register for an instruction are four numbers that a thread has, which need
+# not be neighbours (of Hopper's tensor cores they lie in two rows): a result may depend on nothing
+# but its own byte.
 def _four(magic: str, one: str, kind: str) -> tl.constexpr:
-    """$4: four bytes; $5 to $8: what is added to $0 to $3 -> the numbers in their low halves in $0 and $1, in their
-    high ones in $2 and $3."""
+    """$4: four bytes; $5 to $8: what is added to $0 to $3 -> the numbers in their low halves in $0
+    and $1, in their high ones in $2 and $3."""
     return tl.constexpr(f"""{{
         .reg .b32 m, o, a, b, c, d;
         mov.b32 m, {magic};
@@ -57,7 +60,8 @@ def _four(magic: str, one: str, kind: str) -> tl.constexpr:
 
 _FOUR_BF16 = _four("0x43004300", "0x3F803F80", "bf16x2")
 _FOUR_F16 = _four("0x64006400", "0x3C003C00", "f16x2")
-# bfloat16 has no room for 8 bits behind 128: the upper one comes off, 128 or 256 from 128 and the lower seven.
+# bfloat16 has no room for 8 bits behind 128: the upper one comes off, 128 or 256 from 128 and the
+# lower seven.
 _EIGHT_BF16 = tl.constexpr("""{
     .reg .b32 m, o, a, b, c, d;
     mov.b32 m, 0x43004300;
@@ -84,7 +88,8 @@ _EIGHT_F16 = tl.constexpr("""{
 }""")
 
 
-# e4m3's bits, its exponent at the foot of the wider one, where it counts too little by 2**120 (2**8): subnormals too.
+# e4m3's bits, its exponent at the foot of the wider one, where it counts too little by 2**120
+# (2**8): subnormals too.
 def _float8(by: int, up: str, kind: str) -> tl.constexpr:
     return tl.constexpr(f"""{{
         .reg .b32 u, z, a, b, c, d;
@@ -108,11 +113,13 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 def _fp4(by: int, mask: str, kind: str) -> tl.constexpr:
-    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are multiplied by, $7, $8:
-    what those in the high ones are; $0 and $1: the low ones, $2 and $3: the high ones."""
+    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are
+    multiplied by, $7, $8: what those in the high ones are; $0 and $1: the low ones, $2 and $3: the
+    high ones."""
 
     def halves(into: str, more: str, factor: str, other: str) -> str:
-        """The numbers in the upper halves of the bytes that stand in the upper halves of a's and b's 16 bits."""
+        """The numbers in the upper halves of the bytes that stand in the upper halves of a's and
+        b's 16 bits."""
         return f"""
         shr.u32 c, a, {by};
         shr.u32 d, b, {by};
@@ -139,24 +146,36 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 @triton.jit
 def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
-    """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of kernels/triton/fp4_scales.py, for the
-    numbers in the low halves of 16 bytes and for those in the high ones -> the first times what the scale says, and the
-    second, [R, C]. SHARED: a thread widens 16 neighbours by one scale, and what comes of it goes through shared memory
-    to where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways."""
-    if SHARED:  # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads alone
+    """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of
+    kernels/triton/fp4_scales.py, for the numbers in the low halves of 16 bytes and for those in the
+    high ones -> the first times what the scale says, and the second, [R, C]. SHARED: a thread
+    widens 16 neighbours by one scale, and what comes of it goes through shared memory to where
+    tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways.
+    """
+    # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads
+    # alone
+    if SHARED:
         w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
     low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
     low_by, high_by = _over_sixteen(low_by, R, C), _over_sixteen(high_by, R, C)
     if kind == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
-            _FP4_BF16, "=&r,=&r,=&r,=&r,r,r,r,r,r", [w, low_by, high_by], dtype=(tl.bfloat16, tl.bfloat16),
-            is_pure=True, pack=4,
-        )  # fmt: skip
+            _FP4_BF16,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",
+            [w, low_by, high_by],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=4,
+        )
     elif kind == tl.float16:
         low, high = tl.inline_asm_elementwise(
-            _FP4_F16, "=&r,=&r,=&r,=&r,r,r,r,r,r", [w, low_by, high_by], dtype=(tl.float16, tl.float16),
-            is_pure=True, pack=4,
-        )  # fmt: skip
+            _FP4_F16,
+            "=&r,=&r,=&r,=&r,r,r,r,r,r",
+            [w, low_by, high_by],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
+            pack=4,
+        )
     else:
         low, high = _fp4_plain(w, low_by), _fp4_plain(w >> 4, high_by)
     return low, high
@@ -164,8 +183,8 @@ def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SH
 
 @triton.jit
 def _fp4_scale(octets, kind: tl.constexpr):
-    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's bits at the foot of
-    an exponent count so much too little."""
+    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's
+    bits at the foot of an exponent count so much too little."""
     if kind == tl.bfloat16:
         by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:
@@ -190,20 +209,28 @@ def _fp4_plain(octets, by):
 
 @triton.jit
 def widen_four(w, zero, more_zero, kind: tl.constexpr):
-    """w [R, C] bytes; zero, more_zero [R, 1] whole numbers in float32 -> the numbers in the bytes' low halves less
-    zero, and those in the high ones less more_zero, [R, C]."""
+    """w [R, C] bytes; zero, more_zero [R, 1] whole numbers in float32 -> the numbers in the bytes'
+    low halves less zero, and those in the high ones less more_zero, [R, C]."""
     if kind == tl.bfloat16:
         less, more_less = _less(zero, 128.0, w, kind), _less(more_zero, 128.0, w, kind)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_BF16, "=r,=r,=r,=r,r,r,r,r,r", [w, less, more_less], dtype=(tl.bfloat16, tl.bfloat16), is_pure=True,
+            _FOUR_BF16,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [w, less, more_less],
+            dtype=(tl.bfloat16, tl.bfloat16),
+            is_pure=True,
             pack=4,
-        )  # fmt: skip
+        )
     elif kind == tl.float16:
         less, more_less = _less(zero, 1024.0, w, kind), _less(more_zero, 1024.0, w, kind)
         low, high = tl.inline_asm_elementwise(
-            _FOUR_F16, "=r,=r,=r,=r,r,r,r,r,r", [w, less, more_less], dtype=(tl.float16, tl.float16), is_pure=True,
+            _FOUR_F16,
+            "=r,=r,=r,=r,r,r,r,r,r",
+            [w, less, more_less],
+            dtype=(tl.float16, tl.float16),
+            is_pure=True,
             pack=4,
-        )  # fmt: skip
+        )
     else:
         low, high = (w & 15).to(tl.float32) - zero, (w >> 4).to(tl.float32) - more_zero
     return low, high
@@ -219,10 +246,14 @@ def widen_eight(w, what: tl.constexpr, kind: tl.constexpr):
     """w [R, C] bytes, integers or float8 -> the same in a wider dtype."""
     if kind == tl.bfloat16:
         program: tl.constexpr = _FLOAT8_BF16 if what == FLOAT8 else _EIGHT_BF16
-        wide = tl.inline_asm_elementwise(program, "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4)
+        wide = tl.inline_asm_elementwise(
+            program, "=r,=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=4
+        )
     elif kind == tl.float16:
         program: tl.constexpr = _FLOAT8_F16 if what == FLOAT8 else _EIGHT_F16
-        wide = tl.inline_asm_elementwise(program, "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4)
+        wide = tl.inline_asm_elementwise(
+            program, "=r,=r,r", [w], dtype=tl.float16, is_pure=True, pack=4
+        )
     elif what == FLOAT8:
         wide = w.to(tl.float8e4nv, bitcast=True).to(tl.float32)
     else:

@@ -1,1 +1,2 @@
-"""Durable batches and files: what is uploaded, run behind online requests, and outlives the server."""
+"""Durable batches and files: what is uploaded, run behind online requests,
+and outlives the server."""

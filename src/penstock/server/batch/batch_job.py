@@ -1,11 +1,13 @@
-"""One batch from wherever it stands to its end: check the lines, give those without a result one, name the files.
+"""One batch from wherever it stands to its end: check the lines, give those without a result one,
+name the files.
 
     validating --no good line--> failed
         └─> in_progress --all lines done--> finalizing --files named--> completed
                  └─cancel─> cancelling --all told---------files named--> cancelled
 
-Each arrow is one transaction, taken after what it says is on the disk: a kill at any moment, or a disk that fails
-(`run` raises), leaves a batch that this file takes up again. It knows the state folder; lines are the pipeline's.
+Each arrow is one transaction, taken after what it says is on the disk: a kill at any moment, or a
+disk that fails (`run` raises), leaves a batch that this file takes up again. It knows the state
+folder; lines are the pipeline's.
 """
 
 from __future__ import annotations
@@ -40,7 +42,9 @@ class BatchJob:
         self._shared, self._state, self._row = shared, state, row
         self._input = state.file_store.path(row.input_file_id)
         self.cancelled = asyncio.Event()  # by a client
-        self.ending = False  # the server is: what fails now may be its doing, and the next start finds out
+        self.ending = (
+            False  # the server is: what fails now may be its doing, and the next start finds out
+        )
         self.held_up = False  # by the disk, since it got on last
         self._running: Pipeline | None = None  # while lines are at the engine
         self._unserved = self._at_work = False
@@ -54,13 +58,14 @@ class BatchJob:
 
     @property
     def at_engine(self) -> bool:
-        """Whether it hears by itself of the engine's end, and has to remember which lines were there."""
+        """Whether it hears by itself of the engine's end, and has to remember which lines were
+        there."""
         return self._running is not None
 
     @property
     def expected_end(self) -> int | None:
-        """Unix seconds, by the rate of the last minute and the scheduler's forecast; None where nothing is known: not
-        yet, or not while the disk holds it up."""
+        """Unix seconds, by the rate of the last minute and the scheduler's forecast; None where
+        nothing is known: not yet, or not while the disk holds it up."""
         if self.cancelled.is_set() or self.held_up:
             return None
         if self._running is None:
@@ -70,8 +75,8 @@ class BatchJob:
 
     @property
     def waits_for(self) -> str | None:
-        """What holds it up, in a word: the state folder's disk, that this server has another model, or that others
-        have all places; None while it goes on."""
+        """What holds it up, in a word: the state folder's disk, that this server has another model,
+        or that others have all places; None while it goes on."""
         if self.held_up:
             return "disk"
         if self._unserved:
@@ -79,11 +84,13 @@ class BatchJob:
         return None if self._at_work else "turn"
 
     def hold_up(self, error: BaseException) -> None:
-        """Notes that the disk failed it, and says so for whoever runs the server; once until it goes on."""
+        """Notes that the disk failed it, and says so for whoever runs the server; once until it
+        goes on."""
         if not self.held_up:
             print(
-                f"penstock: {self.id} waits for the state folder's disk ({describe(error)}): see to it, and make room "
-                f"in {self._state.folder} where it is full; it is tried again until it works",
+                f"penstock: {self.id} waits for the state folder's disk ({describe(error)}): see to"
+                f" it, and make room in {self._state.folder} where it is full; it is tried again"
+                " until it works",
                 file=sys.stderr,
             )
         self.held_up = True
@@ -94,9 +101,10 @@ class BatchJob:
         self.held_up = False
 
     async def run(self) -> None:
-        """Brings the batch to its end; it waits for its turn, and while this server has another model. Raises
-        EngineError where the engine is gone, ShuttingDownError, and the disk's faults: the batch stays where it is,
-        and run again it goes on. Every other fault is the batch's end, not the server's."""
+        """Brings the batch to its end; it waits for its turn, and while this server has another
+        model. Raises EngineError where the engine is gone, ShuttingDownError, and the disk's
+        faults: the batch stays where it is, and run again it goes on. Every other fault is the
+        batch's end, not the server's."""
         if self._failure is None:
             try:
                 await self._advance()
@@ -133,9 +141,13 @@ class BatchJob:
                 self._at_work = False
 
     async def _until_served(self) -> None:
-        """Waits, where this server has another model than the batch's, until a cancel: a later server may have it. What
-        only has to be named needs no model."""
-        if self._model == self._shared.lines.service.model or self._named or self.cancelled.is_set():
+        """Waits, where this server has another model than the batch's, until a cancel: a later
+        server may have it. What only has to be named needs no model."""
+        if (
+            self._model == self._shared.lines.service.model
+            or self._named
+            or self.cancelled.is_set()
+        ):
             return
         print(f"penstock: {self.id} waits for a server of {self._model}", file=sys.stderr)
         self._unserved = True
@@ -146,7 +158,11 @@ class BatchJob:
     def _named(self) -> bool:
         """Whether the results are closed and have ids; all that is left is to name the files."""
         row = self._row
-        return row.status == "finalizing" or row.output_file_id is not None or row.error_file_id is not None
+        return (
+            row.status == "finalizing"
+            or row.output_file_id is not None
+            or row.error_file_id is not None
+        )
 
     @property
     def _model(self) -> str:
@@ -160,8 +176,8 @@ class BatchJob:
     # --- the arrows
 
     async def _validate(self) -> None:
-        """Says which lines are bad; the batch goes on if any is good. One that a client cancels before stays without
-        any."""
+        """Says which lines are bad; the batch goes on if any is good. One that a client cancels
+        before stays without any."""
         if not self.cancelled.is_set():
             await self._check_input()
             found = await survey(self._input, self._new_check(), self._shared.limits)
@@ -172,8 +188,9 @@ class BatchJob:
         await self._look()  # where a client cancelled it meanwhile, it is cancelling
 
     async def _fill(self) -> None:
-        """Gives every line its result, closes the results and gives them ids. Raises FileDamagedError where the input
-        has changed since it was checked: lines would be lost without a word."""
+        """Gives every line its result, closes the results and gives them ids. Raises
+        FileDamagedError where the input has changed since it was checked: lines would be lost
+        without a word."""
         checked = self._row.in_progress_at is not None
         if checked:
             await self._check_input()
@@ -196,20 +213,30 @@ class BatchJob:
 
     async def _check_input(self) -> None:
         """Raises FileDamagedError where the input isn't what was uploaded."""
-        row = await self._state.attempt(self._state.database.file, self._row.input_file_id, self._row.owner)
+        row = await self._state.attempt(
+            self._state.database.file, self._row.input_file_id, self._row.owner
+        )
         if row is None:
             raise FileDamagedError("it is not there")
         await asyncio.to_thread(check_content, self._input, row.bytes, row.sha256)
 
-    def _pipeline(self, output: BatchOutput, suspects: str | None = None, *, cancelled: bool = False) -> Pipeline:
+    def _pipeline(
+        self, output: BatchOutput, suspects: str | None = None, *, cancelled: bool = False
+    ) -> Pipeline:
         return Pipeline(
-            self._shared, self._input, self._new_check, output, partial(self._count, output),
-            suspects=PoisonLines(suspects), owner=self._row.owner, cancelled=cancelled,
-        )  # fmt: skip
+            self._shared,
+            self._input,
+            self._new_check,
+            output,
+            partial(self._count, output),
+            suspects=PoisonLines(suspects),
+            owner=self._row.owner,
+            cancelled=cancelled,
+        )
 
     async def _run_lines(self, output: BatchOutput) -> None:
-        """Runs lines until all are done or the batch is cancelled. Where the engine dies it remembers which lines were
-        there, for the server that is started next."""
+        """Runs lines until all are done or the batch is cancelled. Where the engine dies it
+        remembers which lines were there, for the server that is started next."""
         self._running = running = self._pipeline(output, self._row.suspects)
         try:
             await running.run(self.cancelled)
@@ -248,15 +275,18 @@ class BatchJob:
             return "file_damaged", f"of the batch's input: {error}"
         if is_damage(error):
             print(f"penstock: {self.id} cannot go on: {error.__cause__ or error}", file=sys.stderr)
-            message = "what the server kept of this batch was damaged: upload the file and make the batch again"
+            message = (
+                "what the server kept of this batch was damaged: upload the file and make the batch"
+                " again"
+            )
             return "state_damaged", message
         print(f"penstock: {self.id} failed by a fault of the server:", file=sys.stderr)
         traceback.print_exception(error)
         return "internal", "the server failed at this batch; its log says how"
 
     async def _fail(self, code: str, message: str) -> None:
-        """Ends it by a fault, of ours or the disk's; what is done is its owner's all the same, unless that is what is
-        damaged."""
+        """Ends it by a fault, of ours or the disk's; what is done is its owner's all the same,
+        unless that is what is damaged."""
         state, files = self._state, list[FileRow]()
         if code != "state_damaged" and self._row.in_progress_at is not None:
             try:
@@ -265,16 +295,21 @@ class BatchJob:
                 if self.ending or is_disk_fault(error):
                     raise
                 # The fault may show again in what it left.
-                print(f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})", file=sys.stderr)
+                print(
+                    f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})",
+                    file=sys.stderr,
+                )
         row = await state.attempt(state.database.batch, self.id)
-        columns: dict[str, Any] = {"errors": with_fault(None if row is None else row.errors, code, message)}
+        columns: dict[str, Any] = {
+            "errors": with_fault(None if row is None else row.errors, code, message)
+        }
         if not files:
             columns |= {"output_file_id": None, "error_file_id": None}
         await state.attempt(state.database.finish, self.id, "failed", files, **columns)
 
     async def _named_rows(self) -> list[FileRow]:
-        """Closes and names what is done. A kill before the batch is over leaves it finalizing, and `_finish` sees by
-        its counts that it failed."""
+        """Closes and names what is done. A kill before the batch is over leaves it finalizing, and
+        `_finish` sees by its counts that it failed."""
         if not self._named:
             output = await self._open_output()
             await asyncio.to_thread(output.close)
@@ -284,7 +319,8 @@ class BatchJob:
     # --- how
 
     async def _count(self, output: BatchOutput) -> None:
-        """Shows what is on the disk; the database has it first, so that no later server shows less."""
+        """Shows what is on the disk; the database has it first,
+        so that no later server shows less."""
         values = {"completed": output.completed, "failed": output.failed}
         await self._state.attempt(self._state.database.note, self.id, **values)
         if output.completed + output.failed > self.completed + self.failed:
@@ -293,7 +329,9 @@ class BatchJob:
         self._eta.note(self.completed + self.failed)
 
     async def _move(self, come_from: str, status: str, **values: Any) -> bool:
-        moved = await self._state.attempt(self._state.database.move, self.id, (come_from,), status, **values)
+        moved = await self._state.attempt(
+            self._state.database.move, self.id, (come_from,), status, **values
+        )
         if moved:
             self._goes_on()
         return moved

@@ -1,4 +1,5 @@
-"""The bounds of files and batches, and the sizes and times of the machinery; tests pass others in. It knows numbers."""
+"""The bounds of files and batches, and the sizes and times of the machinery; tests pass others in.
+It knows numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +15,9 @@ class BatchJobLimits:
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 32 * 1024 * 1024  # also what a body over HTTP may have by default
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
-    max_error_bytes: int = 48 * 1024  # of those told in full, about: a page of batches has a hundred times as many
+    max_error_bytes: int = (
+        48 * 1024
+    )  # of those told in full, about: a page of batches has a hundred times as many
 
     # Of one owner.
     max_unfinished: int = 1_000  # batches that aren't over; each is taken up at every start
@@ -23,17 +26,27 @@ class BatchJobLimits:
     # How they are run.
     running_batches: int = 8  # side by side
     checked_batches: int = 2  # whose lines are checked side by side
-    in_flight_bytes: int = 256 << 20  # of lines at the engine, their texts and ids: six million tokens
+    in_flight_bytes: int = (
+        256 << 20
+    )  # of lines at the engine, their texts and ids: six million tokens
     large_line: int = 1 << 20  # bytes; two lines beyond wait for the engine with all of their ids
     read_bytes: int = 1 << 20  # of an input that are read at a time
     outbox_bytes: int = 32 << 20  # of outcomes on their way to the disk
     commit_seconds: float = 0.1  # that outcomes wait for others to share a sync with
-    settled_seconds: float = 60.0  # before a suspect runs alone: an engine that dies sooner died of something else
-    first_pause: float = 0.5  # seconds before a batch that the disk failed is run again; doubled each time
+    settled_seconds: float = (
+        60.0  # before a suspect runs alone: an engine that dies sooner died of something else
+    )
+    first_pause: float = (
+        0.5  # seconds before a batch that the disk failed is run again; doubled each time
+    )
     longest_pause: float = 30.0
 
     # How they end with the server, in seconds.
-    death_notice: float = 1.0  # an engine's client tells of its death 0.2 s after it is seen, and a disk takes a note
+    death_notice: float = (
+        1.0  # an engine's client tells of its death 0.2 s after it is seen, and a disk takes a note
+    )
     flush_seconds: float = 10.0  # that a disk gets to take what is done
-    flush_seconds_dead: float = 2.0  # as much, where the engine died and the process has to end soon
+    flush_seconds_dead: float = (
+        2.0  # as much, where the engine died and the process has to end soon
+    )
     flush_seconds_hurried: float = 0.5  # that are left once the end is to be now

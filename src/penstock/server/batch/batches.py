@@ -15,7 +15,16 @@ from starlette.responses import Response
 
 from penstock.server.batch.database import BatchRow, encoded
 from penstock.server.batch.file_store import BATCH_ID, new_batch_id
-from penstock.server.batch.files import conflict, file_in, limit_of, no_place, not_found, page, query, reply
+from penstock.server.batch.files import (
+    conflict,
+    file_in,
+    limit_of,
+    no_place,
+    not_found,
+    page,
+    query,
+    reply,
+)
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.intake import Intake
 from penstock.server.online.request_limits import LONGEST_WAIT
@@ -38,7 +47,10 @@ class BatchForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: Literal["24h"]
     metadata: (
-        Annotated[dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)]
+        Annotated[
+            dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]],
+            Meta(max_length=16),
+        ]
         | None
     ) = None
 
@@ -60,24 +72,35 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
         )
     form = _check(asked)
     row = BatchRow(
-        id=new_batch_id(), owner=owner, created_at=int(time.time()), endpoint=form.endpoint,
-        input_file_id=form.input_file_id, metadata=None if form.metadata is None else encoded(form.metadata),
+        id=new_batch_id(),
+        owner=owner,
+        created_at=int(time.time()),
+        endpoint=form.endpoint,
+        input_file_id=form.input_file_id,
+        metadata=None if form.metadata is None else encoded(form.metadata),
         model=manager.model,
-    )  # fmt: skip
+    )
     await manager.state.call(_add, manager, row)
     manager.start(row)
     return reply(batch_object(manager, row))
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
-    """Adds a batch, in the state's thread, so that nobody comes between: the file is there when the batch is. Raises
-    HttpError."""
+    """Adds a batch, in the state's thread, so that nobody comes between: the file is there when the
+    batch is. Raises HttpError."""
     database, most = manager.state.database, manager.limits.max_unfinished
     if file_in(database, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
-        raise HttpError("this file's purpose is not batch: upload the input with it", param="input_file_id")
+        raise HttpError(
+            "this file's purpose is not batch: upload the input with it", param="input_file_id"
+        )
     if database.count_unfinished(row.owner) >= most:
-        message = f"{most} batches of yours are not over, and no more are taken: wait for one to end, or cancel one"
-        raise HttpError(message, status=429, code="too_many_batches", headers={"retry-after": str(LONGEST_WAIT)})
+        message = (
+            f"{most} batches of yours are not over, and no more are taken: wait for one to end, or"
+            " cancel one"
+        )
+        raise HttpError(
+            message, status=429, code="too_many_batches", headers={"retry-after": str(LONGEST_WAIT)}
+        )
     database.add_batch(row)
 
 
@@ -89,7 +112,13 @@ def _check(asked: dict[str, Any]) -> BatchForm:
         said = str(error).rpartition(" - at ")  # before it a client's own words may stand
         missing = said[2].startswith("Object missing")
         name = next(name for name in BatchForm.__struct_fields__ if name in said[2])
-        code = "missing_required_parameter" if missing else "unsupported_value" if "enum" in said[0] else None
+        code = (
+            "missing_required_parameter"
+            if missing
+            else "unsupported_value"
+            if "enum" in said[0]
+            else None
+        )
         raise HttpError(f"{name} must be {_MUST_BE[name]}", param=name, code=code) from error
 
 
@@ -97,7 +126,9 @@ async def list_batches(manager: BatchManager, request: Request, owner: str) -> R
     """GET /v1/batches. Raises as list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
-    rows = await manager.state.call(manager.state.database.list_batches, owner, asked.get("after"), limit + 1)
+    rows = await manager.state.call(
+        manager.state.database.list_batches, owner, asked.get("after"), limit + 1
+    )
     if rows is None:
         raise no_place("batch")
     return page([batch_object(manager, row) for row in rows], limit)
@@ -131,7 +162,8 @@ async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRo
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate, and `waits_for`."""
+    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate, and
+    `waits_for`."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -161,11 +193,21 @@ class BatchObject(msgspec.Struct, kw_only=True):
 def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:
     """Returns a batch with its counts as of now."""
     job = None if row.over else manager.job_of(row.id)
-    told = {name: getattr(row, name) for name in BatchObject.__struct_fields__ if hasattr(row, name)}
+    told = {
+        name: getattr(row, name) for name in BatchObject.__struct_fields__ if hasattr(row, name)
+    }
     told["model"] = row.model or manager.model
-    told |= {name: msgspec.Raw(told[name].encode()) for name in ("errors", "metadata") if told[name] is not None}
+    told |= {
+        name: msgspec.Raw(told[name].encode())
+        for name in ("errors", "metadata")
+        if told[name] is not None
+    }
     counted = row if job is None else job
-    told["request_counts"] = {"total": row.total, "completed": counted.completed, "failed": counted.failed}
+    told["request_counts"] = {
+        "total": row.total,
+        "completed": counted.completed,
+        "failed": counted.failed,
+    }
     if not row.over:
         told |= {"output_file_id": None, "error_file_id": None}
     if job is not None:

@@ -1,10 +1,11 @@
 """POST /v1/bulk: thousands of prompts in one body, a line each; answers as lines, as they finish.
 
-    body --a line at a time, while there is room--> engine --> results --as the reader takes them--> client
+    body --a line at a time, while there is room--> engine --> results --as the reader takes them-->
+    client
 
-At the engine are about as many samples as it has rows; results that wait for a slow reader hold further lines back. A
-line that is broken is told by its number, and the others go on. It knows the service, lines and one HTTP exchange; no
-files, no database.
+At the engine are about as many samples as it has rows; results that wait for a slow reader hold
+further lines back. A line that is broken is told by its number, and the others go on. It knows the
+service, lines and one HTTP exchange; no files, no database.
 """
 
 from __future__ import annotations
@@ -68,15 +69,20 @@ async def post_bulk(bulk: BulkService, request: Request) -> Response:
         if body.count(b"\n") >= MOST_LINES:
             raise HttpError(f"the body has more than {MOST_LINES:,} lines: send it in parts")
         if not body.strip():
-            raise HttpError("the body has no lines: send a completion's body in each, with a custom_id")
+            raise HttpError(
+                "the body has no lines: send a completion's body in each, with a custom_id"
+            )
         return BulkStream(BulkRun(bulk, key, body, place), held.pop_all())
 
 
 class BulkStream(Response):
-    """The lines of one answer. What ends all of it early is its last line, an error without a line's number."""
+    """The lines of one answer. What ends all of it early is its last line, an error without a
+    line's number."""
 
     def __init__(self, run: BulkRun, held: ExitStack) -> None:
-        super().__init__(media_type=NDJSON, headers={"cache-control": "no-cache", "x-request-id": run.id})
+        super().__init__(
+            media_type=NDJSON, headers={"cache-control": "no-cache", "x-request-id": run.id}
+        )
         del self.headers["content-length"]  # not known ahead
         self._run, self._held = run, held
 
@@ -84,7 +90,9 @@ class BulkStream(Response):
         last = b""
         with self._held:
             try:
-                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                await send(
+                    {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+                )
                 await until_gone(self._run.write(send), receive, self._run.closing)
             except PenstockError as error:
                 last = body_of(error) + b"\n"
@@ -102,7 +110,9 @@ class BulkLine:
 
     __slots__ = ("active", "answer", "choices", "custom_id", "marked", "number", "places", "timer")
 
-    def __init__(self, number: int, custom_id: str | None, active: ActiveCall, answer: BaseAnswer) -> None:
+    def __init__(
+        self, number: int, custom_id: str | None, active: ActiveCall, answer: BaseAnswer
+    ) -> None:
         self.number, self.custom_id, self.active, self.answer = number, custom_id, active, answer
         self.places = active.call.sampling.n
         self.choices = [b""] * self.places
@@ -110,7 +120,8 @@ class BulkLine:
         self.timer: asyncio.TimerHandle | None = None
 
     def take(self) -> tuple[int, bytes | None]:
-        """Returns the tokens of what has come, and the answer where that was all. Raises PenstockError."""
+        """Returns the tokens of what has come, and the answer where that was all. Raises
+        PenstockError."""
         deltas, over = self.active.take()
         positions = self.active.streams[0].asked.prompt_logprobs
         made = 0
@@ -126,8 +137,16 @@ class BulkLine:
 class BulkRun:
     """The lines of one body, until all are answered. closing: set when the server ends."""
 
-    def __init__(self, bulk: BulkService, key: Key | None, body: bytearray, place: BodyRoom) -> None:
-        self.id, self._bulk, self._key, self._body, self._place = new_request_id(), bulk, key, body, place
+    def __init__(
+        self, bulk: BulkService, key: Key | None, body: bytearray, place: BodyRoom
+    ) -> None:
+        self.id, self._bulk, self._key, self._body, self._place = (
+            new_request_id(),
+            bulk,
+            key,
+            body,
+            place,
+        )
         self._service = bulk.service
         self.closing = self._service.closing
         self._reader = BulkReader(bulk.lines.tools, self._service.model, self._service.limits)
@@ -138,8 +157,8 @@ class BulkRun:
         self._news, self._taken = asyncio.Event(), asyncio.Event()
 
     async def write(self, send: Send) -> None:
-        """Runs all lines. Raises EngineError where the engine died, ShuttingDownError where the server ends. What still
-        runs however it ends is cancelled."""
+        """Runs all lines. Raises EngineError where the engine died, ShuttingDownError where the
+        server ends. What still runs however it ends is cancelled."""
         feeding = asyncio.create_task(self._feed())
         feeding.add_done_callback(lambda _: self._news.set())
         try:
@@ -159,7 +178,8 @@ class BulkRun:
                 self._leave(line)
 
     async def _send(self, send: Send, budget: ResponseBudget, held: Any) -> None:
-        """Hands results to the connection, which waits for its reader. Their bytes count meanwhile."""
+        """Hands results to the connection, which waits for its reader.
+        Their bytes count meanwhile."""
         while self._results:
             results, self._results = self._results, []
             size, self._waiting = self._waiting, 0
@@ -168,7 +188,9 @@ class BulkRun:
             data = b"".join(results)
             piece = self._service.limits.piece_bytes
             for at in range(0, len(data), piece):
-                await send({"type": "http.response.body", "body": data[at : at + piece], "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": data[at : at + piece], "more_body": True}
+                )
             held.check()
             budget.add(held, -size)
             self._taken.set()
@@ -216,7 +238,9 @@ class BulkRun:
         custom_id = None
         try:
             if len(line) > LONG_BODY:
-                raw = await self._bulk.lines.tools.aside(lambda: read_line(line, self._service.limits))
+                raw = await self._bulk.lines.tools.aside(
+                    lambda: read_line(line, self._service.limits)
+                )
             else:
                 raw = read_line(line, self._service.limits)
             custom_id = name_of(raw)
@@ -232,7 +256,9 @@ class BulkRun:
         call.tenant = NO_TENANT if self._key is None else self._key.number
         if call.logprobs is not None and not packed:
             await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=False)
-        answer = (PackedAnswer if packed else CompletionAnswer)(call, service.model, service.spellings)
+        answer = (PackedAnswer if packed else CompletionAnswer)(
+            call, service.model, service.spellings
+        )
         await self._bulk.room.acquire(n, owner=self.id)
         try:
             active = ActiveCall(service, call, await self._ticket(call))
@@ -247,7 +273,8 @@ class BulkRun:
         active.listen(lambda: self._hear(made))
 
     async def _ticket(self, call: Call) -> Ticket:
-        """Waits for a place in the server's queue. Raises HttpError for what the key's limits never let in."""
+        """Waits for a place in the server's queue. Raises HttpError for what the key's limits never
+        let in."""
         while True:
             try:
                 return self._service.request_limits.acquire(self._key, call.sampling.n, call.size)

@@ -1,5 +1,5 @@
-"""Files and batches as rows of SQLite (WAL, synced at each commit), each change one transaction. One thread calls it.
-It knows the tables; contents are the file store's, results the journals'.
+"""Files and batches as rows of SQLite (WAL, synced at each commit), each change one transaction.
+One thread calls it. It knows the tables; contents are the file store's, results the journals'.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ CREATE INDEX batches_input ON batches (input_file_id, status);
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256: of what was
-    uploaded; None for results."""
+    """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256:
+    of what was uploaded; None for results."""
 
     id: str
     owner: str
@@ -56,10 +56,12 @@ class FileRow:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts are of lines.
+    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts
+    are of lines.
 
-    model: the server's name of the model that the batch was made for, and runs with; None where nothing said so, and
-    any will do. suspects: lines that were there when the engine died, as poison_lines writes them.
+    model: the server's name of the model that the batch was made for, and runs with; None where
+    nothing said so, and any will do. suspects: lines that were there when the engine died, as
+    poison_lines writes them.
     """
 
     id: str
@@ -93,10 +95,12 @@ Row = TypeVar("Row", FileRow, BatchRow)
 
 
 class BatchDatabase:
-    """The database of one state folder. Every method is one transaction; sqlite3.Error goes through."""
+    """The database of one state folder. Every method is one transaction; sqlite3.Error goes
+    through."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
-        """beside: contents lie beside it already, so that a new database would know none of them. Raises UsageError."""
+        """beside: contents lie beside it already, so that a new database would know none of them.
+        Raises UsageError."""
         if beside and not (path.exists() and path.stat().st_size):
             raise _lost(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
@@ -115,8 +119,8 @@ class BatchDatabase:
         if version != VERSION:
             self._db.close()
             raise UsageError(
-                f"the state folder was written by another version of penstock (tables {version}, here {VERSION}): "
-                "name another folder",
+                f"the state folder was written by another version of penstock (tables {version},"
+                f" here {VERSION}): name another folder",
                 param="state_dir",
             )
 
@@ -129,18 +133,25 @@ class BatchDatabase:
         self._insert("files", [row])
 
     def file(self, file_id: str, owner: str) -> FileRow | None:
-        return self._one(FileRow, "SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner))
+        return self._one(
+            FileRow, "SELECT * FROM files WHERE id = ? AND owner = ?", (file_id, owner)
+        )
 
     def list_files(
         self, owner: str, purpose: str | None, after: str | None, limit: int, order: str
     ) -> list[FileRow] | None:
-        """Returns files in the order of their making (`order` asc or desc) behind `after`; None where that is no file
-        of this owner."""
+        """Returns files in the order of their making (`order` asc or desc) behind `after`; None
+        where that is no file of this owner."""
         return self._page(FileRow, "files", owner, after, limit, order, purpose)
 
     def remove_file(self, file_id: str, owner: str) -> bool:
         """Returns False where it isn't there."""
-        return self._db.execute("DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)).rowcount == 1
+        return (
+            self._db.execute(
+                "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
+            ).rowcount
+            == 1
+        )
 
     def count_files(self, owner: str) -> int:
         return self._count("files WHERE owner = ?", owner)
@@ -160,7 +171,9 @@ class BatchDatabase:
         """owner None: whoever's it is."""
         if owner is None:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
-        return self._one(BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner))
+        return self._one(
+            BatchRow, "SELECT * FROM batches WHERE id = ? AND owner = ?", (batch_id, owner)
+        )
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
         """Returns the youngest first; None as list_files."""
@@ -168,14 +181,17 @@ class BatchDatabase:
 
     def unfinished(self) -> list[BatchRow]:
         """Returns those that aren't over, the oldest first."""
-        rows = self._db.execute(f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number")
+        rows = self._db.execute(
+            f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number"
+        )
         return [_row(BatchRow, row) for row in rows]
 
     def count_unfinished(self, owner: str) -> int:
         return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
-        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. Returns False where it doesn't."""
+        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. Returns False
+        where it doesn't."""
         values = {"status": status, f"{status}_at": int(time.time()), **values}
         sets = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" for _ in come_from)
@@ -188,7 +204,8 @@ class BatchDatabase:
         self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
 
     def finish(self, batch_id: str, status: str, files: Iterable[FileRow], **values: Any) -> None:
-        """Ends a batch that isn't over: its files are there and it is over, or neither. values: columns of it."""
+        """Ends a batch that isn't over: its files are there and it is over, or neither. values:
+        columns of it."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             if self.move(batch_id, ON_ITS_WAY, status, **values):
@@ -200,8 +217,9 @@ class BatchDatabase:
             raise
 
     def known(self) -> tuple[set[str], set[str], set[str]]:
-        """Returns ids: of all files, results that are being named among them; of the batches whose folders stay, those
-        that aren't over and those that failed, for whoever looks into it; and of those whose folders don't."""
+        """Returns ids: of all files, results that are being named among them; of the batches whose
+        folders stay, those that aren't over and those that failed, for whoever looks into it; and
+        of those whose folders don't."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
         kept, over = set[str](), set[str]()
         for batch_id, status, *named in self._db.execute(
@@ -229,28 +247,42 @@ class BatchDatabase:
         return int(self._db.execute(f"SELECT count(*) FROM {what}", (owner,)).fetchone()[0])
 
     def _page(
-        self, kind: type[Row], table: str, owner: str, after: str | None, limit: int, order: str,
+        self,
+        kind: type[Row],
+        table: str,
+        owner: str,
+        after: str | None,
+        limit: int,
+        order: str,
         purpose: str | None = None,
-    ) -> list[Row] | None:  # fmt: skip
+    ) -> list[Row] | None:
         where = "owner = ?"
         values: list[Any] = [owner]
         if purpose is not None:
             where += " AND purpose = ?"
             values.append(purpose)
         if after is not None:
-            if self._db.execute(f"SELECT 1 FROM {table} WHERE id = ? AND owner = ?", (after, owner)).fetchone() is None:
+            if (
+                self._db.execute(
+                    f"SELECT 1 FROM {table} WHERE id = ? AND owner = ?", (after, owner)
+                ).fetchone()
+                is None
+            ):
                 return None
             behind = ">" if order == "asc" else "<"
             where += f" AND number {behind} (SELECT number FROM {table} WHERE id = ?)"
             values.append(after)
-        statement = f"SELECT * FROM {table} WHERE {where} ORDER BY number {'ASC' if order == 'asc' else 'DESC'} LIMIT ?"
+        statement = (
+            f"SELECT * FROM {table} WHERE {where} ORDER BY number"
+            f" {'ASC' if order == 'asc' else 'DESC'} LIMIT ?"
+        )
         return [_row(kind, row) for row in self._db.execute(statement, [*values, limit])]
 
 
 def _lost(path: Path) -> UsageError:
     return UsageError(
-        f"the state folder {path.parent} holds files or batches, and {path.name}, which knows them, is missing or "
-        "empty: put it back, or name another folder",
+        f"the state folder {path.parent} holds files or batches, and {path.name}, which knows them,"
+        " is missing or empty: put it back, or name another folder",
         param="state_dir",
     )
 

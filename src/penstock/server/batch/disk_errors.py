@@ -1,4 +1,5 @@
-"""What may go wrong with the state folder's disk: which faults pass, which are damage, and what clients are told.
+"""What may go wrong with the state folder's disk: which faults pass, which are damage, and what
+clients are told.
 
 It knows errors; no file, no database.
 """
@@ -14,8 +15,8 @@ from penstock.errors import CapacityError, JournalError, PenstockError
 from penstock.server.openai.http_errors import HttpError
 
 _FULL = (
-    "the disk of the server's state folder is full: delete files of yours (DELETE /v1/files/ID), or ask "
-    "whoever runs it to make room"
+    "the disk of the server's state folder is full: delete files of yours (DELETE /v1/files/ID), or"
+    " ask whoever runs it to make room"
 )
 
 
@@ -31,25 +32,33 @@ class FileDamagedError(HttpError):
     status, code = 500, "file_damaged"
 
     def __init__(self, how: str) -> None:
-        message = f"this file is damaged on the server's disk ({how}): upload it again, or tell whoever runs the server"
+        message = (
+            f"this file is damaged on the server's disk ({how}): upload it again, or tell whoever"
+            " runs the server"
+        )
         super().__init__(message, headers={"x-should-retry": "false"})
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Returns whether the disk or the database failed in a way that may pass: trying again can help."""
+    """Returns whether the disk or the database failed in a way that may pass: trying again can
+    help."""
     cause = error.__cause__ if isinstance(error, CapacityError | JournalError) else error
-    return isinstance(cause, OSError | sqlite3.OperationalError) and not isinstance(cause, FileNotFoundError)
+    return isinstance(cause, OSError | sqlite3.OperationalError) and not isinstance(
+        cause, FileNotFoundError
+    )
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns whether what a batch wrote is gone, or isn't what its journals say: nobody but us touches those files."""
+    """Returns whether what a batch wrote is gone, or isn't what its journals say: nobody but us
+    touches those files."""
     missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
     return missing or (isinstance(error, JournalError) and error.__cause__ is None)
 
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raises StorageError for what the disk or the database raises in the block; no path of ours is in it."""
+    """Raises StorageError for what the disk or the database raises in the block; no path of ours is
+    in it."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -57,13 +66,22 @@ def storage_errors() -> Iterator[None]:
 
 
 def _storage_error(error: OSError | sqlite3.Error) -> StorageError:
-    if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or "is full" in str(error):
+    if (
+        isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    ) or "is full" in str(error):
         return StorageError(_FULL)
-    return StorageError(f"the disk of the server's state folder failed at this ({describe(error)}): try again")
+    return StorageError(
+        f"the disk of the server's state folder failed at this ({describe(error)}): try again"
+    )
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error in a few words; a journal's by its cause, since it tells the user of a command what to do."""
-    cause = error.__cause__ if isinstance(error, PenstockError) and error.__cause__ is not None else error
+    """Returns an error in a few words; a journal's by its cause, since it tells the user of a
+    command what to do."""
+    cause = (
+        error.__cause__
+        if isinstance(error, PenstockError) and error.__cause__ is not None
+        else error
+    )
     words = cause.strerror if isinstance(cause, OSError) and cause.strerror else str(cause)
     return " ".join(words.split()).lower()[:100]

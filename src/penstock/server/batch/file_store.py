@@ -5,8 +5,8 @@
     DIR/batches/batch_.../      what a batch has written so far: two journals (journal.py)
     DIR/unknown/DATE-.../       contents and folders that a start found and no row knew
 
-Names are made by the server and checked here again: nothing that a client sends becomes a path. Everything here blocks,
-so threads call it; each part of one content one at a time.
+Names are made by the server and checked here again: nothing that a client sends becomes a path.
+Everything here blocks, so threads call it; each part of one content one at a time.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ class FileStore:
         return ContentDraft(self.path(file_id))
 
     def adopt(self, source: Path, file_id: str) -> int:
-        """Makes a synced file the content of this id, which it may be already, and returns its bytes."""
+        """Makes a synced file the content of this id, which it may be already, and returns its
+        bytes."""
         target = self.path(file_id)
         if not target.exists():
             os.rename(source, target)
@@ -91,12 +92,16 @@ class FileStore:
         return folder
 
     def remove_batch(self, batch_id: str) -> None:
-        """Takes away what a batch wrote on its way; what stays by a fault goes at the next start."""
+        """Takes away what a batch wrote on its way;
+        what stays by a fault goes at the next start."""
         shutil.rmtree(self.batches / batch_id, ignore_errors=True)
 
-    def sweep(self, files: Collection[str], batches: Collection[str], over: Collection[str]) -> None:
-        """Removes what a kill left: drafts, and folders of batches that are `over`. Whatever else is in neither list
-        is moved aside, and said, since a database that was put back from a copy knows less than there is."""
+    def sweep(
+        self, files: Collection[str], batches: Collection[str], over: Collection[str]
+    ) -> None:
+        """Removes what a kill left: drafts, and folders of batches that are `over`. Whatever else
+        is in neither list is moved aside, and said, since a database that was put back from a copy
+        knows less than there is."""
         strange = []
         for path in self.files.iterdir():
             if _DRAFT.fullmatch(path.name) and not path.is_dir():
@@ -115,19 +120,22 @@ class FileStore:
         """Moves them to a new folder, each below its folder's name."""
         unknown = self._folder / "unknown"
         unknown.mkdir(mode=0o700, exist_ok=True)
-        place = Path(tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d-", time.gmtime()), dir=unknown))
+        place = Path(
+            tempfile.mkdtemp(prefix=time.strftime("%Y-%m-%d-", time.gmtime()), dir=unknown)
+        )
         for path in paths:
             (place / path.parent.name).mkdir(mode=0o700, exist_ok=True)
             os.rename(path, place / path.parent.name / path.name)
         print(
-            f"penstock: {len(paths)} files or batches in {self._folder} that its state.sqlite doesn't know (was an "
-            f"older one put back?) were moved to {place}",
+            f"penstock: {len(paths)} files or batches in {self._folder} that its state.sqlite"
+            f" doesn't know (was an older one put back?) were moved to {place}",
             file=sys.stderr,
         )
 
 
 class ContentDraft:
-    """A file's content on its way to the disk. Left without `keep`, it goes. Its methods raise OSError."""
+    """A file's content on its way to the disk. Left without `keep`, it goes. Its methods raise
+    OSError."""
 
     def __init__(self, target: Path) -> None:
         self._target, self._part = target, _part_of(target)
@@ -170,8 +178,8 @@ class ContentDraft:
 
 
 def open_content(path: Path, size: int | None = None) -> BufferedReader:
-    """Opens a content to be read; no link is followed, and no pipe. size: bytes that it must have. Raises
-    FileDamagedError, OSError."""
+    """Opens a content to be read; no link is followed, and no pipe. size: bytes that it must have.
+    Raises FileDamagedError, OSError."""
     try:
         file = open(path, "rb", opener=_open_no_link)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError as error:
@@ -193,15 +201,16 @@ def open_content(path: Path, size: int | None = None) -> BufferedReader:
 
 
 def check_content(path: Path, size: int, sha256: str | None) -> None:
-    """Raises FileDamagedError where a content isn't the one that was kept; by its bytes' count alone where no hash of
-    them is known. OSError where it can't be read."""
+    """Raises FileDamagedError where a content isn't the one that was kept; by its bytes' count
+    alone where no hash of them is known. OSError where it can't be read."""
     with open_content(path, size) as file:
         if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise FileDamagedError("its bytes are others than were kept")
 
 
 def close_behind(file: BinaryIO) -> None:
-    """Closes what was read, behind a read that is under way: a disk may never answer that, so a thread waits for it."""
+    """Closes what was read, behind a read that is under way: a disk may never answer that, so a
+    thread waits for it."""
     asyncio.get_running_loop().run_in_executor(None, file.close)
 
 
@@ -214,8 +223,8 @@ def _part_of(path: Path) -> Path:
 
 
 def _take_away(path: Path) -> None:
-    """Removes a file that nobody knows any more, by a draft's name: where the disk fails, or a kill comes, it stays
-    until the next start's sweep."""
+    """Removes a file that nobody knows any more, by a draft's name: where the disk fails, or a kill
+    comes, it stays until the next start's sweep."""
     try:
         if path.suffix != _PART:
             path = path.rename(_part_of(path))
@@ -224,5 +233,7 @@ def _take_away(path: Path) -> None:
         return
     except OSError as error:
         print(
-            f"penstock: {path.name} stays in the state folder until the next start ({describe(error)})", file=sys.stderr
+            f"penstock: {path.name} stays in the state folder until the next start"
+            f" ({describe(error)})",
+            file=sys.stderr,
         )

@@ -1,4 +1,5 @@
-"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the database and the file store.
+"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the database and the file
+store.
 
 It knows HTTP and the state folder; no batches but for the question whether one still reads a file.
 """
@@ -16,7 +17,13 @@ from starlette.responses import Response, StreamingResponse
 
 from penstock.server.batch.database import BatchDatabase, FileRow
 from penstock.server.batch.disk_errors import FileDamagedError, storage_errors
-from penstock.server.batch.file_store import FILE_ID, ContentDraft, close_behind, new_file_id, open_content
+from penstock.server.batch.file_store import (
+    FILE_ID,
+    ContentDraft,
+    close_behind,
+    new_file_id,
+    open_content,
+)
 from penstock.server.batch.manager import BatchManager
 from penstock.server.batch.upload import UploadParser, too_large
 from penstock.server.online.buffered import JSON
@@ -26,7 +33,9 @@ from penstock.server.openai.http_errors import HttpError
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
 MOST_LISTED = 10_000
 READ_BYTES = 256 * 1024  # of a content that are read at a time
-WRITE_BYTES = 64 * 1024  # of an upload that gather before they are written: about what a slow one holds
+WRITE_BYTES = (
+    64 * 1024
+)  # of an upload that gather before they are written: about what a slow one holds
 _DIGITS = 9
 
 
@@ -39,7 +48,9 @@ async def post_file(manager: BatchManager, request: Request, owner: str) -> Resp
     return reply(file_object(await _take(manager, request, parser, owner)))
 
 
-async def _take(manager: BatchManager, request: Request, parser: UploadParser, owner: str) -> FileRow:
+async def _take(
+    manager: BatchManager, request: Request, parser: UploadParser, owner: str
+) -> FileRow:
     """Leaves content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
     state, file_id = manager.state, new_file_id()
     draft = await state.call(_draft, manager, file_id, owner)
@@ -47,9 +58,14 @@ async def _take(manager: BatchManager, request: Request, parser: UploadParser, o
         await _receive(manager, request, parser, draft)
         filename = _check_upload(parser)
         row = FileRow(
-            id=file_id, owner=owner, created_at=int(time.time()), filename=filename, purpose="batch", bytes=draft.size,
+            id=file_id,
+            owner=owner,
+            created_at=int(time.time()),
+            filename=filename,
+            purpose="batch",
+            bytes=draft.size,
             sha256=draft.sha256,
-        )  # fmt: skip
+        )
         with storage_errors():
             await asyncio.to_thread(draft.sync)
         await state.call(_land, manager, draft, row)
@@ -82,13 +98,17 @@ def _check_room(manager: BatchManager, owner: str) -> None:
     """Raises HttpError; waiting changes nothing, so it is no 429."""
     most = manager.limits.max_files
     if manager.state.database.count_files(owner) >= most:
-        message = f"you keep {most} files here, results among them, and no more are taken: delete some"
+        message = (
+            f"you keep {most} files here, results among them, and no more are taken: delete some"
+        )
         raise HttpError(message, code="too_many_files")
 
 
-async def _receive(manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft) -> None:
-    """Reads the body as long as it keeps coming; its file goes to the disk WRITE_BYTES at a time, and nothing of it is
-    held. Raises HttpError, StorageError, ShuttingDownError."""
+async def _receive(
+    manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft
+) -> None:
+    """Reads the body as long as it keeps coming; its file goes to the disk WRITE_BYTES at a time,
+    and nothing of it is held. Raises HttpError, StorageError, ShuttingDownError."""
     state, most, size = manager.state, manager.limits.max_file_bytes, 0
     try:
         async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
@@ -114,13 +134,21 @@ def _check_upload(upload: UploadParser) -> str:
             raise HttpError(message, param="expires_after", code="unsupported_parameter")
         if name != "purpose":
             shown = name[:80]
-            raise HttpError(f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter")
+            raise HttpError(
+                f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter"
+            )
     if upload.filename is None:
         raise HttpError("file is missing: send it as a part of the form", param="file")
     purpose = upload.fields.get("purpose")
     if purpose != "batch":
-        message = "purpose is missing: batch is served" if purpose is None else "this purpose is not served: batch is"
-        raise HttpError(message, param="purpose", code=None if purpose is None else "unsupported_value")
+        message = (
+            "purpose is missing: batch is served"
+            if purpose is None
+            else "this purpose is not served: batch is"
+        )
+        raise HttpError(
+            message, param="purpose", code=None if purpose is None else "unsupported_value"
+        )
     return upload.filename
 
 
@@ -132,7 +160,9 @@ async def list_files(manager: BatchManager, request: Request, owner: str) -> Res
     if order not in ("asc", "desc"):
         raise HttpError("order must be asc or desc", param="order")
     after, purpose = asked.get("after"), asked.get("purpose")
-    rows = await manager.state.call(manager.state.database.list_files, owner, purpose, after, limit + 1, order)
+    rows = await manager.state.call(
+        manager.state.database.list_files, owner, purpose, after, limit + 1, order
+    )
     if rows is None:
         raise no_place("file")
     return page([file_object(row) for row in rows], limit)
@@ -144,16 +174,22 @@ async def get_file(manager: BatchManager, request: Request, owner: str) -> Respo
 
 
 async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Where the disk fails amid them the answer breaks off, and the
-    client sees it by the length. Raises HttpError, FileDamagedError, StorageError."""
+    """GET /v1/files/ID/content: the bytes as they are. Where the disk fails amid them the answer
+    breaks off, and the client sees it by the length. Raises HttpError, FileDamagedError,
+    StorageError."""
     row = await known_file(manager, request, owner)
     try:
         with storage_errors():
-            file = await asyncio.to_thread(open_content, manager.state.file_store.path(row.id), row.bytes)
+            file = await asyncio.to_thread(
+                open_content, manager.state.file_store.path(row.id), row.bytes
+            )
     except FileDamagedError:
         await known_file(manager, request, owner)  # somebody may have deleted it just now
         raise
-    headers = {"content-length": str(row.bytes), "content-disposition": f'attachment; filename="{row.id}"'}
+    headers = {
+        "content-length": str(row.bytes),
+        "content-disposition": f'attachment; filename="{row.id}"',
+    }
     return StreamingResponse(_pieces(file), media_type="application/octet-stream", headers=headers)
 
 
@@ -184,7 +220,9 @@ async def delete_file(manager: BatchManager, request: Request, owner: str) -> Re
 
 async def known_file(manager: BatchManager, request: Request, owner: str) -> FileRow:
     """Returns the row of the file that a path names. Raises HttpError."""
-    return await manager.state.call(file_in, manager.state.database, request.path_params["file_id"], owner)
+    return await manager.state.call(
+        file_in, manager.state.database, request.path_params["file_id"], owner
+    )
 
 
 def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
@@ -225,12 +263,17 @@ def page(found: list[Any], limit: int) -> Response:
     shown = found[:limit]
     ids = (shown[0].id, shown[-1].id) if shown else (None, None)
     more = len(found) > limit
-    return reply({"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more})
+    return reply(
+        {"object": "list", "data": shown, "first_id": ids[0], "last_id": ids[1], "has_more": more}
+    )
 
 
 def no_place(kind: str) -> HttpError:
-    """Returns the 404 for a page's cursor that doesn't exist: an empty page would look like the last."""
-    return not_found(f"there is no {kind} of this id to go on behind: list from the start again", "after")
+    """Returns the 404 for a page's cursor that doesn't exist: an empty page would look like the
+    last."""
+    return not_found(
+        f"there is no {kind} of this id to go on behind: list from the start again", "after"
+    )
 
 
 def not_found(message: str, param: str) -> HttpError:
@@ -247,7 +290,9 @@ def query(request: Request, known: set[str]) -> dict[str, str]:
     for name in request.query_params:
         if name not in known:
             shown = name[:80]
-            raise HttpError(f"unknown parameter {shown}: leave it out", param=shown, code="unknown_parameter")
+            raise HttpError(
+                f"unknown parameter {shown}: leave it out", param=shown, code="unknown_parameter"
+            )
     return dict(request.query_params)
 
 

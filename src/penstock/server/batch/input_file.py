@@ -1,8 +1,10 @@
-"""The lines of a batch's input: read as bytes, judged one by one, all bad ones told with their numbers.
+"""The lines of a batch's input: read as bytes, judged one by one, all bad ones told with their
+numbers.
 
-A line ends at `\\n` and nowhere else; numbers count from 1, blank lines too, which are skipped. Memory: 16 to 32 bytes
-a custom_id. A file read again has the same verdicts, and a custom_id is the first line's that has it, good or bad. It
-knows the two routes' forms; no engine, no database, no tokens. Source of the form: OpenAI's "Batch API" guide.
+A line ends at `\\n` and nowhere else; numbers count from 1, blank lines too, which are skipped.
+Memory: 16 to 32 bytes a custom_id. A file read again has the same verdicts, and a custom_id is the
+first line's that has it, good or bad. It knows the two routes' forms; no engine, no database, no
+tokens. Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -21,7 +23,14 @@ import msgspec
 from penstock.key_set import KeySet
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.file_store import close_behind, open_content
-from penstock.server.openai.batch_line import BatchLine, LineError, LineNumbers, check_id, parse_line, read_request
+from penstock.server.openai.batch_line import (
+    BatchLine,
+    LineError,
+    LineNumbers,
+    check_id,
+    parse_line,
+    read_request,
+)
 from penstock.server.openai.forms import ChatForm, CompletionForm
 from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.http_limits import LONG_BODY
@@ -29,7 +38,8 @@ from penstock.server.openai.http_limits import LONG_BODY
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
-READ_LINES = 4_096  # at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
+# at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
+READ_LINES = 4_096
 SLICE = 0.002  # seconds of checking in one turn of the loop
 LONGEST_MESSAGE = 300  # characters of what is said of one line
 MOST_SPANS = 1_000  # of numbers of bad lines; of more, their count and the last
@@ -44,8 +54,8 @@ class _Named(msgspec.Struct):
 
 @dataclass(slots=True)
 class InputSurvey:
-    """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines. Without a good line
-    there is nothing to run, of which the errors tell why."""
+    """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines.
+    Without a good line there is nothing to run, of which the errors tell why."""
 
     lines: int = 0
     good: int = 0
@@ -64,8 +74,9 @@ def _name_in(line: bytes) -> str | None:
 
 
 async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[int, bytes]]:
-    """Yields (number, line without its end) of the lines that hold anything; read in a thread, some at a time. A
-    line that is too long comes cut, one byte past the limit. Raises OSError, FileDamagedError."""
+    """Yields (number, line without its end) of the lines that hold anything; read in a thread, some
+    at a time. A line that is too long comes cut, one byte past the limit. Raises OSError,
+    FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
     try:
         last = 0
@@ -78,7 +89,8 @@ async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[
 
 
 def _opened(path: Path) -> BufferedReader:
-    """Opens a file behind the mark that some editors begin one with: it counts for no line's length."""
+    """Opens a file behind the mark that some editors begin one with: it counts for no line's
+    length."""
     file = open_content(path)
     try:
         if file.read(len(_BOM)) != _BOM:
@@ -90,11 +102,16 @@ def _opened(path: Path) -> BufferedReader:
 
 
 def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list[tuple[int, bytes]]:
-    """Reads the next lines that hold anything, with their numbers: about limits.read_bytes together, and READ_LINES at
-    most; none where none is left. last: the number of the line before."""
+    """Reads the next lines that hold anything, with their numbers: about limits.read_bytes
+    together, and READ_LINES at most; none where none is left. last: the number of the line before.
+    """
     lines: list[tuple[int, bytes]] = []
     size, longest = 0, limits.max_line_bytes
-    while size < limits.read_bytes and len(lines) < READ_LINES and (line := file.readline(longest + 2)):
+    while (
+        size < limits.read_bytes
+        and len(lines) < READ_LINES
+        and (line := file.readline(longest + 2))
+    ):
         last += 1
         blank = line.isspace()
         if len(line) == longest + 2 and not line.endswith(b"\n"):
@@ -112,8 +129,8 @@ def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list
 
 
 def _skip_blank(file: BufferedReader) -> int:
-    """Steps over lines that hold nothing, as far as they are in the buffer, and says how many: a file may be full of
-    them, which one by one would take minutes."""
+    """Steps over lines that hold nothing, as far as they are in the buffer, and says how many: a
+    file may be full of them, which one by one would take minutes."""
     ahead = file.peek()
     blank = len(ahead) - len(ahead.lstrip())
     end = ahead.rfind(b"\n", 0, blank) + 1
@@ -122,16 +139,21 @@ def _skip_blank(file: BufferedReader) -> int:
 
 
 class LineCheck:
-    """Judges each line of one batch's file once, in their order. endpoint, model: the batch's, by the server's name."""
+    """Judges each line of one batch's file once, in their order. endpoint, model: the batch's, by
+    the server's name."""
 
-    def __init__(self, endpoint: str, model: str, facts: EngineFacts, limits: BatchJobLimits) -> None:
+    def __init__(
+        self, endpoint: str, model: str, facts: EngineFacts, limits: BatchJobLimits
+    ) -> None:
         self._endpoint, self._model, self._facts, self._limits = endpoint, model, facts, limits
         self._taken = KeySet()
 
     def line(self, data: bytes) -> BatchLine:
         """Returns the line, if it can be run. Raises LineError."""
         if len(data) > self._limits.max_line_bytes:
-            raise LineError(f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long")
+            raise LineError(
+                f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long"
+            )
         try:
             line = parse_line(data)
         except LineError as error:
@@ -176,8 +198,8 @@ class LineCheck:
 async def verdicts(
     path: Path, check: LineCheck, limits: BatchJobLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
-    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop; long ones in
-    a thread. Raises OSError."""
+    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop;
+    long ones in a thread. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
         if len(data) > LONG_BODY:
@@ -197,8 +219,9 @@ def _verdict(check: LineCheck, data: bytes) -> BatchLine | LineError:
 
 
 def _without_frames(error: LineError) -> LineError:
-    """Takes the tracebacks off an error and those it came from: frames that hold an error which holds them stay, and
-    the whole check with them, until the garbage collector comes, and that comes seldom."""
+    """Takes the tracebacks off an error and those it came from: frames that hold an error which
+    holds them stay, and the whole check with them, until the garbage collector comes, and that
+    comes seldom."""
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None
@@ -227,7 +250,9 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
         found.errors = [_error(LineError("the file holds no request", code="empty_file"), None)]
     if beyond:
         message = f"more lines are bad, {len(beyond)} of them: {beyond}"
-        found.errors.append(_error(LineError(message, code="more_errors"), beyond.first, len(message)))
+        found.errors.append(
+            _error(LineError(message, code="more_errors"), beyond.first, len(message))
+        )
     return found
 
 
@@ -238,4 +263,9 @@ def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
 
 
 def _error(error: LineError, number: int | None, longest: int = LONGEST_MESSAGE) -> dict[str, Any]:
-    return {"code": error.code, "line": number, "message": told(error, longest), "param": error.param}
+    return {
+        "code": error.code,
+        "line": number,
+        "message": told(error, longest),
+        "param": error.param,
+    }

@@ -40,11 +40,12 @@ from penstock.server.openai.translate import Call, make_call
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream
 
-PREPARED_AT_ONCE = 2  # lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
+# lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
+PREPARED_AT_ONCE = 2
 BATCHES = "batches"  # whose turns at the sandboxes all lines' are
 ID_BYTES = 40  # that a token's id takes in a list of Python's
-# What ends a task or the process. All else is a fault of what was done: a library in Rust that panics raises a
-# BaseException that is no Exception, and would end nothing and be heard by nobody.
+# What ends a task or the process. All else is a fault of what was done: a library in Rust that
+# panics raises a BaseException that is no Exception, and would end nothing and be heard by nobody.
 NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 Result = TypeVar("Result")
@@ -53,7 +54,9 @@ Result = TypeVar("Result")
 class LineRequest:
     """A line that is ready for the engine."""
 
-    def __init__(self, preparer: LinePreparer, line: BatchLine, call: Call, answer: BaseAnswer) -> None:
+    def __init__(
+        self, preparer: LinePreparer, line: BatchLine, call: Call, answer: BaseAnswer
+    ) -> None:
         self._preparer, self._line, self._call, self._answer = preparer, line, call, answer
         self._streams: list[Stream] = []  # of the last `outcome`
 
@@ -71,12 +74,17 @@ class LineRequest:
         client = self._preparer.service.client
         if client.open_at_death.isdisjoint(self._streams):
             return 0
-        return ALONE if client.open_at_death.issubset(self._streams) and not client.cut_before_death else 1
+        return (
+            ALONE
+            if client.open_at_death.issubset(self._streams) and not client.cut_before_death
+            else 1
+        )
 
     async def outcome(self, *, alone: bool) -> LineOutcome | None:
-        """Runs it. None where there is no room for its answer beside others': it can be run again. alone: there are no
-        others, so an answer without room is too large. Raises EngineError where the engine died, ShuttingDownError
-        where the server ends: then the line has had no outcome. Every other fault is the line's own."""
+        """Runs it. None where there is no room for its answer beside others': it can be run again.
+        alone: there are no others, so an answer without room is too large. Raises EngineError where
+        the engine died, ShuttingDownError where the server ends: then the line has had no outcome.
+        Every other fault is the line's own."""
         preparer, service, call = self._preparer, self._preparer.service, self._call
         self._streams = []
         try:
@@ -84,7 +92,9 @@ class LineRequest:
             self._streams = running.streams
             try:
                 async with asyncio.timeout(call.timeout):
-                    body = b"".join(await buffer_answer(service, running, self._answer, preparer.answers))
+                    body = b"".join(
+                        await buffer_answer(service, running, self._answer, preparer.answers)
+                    )
             finally:
                 running.cancel()
         except NO_FAULTS:
@@ -100,15 +110,25 @@ class LineRequest:
 
 def result_of_killer(custom_id: str) -> LineOutcome:
     """Returns the outcome of a line with which the engine died, again and again."""
-    message = "the engine died each time that this line ran: change it, and tell whoever runs the server"
-    return answered(custom_id, 500, new_request_id(), error_body(message, kind="server_error", code="engine_died"))
+    message = (
+        "the engine died each time that this line ran: change it, and tell whoever runs the server"
+    )
+    return answered(
+        custom_id,
+        500,
+        new_request_id(),
+        error_body(message, kind="server_error", code="engine_died"),
+    )
 
 
 def result_of_bad(error: LineError, number: int) -> LineOutcome:
-    """Returns the outcome of a line that the check found bad: the route's answer, where it has a custom_id."""
+    """Returns the outcome of a line that the check found bad: the route's answer, where it has a
+    custom_id."""
     if error.custom_id is None:
         return unrun(number, error.code, f"line {number}: {told(error)}")
-    return answered(error.custom_id, status_of(error.answer), new_request_id(), body_of(error.answer))
+    return answered(
+        error.custom_id, status_of(error.answer), new_request_id(), body_of(error.answer)
+    )
 
 
 def result_of_cancelled(custom_id: str) -> LineOutcome:
@@ -117,24 +137,35 @@ def result_of_cancelled(custom_id: str) -> LineOutcome:
 
 
 class LinePreparer:
-    """Makes requests of lines. answers: theirs, from the first sample's end until they are on the disk; they have as
-    much room as online ones have, and of their own, so that neither costs the others theirs."""
+    """Makes requests of lines. answers: theirs, from the first sample's end until they are on the
+    disk; they have as much room as online ones have, and of their own, so that neither costs the
+    others theirs."""
 
     def __init__(self, service: AppState) -> None:
         self.service = service
         self.answers = ResponseBudget(service.responses.most)
-        self._threads = ThreadPoolExecutor(1, "penstock-batch")  # the end waits for none, as service's
+        self._threads = ThreadPoolExecutor(
+            1, "penstock-batch"
+        )  # the end waits for none, as service's
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         client, check = service.client, service.patterns.check
         self._tools = PromptTools(
-            client.facts, client.tokenizer, self._in_sandbox, self._aside, check, service.limits.turn_ids,
-            service.parsers, service.forms,
-        )  # fmt: skip
-        self._told: set[tuple[str, int]] = set()  # where faults of ours came from, each told once in full
+            client.facts,
+            client.tokenizer,
+            self._in_sandbox,
+            self._aside,
+            check,
+            service.limits.turn_ids,
+            service.parsers,
+            service.forms,
+        )
+        self._told: set[tuple[str, int]] = (
+            set()
+        )  # where faults of ours came from, each told once in full
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:
-        """Reads and tokenises a line of this owner's; an outcome at once where that shows that it cannot run. Raises as
-        LineRequest.outcome."""
+        """Reads and tokenises a line of this owner's; an outcome at once where that shows that it
+        cannot run. Raises as LineRequest.outcome."""
         service = self.service
         try:
             form = await self._aside(line.form) if len(line.body) > LONG_BODY else line.form()
@@ -149,7 +180,8 @@ class LinePreparer:
         return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Tokenises a few lines at a time, so that their ids fit into memory; online texts come in between."""
+        """Tokenises a few lines at a time, so that their ids fit into memory; online texts come in
+        between."""
         async with self._sandboxed:
             return await self.service.turns.run_aside(self.service.sandboxes, jobs, BATCHES)
 
@@ -163,7 +195,8 @@ class LinePreparer:
         return self._tools
 
     def failed(self, line: BatchLine, error: BaseException) -> LineOutcome:
-        """Returns the outcome of a line that ended in an error; those of the engine and the server are raised again."""
+        """Returns the outcome of a line that ended in an error; those of the engine and the server
+        are raised again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = new_request_id()
@@ -171,18 +204,24 @@ class LinePreparer:
         return answered(line.custom_id, status, request_id, self.fault(error, request_id))
 
     def fault(self, error: BaseException, request_id: str) -> bytes:
-        """Returns the JSON of an error that a line ended in; one that is no error of the line's goes to the log too."""
+        """Returns the JSON of an error that a line ended in; one that is no error of the line's
+        goes to the log too."""
         if isinstance(error, PenstockError):
             return body_of(error)
         self._tell(error, request_id)
-        return error_body("the server failed at this line; its log says how", kind="server_error", code="internal")
+        return error_body(
+            "the server failed at this line; its log says how", kind="server_error", code="internal"
+        )
 
     def _tell(self, error: BaseException, request_id: str) -> None:
         """A batch may meet the same fault 50,000 times."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno or 0)
         where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"
-        print(f"penstock: a line failed by a fault of the server ({where}): {request_id}", file=sys.stderr)
+        print(
+            f"penstock: a line failed by a fault of the server ({where}): {request_id}",
+            file=sys.stderr,
+        )
         if place not in self._told:
             self._told.add(place)
             traceback.print_exception(error)

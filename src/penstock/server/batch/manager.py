@@ -1,5 +1,6 @@
-"""All batches of a server: takes up those that a kill left, starts new ones, stops and reports them; a few run side by
-side, and one that the disk failed is run again after a pause. It knows jobs and the state folder; no HTTP.
+"""All batches of a server: takes up those that a kill left, starts new ones, stops and reports
+them; a few run side by side, and one that the disk failed is run again after a pause. It knows jobs
+and the state folder; no HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ LOOK_EVERY = 0.1  # seconds between looks whether a replica is ready
 class BatchManager:
     """Runs the batches of one state folder."""
 
-    def __init__(self, service: AppState, state: StateFolder, limits: BatchJobLimits | None = None) -> None:
+    def __init__(
+        self, service: AppState, state: StateFolder, limits: BatchJobLimits | None = None
+    ) -> None:
         self.state, self.limits = state, limits or BatchJobLimits()
         self.model, self.body_seconds = service.model, service.limits.body_seconds
         self.body_timeouts = service.body_timeouts
@@ -40,8 +43,8 @@ class BatchManager:
             self.start(row)
 
     def start(self, row: BatchRow) -> None:
-        """Runs a batch that is in the database, once, whether who made it says so or `go_on`, whose look came just
-        after that; where the server ends, the next one does."""
+        """Runs a batch that is in the database, once, whether who made it says so or `go_on`, whose
+        look came just after that; where the server ends, the next one does."""
         if self._ending or row.id in self._jobs:
             return
         self._jobs[row.id] = job = BatchJob(self.shared, self.state, row)
@@ -53,10 +56,12 @@ class BatchManager:
         return self._jobs.get(batch_id)
 
     async def end(self, hurry: asyncio.Event | None = None, *, died: bool = False) -> None:
-        """Stops all jobs where they are; a start with the same folder goes on with them. Files are still served.
+        """Stops all jobs where they are; a start with the same folder goes on with them. Files are
+        still served.
 
-        died: the engine did; those with lines there hear of it by themselves, a little later than the process's end is
-        seen, and remember it. A disk that takes too long is not waited for, and not much longer once `hurry` is set.
+        died: the engine did; those with lines there hear of it by themselves, a little later than
+        the process's end is seen, and remember it. A disk that takes too long is not waited for,
+        and not much longer once `hurry` is set.
         """
         self._ending = True
         hurry, limits = hurry or asyncio.Event(), self.limits
@@ -77,23 +82,33 @@ class BatchManager:
                 self._jobs[batch_id].ending = True
                 task.cancel()
 
-    async def _wait(self, tasks: set[asyncio.Task[None]], hurry: asyncio.Event, seconds: float) -> int:
-        """Waits for so many seconds at most, a moment longer once `hurry` is set; returns how many haven't ended."""
+    async def _wait(
+        self, tasks: set[asyncio.Task[None]], hurry: asyncio.Event, seconds: float
+    ) -> int:
+        """Waits for so many seconds at most, a moment longer once `hurry` is set; returns how many
+        haven't ended."""
         if not tasks:
             return 0
-        ended, hurried = asyncio.ensure_future(asyncio.wait(tasks)), asyncio.ensure_future(hurry.wait())
+        ended, hurried = (
+            asyncio.ensure_future(asyncio.wait(tasks)),
+            asyncio.ensure_future(hurry.wait()),
+        )
         try:
-            await asyncio.wait((ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (ended, hurried), timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
             if hurried.done():
-                await asyncio.wait((ended,), timeout=min(seconds, self.limits.flush_seconds_hurried))
+                await asyncio.wait(
+                    (ended,), timeout=min(seconds, self.limits.flush_seconds_hurried)
+                )
         finally:
             ended.cancel()
             hurried.cancel()
         return sum(not task.done() for task in tasks)
 
     async def _run(self, job: BatchJob) -> None:
-        """Runs a batch until it is over, again after each fault of the disk: a pause twice as long each time, the first
-        one's length where it got on meanwhile."""
+        """Runs a batch until it is over, again after each fault of the disk: a pause twice as long
+        each time, the first one's length where it got on meanwhile."""
         pause = 0.0
         while True:
             try:
@@ -116,7 +131,11 @@ class BatchManager:
                     said = f"loses its last rows, and computes them again: {describe(error)}"
                     print(f"penstock: {job.id} {said}", file=sys.stderr)
                     return
-                pause = min(2 * pause, self.limits.longest_pause) if job.held_up else self.limits.first_pause
+                pause = (
+                    min(2 * pause, self.limits.longest_pause)
+                    if job.held_up
+                    else self.limits.first_pause
+                )
                 job.hold_up(error)
             await asyncio.sleep(pause)
 

@@ -1,8 +1,10 @@
-"""The results of one batch: two journals, one of outputs and one of errors; an input's line is in one of them, once.
+"""The results of one batch: two journals, one of outputs and one of errors; an input's line is in
+one of them, once.
 
-A line's key is its custom_id or, where it has none, its number. The journals' data files hold the lines that clients
-fetch, so finishing is giving them a name. Everything that touches the disk blocks: it is called in threads, one at a
-time. It knows the lines' shape, the journal, a batch's row and the file store; no engine.
+A line's key is its custom_id or, where it has none, its number. The journals' data files hold the
+lines that clients fetch, so finishing is giving them a name. Everything that touches the disk
+blocks: it is called in threads, one at a time. It knows the lines' shape, the journal, a batch's
+row and the file store; no engine.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ _encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class LineOutcome:
-    """What became of a line: what the output file says of it, or the error file where it isn't good, without its end.
-    key: its custom_id or, where it has none of its own, its number."""
+    """What became of a line: what the output file says of it, or the error file where it isn't
+    good, without its end. key: its custom_id or, where it has none of its own, its number."""
 
     key: str | int
     good: bool
@@ -36,16 +38,19 @@ class LineOutcome:
 
 
 def answered(custom_id: str, status: int, request_id: str, body: bytes) -> LineOutcome:
-    """Returns the outcome of a request: `body` is the answer's JSON, an error's where status isn't 200."""
+    """Returns the outcome of a request: `body` is the answer's JSON, an error's where status isn't
+    200."""
     response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, _encode(request_id), body)
     return LineOutcome(custom_id, status == 200, _line(custom_id, response, b"null"))
 
 
 def unrun(key: str | int, code: str, message: str) -> LineOutcome:
-    """Returns the outcome of a line that became no request: one without a custom_id of its own, and one that a cancel
-    came before."""
+    """Returns the outcome of a line that became no request: one without a custom_id of its own, and
+    one that a cancel came before."""
     custom_id = key if isinstance(key, str) else None
-    return LineOutcome(key, False, _line(custom_id, b"null", _encode({"code": code, "message": message})))
+    return LineOutcome(
+        key, False, _line(custom_id, b"null", _encode({"code": code, "message": message}))
+    )
 
 
 def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
@@ -55,8 +60,8 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
 
 
 class BatchOutput:
-    """Opens where a killed server left off. Every method raises JournalError, CapacityError; after either it is closed,
-    and opened again it goes on: what was committed is there, once."""
+    """Opens where a killed server left off. Every method raises JournalError, CapacityError; after
+    either it is closed, and opened again it goes on: what was committed is there, once."""
 
     def __init__(self, folder: Path, batch_id: str) -> None:
         self._output = Journal(folder / OUTPUT, {"batch": batch_id, "holds": "output"})
@@ -72,7 +77,8 @@ class BatchOutput:
         return key in self._output or key in self._errors
 
     def put(self, outcomes: Sequence[LineOutcome]) -> None:
-        """Brings outcomes to the disk, and counts them then; none that is there is written again."""
+        """Brings outcomes to the disk, and counts them then;
+        none that is there is written again."""
         for outcome in outcomes:
             journal = self._output if outcome.good else self._errors
             if outcome.key not in journal:
@@ -92,10 +98,15 @@ class BatchOutput:
 
 
 def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
-    """Makes closed results the files of the ids that the row has; again, where a kill came between. Raises OSError."""
+    """Makes closed results the files of the ids that the row has; again, where a kill came between.
+    Raises OSError."""
     folder = store.batch_folder(row.id)
     named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
-    return [_file(row, file_id, name, store.adopt(folder / name, file_id)) for file_id, name in named if file_id]
+    return [
+        _file(row, file_id, name, store.adopt(folder / name, file_id))
+        for file_id, name in named
+        if file_id
+    ]
 
 
 def error_list(errors: Sequence[dict[str, Any]]) -> str:
@@ -111,6 +122,10 @@ def with_fault(errors: str | None, code: str, message: str) -> str:
 
 def _file(row: BatchRow, file_id: str, name: str, size: int) -> FileRow:
     return FileRow(
-        id=file_id, owner=row.owner, created_at=int(time.time()), filename=f"{row.id}_{name}", purpose="batch_output",
+        id=file_id,
+        owner=row.owner,
+        created_at=int(time.time()),
+        filename=f"{row.id}_{name}",
+        purpose="batch_output",
         bytes=size,
-    )  # fmt: skip
+    )

@@ -1,9 +1,12 @@
-"""The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none is left.
+"""The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none
+is left.
 
-    input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then counts
+    input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then
+    counts
 
-A kill at any line of this, or a disk that fails, costs what was not committed: it is computed again. Lines with which
-the engine died before come behind the others (poison_lines). It knows lines, room and journals; no database, no status.
+A kill at any line of this, or a disk that fails, costs what was not committed: it is computed
+again. Lines with which the engine died before come behind the others (poison_lines). It knows
+lines, room and journals; no database, no status.
 """
 
 from __future__ import annotations
@@ -33,30 +36,39 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.openai.batch_line import BatchLine, LineError
 
-AHEAD = 8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
-MORE_ROOM = 4  # times as much room, for a line that is tried again since there was none for its answer
+AHEAD = (
+    8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
+)
+MORE_ROOM = (
+    4  # times as much room, for a line that is tried again since there was none for its answer
+)
 MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
 LARGE_AT_ONCE = 2  # large lines that wait for room, with all of their ids
 
 
 class BatchResources:
-    """What all batches of a server share. checks, places: batches that are checked, and run, at once. room: sequences
-    and bytes of lines at the engine."""
+    """What all batches of a server share. checks, places: batches that are checked, and run, at
+    once. room: sequences and bytes of lines at the engine."""
 
     def __init__(self, service: AppState, limits: BatchJobLimits) -> None:
         rows = service.client.facts.max_num_seqs
         self.limits, self.lines = limits, LinePreparer(service)
-        self.checks, self.places = FairSemaphore(limits.checked_batches), FairSemaphore(limits.running_batches)
+        self.checks, self.places = (
+            FairSemaphore(limits.checked_batches),
+            FairSemaphore(limits.running_batches),
+        )
         self.room = FairSemaphore(rows + max(8, rows // AHEAD), limits.in_flight_bytes)
         self.large = asyncio.Semaphore(LARGE_AT_ONCE)
 
 
 class Pipeline:
-    """Gives each line of `path` that `output` doesn't have its outcome. new_check: makes a check with the batch's own
-    measure. counted: called each time that outcomes are on the disk. suspects: of earlier deaths. cancelled: good lines
-    aren't run any more. owner: whose the rows are, in the engine's queue.
+    """Gives each line of `path` that `output` doesn't have its outcome. new_check: makes a check
+    with the batch's own measure. counted: called each time that outcomes are on the disk. suspects:
+    of earlier deaths. cancelled: good lines aren't run any more. owner: whose the rows are, in the
+    engine's queue.
 
-    evidence: once the engine has died, what that says against lines that were there, by their numbers."""
+    evidence: once the engine has died, what that says against lines that were there, by their
+    numbers."""
 
     def __init__(
         self,
@@ -86,8 +98,9 @@ class Pipeline:
         return len(self._at_engine)
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Runs until all lines have a result, or `stopped`. However it ends, what was computed is written first, if
-        that can be. Raises EngineError where the engine died, and what the disk raises."""
+        """Runs until all lines have a result, or `stopped`. However it ends, what was computed is
+        written first, if that can be. Raises EngineError where the engine died, and what the disk
+        raises."""
         writing = asyncio.create_task(self._write())
         feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(stopped.wait())
@@ -122,7 +135,9 @@ class Pipeline:
         """Does the same for all lines of this stage."""
         try:
             async with asyncio.TaskGroup() as rows:
-                async for number, found in verdicts(self._path, self._new_check(), self._shared.limits):
+                async for number, found in verdicts(
+                    self._path, self._new_check(), self._shared.limits
+                ):
                     if self._due(number, found):
                         await self._begin(rows, number, found)
         except ExceptionGroup as group:
@@ -134,7 +149,9 @@ class Pipeline:
             return False
         return self.suspects.stage(number) == self._stage
 
-    async def _begin(self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError) -> None:
+    async def _begin(
+        self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError
+    ) -> None:
         """Brings a line to the engine, or its outcome to the outbox where that is known without."""
         if isinstance(found, LineError):
             await self._bring(result_of_bad(found, number))
@@ -154,14 +171,17 @@ class Pipeline:
                 await inside.wait()
 
     async def _row(self, number: int, request: LineRequest, inside: asyncio.Event) -> None:
-        """Runs a line until it has its outcome; `inside` is set once it is at the engine, and the next one may come."""
+        """Runs a line until it has its outcome; `inside` is set once it is at the engine, and the
+        next one may come."""
         tries = 0
         while not await self._ran(number, request, tries, inside):
             tries += 1
 
-    async def _ran(self, number: int, request: LineRequest, tries: int, inside: asyncio.Event) -> bool:
-        """Returns whether it has an outcome. Its room is free once that is in the outbox, so a slow disk slows the
-        engine down; while many answers wait for the disk, no line is added."""
+    async def _ran(
+        self, number: int, request: LineRequest, tries: int, inside: asyncio.Event
+    ) -> bool:
+        """Returns whether it has an outcome. Its room is free once that is in the outbox, so a slow
+        disk slows the engine down; while many answers wait for the disk, no line is added."""
         room, answers = self._shared.room, self._shared.lines.answers
         weight = self._weight(request, tries)
         alone = tries > 0 and weight == room.capacity
@@ -172,7 +192,9 @@ class Pipeline:
             self._at_engine[number] = request
             outcome = await request.outcome(alone=alone)
             if outcome is not None:
-                self._answer_bytes += (len(outcome.text) / request.sequences - self._answer_bytes) / MEAN_OF
+                self._answer_bytes += (
+                    len(outcome.text) / request.sequences - self._answer_bytes
+                ) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
         except EngineError:  # the first line that hears of it; the others are cancelled then
@@ -185,9 +207,10 @@ class Pipeline:
             room.release(*weight)
 
     def _weight(self, request: LineRequest, tries: int) -> tuple[int, int]:
-        """Returns how much of the room a line takes: its sequences, or more, so that if all of the room were full of
-        answers twice as large as they are here, there would be memory for them. One that had none for its own takes
-        more with each try, and all of the room in the end; so do suspects."""
+        """Returns how much of the room a line takes: its sequences, or more, so that if all of the
+        room were full of answers twice as large as they are here, there would be memory for them.
+        One that had none for its own takes more with each try, and all of the room in the end; so
+        do suspects."""
         capacity, most = self._shared.room.capacity, self._shared.lines.answers.most
         share = max(1.0, 2 * self._answer_bytes * capacity[0] / most) * MORE_ROOM**tries
         sequences = math.ceil(request.sequences * share)
@@ -198,8 +221,8 @@ class Pipeline:
         return sequences, request.size
 
     async def _bring(self, outcome: LineOutcome) -> None:
-        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of this. Who brings
-        one waits while the disk has many before it."""
+        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of
+        this. Who brings one waits while the disk has many before it."""
         size = len(outcome.text)
         self._kept += size
         self._shared.lines.answers.keep(size)
@@ -227,8 +250,8 @@ class Pipeline:
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Runs work to its end; a cancel that comes amid it is raised then. Who waits for a thread that writes must not go
-    while it writes."""
+    """Runs work to its end; a cancel that comes amid it is raised then. Who waits for a thread that
+    writes must not go while it writes."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -256,14 +279,17 @@ class Eta:
             self._seen.popleft()
 
     def expected_end(self, total: int, forecast: float = 0.0, there: int = 0) -> int | None:
-        """Unix seconds; None where nothing is known yet. The time since the last line counts: while the online load
-        leaves a batch nothing, its end goes away.
+        """Unix seconds; None where nothing is known yet. The time since the last line counts: while
+        the online load leaves a batch nothing, its end goes away.
 
-        forecast: seconds until all that the engine has is done, as its scheduler expects, with `there` lines of this
-        batch among it; those to come take as long, as many at once. Of rate and forecast the later end counts: long
-        lines end in waves, and just behind one the rate is far too good; half done, they look too short to the other.
+        forecast: seconds until all that the engine has is done, as its scheduler expects, with
+        `there` lines of this batch among it; those to come take as long, as many at once. Of rate
+        and forecast the later end counts: long lines end in waves, and just behind one the rate is
+        far too good; half done, they look too short to the other.
         """
-        (first, before), (_, done) = (self._seen[0], self._seen[-1]) if self._seen else ((0.0, 0), (0.0, 0))
+        (first, before), (_, done) = (
+            (self._seen[0], self._seen[-1]) if self._seen else ((0.0, 0), (0.0, 0))
+        )
         seconds = [forecast * max((total - done) / there, 1.0)] if forecast and there else []
         if done > before:
             seconds.append((total - done) * (time.monotonic() - first) / (done - before))

@@ -1,5 +1,6 @@
-"""The state folder: database, contents and lock of a server that keeps files and batches. One thread does its work on
-the disk: `await state.call(state.database.file, ...)`. It knows the folder's parts; no HTTP, no engine.
+"""The state folder: database, contents and lock of a server that keeps files and batches. One
+thread does its work on the disk: `await state.call(state.database.file, ...)`. It knows the
+folder's parts; no HTTP, no engine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _BESIDE = frozenset({"lost+found"})  # of a disk of its own
 
 
 class StateFolder:
-    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in use."""
+    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in
+    use."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -45,14 +47,21 @@ class StateFolder:
             raise
 
     async def call(
-        self, work: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
+        self,
+        work: Callable[Parameters, Result],
+        *values: Parameters.args,
+        **named: Parameters.kwargs,
     ) -> Result:
-        """Runs work in the state's thread and returns what it gives. Raises StorageError for a fault of the disk."""
+        """Runs work in the state's thread and returns what it gives. Raises StorageError for a
+        fault of the disk."""
         with storage_errors():
             return await self.attempt(work, *values, **named)
 
     async def attempt(
-        self, work: Callable[Parameters, Result], *values: Parameters.args, **named: Parameters.kwargs
+        self,
+        work: Callable[Parameters, Result],
+        *values: Parameters.args,
+        **named: Parameters.kwargs,
     ) -> Result:
         """Does the same, and raises whatever `work` raises."""
         loop = asyncio.get_running_loop()
@@ -67,7 +76,8 @@ class StateFolder:
 
 @contextlib.contextmanager
 def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
-    """Opens the state of a folder for a block; None where there is no folder. Raises as StateFolder."""
+    """Opens the state of a folder for a block; None where there is no folder. Raises as
+    StateFolder."""
     if folder is None:
         yield None
         return
@@ -90,8 +100,8 @@ def _check_ours(folder: Path) -> None:
     if others and not names & _OURS:
         shown = "".join(letter if letter.isprintable() else "?" for letter in others[0][:80])
         raise UsageError(
-            f"the state folder {folder} holds other things ({shown}) and nothing of a server's: name a new folder, "
-            "or an empty one, as --state-dir",
+            f"the state folder {folder} holds other things ({shown}) and nothing of a server's:"
+            " name a new folder, or an empty one, as --state-dir",
             param="state_dir",
         )
 
@@ -108,7 +118,8 @@ def _locked(folder: Path) -> int:
     except OSError as error:
         os.close(lock)
         raise CapacityError(
-            f"the state folder {folder} is in use by another server: end it, or name another --state-dir",
+            f"the state folder {folder} is in use by another server: end it, or name another"
+            " --state-dir",
             param="state_dir",
         ) from error
     return lock
@@ -116,6 +127,7 @@ def _locked(folder: Path) -> int:
 
 def _unusable(folder: Path, error: Exception) -> UsageError:
     return UsageError(
-        f"the state folder {folder} cannot be used ({describe(error)}): name a folder of yours as --state-dir",
+        f"the state folder {folder} cannot be used ({describe(error)}): name a folder of yours as"
+        " --state-dir",
         param="state_dir",
     )

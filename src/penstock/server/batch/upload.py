@@ -1,6 +1,7 @@
 """Multipart bodies: parts to fields and one file, which is taken as it comes.
 
-It knows HTTP's form; not what the fields mean, and no disk. Parsing is python-multipart's (RFC 7578).
+It knows HTTP's form; not what the fields mean, and no disk. Parsing is python-multipart's (RFC
+7578).
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ LONGEST_NAME = 255  # characters of a file's name that are kept
 
 
 class UploadParser:
-    """Takes a body piece by piece: `fields` by name, the file's name, and in `pending` what belongs to the file, until
-    that is taken. It and its parser hold each other, and what is pending, until `close`."""
+    """Takes a body piece by piece: `fields` by name, the file's name, and in `pending` what belongs
+    to the file, until that is taken. It and its parser hold each other, and what is pending, until
+    `close`."""
 
     def __init__(self, content_type: str, max_bytes: int) -> None:
         kind, options = parse_options_header(content_type)
@@ -47,7 +49,9 @@ class UploadParser:
             "on_end": self._finish,
         }
         with _well_formed():
-            self._parser = MultipartParser(boundary, callbacks, max_header_count=8, max_header_size=2048)
+            self._parser = MultipartParser(
+                boundary, callbacks, max_header_count=8, max_header_size=2048
+            )
 
     def write(self, data: bytes) -> None:
         """Raises HttpError."""
@@ -72,7 +76,9 @@ class UploadParser:
     def _begin(self) -> None:
         self._parts += 1
         if self._parts > MOST_PARTS:
-            raise HttpError(f"the form has more than {MOST_PARTS} parts: send a file and its purpose")
+            raise HttpError(
+                f"the form has more than {MOST_PARTS} parts: send a file and its purpose"
+            )
         self._headers.clear()
 
     def _end_header(self) -> None:
@@ -103,7 +109,9 @@ class UploadParser:
             return
         self._data += data[start:end]
         if len(self._data) > LONGEST_FIELD:
-            raise HttpError(f"a field of the form has more than {LONGEST_FIELD} bytes", param=self._name[:80])
+            raise HttpError(
+                f"a field of the form has more than {LONGEST_FIELD} bytes", param=self._name[:80]
+            )
 
     def _end(self) -> None:
         if self._name != "file":
@@ -133,6 +141,7 @@ def _malformed() -> HttpError:
 
 
 def _clean(filename: str) -> str:
-    """A name for showing: no path, no control characters, of bounded length. It never becomes a path here."""
+    """A name for showing: no path, no control characters, of bounded length. It never becomes a
+    path here."""
     name = filename.replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(letter for letter in name if letter.isprintable())[-LONGEST_NAME:]

@@ -1,6 +1,7 @@
-"""AccessLog: a line of JSON for each request (docs/observing.md), without a word of its prompt or its answer: a route
-is the served path's pattern, an error its `code` and `param`. Probes and /metrics are left out; a line that cannot be
-written ends no request. It knows HTTP messages and a call's metrics; nothing of bodies.
+"""AccessLog: a line of JSON for each request (docs/observing.md), without a word of its prompt or
+its answer: a route is the served path's pattern, an error its `code` and `param`. Probes and
+/metrics are left out; a line that cannot be written ends no request. It knows HTTP messages and a
+call's metrics; nothing of bodies.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ WHAT = "the access log"
 
 
 def open_log(where: str | None) -> Any:
-    """A context of the file that lines are appended to; `-` is standard error, None no log. Raises UsageError."""
+    """A context of the file that lines are appended to; `-` is standard error, None no log. Raises
+    UsageError."""
     if where is None:
         return nullcontext()
     try:
@@ -33,7 +35,9 @@ def open_log(where: str | None) -> Any:
             return LossyFile(STDERR_FILE, "wb", WHAT, closefd=False)
         return LossyFile(where, "ab", WHAT)
     except OSError as error:
-        raise UsageError(f"the access log cannot be written ({error.strerror}): check --access-log") from error
+        raise UsageError(
+            f"the access log cannot be written ({error.strerror}): check --access-log"
+        ) from error
 
 
 class AccessLog:
@@ -51,7 +55,10 @@ class AccessLog:
         async def sent(message: Message) -> None:
             if message["type"] == "http.response.start":
                 found = [value for name, value in message["headers"] if name == b"x-request-id"]
-                seen["status"], seen["id"] = message["status"], found[0].decode("latin-1") if found else None
+                seen["status"], seen["id"] = (
+                    message["status"],
+                    found[0].decode("latin-1") if found else None,
+                )
             await send(message)
 
         try:
@@ -59,11 +66,16 @@ class AccessLog:
         except Exception:  # the answer to a fault of ours is made outside of us
             if seen["status"] == CLOSED_BY_CLIENT:
                 fault = FaultError(FAILED)
-                seen["status"], scope.setdefault("state", {})["refused"] = status_of(fault), names_of(fault)
+                seen["status"], scope.setdefault("state", {})["refused"] = (
+                    status_of(fault),
+                    names_of(fault),
+                )
             raise
         finally:
             line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
-            self._file.write(msgspec.json.encode(line) + b"\n")  # in one write: lines of several servers don't mix
+            self._file.write(
+                msgspec.json.encode(line) + b"\n"
+            )  # in one write: lines of several servers don't mix
 
 
 def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:

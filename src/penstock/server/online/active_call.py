@@ -1,5 +1,6 @@
-"""A call on its way: its streams of the engine, merged, and what ends it early: a client that goes away, a server that
-shuts down, a deadline, an engine that dies. It knows the engine by its client alone; no bodies and no answers.
+"""A call on its way: its streams of the engine, merged, and what ends it early: a client that goes
+away, a server that shuts down, a deadline, an engine that dies. It knows the engine by its client
+alone; no bodies and no answers.
 """
 
 from __future__ import annotations
@@ -33,11 +34,16 @@ class ClientGoneError(Exception):
 
 
 class ActiveCall:
-    """The streams of one call, one a prompt, from submission to their end; its place in the limits goes with them.
-    background: nobody waits for it (a batch's line), so its time is no latency."""
+    """The streams of one call, one a prompt, from submission to their end; its place in the limits
+    goes with them. background: nobody waits for it (a batch's line), so its time is no latency."""
 
     def __init__(
-        self, service: AppState, call: Call, ticket: Ticket | None = None, *, background: bool = False
+        self,
+        service: AppState,
+        call: Call,
+        ticket: Ticket | None = None,
+        *,
+        background: bool = False,
     ) -> None:
         self.call, self.ticket = call, ticket
         self.call_metrics = CallMetrics(service.metrics, call, background=background)
@@ -55,7 +61,9 @@ class ActiveCall:
                     tenant=call.tenant,
                     salt=call.salt,
                     answers=call.answers,
-                    group_stop=None if stop_when is None or search is None else GroupStop(search.find, stop_when.agree),
+                    group_stop=None
+                    if stop_when is None or search is None
+                    else GroupStop(search.find, stop_when.agree),
                 )
                 self.streams.append(stream)
         except BaseException:
@@ -63,7 +71,8 @@ class ActiveCall:
             raise
 
     async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-        """What there is to send, as it comes: (prompt, its deltas), several prompts' together. Raises PenstockError."""
+        """What there is to send, as it comes: (prompt, its deltas), several prompts' together.
+        Raises PenstockError."""
         with self._forms_named():
             if len(self.streams) == 1:
                 async for deltas in self.streams[0]:
@@ -82,7 +91,8 @@ class ActiveCall:
         stream.listen(hear)
 
     def take(self) -> tuple[list[Delta], bool]:
-        """Returns what has come, in place of `steps`, and whether that was the last of it. Raises PenstockError."""
+        """Returns what has come, in place of `steps`, and whether that was the last of it. Raises
+        PenstockError."""
         (stream,) = self.streams
         with self._forms_named():
             deltas, over = stream.take()
@@ -111,7 +121,8 @@ class ActiveCall:
 
     @contextlib.contextmanager
     def _forms_named(self) -> Iterator[None]:
-        """Around what the engine says: a form that it refuses is called by the field that it came from."""
+        """Around what the engine says: a form that it refuses is called by the field that it came
+        from."""
         try:
             yield
         except UsageError as error:
@@ -136,8 +147,9 @@ class ActiveCall:
 
 
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-    """Merges the deltas of several streams; what came in one turn of the loop is handed on together, and each stream is
-    asked again only when that was taken: meanwhile it keeps what comes."""
+    """Merges the deltas of several streams; what came in one turn of the loop is handed on
+    together, and each stream is asked again only when that was taken: meanwhile it keeps what
+    comes."""
     ready, news = dict[int, None](), asyncio.Event()
     left = set(range(len(streams)))
 
@@ -166,8 +178,9 @@ async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, li
 async def until_gone(
     work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
 ) -> Result:
-    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the server does,
-    HttpError at the deadline; the work is cancelled then, and has ended when this raises."""
+    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the
+    server does, HttpError at the deadline; the work is cancelled then, and has ended when this
+    raises."""
     left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))

@@ -1,5 +1,5 @@
-"""API keys: who may ask, under which name, and how much at once. Keys are held as their SHA-256 alone, and each is
-compared in constant time. It knows strings and files; no HTTP.
+"""API keys: who may ask, under which name, and how much at once. Keys are held as their SHA-256
+alone, and each is compared in constant time. It knows strings and files; no HTTP.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ MOST = 10_000  # keys: each is looked at for each request, about 1 us
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256 of its UTF-8, in hex.
-    The limits are as request_limits.py's, of this key alone; None: only those hold. admin: whether it may have the
-    service's replicas restarted."""
+    """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256
+    of its UTF-8, in hex. The limits are as request_limits.py's, of this key alone; None: only those
+    hold. admin: whether it may have the service's replicas restarted."""
 
     name: str
     digest: str
@@ -62,8 +62,11 @@ def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
     return found
 
 
-def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[str, str]) -> tuple[Key, ...]:
-    """The keys of the options and of the file. The environment's counts where neither names one. Raises UsageError."""
+def gather_keys(
+    given: Sequence[str], file: Path | None, environment: Mapping[str, str]
+) -> tuple[Key, ...]:
+    """The keys of the options and of the file. The environment's counts where neither names one.
+    Raises UsageError."""
     source = "--api-key"
     if not given and file is None and ENVIRONMENT in environment:
         given, source = [environment[ENVIRONMENT]], f"{ENVIRONMENT}, or unset it"
@@ -75,36 +78,44 @@ def gather_keys(given: Sequence[str], file: Path | None, environment: Mapping[st
     if len({key.name for key in keys}) < len(keys):
         raise UsageError("two API keys have the same name: give each its own in the API key file")
     if len(keys) > MOST:
-        raise UsageError(f"there are more than {MOST} API keys: put a gateway in front that knows its users")
+        raise UsageError(
+            f"there are more than {MOST} API keys: put a gateway in front that knows its users"
+        )
     return tuple(replace(key, number=number) for number, key in enumerate(keys, 1))
 
 
 def read_key_file(path: Path) -> list[Key]:
-    """Keys of a TOML file, a `[[key]]` each: `name`, `key` or `sha256` (hex, of the key), and the key's own
-    max_num_queued_reqs and max_num_queued_tokens where it has some, `admin = true` for an operator's. Raises
-    UsageError; no message says a key."""
+    """Keys of a TOML file, a `[[key]]` each: `name`, `key` or `sha256` (hex, of the key), and the
+    key's own max_num_queued_reqs and max_num_queued_tokens where it has some, `admin = true` for an
+    operator's. Raises UsageError; no message says a key."""
     try:
         if path.stat().st_mode & stat.S_IWOTH:
-            raise UsageError(f"everybody may write to the API key file {path}: take that away (chmod o-w)")
+            raise UsageError(
+                f"everybody may write to the API key file {path}: take that away (chmod o-w)"
+            )
         found = tomllib.loads(path.read_text("utf-8"))
     except OSError as error:
-        raise UsageError(f"the API key file cannot be read ({error.strerror}): check --api-key-file") from error
+        raise UsageError(
+            f"the API key file cannot be read ({error.strerror}): check --api-key-file"
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         where = _place_of(error)
         raise UsageError(
-            f"the API key file is not TOML in UTF-8 ({where}): write a [[key]] with name and key for each"
+            f"the API key file is not TOML in UTF-8 ({where}): write a [[key]] with name and key"
+            " for each"
         ) from error
     entries = found.get("key")
     if set(found) != {"key"} or not isinstance(entries, list) or not entries:
         raise UsageError(
-            "the API key file must hold [[key]] tables and nothing else, one at least: write [[key]], and below it "
-            'name = "app" and key = "..."'
+            "the API key file must hold [[key]] tables and nothing else, one at least: write"
+            ' [[key]], and below it name = "app" and key = "..."'
         )
     return [_file_key(entry, place) for place, entry in enumerate(entries, 1)]
 
 
 def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
-    """Line and column alone: what else a parser says of a file may be words of it, and they are secret."""
+    """Line and column alone: what else a parser says of a file may be words of it, and they are
+    secret."""
     if isinstance(error, UnicodeDecodeError):
         line = 1 + error.object[: error.start].count(b"\n")
         return f"line {line}"
@@ -113,29 +124,44 @@ def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
 
 
 def _file_key(entry: Any, place: int) -> Key:
-    """Fields are told with a `=` behind them, as TOML writes them: without it they would come out as options, which
-    two of them are too (cli/exit_codes.py)."""
+    """Fields are told with a `=` behind them, as TOML writes them: without it they would come out
+    as options, which two of them are too (cli/exit_codes.py)."""
     where = f"[[key]] number {place} of the API key file"
     try:
         read = msgspec.convert(entry, _FileKey)
     except msgspec.ValidationError as error:
         what = re.sub(r"(field |at )`(?:\$\.)?(.{1,80}).*`", r"\1\2=", str(error)).replace("`", "")
-        raise UsageError(f"{where} cannot be: {what}; it takes {', '.join(f'{each}=' for each in _FIELDS)}") from error
+        raise UsageError(
+            f"{where} cannot be: {what}; it takes {', '.join(f'{each}=' for each in _FIELDS)}"
+        ) from error
     if not read.name.isprintable():
         raise UsageError(f"{where} needs a name of printable characters")
     if (read.key is None) == (read.sha256 is None):
         raise UsageError(f"{where} needs either key or sha256")
     digest = (read.sha256 or _plain_key(read.key, where).digest).lower()
     reqs, tokens = read.max_num_queued_reqs, read.max_num_queued_tokens
-    return Key(name=read.name, digest=digest, max_num_queued_reqs=reqs, max_num_queued_tokens=tokens, admin=read.admin)
+    return Key(
+        name=read.name,
+        digest=digest,
+        max_num_queued_reqs=reqs,
+        max_num_queued_tokens=tokens,
+        admin=read.admin,
+    )
 
 
 def _plain_key(key: Any, source: str) -> Key:
-    """source: where to look for it. Printable ASCII, since it travels in a header. It is called by its digest: what
-    belongs to it (files, batches) stays its own, whatever keys come and go beside it."""
-    if not isinstance(key, str) or not 0 < len(key) <= LONGEST or not key.isascii() or not key.isprintable():
+    """source: where to look for it. Printable ASCII, since it travels in a header. It is called by
+    its digest: what belongs to it (files, batches) stays its own, whatever keys come and go beside
+    it."""
+    if (
+        not isinstance(key, str)
+        or not 0 < len(key) <= LONGEST
+        or not key.isascii()
+        or not key.isprintable()
+    ):
         raise UsageError(
-            f"an API key must be 1 to {LONGEST} printable ASCII characters: check {source}", param="api_key"
+            f"an API key must be 1 to {LONGEST} printable ASCII characters: check {source}",
+            param="api_key",
         )
     if key != key.strip():
         raise UsageError(f"an API key begins or ends with a space: check {source}", param="api_key")

@@ -1,6 +1,7 @@
 """The service: what every route is handed, and what all requests of one process share.
 
-It knows the engine's client, the limits, and what is bounded for all together; no request of its own, no HTTP.
+It knows the engine's client, the limits, and what is bounded for all together; no request of its
+own, no HTTP.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """What every route is handed. `closing` is set, by `close`, when running requests have to end. `servers`: how many
-    processes share the engine; `keys`: the API keys that share it, and its limits;
-    `parsers`: what chats' answers are read with."""
+    """What every route is handed. `closing` is set, by `close`, when running requests have to end.
+    `servers`: how many processes share the engine; `keys`: the API keys that share it, and its
+    limits; `parsers`: what chats' answers are read with."""
 
     client: EngineClient
     model: str
@@ -50,7 +51,9 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
     keys: Sequence[Key] = ()
-    admin_without_key: bool = False  # whether routes of an admin are anybody's, where there are no keys
+    admin_without_key: bool = (
+        False  # whether routes of an admin are anybody's, where there are no keys
+    )
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
     forms: CheckedForms = field(default_factory=CheckedForms, init=False)
     request_limits: RequestLimits = field(init=False)
@@ -60,17 +63,25 @@ class AppState:
     responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     yielder: Yielder = field(init=False)
-    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)  # for long work; no end waits
-    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)  # of long bodies
+    threads: ThreadPoolExecutor = field(
+        default_factory=ThreadPoolExecutor, init=False
+    )  # for long work; no end waits
+    reader: ThreadPoolExecutor = field(
+        default_factory=lambda: ThreadPoolExecutor(1), init=False
+    )  # of long bodies
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
     turns: SandboxTurns = field(init=False)  # at them
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
-    marked: bool = field(default=False, init=False)  # whether it was told that a client sends cache marks
+    marked: bool = field(
+        default=False, init=False
+    )  # whether it was told that a client sends cache marks
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)
         self.intake = Intake(self.limits, self.body_timeouts, self.servers)
-        self.responses = ResponseBudget(self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes)
+        self.responses = ResponseBudget(
+            self.limits.max_answer_bytes // self.servers, self.limits.piece_bytes
+        )
         self.yielder = Yielder(self.limits.turn_tokens)
         most = max(2, min(MOST_SANDBOXES, len(os.sched_getaffinity(0)) // (2 * self.servers)))
         self.turns = SandboxTurns(most)
@@ -96,10 +107,14 @@ class AppState:
         return self.sandbox_pool
 
     def tell_marks(self, body: bytearray) -> None:
-        """Says once, on standard error, that cache marks change nothing, when the first body brings some."""
+        """Says once, on standard error, that cache marks change nothing, when the first body brings
+        some."""
         if not self.marked and b'"cache_control"' in body:
             self.marked = True
-            line = f"cache_control is taken, and changes nothing: it {CACHE_MARK['cache_control'].note}"
+            line = (
+                "cache_control is taken, and changes nothing: it"
+                f" {CACHE_MARK['cache_control'].note}"
+            )
             print(f"penstock: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
@@ -116,21 +131,33 @@ class AppState:
     def readiness(self) -> dict[str, Any]:
         """Whether it serves; of several replicas, how many do."""
         each = self.client.each()
-        several = {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)} if len(each) > 1 else {}
+        several = (
+            {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)}
+            if len(each) > 1
+            else {}
+        )
         return {"ready": self.ready, **several}
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
-        """What is known of the engine, and whether that is well: it lives, and completes steps while it has work."""
+        """What is known of the engine, and whether that is well: it lives, and completes steps
+        while it has work."""
         age, allowed = self.client.step_age, self.limits.step_timeout
         well = self.client.alive and age < allowed * LATE
-        return {"alive": self.client.alive, "seconds_since_step": round(age, 3), "step_timeout": allowed}, well
+        return {
+            "alive": self.client.alive,
+            "seconds_since_step": round(age, 3),
+            "step_timeout": allowed,
+        }, well
 
     def deadline(self, asked: float | None) -> float | None:
-        """Returns when a request whose body is here must be over, on the loop's clock: after its own `timeout`, but no
-        later than the server's."""
-        allowed = [seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None]
+        """Returns when a request whose body is here must be over, on the loop's clock: after its
+        own `timeout`, but no later than the server's."""
+        allowed = [
+            seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None
+        ]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
 
     def tenant_of(self, owner: str) -> int:
-        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if the key is gone."""
+        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if
+        the key is gone."""
         return self._tenants.get(owner, NO_TENANT)

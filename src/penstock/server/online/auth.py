@@ -1,9 +1,11 @@
-"""Who gets in: the API key of a request, and where there are none, that no web page asks in its user's name.
+"""Who gets in: the API key of a request, and where there are none, that no web page asks in its
+user's name.
 
-Without keys Host must be an address, a name of this machine or one that was allowed (else DNS rebinding gets in), and
-Origin, where there is one, Host's own, loopback or allowed: an address is nobody's to rebind, but anybody's to serve
-pages from. With keys neither is asked unless hosts were allowed by name, since a page has no key of its own.
-Pages of allowed origins get in too (cors.py). It knows headers; no bodies, no limits.
+Without keys Host must be an address, a name of this machine or one that was allowed (else DNS
+rebinding gets in), and Origin, where there is one, Host's own, loopback or allowed: an address is
+nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were
+allowed by name, since a page has no key of its own. Pages of allowed origins get in too (cors.py).
+It knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ from penstock.server.openai.http_errors import HttpError, body_of, error_headers
 
 ROOT = "/"
 OPEN_PATHS = ("/health", "/health/live", ROOT)  # what may be asked without a key
-PROBES = ("/health", "/metrics")  # what begins so is answered in any crowd, and is no line of the access log
+PROBES = (
+    "/health",
+    "/metrics",
+)  # what begins so is answered in any crowd, and is no line of the access log
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
-# RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has them.
+# RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has
+# them.
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
-_AUTHORITY = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?")
+_AUTHORITY = re.compile(
+    r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?"
+)
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LAST_PORT = 65_535
 
@@ -38,9 +46,10 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is any. admin_without_key:
-    where there are no keys, everybody may change weights, put the engine to sleep, and restart it; else nobody.
-    origins: of pages of other sites that may ask, as browsers write them."""
+    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is
+    any. admin_without_key: where there are no keys, everybody may change weights, put the engine to
+    sleep, and restart it; else nobody. origins: of pages of other sites that may ask, as browsers
+    write them."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -53,9 +62,14 @@ class AccessPolicy:
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
 
     def answer_headers(self, headers: Headers) -> dict[str, str]:
-        """Returns what lets the page that asks read an answer that is made outside of the application."""
+        """Returns what lets the page that asks read an answer that is made outside of the
+        application."""
         origin = next((value.decode("latin-1") for value in _values(headers, b"origin")), None)
-        return {"access-control-allow-origin": origin, "vary": "Origin"} if origin in self.origins and origin else {}
+        return (
+            {"access-control-allow-origin": origin, "vary": "Origin"}
+            if origin in self.origins and origin
+            else {}
+        )
 
 
 def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None:
@@ -63,17 +77,20 @@ def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None
     if access.keys or allow_no_key or is_loopback(host):
         return
     raise UsageError(
-        f"others can reach --host {host}, and no API key is set: give --api-key or --api-key-file, serve on 127.0.0.1, "
-        "or say --allow-no-key where something in front of it checks who asks",
+        f"others can reach --host {host}, and no API key is set: give --api-key or --api-key-file,"
+        " serve on 127.0.0.1, or say --allow-no-key where something in front of it checks who"
+        " asks",
         param="host",
     )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone. A name counts by its addresses; one that
-    has none is left to bind(), which says so."""
+    """Whether an address to listen on is reached from this machine alone. A name counts by its
+    addresses; one that has none is left to bind(), which says so."""
     try:
-        found = {info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)}
+        found = {
+            info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
+        }
     except (socket.gaierror, UnicodeError):
         return True
     return all(ipaddress.ip_address(str(address).split("%")[0]).is_loopback for address in found)
@@ -86,14 +103,16 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
         plain = ANY_HOST if host == ANY_HOST else _plain(host)
         if plain is None:
             raise UsageError(
-                "--allowed-host takes a name or an address without scheme, port and zone, or *", param="allowed_host"
+                "--allowed-host takes a name or an address without scheme, port and zone, or *",
+                param="allowed_host",
             )
         found.append(plain)
     return tuple(found)
 
 
 def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
-    """Returns origins as browsers write them: in small letters, without a scheme's own port. Raises UsageError."""
+    """Returns origins as browsers write them: in small letters, without a scheme's own port. Raises
+    UsageError."""
     found = []
     for given in origins:
         scheme = _SCHEME.match(given)
@@ -104,15 +123,23 @@ def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
             raise UsageError(what + why, param="allowed_origin")
         name, cut, path = authority.partition("/")
         if cut or _host_of(name) is None:
-            why = f"has a path: leave {cut + path!r} out" if cut else "names no host: write scheme://name, with :port"
-            raise UsageError(f"--allowed-origin is scheme://name alone, and {given!r} {why}", param="allowed_origin")
+            why = (
+                f"has a path: leave {cut + path!r} out"
+                if cut
+                else "names no host: write scheme://name, with :port"
+            )
+            raise UsageError(
+                f"--allowed-origin is scheme://name alone, and {given!r} {why}",
+                param="allowed_origin",
+            )
         usual = {"http://": ":80", "https://": ":443"}.get(scheme[0].lower(), "")
         found.append((scheme[0] + name).lower().removesuffix(usual))
     return tuple(found)
 
 
 class AuthMiddleware:
-    """Lets through what may come in, and leaves its key in the request's state; liveness needs none."""
+    """Lets through what may come in, and leaves its key in the request's state; liveness needs
+    none."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         self._app, self._access = app, access
@@ -122,18 +149,22 @@ class AuthMiddleware:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
             try:
                 may_lack_host = scope["http_version"] == "1.0"
-                scope.setdefault("state", {})["key"] = self.find(scope["headers"], may_lack_host=may_lack_host)
+                scope.setdefault("state", {})["key"] = self.find(
+                    scope["headers"], may_lack_host=may_lack_host
+                )
             except HttpError as error:
                 scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
-                headers = error_headers(error) | ({"www-authenticate": "Bearer"} if error.status == 401 else {})
+                headers = error_headers(error) | (
+                    {"www-authenticate": "Bearer"} if error.status == 401 else {}
+                )
                 refusal = Response(body_of(error), error.status, headers, media_type=JSON)
                 await refusal(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
     def find(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
-        """Returns the key of a request with these headers; None where the server has none. may_lack_host: it speaks
-        HTTP/1.0, which may leave Host out. Raises HttpError."""
+        """Returns the key of a request with these headers; None where the server has none.
+        may_lack_host: it speaks HTTP/1.0, which may leave Host out. Raises HttpError."""
         key = self._find_key(headers) if self._access.keys else None
         if self._access.asks_host:
             self._check_page(headers, may_lack_host)
@@ -152,18 +183,23 @@ class AuthMiddleware:
         hosts = [_host_of(value.decode("latin-1")) for value in _values(headers, b"host")]
         if not hosts and not may_lack_host:
             raise _not_ours("the Host header is missing: send this server's address in it")
-        if len(hosts) > 1 or not all(host in self._hosts or _address_of(host) is not None for host in hosts):
+        if len(hosts) > 1 or not all(
+            host in self._hosts or _address_of(host) is not None for host in hosts
+        ):
             raise _not_ours(
-                "the Host header is no name of this server: ask by its address, or allow the name with --allowed-host"
+                "the Host header is no name of this server: ask by its address, or allow the name"
+                " with --allowed-host"
             )
         for origin in _values(headers, b"origin"):
             if origin.decode("latin-1") in self._access.origins:
                 continue
             page = _page_of(origin.decode("latin-1"))
-            if page is None or (page not in hosts and page not in self._hosts and not _is_own(page)):
+            if page is None or (
+                page not in hosts and page not in self._hosts and not _is_own(page)
+            ):
                 raise _not_ours(
-                    "pages of other sites may not ask this server: allow theirs with --allowed-origin, or all of their "
-                    "host's with --allowed-host"
+                    "pages of other sites may not ask this server: allow theirs with"
+                    " --allowed-origin, or all of their host's with --allowed-host"
                 )
 
 
@@ -178,8 +214,9 @@ def key_of(scope: Scope) -> Key | None:
 
 
 def _host_of(authority: str) -> str | None:
-    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are compared; None where
-    it is none of these to the letter: what is read loosely here may be read otherwise elsewhere."""
+    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are
+    compared; None where it is none of these to the letter: what is read loosely here may be read
+    otherwise elsewhere."""
     found = _AUTHORITY.fullmatch(authority)
     if found is None or int(found["port"] or 0) > _LAST_PORT:
         return None
@@ -194,7 +231,8 @@ def _page_of(origin: str) -> str | None:
 
 
 def _plain(host: str) -> str | None:
-    """A name, one dot at its end or none, or an address, as they are compared; None where it is neither."""
+    """A name, one dot at its end or none, or an address, as they are compared; None where it is
+    neither."""
     address = _address_of(host)
     if address is not None:
         return str(address)
@@ -203,7 +241,8 @@ def _plain(host: str) -> str | None:
 
 
 def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns an address without a zone (`%eth0`), which is one machine's own and of any spelling."""
+    """Returns an address without a zone (`%eth0`),
+    which is one machine's own and of any spelling."""
     try:
         return None if host is None or "%" in host else ipaddress.ip_address(host)
     except ValueError:

@@ -1,5 +1,6 @@
-"""Bodies in one go, of tens of megabytes perhaps: paced while written, so that the loop turns, counted and bounded
-while held, handed to the connection in pieces. It knows bytes; no calls, no engine.
+"""Bodies in one go, of tens of megabytes perhaps: paced while written, so that the loop turns,
+counted and bounded while held, handed to the connection in pieces. It knows bytes; no calls, no
+engine.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 class Yielder:
-    """Lets the loop turn while answers are written: samples of one step may bring a million tokens at once."""
+    """Lets the loop turn while answers are written: samples of one step may bring a million tokens
+    at once."""
 
     def __init__(self, turn: int) -> None:
         self._turn = self._left = turn
         self._turning = asyncio.Lock()
 
     async def spend(self, work: int) -> None:
-        """After so many tokens. One writer at a time waits for a turn; those that come meanwhile wait for theirs."""
+        """After so many tokens. One writer at a time waits for a turn; those that come meanwhile
+        wait for theirs."""
         self._left -= work
         if self._left > 0:
             return
@@ -51,7 +54,8 @@ class AnswerTooLargeError(HttpError):
 
 
 class BufferedBody:
-    """The pieces of one body. Its bytes are counted from `put` to `take`, or to the end of its `with`."""
+    """The pieces of one body. Its bytes are counted from `put` to `take`, or to the end of its
+    `with`."""
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes]) -> None:
         self._budget, self.pieces = budget, pieces
@@ -63,7 +67,12 @@ class BufferedBody:
         self._budget.add(self, sum(map(len, self.pieces)))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self._budget.remove(self)
 
     def put(self, at: int, piece: bytes) -> None:
@@ -97,9 +106,9 @@ class BufferedBody:
 
 
 class ResponseBudget:
-    """Whole bodies: being written, or on their way. Past `most` bytes the largest is given up, so that one that asks
-    for too much, or reads too slowly, costs itself and not the others. What is kept is done, and never given up: others
-    that are being written are, for it."""
+    """Whole bodies: being written, or on their way. Past `most` bytes the largest is given up, so
+    that one that asks for too much, or reads too slowly, costs itself and not the others. What is
+    kept is done, and never given up: others that are being written are, for it."""
 
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
         self.most, self.piece = most, piece
@@ -149,12 +158,14 @@ class ResponseBudget:
 
 
 class BufferedResponse(Response):
-    """A body that is there in pieces, handed on as the connection takes them. One that is given up meanwhile stays
-    without its end, and the connection is closed: its length was said."""
+    """A body that is there in pieces, handed on as the connection takes them. One that is given up
+    meanwhile stays without its end, and the connection is closed: its length was said."""
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes], request_id: str) -> None:
         size = sum(map(len, pieces))
-        super().__init__(media_type=JSON, headers={"content-length": str(size), "x-request-id": request_id})
+        super().__init__(
+            media_type=JSON, headers={"content-length": str(size), "x-request-id": request_id}
+        )
         self._budget, self._pieces = budget, pieces
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

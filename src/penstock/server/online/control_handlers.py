@@ -1,4 +1,5 @@
-"""What an operator or a training loop has done to a running server: other weights, an empty cache, sleep, restarts.
+"""What an operator or a training loop has done to a running server: other weights, an empty cache,
+sleep, restarts.
 
 Where there are keys, an admin's. It knows requests and the engine's client; no answers.
 """
@@ -23,9 +24,9 @@ from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 
 
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """model_path: a folder that the engine can read; or shared: what another process of its machine says of its own.
-    weights_version: what answers are stamped with from here on,
-    null: the folder's name.   mode: `wait` for what runs, `keep` it going with the new weights, or `abort` it."""
+    """model_path: a folder that the engine can read; or shared: what another process of its machine
+    says of its own. weights_version: what answers are stamped with from here on, null: the folder's
+    name.   mode: `wait` for what runs, `keep` it going with the new weights, or `abort` it."""
 
     model_path: str | None = None
     shared: SharedWeights | None = None
@@ -34,7 +35,8 @@ class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 
 async def post_update_weights(state: AppState, request: Request) -> Response:
-    """POST /update_weights: answers once every engine has them. Raises PenstockError; the old ones stay then."""
+    """POST /update_weights: answers once every engine has them. Raises PenstockError; the old ones
+    stay then."""
     _check_admin(state, request, "change weights")
     with state.intake.place() as place:
         raw = read_object(await state.intake.read(request, place), state.limits)
@@ -43,7 +45,9 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
     except msgspec.ValidationError as error:
         raise HttpError(f"the body of /update_weights is not as it must be: {error}") from error
     if (form.model_path is None) == (form.shared is None):
-        raise HttpError("weights come from model_path or from shared: give one of the two", param="model_path")
+        raise HttpError(
+            "weights come from model_path or from shared: give one of the two", param="model_path"
+        )
     if form.shared is not None:
         _check_known(raw["shared"])
         _check_numbers(form.shared)
@@ -56,34 +60,46 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
 
 
 def _check_known(shared: dict[str, Any]) -> None:
-    """Raises HttpError for a field that says nothing here: msgspec passes those of dataclasses over."""
-    for each, form in (("memories", SharedStretch), ("tensors", SharedTensor), (None, SharedWeights)):
+    """Raises HttpError for a field that says nothing here: msgspec passes those of dataclasses
+    over."""
+    for each, form in (
+        ("memories", SharedStretch),
+        ("tensors", SharedTensor),
+        (None, SharedWeights),
+    ):
         known = {field.name for field in fields(form)}
         for told in shared[each] if each else [shared]:
             for name in sorted(told.keys() - known)[:1]:
-                raise HttpError(f"shared has an unknown field {name[:80]!r}: leave it out", param="shared")
+                raise HttpError(
+                    f"shared has an unknown field {name[:80]!r}: leave it out", param="shared"
+                )
 
 
 def _check_numbers(shared: SharedWeights) -> None:
     """Raises HttpError for a number that no memory has, and no message to the engine holds."""
     sizes = [("size", memory.size) for memory in shared.memories]
     for tensor in shared.tensors:
-        sizes += [("offset", tensor.offset), ("memory", tensor.memory), *(("shape", length) for length in tensor.shape)]
+        sizes += [
+            ("offset", tensor.offset),
+            ("memory", tensor.memory),
+            *(("shape", length) for length in tensor.shape),
+        ]
     for name, value in sizes:
         if not 0 <= value < 2**63:
             raise HttpError(f"shared has a {name} that is not from 0 to 2**63 - 1", param="shared")
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
-    """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises PenstockError."""
+    """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises
+    PenstockError."""
     _check_admin(state, request, "empty caches")
     await state.client.control(Control(PREFIX_CACHE, mode="keep"))
     return json_response({"success": True})
 
 
 async def post_sleep(state: AppState, request: Request) -> Response:
-    """POST /sleep?level=1&mode=wait: gives the device's memory back; requests that come wait for /wake_up. Raises
-    PenstockError."""
+    """POST /sleep?level=1&mode=wait: gives the device's memory back; requests that come wait for
+    /wake_up. Raises PenstockError."""
     _check_admin(state, request, "put the engine to sleep")
     asked = _query(request, "level", "mode")
     level, named = asked.get("level", ["1"])[-1], asked.get("mode", ["wait"])[-1]
@@ -92,15 +108,18 @@ async def post_sleep(state: AppState, request: Request) -> Response:
         raise HttpError(rule, param="level")
     mode = next((each for each in get_args(Mode) if each == named), None)
     if mode is None:
-        rule = "mode must be 'wait' (for what runs), 'keep' (it goes on after the sleep) or 'abort' (it ends)"
+        rule = (
+            "mode must be 'wait' (for what runs), 'keep' (it goes on after the sleep) or 'abort'"
+            " (it ends)"
+        )
         raise HttpError(rule, param="mode")
     await state.client.control(Control(SLEEP, mode, level=int(level)))
     return _slept(state)
 
 
 async def post_wake_up(state: AppState, request: Request) -> Response:
-    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again, without tags all of it. Raises
-    PenstockError."""
+    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again, without tags all of it.
+    Raises PenstockError."""
     _check_admin(state, request, "wake the engine up")
     tags = _query(request, "tags").get("tags")
     await state.client.control(Control(WAKE_UP, mode="keep", tags=tags))
@@ -123,7 +142,9 @@ def _query(request: Request, *names: str) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         if name not in names:
-            raise HttpError(f"there is no parameter {name!r} here: there is {' and '.join(names)}", param=name)
+            raise HttpError(
+                f"there is no parameter {name!r} here: there is {' and '.join(names)}", param=name
+            )
         found.setdefault(name, []).append(value)
     return found
 
@@ -134,7 +155,8 @@ async def get_weights_version(state: AppState, request: Request) -> Response:
 
 
 async def post_restart(state: AppState, request: Request) -> Response:
-    """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone, HttpError."""
+    """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone,
+    HttpError."""
     _check_admin(state, request, "restart replicas")
     state.client.restart()
     return json_response({"restarting": len(state.client.each())})
@@ -144,8 +166,8 @@ def _check_admin(state: AppState, request: Request, what: str) -> None:
     key = key_of(request.scope)
     if key is None and not state.admin_without_key:
         message = (
-            f"nobody may {what} without an API key: start the server with --api-key, or with --allow-admin-without-key "
-            "where something in front of it checks who asks"
+            f"nobody may {what} without an API key: start the server with --api-key, or with"
+            " --allow-admin-without-key where something in front of it checks who asks"
         )
         raise HttpError(message, status=403, code="not_an_admin")
     if key is not None and not key.admin:

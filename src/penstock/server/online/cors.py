@@ -1,5 +1,6 @@
-"""Answers to pages of other sites, by `--allowed-origin`: a page's preflight, which brings no key, and the headers
-without which a browser keeps an answer from it. It knows headers; who gets in is auth's.
+"""Answers to pages of other sites, by `--allowed-origin`: a page's preflight, which brings no key,
+and the headers without which a browser keeps an answer from it. It knows headers; who gets in is
+auth's.
 """
 
 from __future__ import annotations
@@ -13,13 +14,19 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 
-SHOWN = ("retry-after", "www-authenticate", "x-request-id", "x-should-retry")  # headers that pages may read
+SHOWN = (
+    "retry-after",
+    "www-authenticate",
+    "x-request-id",
+    "x-should-retry",
+)  # headers that pages may read
 KEPT = 600  # seconds for which a browser need not ask again
 
 
 class PageAccess(CORSMiddleware):
-    """Is Starlette's, for the origins of an access policy, with refusals in OpenAI's form. Any header may be sent, as
-    the official client sends a dozen of its own; no cookies are read, so none are allowed."""
+    """Is Starlette's, for the origins of an access policy, with refusals in OpenAI's form. Any
+    header may be sent, as the official client sends a dozen of its own; no cookies are read, so
+    none are allowed."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         super().__init__(
@@ -36,7 +43,12 @@ class PageAccess(CORSMiddleware):
         answer = super().preflight_response(request_headers)
         if answer.status_code == 200:
             return answer
-        message = f"{bytes(answer.body).decode()}: allow a page by --allowed-origin, as its address begins"
+        message = (
+            f"{bytes(answer.body).decode()}: allow a page by --allowed-origin, as its address"
+            " begins"
+        )
         refused = HttpError(message, status=403, code="origin_not_allowed")
-        headers = {name: value for name, value in answer.headers.items() if not name.startswith("content-")}
+        headers = {
+            name: value for name, value in answer.headers.items() if not name.startswith("content-")
+        }
         return Response(body_of(refused), refused.status, headers, media_type=JSON)

@@ -1,5 +1,5 @@
-"""A semaphore with weights that is fair between owners: batches that run side by side, lines at the engine, and keys
-whose chats are rendered.
+"""A semaphore with weights that is fair between owners: batches that run side by side, lines at the
+engine, and keys whose chats are rendered.
 
 It knows weights and owners; no batches, no lines, no keys. All of it is one event loop's.
 """
@@ -21,12 +21,13 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """Room for so many places and bytes at once. What comes free goes to the owner who holds the fewest places, and
-    between equals to who came first; nobody passes the one whose turn it is.
+    """Room for so many places and bytes at once. What comes free goes to the owner who holds the
+    fewest places, and between equals to who came first; nobody passes the one whose turn it is.
 
-    The bound of places is passed by the last one that is let in: with lines of 300 samples and room for 576, a second
-    one is there before the first one's last samples end, so that the engine's rows don't drain line by line. Bytes are
-    memory, and their bound is kept; but whoever needs more than there is at all is let in alone.
+    The bound of places is passed by the last one that is let in: with lines of 300 samples and room
+    for 576, a second one is there before the first one's last samples end, so that the engine's
+    rows don't drain line by line. Bytes are memory, and their bound is kept; but whoever needs more
+    than there is at all is let in alone.
     """
 
     def __init__(self, places: int, bytes: int = 0) -> None:
@@ -64,7 +65,10 @@ class FairSemaphore:
     @contextlib.asynccontextmanager
     async def slot(self, owner: str, waived: asyncio.Event) -> AsyncIterator[None]:
         """Holds one place for the block; once `waived` is set, goes in without one."""
-        entering, waiving = asyncio.ensure_future(self.acquire(owner=owner)), asyncio.ensure_future(waived.wait())
+        entering, waiving = (
+            asyncio.ensure_future(self.acquire(owner=owner)),
+            asyncio.ensure_future(waived.wait()),
+        )
         held = False
         try:
             try:

@@ -1,5 +1,5 @@
-"""One HTTP exchange: body in, a call run, answer out as one body or as events. It knows requests and responses; what
-they look like is forms', translate's and answers'.
+"""One HTTP exchange: body in, a call run, answer out as one body or as events. It knows requests
+and responses; what they look like is forms', translate's and answers'.
 """
 
 from __future__ import annotations
@@ -38,16 +38,22 @@ from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
-UNWATCHED = 0.005  # seconds of work for a request in which nobody looks whether its client is still there
+UNWATCHED = (
+    0.005  # seconds of work for a request in which nobody looks whether its client is still there
+)
 Result = TypeVar("Result")
 
 
 class EventStream(Response):
-    """Server-sent events of a running call: one `send` a step, as bytes, or one for about a piece of them."""
+    """Server-sent events of a running call: one `send` a step, as bytes, or one for about a piece
+    of them."""
 
-    def __init__(self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None) -> None:
+    def __init__(
+        self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None
+    ) -> None:
         super().__init__(
-            media_type="text/event-stream", headers={"cache-control": "no-cache", "x-request-id": answer.id}
+            media_type="text/event-stream",
+            headers={"cache-control": "no-cache", "x-request-id": answer.id},
         )
         del self.headers["content-length"]  # not known ahead
         self._state, self._active, self._answer = state, active, answer
@@ -62,7 +68,9 @@ class EventStream(Response):
             last = self._answer.error_event(error)
         except ClientGoneError:
             return
-        except Exception:  # a fault of ours: said to this client, raised again for the log; no other request's matter
+        except Exception:
+            # a fault of ours: said to this client, raised again for the log; no other request's
+            # matter
             self._active.cancel()
             last = self._answer.error_event(FaultError(FAILED))
             await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -80,23 +88,36 @@ class EventStream(Response):
             for at, deltas in step:
                 positions = active.streams[at].asked.prompt_logprobs
                 for begin in range(0, len(deltas), portion):
-                    made = [event(at * n + delta.index, delta, positions) for delta in deltas[begin : begin + portion]]
+                    made = [
+                        event(at * n + delta.index, delta, positions)
+                        for delta in deltas[begin : begin + portion]
+                    ]
                     pieces += made
                     size += sum(map(len, made))
-                    if size >= limits.piece_bytes:  # first events may say a whole prompt again, each of them
-                        await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+                    if (
+                        size >= limits.piece_bytes
+                    ):  # first events may say a whole prompt again, each of them
+                        await send(
+                            {
+                                "type": "http.response.body",
+                                "body": b"".join(pieces),
+                                "more_body": True,
+                            }
+                        )
                         pieces, size = [], 0
             if size:
-                await send({"type": "http.response.body", "body": b"".join(pieces), "more_body": True})
+                await send(
+                    {"type": "http.response.body", "body": b"".join(pieces), "more_body": True}
+                )
         return self._answer.last(self._answer.usage(active.call_metrics.made, active.cached))
 
 
 async def buffer_answer(
     state: AppState, active: ActiveCall, answer: BaseAnswer, responses: ResponseBudget | None = None
 ) -> list[bytes]:
-    """Returns the body in pieces, counted among `responses`, or the server's. A choice becomes bytes when its sample
-    ends, so that little is left to do at the last end. Raises PenstockError; AnswerTooLargeError where there is no room
-    for what is there of it."""
+    """Returns the body in pieces, counted among `responses`, or the server's. A choice becomes
+    bytes when its sample ends, so that little is left to do at the last end. Raises PenstockError;
+    AnswerTooLargeError where there is no room for what is there of it."""
     n, yielder = active.call.sampling.n, state.yielder
     likely = 1 + (active.call.logprobs or 0)
     with (responses or state.responses).hold([b""] * active.call.choices) as held:
@@ -131,7 +152,8 @@ async def post_generate(state: AppState, request: Request) -> Response:
 
 
 async def post_responses(state: AppState, request: Request) -> Response:
-    """POST /v1/responses: a chat by another form. Raises PenstockError, whose `param` is that form's."""
+    """POST /v1/responses: a chat by another form. Raises PenstockError, whose `param` is that
+    form's."""
     try:
         return await _post(state, request, read_responses)
     except UsageError as error:
@@ -149,8 +171,8 @@ async def _post(
     request: Request,
     read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm],
 ) -> Response:
-    """Serves a request from its body on. There must be room for it before the body is read, and before it is tokenised.
-    Raises PenstockError, ClientGoneError."""
+    """Serves a request from its body on. There must be room for it before the body is read, and
+    before it is tokenised. Raises PenstockError, ClientGoneError."""
     key = key_of(request.scope)
     state.request_limits.check(key)
     work = None
@@ -161,7 +183,8 @@ async def _post(
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
             call = await make_call(form, work.prompt_tools)
-            del form  # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
+            # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
+            del form
             call.tenant = NO_TENANT if key is None else key.number
             ticket.adjust(call.size)
         return await _answer(work, call)
@@ -172,10 +195,13 @@ async def _post(
 
 
 async def read_body(
-    state: AppState, request: Request, place: BodyRoom, read: Callable[[bytearray, HttpLimits], Result]
+    state: AppState,
+    request: Request,
+    place: BodyRoom,
+    read: Callable[[bytearray, HttpLimits], Result],
 ) -> Result:
-    """Receives and reads a body; a long one in a thread, one after the other, unless its client leaves first: the loop
-    has its turns meanwhile. Raises PenstockError, ClientGoneError."""
+    """Receives and reads a body; a long one in a thread, one after the other, unless its client
+    leaves first: the loop has its turns meanwhile. Raises PenstockError, ClientGoneError."""
     body = await state.intake.read(request, place)
     state.tell_marks(body)
     if len(body) <= LONG_BODY:
@@ -202,10 +228,12 @@ async def _answer(work: RequestWork, call: Call) -> Response:
 
 
 class RequestWork:
-    """What is done for one request before its answer begins. Its client's leaving, its deadline and the server's end
-    cut it short."""
+    """What is done for one request before its answer begins. Its client's leaving, its deadline and
+    the server's end cut it short."""
 
-    def __init__(self, state: AppState, request: Request, ticket: Ticket, deadline: float | None) -> None:
+    def __init__(
+        self, state: AppState, request: Request, ticket: Ticket, deadline: float | None
+    ) -> None:
         self.state, self.request, self.ticket, self.deadline = state, request, ticket, deadline
 
     @property
@@ -213,9 +241,15 @@ class RequestWork:
         """What the request's body is made into ids with."""
         state, client = self.state, self.state.client
         return PromptTools(
-            client.facts, client.tokenizer, self.in_sandbox, self.in_thread, self.check_pattern, state.limits.turn_ids,
-            state.parsers, state.forms,
-        )  # fmt: skip
+            client.facts,
+            client.tokenizer,
+            self.in_sandbox,
+            self.in_thread,
+            self.check_pattern,
+            state.limits.turn_ids,
+            state.parsers,
+            state.forms,
+        )
 
     def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
         """Runs `work`; raises as until_gone."""
@@ -230,11 +264,15 @@ class RequestWork:
         await self._soon(self.state.patterns.check(pattern))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads. If nobody waits for it any more it is dropped, unless it has begun."""
-        return await self._soon(asyncio.get_running_loop().run_in_executor(self.state.threads, work))
+        """Runs `work` in the pool of threads. If nobody waits for it any more it is dropped, unless
+        it has begun."""
+        return await self._soon(
+            asyncio.get_running_loop().run_in_executor(self.state.threads, work)
+        )
 
     async def _soon(self, work: Awaitable[Result]) -> Result:
-        """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work is done before."""
+        """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work
+        is done before."""
         task = asyncio.ensure_future(work)
         if task.done():
             return task.result()

@@ -1,5 +1,5 @@
-"""Bodies on their way in: seconds and bytes of each, and bytes of all together, until they are token ids. It knows HTTP
-messages; no form, no engine.
+"""Bodies on their way in: seconds and bytes of each, and bytes of all together, until they are
+token ids. It knows HTTP messages; no form, no engine.
 """
 
 from __future__ import annotations
@@ -14,12 +14,18 @@ from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
-LARGE = 1024 * 1024  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
-OF_LONG = 4  # one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no short one
+LARGE = (
+    1024 * 1024
+)  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+# one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no
+# short one
+OF_LONG = 4
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
-BODY_RATE = 16 * 1024  # bytes a second that a body has to come with, once its first seconds are over
+BODY_RATE = (
+    16 * 1024
+)  # bytes a second that a body has to come with, once its first seconds are over
 
 
 class BodyTimeouts:
@@ -31,8 +37,9 @@ class BodyTimeouts:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float, what: str) -> AsyncIterator[Callable[[int], None]]:
-        """For as long as a body comes; what this gives is to be told how many bytes are here, by and by: they give it
-        more time. Raises HttpError, which calls it `what`, and ShuttingDownError."""
+        """For as long as a body comes; what this gives is to be told how many bytes are here, by
+        and by: they give it more time. Raises HttpError, which calls it `what`, and
+        ShuttingDownError."""
         if self._closed:
             raise shutting_down()
         begun = asyncio.get_running_loop().time()
@@ -46,8 +53,13 @@ class BodyTimeouts:
         except TimeoutError:  # a disk raises none
             if self._closed:
                 raise shutting_down() from None
-            message = f"{what} took longer than {seconds:g} s, and a second more for each 16 KiB: send it faster"
-            raise HttpError(message, status=408, code="body_too_slow", headers={"connection": "close"}) from None
+            message = (
+                f"{what} took longer than {seconds:g} s, and a second more for each 16 KiB: send it"
+                " faster"
+            )
+            raise HttpError(
+                message, status=408, code="body_too_slow", headers={"connection": "close"}
+            ) from None
 
     def close(self) -> None:
         """The server ends: whoever waits for a body waits no more."""
@@ -76,7 +88,8 @@ class BodyRoom:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """The body has, or will have, so many bytes. Raises HttpError; what is alone may be larger than all room."""
+        """The body has, or will have, so many bytes. Raises HttpError; what is alone may be larger
+        than all room."""
         intake = self._intake
         if size <= max(LARGE, self._bytes):
             return
@@ -94,8 +107,13 @@ class BodyRoom:
 
 
 def _busy() -> HttpError:
-    message = "the server has as many large bodies as it takes: send this again after the seconds in Retry-After"
-    return HttpError(message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)})
+    message = (
+        "the server has as many large bodies as it takes: send this again after the seconds in"
+        " Retry-After"
+    )
+    return HttpError(
+        message, status=503, code="server_busy", headers={"retry-after": str(TRY_AGAIN)}
+    )
 
 
 def declared_size(request: Request) -> int:
@@ -120,8 +138,9 @@ class Intake:
 
     @contextlib.contextmanager
     def waiting(self, size: int) -> Iterator[None]:
-        """While a body that is here waits to be read. Raises HttpError where as many bytes as large ones may have wait:
-        bodies of a megabyte, which aren't large, would take as much memory as somebody sends."""
+        """While a body that is here waits to be read. Raises HttpError where as many bytes as large
+        ones may have wait: bodies of a megabyte, which aren't large, would take as much memory as
+        somebody sends."""
         if self._waiting and self._waiting + size > self.most_large:
             raise _busy()
         self._waiting += size
@@ -131,8 +150,8 @@ class Intake:
             self._waiting -= size
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known to be;
-        ShuttingDownError."""
+        """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known
+        to be; ShuttingDownError."""
         limits = self.limits
         declared = declared_size(request)
         if declared > limits.max_body_bytes:
@@ -149,7 +168,9 @@ class Intake:
                     place.take(len(body))
                     share = 1 if len(body) <= LONG_BODY else OF_LONG
                     if self.bytes * share > limits.max_reading_bytes:
-                        raise QueueFullError("the server is receiving as much as it takes: send it again", TRY_AGAIN)
+                        raise QueueFullError(
+                            "the server is receiving as much as it takes: send it again", TRY_AGAIN
+                        )
                     more_time(len(body))
         finally:
             self.bytes -= len(body)

@@ -1,7 +1,9 @@
-"""Numbers for Prometheus: vLLM's names after the colon, so that a dashboard needs only its prefix changed.
+"""Numbers for Prometheus: vLLM's names after the colon, so that a dashboard needs only its prefix
+changed.
 
-Counters and gauges are the engine's own; histograms are filled here, and added up over processes on a board in shared
-memory. Times to first token and between tokens are of streamed answers alone. It knows the client's stats and calls.
+Counters and gauges are the engine's own; histograms are filled here, and added up over processes on
+a board in shared memory. Times to first token and between tokens are of streamed answers alone. It
+knows the client's stats and calls.
 """
 
 from __future__ import annotations
@@ -16,7 +18,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
 
 from penstock.request import FINISH_REASONS, Delta
 from penstock.server.openai.translate import Call
@@ -34,37 +41,60 @@ _GAUGES = {
     "running": ("num_requests_running", "Sequences that have a row."),
     "waiting": ("num_requests_waiting", "Sequences that wait for one."),
     "kv_usage": ("kv_cache_usage_perc", "Share of KV blocks in use, 0 to 1."),
-    "tokens_per_second": ("generation_tokens_per_second", "Output tokens a second over the last 2 s; 0 at rest."),
-    "expected_seconds_left": ("expected_seconds_left", "Until all that the engine has is done, at that rate; 0 else."),
+    "tokens_per_second": (
+        "generation_tokens_per_second",
+        "Output tokens a second over the last 2 s; 0 at rest.",
+    ),
+    "expected_seconds_left": (
+        "expected_seconds_left",
+        "Until all that the engine has is done, at that rate; 0 else.",
+    ),
 }
 # the same, of stats that there are only where the engine knows what its device can do at most
 _LIMIT_GAUGES = {
     "hardware_limit": (
-        "hardware_limit_perc", "Least time by the data sheet over time taken, of the last second's steps; 0 at rest."
+        "hardware_limit_perc",
+        "Least time by the data sheet over time taken, of the last second's steps; 0 at rest.",
     ),
-}  # fmt: skip
+}
 _COUNTERS = {
-    "prompt_tokens": ("prompt_tokens", "Prompt tokens prefilled; a prompt of n samples counts once."),
+    "prompt_tokens": (
+        "prompt_tokens",
+        "Prompt tokens prefilled; a prompt of n samples counts once.",
+    ),
     "generation_tokens": ("generation_tokens", "Tokens generated."),
     "prefix_hit_tokens": ("prefix_cache_hits", "Prompt tokens found in the prefix cache."),
-    "prefix_query_tokens": ("prefix_cache_queries", "Prompt tokens looked for in the prefix cache."),
+    "prefix_query_tokens": (
+        "prefix_cache_queries",
+        "Prompt tokens looked for in the prefix cache.",
+    ),
     "steps": ("engine_steps", "Steps launched."),
     "completed_steps": ("engine_steps_completed", "Steps launched and read."),
     "wasted_tokens": ("wasted_tokens", "Tokens computed for rows that had ended, and thrown away."),
-    "jit_compiles": ("jit_compiles", "Kernels, and stubs that launch them, compiled since the engine was ready."),
+    "jit_compiles": (
+        "jit_compiles",
+        "Kernels, and stubs that launch them, compiled since the engine was ready.",
+    ),
     "jit_loads": ("jit_loads", "Kernels loaded from the disk since the engine was ready."),
     "preemptions": ("num_preemptions", "Rows preempted for want of blocks."),
-    "state_hits": ("state_snapshot_hits", "Prompts that began behind a snapshot of recurrent state."),
+    "state_hits": (
+        "state_snapshot_hits",
+        "Prompts that began behind a snapshot of recurrent state.",
+    ),
     "state_misses": (
         "state_snapshot_misses",
         "Prompts of whose blocks more were known than there was a snapshot of the state of.",
     ),
-    "state_evictions": ("state_snapshot_evictions", "Snapshots of recurrent state that made room for others."),
+    "state_evictions": (
+        "state_snapshot_evictions",
+        "Snapshots of recurrent state that made room for others.",
+    ),
 }
 
 
 class Histogram:
-    """Counts by bucket; one observation is a bisection and two additions (prometheus-client's own takes a lock)."""
+    """Counts by bucket; one observation is a bisection and two additions (prometheus-client's own
+    takes a lock)."""
 
     __slots__ = ("_bounds", "_counts", "_help", "_sum", "name")
 
@@ -86,7 +116,9 @@ class Histogram:
         """Prometheus' form of `numbers`: these, or those of several processes added up."""
         family = HistogramMetricFamily("penstock:" + self.name, self._help, labels=list(labels))
         total, buckets = 0, []
-        for bound, count in zip((*map(str, self._bounds), "+Inf"), numbers, strict=False):  # the sum comes last
+        for bound, count in zip(
+            (*map(str, self._bounds), "+Inf"), numbers, strict=False
+        ):  # the sum comes last
             total += int(count)
             buckets.append((bound, total))
         family.add_metric(list(labels.values()), buckets, numbers[-1])
@@ -94,9 +126,11 @@ class Histogram:
 
 
 class Board:
-    """A row of numbers a server process, in memory that all of them share. Each writes its own row and reads all.
+    """A row of numbers a server process, in memory that all of them share. Each writes its own row
+    and reads all.
 
-    The numbers only grow and one is written at a time, so sums never fall, whichever process is asked.
+    The numbers only grow and one is written at a time, so sums never fall, whichever process is
+    asked.
     """
 
     _WIDTH = 512  # numbers that a row has room for; Metrics has about 270
@@ -124,27 +158,46 @@ class Board:
 
 
 class Metrics:
-    """All metrics of one server; a collector of its own registry. `board`: where it is one of several processes."""
+    """All metrics of one server; a collector of its own registry. `board`: where it is one of
+    several processes."""
 
     def __init__(self, client: EngineClient, model: str, board: Board | None = None) -> None:
         self._client = client
         self._board = board
         self._labels = {"model_name": model}
-        self.first_token = Histogram("time_to_first_token_seconds", "From body to first token, streamed.", _SECONDS)
-        self.between_tokens = Histogram("inter_token_latency_seconds", "Between a sample's deltas, streamed.", _SECONDS)
-        self.end_to_end = Histogram("e2e_request_latency_seconds", "From body to last token.", _SECONDS)
+        self.first_token = Histogram(
+            "time_to_first_token_seconds", "From body to first token, streamed.", _SECONDS
+        )
+        self.between_tokens = Histogram(
+            "inter_token_latency_seconds", "Between a sample's deltas, streamed.", _SECONDS
+        )
+        self.end_to_end = Histogram(
+            "e2e_request_latency_seconds", "From body to last token.", _SECONDS
+        )
         self.asked = Histogram("request_prompt_tokens", "Prompt tokens of a body.", _TOKENS)
         self.made = Histogram("request_generation_tokens", "Tokens made for a body.", _TOKENS)
-        self.queued = Histogram("request_queue_time_seconds", "A prompt's, until a step took it up.", _SECONDS)
-        self.prefilled = Histogram("request_prefill_time_seconds", "From there to its first token.", _SECONDS)
-        self.decoded = Histogram("request_decode_time_seconds", "From there to its last one.", _SECONDS)
+        self.queued = Histogram(
+            "request_queue_time_seconds", "A prompt's, until a step took it up.", _SECONDS
+        )
+        self.prefilled = Histogram(
+            "request_prefill_time_seconds", "From there to its first token.", _SECONDS
+        )
+        self.decoded = Histogram(
+            "request_decode_time_seconds", "From there to its last one.", _SECONDS
+        )
         self.inferred = Histogram("request_inference_time_seconds", "Prefill and decode.", _SECONDS)
         self.each_token = Histogram(
-            "request_time_per_output_token_seconds", "A body's decode time over the tokens of its longest.", _SECONDS
+            "request_time_per_output_token_seconds",
+            "A body's decode time over the tokens of its longest.",
+            _SECONDS,
         )
-        self.longest = Histogram("request_max_num_generation_tokens", "Tokens of a body's longest sample.", _TOKENS)
+        self.longest = Histogram(
+            "request_max_num_generation_tokens", "Tokens of a body's longest sample.", _TOKENS
+        )
         self.samples = Histogram("request_params_n", "n of a body.", _SAMPLES)
-        self.most = Histogram("request_params_max_tokens", "max_tokens of a body, where it is known.", _TOKENS)
+        self.most = Histogram(
+            "request_params_max_tokens", "max_tokens of a body, where it is known.", _TOKENS
+        )
         self.finished: dict[str, int] = dict.fromkeys(FINISH_REASONS, 0)
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -154,7 +207,9 @@ class Metrics:
         yield from self._of_engines()
         names, values = list(self._labels), list(self._labels.values())
         success = CounterMetricFamily(
-            "penstock:request_success", "Samples that ended, by reason.", labels=[*names, "finished_reason"]
+            "penstock:request_success",
+            "Samples that ended, by reason.",
+            labels=[*names, "finished_reason"],
         )
         numbers = iter(self.share())
         for reason in self.finished:
@@ -164,23 +219,35 @@ class Metrics:
             yield histogram.metric(self._labels, list(islice(numbers, len(histogram.numbers))))
 
     def _of_engines(self) -> Iterator[Metric]:
-        """What engines say of themselves; of several, each with its number as a label, while it lives."""
+        """What engines say of themselves; of several, each with its number as a label, while it
+        lives."""
         each = self._client.each()
         names, values = list(self._labels), list(self._labels.values())
         weights = GaugeMetricFamily(
-            "penstock:weights_info", "1, at the version that answers are made with.", labels=[*names, "weights_version"]
+            "penstock:weights_info",
+            "1, at the version that answers are made with.",
+            labels=[*names, "weights_version"],
         )
         weights.add_metric([*values, self._client.weights_version], 1)
         yield weights
         if len(each) > 1:
-            ready = GaugeMetricFamily("penstock:replicas_ready", "Replicas that take requests.", labels=names)
+            ready = GaugeMetricFamily(
+                "penstock:replicas_ready", "Replicas that take requests.", labels=names
+            )
             ready.add_metric(values, sum(one.ready for one in each))
             yield ready
             names.append("replica")
             yield self._restarts(each, names)
         # A replica's are empty until its engine has first spoken, and then whole.
-        told = [(_labelled(values, number, len(each)), one.stats) for number, one in enumerate(each) if one.stats]
-        for families, family in ((_GAUGES | _LIMIT_GAUGES, GaugeMetricFamily), (_COUNTERS, CounterMetricFamily)):
+        told = [
+            (_labelled(values, number, len(each)), one.stats)
+            for number, one in enumerate(each)
+            if one.stats
+        ]
+        for families, family in (
+            (_GAUGES | _LIMIT_GAUGES, GaugeMetricFamily),
+            (_COUNTERS, CounterMetricFamily),
+        ):
             for key, (name, help) in families.items():
                 known = [(labels, stats[key]) for labels, stats in told if key in stats]
                 if known:
@@ -190,9 +257,13 @@ class Metrics:
                     yield made
 
     def _restarts(self, each: Sequence[ReplicaState], names: Sequence[str]) -> Metric:
-        restarts = CounterMetricFamily("penstock:replica_restarts", "Times that a replica came up again.", labels=names)
+        restarts = CounterMetricFamily(
+            "penstock:replica_restarts", "Times that a replica came up again.", labels=names
+        )
         for number, one in enumerate(each):
-            restarts.add_metric(_labelled([*self._labels.values()], number, len(each)), one.restarts)
+            restarts.add_metric(
+                _labelled([*self._labels.values()], number, len(each)), one.restarts
+            )
         return restarts
 
     def share(self) -> list[float]:
@@ -219,24 +290,33 @@ def _labelled(values: list[str], replica: int, count: int) -> list[str]:
 
 
 class CallMetrics:
-    """A call's tokens, ends and times. background: nobody waits for it, so its times are no latencies."""
+    """A call's tokens, ends and times. background: nobody waits for it, so its times are no
+    latencies."""
 
     def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
-        # Not the call itself: this lives with the connection, whose cycle the collector may leave for minutes, and a
-        # call holds its prompts.
+        # Not the call itself: this lives with the connection, whose cycle the collector may leave
+        # for minutes, and a call holds its prompts.
         self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
         self._most = call.sampling.max_tokens
         self.prompt_tokens = call.prompt_tokens
         self.made = 0  # tokens
-        self.first: float | None = None  # seconds until the first of them was here, or drawn where none is streamed
+        self.first: float | None = (
+            None  # seconds until the first of them was here, or drawn where none is streamed
+        )
         self.ends: dict[str, int] = {}  # finish reason -> samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
-        self._samples: dict[tuple[int, int], list[float]] = {}  # (prompt, sample) -> [its last delta's time, tokens]
+        self._samples: dict[
+            tuple[int, int], list[float]
+        ] = {}  # (prompt, sample) -> [its last delta's time, tokens]
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
         """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""
-        now, streamed, samples = time.perf_counter(), self.stream and not self._background, self._samples
+        now, streamed, samples = (
+            time.perf_counter(),
+            self.stream and not self._background,
+            self._samples,
+        )
         if self.first is None and self.stream:
             self.first = now - self._start
         for delta in deltas:
@@ -257,7 +337,10 @@ class CallMetrics:
 
     def close(self, streams: Sequence[Stream]) -> None:
         """All of it came: what is known of whole calls alone."""
-        metrics, longest = self._metrics, int(max((tokens for _, tokens in self._samples.values()), default=0))
+        metrics, longest = (
+            self._metrics,
+            int(max((tokens for _, tokens in self._samples.values()), default=0)),
+        )
         begun = [stream.asked.begun for stream in streams if stream.asked.begun is not None]
         if self.first is None and begun:
             self.first = min(begun) - self._start

@@ -1,5 +1,5 @@
-"""SandboxTurns: whose job is done next in the sandboxes of one server. Owners take turns; long jobs, and all of
-batches, leave one sandbox to short ones, which would else wait for all of them.
+"""SandboxTurns: whose job is done next in the sandboxes of one server. Owners take turns; long
+jobs, and all of batches, leave one sandbox to short ones, which would else wait for all of them.
 
 It knows jobs and owners; no request, no line.
 """
@@ -12,7 +12,15 @@ from collections.abc import Awaitable, Sequence
 from typing import Any, Protocol, TypeVar
 
 from penstock.sandbox.sandbox import SandboxPool
-from penstock.sandbox.sandbox_process import ChatJob, GrammarJob, Job, Reply, TellJob, TextJob, TokensJob
+from penstock.sandbox.sandbox_process import (
+    ChatJob,
+    GrammarJob,
+    Job,
+    Reply,
+    TellJob,
+    TextJob,
+    TokensJob,
+)
 from penstock.server.online.fair_semaphore import FairSemaphore
 
 LONG = 65_536  # letters of plain text that a job is as much work as; 10 ms of tokenising, or more
@@ -30,14 +38,17 @@ class Soon(Protocol):
 
 
 class SandboxTurns:
-    """The turns of one server, which has so many sandboxes at most. every: all jobs'.   long: of long ones, one
-    less."""
+    """The turns of one server, which has so many sandboxes at most. every: all jobs'.   long: of
+    long ones, one less."""
 
     def __init__(self, most: int) -> None:
         self.every, self.long = FairSemaphore(most), FairSemaphore(most - 1)
 
-    async def run(self, pool: SandboxPool, jobs: Sequence[Job], owner: str, soon: Soon) -> list[Reply]:
-        """Does jobs for somebody who waits for them; several each in its own turn. Raises as SandboxPool.run."""
+    async def run(
+        self, pool: SandboxPool, jobs: Sequence[Job], owner: str, soon: Soon
+    ) -> list[Reply]:
+        """Does jobs for somebody who waits for them; several each in its own turn. Raises as
+        SandboxPool.run."""
         if len(jobs) == 1:
             return await self._one(pool, jobs[0], owner, soon, is_long(jobs[0]))
         return await soon(self._several(pool, jobs, owner, all_long=False))
@@ -46,15 +57,22 @@ class SandboxTurns:
         """Does jobs that nobody waits for, as long ones. Raises as SandboxPool.run."""
         return await self._several(pool, jobs, owner, all_long=True)
 
-    async def _several(self, pool: SandboxPool, jobs: Sequence[Job], owner: str, *, all_long: bool) -> list[Reply]:
-        tasks = [asyncio.ensure_future(self._one(pool, job, owner, _plainly, all_long or is_long(job))) for job in jobs]
+    async def _several(
+        self, pool: SandboxPool, jobs: Sequence[Job], owner: str, *, all_long: bool
+    ) -> list[Reply]:
+        tasks = [
+            asyncio.ensure_future(self._one(pool, job, owner, _plainly, all_long or is_long(job)))
+            for job in jobs
+        ]
         try:
             return [reply for (reply,) in await asyncio.gather(*tasks)]
         finally:
             for task in tasks:
                 task.cancel()
 
-    async def _one(self, pool: SandboxPool, job: Job, owner: str, soon: Soon, long: bool) -> list[Reply]:
+    async def _one(
+        self, pool: SandboxPool, job: Job, owner: str, soon: Soon, long: bool
+    ) -> list[Reply]:
         async with contextlib.AsyncExitStack() as held:
             for turns in (self.long, self.every) if long else (self.every,):
                 if not turns.take(owner):
@@ -68,7 +86,8 @@ async def _plainly(work: Awaitable[Result], /) -> Result:
 
 
 def is_long(job: Job) -> bool:
-    """Returns whether a job is more work than LONG letters of text. No more of it is looked at than says so."""
+    """Returns whether a job is more work than LONG letters of text. No more of it is looked at than
+    says so."""
     if isinstance(job, GrammarJob):
         return OF_A_FORM * job.asked.size > LONG
     if isinstance(job, TokensJob):

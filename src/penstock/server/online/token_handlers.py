@@ -1,5 +1,6 @@
-"""Text to token ids and back over HTTP, in vLLM's shapes: what evaluation tools and RL loops ask a server for that has
-the only copy of a tokenizer. It knows requests, forms and the tokenizer; no engine.
+"""Text to token ids and back over HTTP, in vLLM's shapes: what evaluation tools and RL loops ask a
+server for that has the only copy of a tokenizer. It knows requests, forms and the tokenizer; no
+engine.
 """
 
 from __future__ import annotations
@@ -23,12 +24,14 @@ from penstock.server.openai.translate import size_of
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-MOST_BYTES = 1_000_000  # of a text in UTF-8: as many tokens at most, 170 MB while they are made, a second or two
+# of a text in UTF-8: as many tokens at most, 170 MB while they are made, a second or two
+MOST_BYTES = 1_000_000
 FEW_IDS = 1_024  # that the event loop decodes by itself; about 1 ms
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
-    """POST /tokenize: a text, or a chat as the model's template renders it. Raises PenstockError, ClientGoneError."""
+    """POST /tokenize: a text, or a chat as the model's template renders it. Raises PenstockError,
+    ClientGoneError."""
     tokenizer, most = _tokenizer(state), state.client.facts.max_model_len
     key = key_of(request.scope)
     state.request_limits.check(key)
@@ -42,21 +45,28 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
             special = form.add_special_tokens is not False
             if isinstance(form, ChatForm):
                 ids = (await chat_prompt(form, work.prompt_tools)).ids
-                told = await work.in_thread(lambda: tokens_json(ids, most, tokenizer if asked.spelt else None))
+                told = await work.in_thread(
+                    lambda: tokens_json(ids, most, tokenizer if asked.spelt else None)
+                )
             else:
-                told = await _told(TellJob(str(form.prompt), special, asked.spelt), tokenizer, most, work)
+                told = await _told(
+                    TellJob(str(form.prompt), special, asked.spelt), tokenizer, most, work
+                )
         finally:
             ticket.release()
     return Response(told, media_type=JSON)
 
 
 async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork) -> bytes:
-    """Returns a text's tokens: also of one that is longer than the context, whose length is what many want to know."""
+    """Returns a text's tokens: also of one that is longer than the context, whose length is what
+    many want to know."""
     if len(job.text) <= LONG_TEXT:
         ids = tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
         return tokens_json(ids, most, tokenizer if job.spelt else None)
     if len(job.text) > MOST_BYTES or len(job.text.encode("utf-8", "replace")) > MOST_BYTES:
-        raise HttpError(f"prompt has more than {MOST_BYTES} bytes: tokenise it in parts", param="prompt")
+        raise HttpError(
+            f"prompt has more than {MOST_BYTES} bytes: tokenise it in parts", param="prompt"
+        )
     (reply,) = await work.in_sandbox([job])
     return reply.told
 
@@ -67,14 +77,18 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
     state.request_limits.check(key)
     with state.intake.place() as place:
         size = state.client.facts.vocab_size
-        model, ids = await read_body(state, request, place, lambda body, limits: read_detokenize(body, size, limits))
+        model, ids = await read_body(
+            state, request, place, lambda body, limits: read_detokenize(body, size, limits)
+        )
         check_model(model, state.model)
         ticket = state.request_limits.acquire(key, 1, ids.size)
         try:
             if ids.size <= FEW_IDS:
                 text = tokenizer.decode(ids, skip_special_tokens=False)
             else:
-                (reply,) = await RequestWork(state, request, ticket, None).in_sandbox([TokensJob(ids.tobytes())])
+                (reply,) = await RequestWork(state, request, ticket, None).in_sandbox(
+                    [TokensJob(ids.tobytes())]
+                )
                 text = reply.text
         finally:
             ticket.release()
@@ -82,7 +96,8 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
 
 
 async def get_tokenizer_info(state: AppState, request: Request) -> Response:
-    """GET /tokenizer_info: what a client needs to know of special tokens and templates. Raises HttpError."""
+    """GET /tokenizer_info: what a client needs to know of special tokens and templates. Raises
+    HttpError."""
     tokenizer = _tokenizer(state)
     told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -96,5 +111,7 @@ async def get_tokenizer_info(state: AppState, request: Request) -> Response:
 
 def _tokenizer(state: AppState) -> Tokenizer:
     if state.client.tokenizer is None:
-        raise HttpError("this server has no tokenizer: start it without --skip-tokenizer-init", status=404)
+        raise HttpError(
+            "this server has no tokenizer: start it without --skip-tokenizer-init", status=404
+        )
     return state.client.tokenizer

@@ -1,6 +1,6 @@
-"""Forms that answers are to have (structured_outputs, response_format, tools): read from a body's fields, looked at in
-the sandbox, and called by the field that they came from where they cannot be served. It knows fields; how a tool is
-called is answer_reading's.
+"""Forms that answers are to have (structured_outputs, response_format, tools): read from a body's
+fields, looked at in the sandbox, and called by the field that they came from where they cannot be
+served. It knows fields; how a tool is called is answer_reading's.
 """
 
 from __future__ import annotations
@@ -16,12 +16,18 @@ from penstock.server.openai.prompt_ids import PromptTools
 
 STRUCTURED = "structured_outputs"  # what all forms are to whoever compiles them
 TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
-_OUR_LARK = re.compile(r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL)
-_WHITE = ("disable_any_whitespace", "whitespace_pattern")  # of structured_outputs, also beside another form
+_OUR_LARK = re.compile(
+    r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL
+)
+_WHITE = (
+    "disable_any_whitespace",
+    "whitespace_pattern",
+)  # of structured_outputs, also beside another form
 
 
 def field_of(form: BaseForm, *, of_tools: bool = False) -> str:
-    """Returns which field of a body the form of its answers came from. of_tools: tools are all that holds them."""
+    """Returns which field of a body the form of its answers came from. of_tools: tools are all that
+    holds them."""
     if of_tools:
         return "tools"
     free = form.response_format is None or form.response_format.type == "text"
@@ -37,37 +43,58 @@ def renamed(error: UsageError, field: str) -> UsageError:
 
 def structured(form: BaseForm) -> StructuredOutputsParams | None:
     """The form that answers are to have. Raises HttpError."""
-    asked, given = form.response_format, None if form.structured_outputs is None else form.structured_outputs.given
-    tag = {} if asked is None else {name: value for name in TAG_FIELDS if (value := getattr(asked, name)) is not None}
+    asked, given = (
+        form.response_format,
+        None if form.structured_outputs is None else form.structured_outputs.given,
+    )
+    tag = (
+        {}
+        if asked is None
+        else {name: value for name in TAG_FIELDS if (value := getattr(asked, name)) is not None}
+    )
     if asked is not None and tag and asked.type != "structural_tag":
-        raise HttpError(f"{next(iter(tag))} is of response_format structural_tag", param="response_format")
+        raise HttpError(
+            f"{next(iter(tag))} is of response_format structural_tag", param="response_format"
+        )
     given = given or {}
     white = {name: given[name] for name in _WHITE if name in given}
     if asked is None or asked.type == "text":
         # Beside tools alone: their arguments have no white space as it is.
-        idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(form, "tools", None)
+        idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(
+            form, "tools", None
+        )
         return StructuredOutputsParams(**given) if given and not idle else None
     if given.keys() != white.keys():
-        raise HttpError("response_format and structured_outputs are two forms: give one", param="structured_outputs")
+        raise HttpError(
+            "response_format and structured_outputs are two forms: give one",
+            param="structured_outputs",
+        )
     if asked.type == "structural_tag":
         return StructuredOutputsParams(structural_tag={"type": asked.type, **tag}, **white)
     if asked.type == "json_object":
         return StructuredOutputsParams(json_object=True, **white)
     if asked.json_schema is None:
-        raise HttpError("response_format.json_schema is missing: {name, schema}", param="response_format.json_schema")
+        raise HttpError(
+            "response_format.json_schema is missing: {name, schema}",
+            param="response_format.json_schema",
+        )
     schema = asked.json_schema.schema
     return StructuredOutputsParams(
-        json={"type": "object"} if schema is None else schema, lenient=asked.json_schema.strict is not True, **white
+        json={"type": "object"} if schema is None else schema,
+        lenient=asked.json_schema.strict is not True,
+        **white,
     )
 
 
 async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -> None:
-    """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the sandbox, whose limits
-    it may pass. field: where it came from."""
+    """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the
+    sandbox, whose limits it may pass. field: where it came from."""
     if sampling.structured_outputs is None:
         return
     if tools.tokenizer is None:
-        raise HttpError(f"{field} need text, and this server has no tokenizer: leave them out", param=field)
+        raise HttpError(
+            f"{field} need text, and this server has no tokenizer: leave them out", param=field
+        )
     if tools.forms.has(sampling.structured_outputs):
         return
     try:
@@ -77,7 +104,10 @@ async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -
         raise
     except UsageError as error:
         if error.param == "prompt":  # it passed the sandbox's limits
-            message = f"{field} cannot be served: to compile this takes too much time or memory: make it simpler"
+            message = (
+                f"{field} cannot be served: to compile this takes too much time or memory: make it"
+                " simpler"
+            )
             raise HttpError(message, param=field) from error
         named = renamed(error, field)
         raise HttpError(_OUR_LARK.sub("", named.rule), param=field) from error

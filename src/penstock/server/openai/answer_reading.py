@@ -1,5 +1,5 @@
-"""How a chat's answers are read, and held: which calls they may make, which they must, where a model's reasoning ends.
-It knows forms and text.answers; no tokens, no answer's JSON.
+"""How a chat's answers are read, and held: which calls they may make, which they must, where a
+model's reasoning ends. It knows forms and text.answers; no tokens, no answer's JSON.
 """
 
 from __future__ import annotations
@@ -25,7 +25,15 @@ from penstock.text.answers.reader import (
     MakeParser,
     format_of,
 )
-from penstock.text.answers.reasoning import MARKS, OPEN, THINK, WRAPPED, Thinking, thinking_behind, token_of
+from penstock.text.answers.reasoning import (
+    MARKS,
+    OPEN,
+    THINK,
+    WRAPPED,
+    Thinking,
+    thinking_behind,
+    token_of,
+)
 from penstock.text.answers.tool import Tool
 
 if TYPE_CHECKING:
@@ -35,24 +43,30 @@ MakeReader = Callable[[], Reader]  # one for each answer
 
 
 def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
-    """Raises HttpError where the model is to decide whether it calls a tool, and the server wasn't started for that."""
+    """Raises HttpError where the model is to decide whether it calls a tool, and the server wasn't
+    started for that."""
     if form.called_tools and not form.must_call and not parsers.enable_auto_tool_choice:
         message = (
-            "tool_choice auto needs a server started with --enable-auto-tool-choice and --tool-call-parser: "
-            "say required, a tool's name, or none"
+            "tool_choice auto needs a server started with --enable-auto-tool-choice and"
+            " --tool-call-parser: say required, a tool's name, or none"
         )
         raise HttpError(message, param="tool_choice")
 
 
 class AnswerReading:
-    """What one chat asks for, once its prompt is there. sampling: as it is without tools and reasoning."""
+    """What one chat asks for, once its prompt is there. sampling: as it is without tools and
+    reasoning."""
 
-    def __init__(self, form: ChatForm, sampling: SamplingParams, prompt: TokenizedPrompt, tools: PromptTools) -> None:
+    def __init__(
+        self, form: ChatForm, sampling: SamplingParams, prompt: TokenizedPrompt, tools: PromptTools
+    ) -> None:
         assert tools.tokenizer is not None, "chats have text"
         self._form, self._tokenizer, self._prompt = form, tools.tokenizer, prompt
         self._sampling, self._asked = sampling, sampling.structured_outputs
         self._called = form.called_tools
-        self._parallel = form.parallel_tool_calls and not (form.must_call and form.tool_choice != "required")
+        self._parallel = form.parallel_tool_calls and not (
+            form.must_call and form.tool_choice != "required"
+        )
         source, named = template_of(form, tools.tokenizer), tools.parsers.tool_call_parser
         self._template = tools.tokenizer.response_template if named == TEMPLATE else None
         known = named if named in FORMATS else format_of(source)
@@ -78,28 +92,43 @@ class AnswerReading:
         if (template := self._by_template) is not None:
             from penstock.text.answers.response_template import TemplateReader
 
-            return partial(TemplateReader, template, self._prompt.ending, self._called, parallel=self._parallel)
+            return partial(
+                TemplateReader, template, self._prompt.ending, self._called, parallel=self._parallel
+            )
         if self._format is None and self._thinking is None:
             return None
         thinking = self._thinking or "closed"
         calls = self._format
-        parser = None if calls is None else (calls.held_parser if self._are_held else None) or calls.parser
+        parser = (
+            None
+            if calls is None
+            else (calls.held_parser if self._are_held else None) or calls.parser
+        )
         return partial(
-            _make_reader, parser, self._called, thinking, self._parallel, self._wrapped, self._marks_of_thought
+            _make_reader,
+            parser,
+            self._called,
+            thinking,
+            self._parallel,
+            self._wrapped,
+            self._marks_of_thought,
         )
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
-        """The model's own template, where it reads the answer: calls that are held are written in a format of ours."""
+        """The model's own template, where it reads the answer: calls that are held are written in a
+        format of ours."""
         in_format = self._form.must_call or (self._called and self._asked is not None)
         return None if in_format else self._template
 
     def held(self) -> SamplingParams:
-        """Returns the sampling that holds answers to what they must be, and shows what readers look for. Raises
-        HttpError."""
+        """Returns the sampling that holds answers to what they must be, and shows what readers look
+        for. Raises HttpError."""
         sampling, form, whole = self._sampling, self._asked, self._around()
         if whole is not None:
-            if form is None or self._form.must_call:  # an answer that calls a tool has no content to hold
+            if (
+                form is None or self._form.must_call
+            ):  # an answer that calls a tool has no content to hold
                 made = StructuredOutputsParams(around=whole)
             else:
                 made = replace(form, around=whole)
@@ -113,19 +142,22 @@ class AnswerReading:
         return sampling
 
     def _around(self) -> str | None:
-        """The grammar of the whole answer; None where the form, or nothing, is all that holds it. Raises HttpError."""
+        """The grammar of the whole answer; None where the form, or nothing, is all that holds it.
+        Raises HttpError."""
         must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
         strict = self._strict
         if self._harmony and (must or strict or form is not None):
             message = (
-                "answers in gpt-oss's channels are read, not held: leave out response_format, strict, and a "
-                "tool_choice beside auto and none"
+                "answers in gpt-oss's channels are read, not held: leave out response_format,"
+                " strict, and a tool_choice beside auto and none"
             )
-            raise HttpError(message, param="tool_choice" if must else "tools", code="unsupported_parameter")
+            raise HttpError(
+                message, param="tool_choice" if must else "tools", code="unsupported_parameter"
+            )
         if strict and self._by_template is not None:
             message = (
-                "strict tools are held here with tool_choice required or a tool's name: a response_template "
-                "doesn't say how calls are written; leave strict out"
+                "strict tools are held here with tool_choice required or a tool's name: a"
+                " response_template doesn't say how calls are written; leave strict out"
             )
             raise HttpError(message, param="tools", code="unsupported_parameter")
         behind_thought = form is not None and thinking != "closed"
@@ -149,7 +181,9 @@ class AnswerReading:
     @property
     def _are_held(self) -> bool:
         """Whether each call of the answer is held by a grammar."""
-        return self._form.must_call or bool(self._called and (self._strict or self._asked is not None))
+        return self._form.must_call or bool(
+            self._called and (self._strict or self._asked is not None)
+        )
 
     def _marks(self) -> set[str]:
         marks = () if self._thinking is None else self._marks_of_thought
@@ -158,8 +192,12 @@ class AnswerReading:
 
 
 def _make_reader(
-    parser: MakeParser | None, tools: list[Tool], thinking: Thinking, parallel: bool, wrapped: tuple[str, str] | None,
+    parser: MakeParser | None,
+    tools: list[Tool],
+    thinking: Thinking,
+    parallel: bool,
+    wrapped: tuple[str, str] | None,
     marks: tuple[str, str],
-) -> AnswerReader:  # fmt: skip
+) -> AnswerReader:
     calls = None if parser is None else parser(tools)
     return AnswerReader(calls, thinking, parallel=parallel, wrapped=wrapped, marks=marks)

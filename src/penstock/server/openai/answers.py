@@ -1,5 +1,5 @@
-"""Deltas to answers: one JSON body at the end, or server-sent events as bytes, joined from pieces that are encoded
-once. It knows a call, deltas and JSON; no engine, no HTTP.
+"""Deltas to answers: one JSON body at the end, or server-sent events as bytes, joined from pieces
+that are encoded once. It knows a call, deltas and JSON; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _GOING_ON = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
 class BaseAnswer:
     """What both routes share. `choice` is prompt-major: prompt * n + sample.
 
-    `prompt_positions` is the stream's prompt_logprobs of the delta's prompt, wherever one is asked for.
+    `prompt_positions` is the stream's prompt_logprobs of the delta's prompt, wherever one is asked
+    for.
     """
 
     prefix = ""
@@ -71,7 +72,9 @@ class BaseAnswer:
     def _event_text(self, text: str, *, first: bool) -> bytes:
         raise NotImplementedError
 
-    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+    def _logprobs(
+        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
+    ) -> bytes:
         raise NotImplementedError
 
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
@@ -79,7 +82,9 @@ class BaseAnswer:
 
     # -- one body
 
-    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def choice(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         """The finished choice of a sample's one delta."""
         at = choice // self._call.sampling.n
         prompt = self._call.prompts[at]
@@ -119,18 +124,27 @@ class BaseAnswer:
         return pieces
 
     def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
-        """What every choice of a prompt says of it, and the choice's end: written once, whatever n is."""
-        about = b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
+        """What every choice of a prompt says of it, and the choice's end: written once, whatever n
+        is."""
+        about = (
+            b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
+        )
         if self._call.prompt_logprobs is not None and positions is not None:
             about += b',"prompt_logprobs":' + _encode(prompt_logprobs(positions, self._spell))
         return about + b"}"
 
     # -- events
 
-    def event(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def event(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         """The event of one delta; empty where it says nothing (text held back, say)."""
         first = choice not in self._begun
-        plain = delta.finish_reason is None and self._call.logprobs is None and not self._call.return_token_ids
+        plain = (
+            delta.finish_reason is None
+            and self._call.logprobs is None
+            and not self._call.return_token_ids
+        )
         tail = self._counted(choice, delta) if self._call.continuous_usage else self._tail
         shown = self._shown(choice, delta, first=first, needed=first or not plain)
         if plain and not first:
@@ -149,26 +163,34 @@ class BaseAnswer:
         if not needed:
             return self._event_text(delta.text, first=False) if delta.text else b""
         prompt = self._call.prompts[choice // self._call.sampling.n]
-        return self._event_text(self._first_text(choice, prompt, delta) if first else self._text(delta), first=first)
+        return self._event_text(
+            self._first_text(choice, prompt, delta) if first else self._text(delta), first=first
+        )
 
     def _counted(self, choice: int, delta: Delta) -> bytes:
-        """An event's end with what the choice has had so far, this delta included, as vLLM counts it."""
+        """An event's end with what the choice has had so far, this delta included, as vLLM counts
+        it."""
         made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
         prompt = self._call.prompts[choice // self._call.sampling.n]
         return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
 
     def last(self, usage: dict[str, Any]) -> bytes:
         """What a stream ends with: the counts, where they were asked for."""
-        return (self._usage_head + _encode(usage) + b"}\n\n" if self._call.include_usage else b"") + DONE
+        return (
+            self._usage_head + _encode(usage) + b"}\n\n" if self._call.include_usage else b""
+        ) + DONE
 
     def error_event(self, error: PenstockError) -> bytes:
-        """What a stream ends with that ends in an error: the status is sent, so it comes as an event."""
+        """What a stream ends with that ends in an error: the status is sent, so it comes as an
+        event."""
         return b"data: " + body_of(error) + b"\n\n"
 
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
         """A prompt's tokens count once, whatever n is."""
         made = 0 if self._call.only_prompt else completion_tokens
-        return _counts(self._call.prompt_tokens, made) | {"prompt_tokens_details": {"cached_tokens": cached_tokens}}
+        return _counts(self._call.prompt_tokens, made) | {
+            "prompt_tokens_details": {"cached_tokens": cached_tokens}
+        }
 
     def _first_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> str:
         return self._opening(choice, prompt) + self._text(delta)
@@ -195,7 +217,9 @@ class CompletionAnswer(BaseAnswer):
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        self._offsets: dict[int, int] = {}  # choice -> characters of the tokens listed so far, where more are to come
+        self._offsets: dict[
+            int, int
+        ] = {}  # choice -> characters of the tokens listed so far, where more are to come
         self._prompt_texts: dict[int, str] = {}
         self._prompt_lists: dict[int, Listed] = {}
 
@@ -215,7 +239,9 @@ class CompletionAnswer(BaseAnswer):
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
         return b',"text":' + _encode(self._first_text(choice, prompt, delta))
 
-    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+    def _logprobs(
+        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
+    ) -> bytes:
         parts: list[Listed] = []
         end = self._offsets.get(choice, 0)
         if first and self._call.echo:
@@ -224,7 +250,9 @@ class CompletionAnswer(BaseAnswer):
             parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
             end = parts[-1].end
         if not self._call.only_prompt:
-            parts.append(completion_logprobs(delta.token_ids, delta.logprobs or [], self._spell, end))
+            parts.append(
+                completion_logprobs(delta.token_ids, delta.logprobs or [], self._spell, end)
+            )
             end = parts[-1].end
         if self._call.stream:
             self._offsets[choice] = end
@@ -233,10 +261,13 @@ class CompletionAnswer(BaseAnswer):
     def _prompt_listed(self, at: int, prompt: TokenizedPrompt, positions: Any) -> Listed:
         found = self._prompt_lists.get(at)
         if found is None:
-            # Counted from the end: the prompt's text may lack what its first tokens spell, BOS or a space.
+            # Counted from the end: the prompt's text may lack what its first tokens spell, BOS or a
+            # space.
             spelt = sum(len(self._spell.text(token)) for token in prompt.ids)
             begin = len(self._opening(at * self._call.sampling.n, prompt)) - spelt
-            found = self._prompt_lists[at] = completion_logprobs(prompt.ids, positions or [], self._spell, begin)
+            found = self._prompt_lists[at] = completion_logprobs(
+                prompt.ids, positions or [], self._spell, begin
+            )
         return found
 
 
@@ -250,7 +281,13 @@ class ChatAnswer(BaseAnswer):
         return b',"delta":{' + role + b'"content":' + _encode(text) + b"}"
 
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
-        return b',"message":{"role":"assistant","content":' + _encode(delta.text) + b',"refusal":null}'
+        return (
+            b',"message":{"role":"assistant","content":' + _encode(delta.text) + b',"refusal":null}'
+        )
 
-    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
-        return chat_logprobs(delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0)
+    def _logprobs(
+        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
+    ) -> bytes:
+        return chat_logprobs(
+            delta.token_ids, delta.logprobs or [], self._spell, self._call.logprobs or 0
+        )

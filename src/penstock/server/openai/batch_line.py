@@ -1,10 +1,10 @@
-"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by `penstock run`; and
-many lines' numbers, told in one line: 1-3, 7, 9-12.
+"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by
+`penstock run`; and many lines' numbers, told in one line: 1-3, 7, 9-12.
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
 
-It knows the two routes' forms; no file, no engine, and no tokens: a prompt that is too long shows when it is run.
-Source of the form: OpenAI's "Batch API" guide.
+It knows the two routes' forms; no file, no engine, and no tokens: a prompt that is too long shows
+when it is run. Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ import msgspec
 
 from penstock.errors import PenstockError, UsageError
 from penstock.request import SamplingParams
-from penstock.server.openai.forms import ChatForm, CompletionForm, read_chat, read_completion, reason_of
+from penstock.server.openai.forms import (
+    ChatForm,
+    CompletionForm,
+    read_chat,
+    read_completion,
+    reason_of,
+)
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.translate import SamplingFacts, read_sampling
 
@@ -25,13 +31,19 @@ LONGEST_ID = 512  # characters of a custom_id
 
 
 class LineError(HttpError):
-    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where it has one of its
-    own. answer: what the route would say to the line's body, where that is what is bad."""
+    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where
+    it has one of its own. answer: what the route would say to the line's body, where that is what
+    is bad."""
 
     code: str
 
     def __init__(
-        self, message: str, *, code: str, param: str | None = None, answer: PenstockError | None = None
+        self,
+        message: str,
+        *,
+        code: str,
+        param: str | None = None,
+        answer: PenstockError | None = None,
     ) -> None:
         super().__init__(message, param=param, code=code)
         self.custom_id: str | None = None
@@ -64,12 +76,20 @@ def parse_line(line: bytes) -> BatchLine:
         return _decoder.decode(line)
     except msgspec.ValidationError as error:
         reason = str(error).replace("`", "")
-        code = "missing_required_parameter" if "missing required field" in reason else "invalid_request"
+        code = (
+            "missing_required_parameter"
+            if "missing required field" in reason
+            else "invalid_request"
+        )
         raise LineError(f"the line's form is not a request's: {reason}", code=code) from error
     except RecursionError as error:
-        raise LineError("the line is nested too deep: flatten it", code="invalid_json_line") from error
+        raise LineError(
+            "the line is nested too deep: flatten it", code="invalid_json_line"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise LineError(f"the line is not valid JSON: {reason_of(error)}", code="invalid_json_line") from error
+        raise LineError(
+            f"the line is not valid JSON: {reason_of(error)}", code="invalid_json_line"
+        ) from error
 
 
 def check_id(custom_id: str) -> None:
@@ -82,8 +102,8 @@ def check_id(custom_id: str) -> None:
 def read_request(
     line: BatchLine, facts: SamplingFacts, more: Callable[[CompletionForm | ChatForm], None]
 ) -> tuple[CompletionForm | ChatForm, SamplingParams]:
-    """Returns the line's form and its sampling, over the model's defaults. more: what else whoever runs it asks of a
-    form. Raises LineError."""
+    """Returns the line's form and its sampling, over the model's defaults. more: what else whoever
+    runs it asks of a form. Raises LineError."""
     if line.method != "POST":
         raise LineError("method must be POST", code="invalid_method", param="method")
     if line.url not in ENDPOINTS:
@@ -105,8 +125,9 @@ MOST_SPANS = 25_000  # 3 MB; as many as the 50,000 lines of a batch can make
 
 
 class LineNumbers:
-    """Numbers that come in growing order, kept as spans: a file whose every line is bad costs no more memory than one
-    with a single bad line. Past `most` spans, only their count and the last are told."""
+    """Numbers that come in growing order, kept as spans: a file whose every line is bad costs no
+    more memory than one with a single bad line. Past `most` spans, only their count and the last
+    are told."""
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._most = most
@@ -132,11 +153,16 @@ class LineNumbers:
             self._untold += 1
 
     def __str__(self) -> str:
-        told = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in self._spans)
+        told = ", ".join(
+            str(first) if first == last else f"{first}-{last}" for first, last in self._spans
+        )
         return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")
 
 
-TOLD, LONGEST = 20, 500  # bad rows told in full, of those beyond the numbers alone; characters of what is said of one
+TOLD, LONGEST = (
+    20,
+    500,
+)  # bad rows told in full, of those beyond the numbers alone; characters of what is said of one
 
 
 class BadRows:
@@ -148,14 +174,20 @@ class BadRows:
     def add(self, number: int, message: str) -> None:
         """Notes a row; numbers come in growing order."""
         if len(self._told) < TOLD:
-            self._told.append(message if len(message) <= LONGEST else message[: LONGEST - 3] + "...")
+            self._told.append(
+                message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
+            )
         else:
             self._beyond.add(number)
 
     def refuse(self) -> None:
         """Raises UsageError where there are any."""
         count = len(self._told) + len(self._beyond)
-        many = f"{count:,} rows are bad: mend them or take them out, none was run: " if count > 1 else ""
+        many = (
+            f"{count:,} rows are bad: mend them or take them out, none was run: "
+            if count > 1
+            else ""
+        )
         rest = f"; and {len(self._beyond):,} more: {self._beyond}" if self._beyond else ""
         if count:
             raise UsageError(f"{many}{'; '.join(self._told)}{rest}")

@@ -1,9 +1,11 @@
-"""One line of /v1/bulk: a completion's body with a custom_id, read; and what is answered to it, one line of JSON.
+"""One line of /v1/bulk: a completion's body with a custom_id, read; and what is answered to it, one
+line of JSON.
 
-    {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}  ->  {"line": 1, "custom_id": "a", "id": "cmpl-...", ...}
+    {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}  ->  {"line": 1, "custom_id": "a", "id":
+    "cmpl-...", ...}
 
-Of lines that differ in prompt and custom_id alone the other fields are read once. `packed` answers hold ids and
-logprobs as bytes. It knows forms and deltas; no engine, no HTTP.
+Of lines that differ in prompt and custom_id alone the other fields are read once. `packed` answers
+hold ids and logprobs as bytes. It knows forms and deltas; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -103,15 +105,23 @@ def _check_packed(form: CompletionForm) -> None:
     """Raises HttpError."""
     for name in ("echo", "prompt_logprobs", "return_token_ids"):
         if getattr(form, name):
-            raise HttpError(f"a packed answer is of drawn tokens alone: leave {name} out", param=name)
+            raise HttpError(
+                f"a packed answer is of drawn tokens alone: leave {name} out", param=name
+            )
     if form.logprobs:
-        raise HttpError("a packed answer has the drawn tokens' own logprobs: logprobs must be 0", param="logprobs")
+        raise HttpError(
+            "a packed answer has the drawn tokens' own logprobs: logprobs must be 0",
+            param="logprobs",
+        )
 
 
 class PackedAnswer(CompletionAnswer):
-    """Choices without text: ids as int32 and their logprobs as float32, little-endian, in base64."""
+    """Choices without text: ids as int32 and their logprobs as float32, little-endian,
+    in base64."""
 
-    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def choice(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         scores = None
         if self._call.logprobs is not None:
             scores = _packed(_chosen(delta), "<f4")

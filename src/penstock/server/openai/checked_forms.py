@@ -1,5 +1,5 @@
-"""Forms of answers that were looked at and can be served: agents send the same tools with every request, and a look
-takes milliseconds of a sandbox. It knows digests alone.
+"""Forms of answers that were looked at and can be served: agents send the same tools with every
+request, and a look takes milliseconds of a sandbox. It knows digests alone.
 """
 
 from __future__ import annotations

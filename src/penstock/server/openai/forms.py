@@ -1,6 +1,6 @@
-"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field. Ranges of sampling are
-SamplingParams', tokens translate's, fields that no form declares unsupported_fields.py's. It knows no engine, no text,
-no HTTP.
+"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field. Ranges of
+sampling are SamplingParams', tokens translate's, fields that no form declares
+unsupported_fields.py's. It knows no engine, no text, no HTTP.
 """
 
 from __future__ import annotations
@@ -17,7 +17,13 @@ from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.json_budget import check_values
 from penstock.server.openai.message_forms import Message, sift_message
 from penstock.server.openai.tool_forms import FunctionForm, Json, NamedTool, ToolChoice, ToolForm
-from penstock.server.openai.unsupported_fields import CHAT, COMPLETION, STREAM_OPTIONS, sift, unmarked_tools
+from penstock.server.openai.unsupported_fields import (
+    CHAT,
+    COMPLETION,
+    STREAM_OPTIONS,
+    sift,
+    unmarked_tools,
+)
 from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.chat import OPTIONS, check_options
 
@@ -26,8 +32,9 @@ Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats: counts in every event
-    too, as vLLM has it: only with include_usage, which it brings along where that isn't said."""
+    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats:
+    counts in every event too, as vLLM has it: only with include_usage, which it brings along where
+    that isn't said."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool = False
@@ -38,8 +45,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's: a schema with a name, which changes nothing, as the description does. Unless strict, what of the schema
-    isn't known is passed over. No schema: any object."""
+    """OpenAI's: a schema with a name, which changes nothing, as the description does. Unless
+    strict, what of the schema isn't known is passed over. No schema: any object."""
 
     name: str | None = None
     description: str | None = None
@@ -48,7 +55,8 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's: text is free. And vLLM's structural_tag, whose other fields are text.structural_tag's."""
+    """OpenAI's: text is free. And vLLM's structural_tag, whose other fields are
+    text.structural_tag's."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -58,8 +66,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's, and lenient. Exactly one of the first five, or structural_tag; request.StructuredOutputsParams says what
-    they are."""
+    """vLLM's, and lenient. Exactly one of the first five, or structural_tag;
+    request.StructuredOutputsParams says what they are."""
 
     json: str | Json | None = None
     regex: str | None = None
@@ -74,7 +82,11 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def given(self) -> Json:
         """What was said."""
-        return {name: value for name in self.__struct_fields__ if (value := getattr(self, name)) is not None}
+        return {
+            name: value
+            for name in self.__struct_fields__
+            if (value := getattr(self, name)) is not None
+        }
 
 
 class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -90,7 +102,8 @@ class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both routes take. None is "not said": the model's or the route's default. An empty `model` is not said."""
+    """What both routes take. None is "not said": the model's or the route's default. An empty
+    `model` is not said."""
 
     model: str | None = None
     n: Int | None = None
@@ -132,7 +145,8 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionForm(BaseForm, kw_only=True):
-    """A body of /v1/completions. `prompt` is text, a list of texts, token ids, or a list of token-id lists."""
+    """A body of /v1/completions. `prompt` is text, a list of texts, token ids, or a list of
+    token-id lists."""
 
     prompt: str | list[Any]
     echo: bool = False
@@ -187,18 +201,26 @@ def completion_form(raw: Json, limits: HttpLimits) -> CompletionForm:
     _sift_stream_options(raw)
     _sift_forms(raw)
     if "prompt" not in raw:
-        raise HttpError("prompt is missing: text, a list of texts, token ids or a list of them", param="prompt")
+        raise HttpError(
+            "prompt is missing: text, a list of texts, token ids or a list of them", param="prompt"
+        )
     if prompts_in(raw["prompt"]) > limits.max_prompts:
-        raise HttpError(f"prompt lists more than {limits.max_prompts} prompts: send several bodies", param="prompt")
+        raise HttpError(
+            f"prompt lists more than {limits.max_prompts} prompts: send several bodies",
+            param="prompt",
+        )
     form = convert(raw, CompletionForm)
     if form.best_of is not None and form.best_of != (1 if form.n is None else form.n):
-        message = "best_of is served only where it equals n: leave it out, or choose among n on your side"
+        message = (
+            "best_of is served only where it equals n: leave it out, or choose among n on your side"
+        )
         raise HttpError(message, param="best_of", code="unsupported_parameter")
     return form
 
 
 def prompts_in(prompt: Any) -> int:
-    """How many prompts a body's `prompt` is. What begins with a whole number is one of token ids."""
+    """How many prompts a body's `prompt` is.
+    What begins with a whole number is one of token ids."""
     return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
 
 
@@ -220,7 +242,9 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
     if not isinstance(messages, list) or not messages:
         raise HttpError("messages must be a list of at least one message", param="messages")
     _check_length(messages, limits)
-    raw["messages"] = [sift_message(message, f"messages[{at}]") for at, message in enumerate(messages)]
+    raw["messages"] = [
+        sift_message(message, f"messages[{at}]") for at, message in enumerate(messages)
+    ]
     form = convert(raw, ChatForm)
     check_chat(form)
     return form
@@ -235,7 +259,10 @@ def check_chat(form: ChatForm) -> None:
         raise HttpError("top_logprobs needs logprobs: true", param="top_logprobs")
     check_options(**{name: getattr(form, name) for name in OPTIONS})
     _check_tools(form)
-    if None not in (form.max_tokens, form.max_completion_tokens) and form.max_tokens != form.max_completion_tokens:
+    if (
+        None not in (form.max_tokens, form.max_completion_tokens)
+        and form.max_tokens != form.max_completion_tokens
+    ):
         message = "max_tokens and max_completion_tokens differ: give one of them"
         raise HttpError(message, param="max_completion_tokens")
 
@@ -244,17 +271,23 @@ def _check_tools(form: ChatForm) -> None:
     check_tools([each.tool for each in form.tools or ()])
     choice = form.tool_choice
     if form.must_call and not form.tools:
-        raise HttpError("tool_choice needs tools: name at least one, or leave it out", param="tool_choice")
+        raise HttpError(
+            "tool_choice needs tools: name at least one, or leave it out", param="tool_choice"
+        )
     if isinstance(choice, NamedTool) and not form.called_tools:
         raise HttpError("tool_choice names a tool that is not among tools", param="tool_choice")
 
 
 def _check_length(messages: list[Any], limits: HttpLimits) -> None:
     if len(messages) > limits.max_messages:
-        raise HttpError(f"there are more than {limits.max_messages} messages: send fewer", param="messages")
+        raise HttpError(
+            f"there are more than {limits.max_messages} messages: send fewer", param="messages"
+        )
     contents = (message.get("content") for message in messages if isinstance(message, dict))
     if sum(len(content) for content in contents if isinstance(content, list)) > limits.max_parts:
-        raise HttpError(f"the messages have more than {limits.max_parts} parts: join some", param="messages")
+        raise HttpError(
+            f"the messages have more than {limits.max_parts} parts: join some", param="messages"
+        )
 
 
 def read_object(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Json:
@@ -262,10 +295,14 @@ def read_object(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Json:
     check_values(body, limits)
     try:
         raw = msgspec.json.decode(body)
-    except msgspec.ValidationError as error:  # a number that no double and no integer of use can hold
+    except (
+        msgspec.ValidationError
+    ) as error:  # a number that no double and no integer of use can hold
         raise HttpError("the body has a number that is out of range: make it smaller") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpError(f"the body is not JSON: {_reason(error, body)}", code="invalid_json") from error
+        raise HttpError(
+            f"the body is not JSON: {_reason(error, body)}", code="invalid_json"
+        ) from error
     except RecursionError as error:
         raise HttpError("the body is nested too deep: flatten it", code="invalid_json") from error
     if not isinstance(raw, dict):
@@ -303,8 +340,10 @@ def _sift_stream_options(raw: Json) -> None:
 def _sift_forms(raw: Json) -> None:
     """Names unknown fields of the forms that answers are to have."""
     for name, form in (
-        ("structured_outputs", StructuredOutputs), ("response_format", ResponseFormat), ("stop_when", StopWhenForm),
-    ):  # fmt: skip
+        ("structured_outputs", StructuredOutputs),
+        ("response_format", ResponseFormat),
+        ("stop_when", StopWhenForm),
+    ):
         if isinstance(raw.get(name), dict):
             raw[name] = kept = sift(raw[name], form.__struct_fields__, {}, f"{name}.")
             if isinstance(kept.get("json_schema"), dict):
@@ -312,18 +351,22 @@ def _sift_forms(raw: Json) -> None:
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
-_AT = " - at `$"  # behind it msgspec names the place, in words of ours; before it a client's own may stand
+# behind it msgspec names the place, in words of ours; before it a client's own may stand
+_AT = " - at `$"
 
 
 def convert(raw: Json, form: type[FormT], where: str = "") -> FormT:
-    """Returns the form of a JSON object that lies at `where` in a body. Raises HttpError, which names the place."""
+    """Returns the form of a JSON object that lies at `where` in a body. Raises HttpError, which
+    names the place."""
     try:
         return msgspec.convert(raw, form, strict=True)
     except msgspec.ValidationError as error:
         what, at, place = str(error).rpartition(_AT)
         what, inner = (what, place.removesuffix("`")) if at else (place, "")
         named = (where + inner).removeprefix(".") or None
-        what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)  # a client's own words are not said again
+        what = re.sub(
+            r"enum value .*", "value", what, flags=re.DOTALL
+        )  # a client's own words are not said again
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
         message = f"{named}: {what[0].lower()}{what[1:]}" if named else what
         raise HttpError(message, param=named) from error

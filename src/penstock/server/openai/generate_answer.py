@@ -24,7 +24,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GenerateAnswer(BaseAnswer):
-    """vLLM's GenerateResponse, and its events. Of one prompt alone, of which it says nothing again."""
+    """vLLM's GenerateResponse, and its events. Of one prompt alone,
+    of which it says nothing again."""
 
     tells_prompt = False
     _of_prompt = b"null"
@@ -41,7 +42,9 @@ class GenerateAnswer(BaseAnswer):
     def _event_text(self, text: str, *, first: bool) -> bytes:
         return b""
 
-    def _logprobs(self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool) -> bytes:
+    def _logprobs(
+        self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
+    ) -> bytes:
         asked, scores = self._call.tokens_only, delta.logprobs or []
         if asked is not None and asked.columns:
             return _encode(columns_of(delta.token_ids, scores, self._call.logprobs or 0))
@@ -55,13 +58,18 @@ class GenerateAnswer(BaseAnswer):
     def body(self, choices: list[bytes], usage: Json) -> list[bytes]:
         """The body in pieces, of the choices in their order."""
         pieces = super().body(choices, usage)
-        pieces[-1] = pieces[-1][:-1] + b',"prompt_logprobs":' + self._of_prompt + b',"kv_transfer_params":null}'
+        pieces[-1] = (
+            pieces[-1][:-1]
+            + b',"prompt_logprobs":'
+            + self._of_prompt
+            + b',"kv_transfer_params":null}'
+        )
         return pieces
 
 
 def columns_of(ids: list[int], scores: Any, top: int) -> Json:
-    """The logprobs of tokens, a list a field: of each its own and its rank, and the `top` likeliest, -1 where there is
-    none."""
+    """The logprobs of tokens, a list a field: of each its own and its rank, and the `top`
+    likeliest, -1 where there is none."""
     if isinstance(scores, LazyLogprobs):
         _, chosen, rank, likely, values = scores.columns
         return {
@@ -71,7 +79,10 @@ def columns_of(ids: list[int], scores: Any, top: int) -> Json:
             "top_logprobs": np.fmax(values[:, :top], LOWEST).tolist(),
         }
     own = [position[token] for token, position in zip(ids, scores, strict=True)]
-    best = [sorted((each.rank, token, each.logprob) for token, each in found.items()) for found in scores]
+    best = [
+        sorted((each.rank, token, each.logprob) for token, each in found.items())
+        for found in scores
+    ]
     return {
         "logprobs": [each.logprob for each in own],
         "ranks": [each.rank for each in own],

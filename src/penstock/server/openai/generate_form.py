@@ -1,4 +1,5 @@
-"""vLLM's token-in, token-out body: ids and sampling parameters, as a completion's form. It knows forms; no engine.
+"""vLLM's token-in, token-out body: ids and sampling parameters, as a completion's form. It knows
+forms; no engine.
 
 {"token_ids": [1, 2], "sampling_params": {"max_tokens": 16, "logprobs": 0}}
 """
@@ -10,7 +11,13 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from penstock.server.openai.forms import BaseForm, CompletionForm, completion_form, convert, read_object
+from penstock.server.openai.forms import (
+    BaseForm,
+    CompletionForm,
+    completion_form,
+    convert,
+    read_object,
+)
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.tool_forms import Json
@@ -20,14 +27,23 @@ from penstock.vllm_arguments import Argument, named
 _OWN = {"request_id", "token_ids", "sampling_params", "logprobs_format"}
 _OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}  # beside sampling_params
 # Of a completion, what says how to sample, and not what the answer shows beside ids.
-_INSIDE = {*BaseForm.__struct_fields__, "logprobs"} - _OUTSIDE - {
-    "return_token_ids", "return_tokens_as_token_ids", "add_special_tokens", "response_format",
-}  # fmt: skip
+_INSIDE = (
+    {*BaseForm.__struct_fields__, "logprobs"}
+    - _OUTSIDE
+    - {
+        "return_token_ids",
+        "return_tokens_as_token_ids",
+        "add_special_tokens",
+        "response_format",
+    }
+)
 GENERATE: dict[str, Argument] = {
     **named("priority", (0,), "requests have one priority; leave it out"),
     **named("features", (), "only text is served"),
     **named("kv_transfer_params ec_transfer_params", ({},), "not served: leave it out"),
-    **named("assistant_tokens_mask token_offsets", (), "it is of who rendered the prompt: leave it out"),
+    **named(
+        "assistant_tokens_mask token_offsets", (), "it is of who rendered the prompt: leave it out"
+    ),
     **named("prompt", (), "prompts are token_ids here: /v1/completions takes text"),
 }
 SAMPLING: dict[str, Argument] = {
@@ -40,8 +56,8 @@ REQUEST_ID = "[A-Za-z0-9_.:-]{1,128}"
 
 
 class GenerateForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What of the body is no completion's. logprobs_format: `content`, as chats have it, or `columns`, a list a
-    field."""
+    """What of the body is no completion's. logprobs_format: `content`, as chats have it, or
+    `columns`, a list a field."""
 
     token_ids: list[int]
     sampling_params: Json
@@ -61,7 +77,9 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
     raw = sift(read_object(body, limits), _OWN | _OUTSIDE, GENERATE)
     for name in ("token_ids", "sampling_params"):
         if name not in raw:
-            raise HttpError(f"{name} is missing: the prompt's ids, and how to sample from them", param=name)
+            raise HttpError(
+                f"{name} is missing: the prompt's ids, and how to sample from them", param=name
+            )
     own = convert({name: value for name, value in raw.items() if name in _OWN}, GenerateForm)
     if own.request_id is not None and re.fullmatch(REQUEST_ID, own.request_id) is None:
         rule = "request_id must be 1 to 128 letters, digits or any of _ . : -, or be left out"
@@ -69,15 +87,23 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
     if not own.token_ids:
         raise HttpError("token_ids must hold one id at least", param="token_ids")
     outside = {name: raw[name] for name in _OUTSIDE & raw.keys()}
-    form = completion_form({**outside, **_sampling(own.sampling_params), "prompt": own.token_ids}, limits)
-    fields: dict[str, Any] = {name: getattr(form, name) for name in CompletionForm.__struct_fields__}
+    form = completion_form(
+        {**outside, **_sampling(own.sampling_params), "prompt": own.token_ids}, limits
+    )
+    fields: dict[str, Any] = {
+        name: getattr(form, name) for name in CompletionForm.__struct_fields__
+    }
     shown = {"return_token_ids": True, "return_tokens_as_token_ids": True}
-    return TokensForm(**fields | shown, request_id=own.request_id, columns=own.logprobs_format == "columns")
+    return TokensForm(
+        **fields | shown, request_id=own.request_id, columns=own.logprobs_format == "columns"
+    )
 
 
 def _sampling(raw: Json) -> Json:
     """The sampling parameters that say something; null counts as left out. Raises HttpError."""
     for name in sorted(raw.keys() & ({*_OUTSIDE, *CompletionForm.__struct_fields__} - _INSIDE))[:1]:
         where = f"sampling_params.{name[:LONGEST_NAME]}"
-        raise HttpError(f"{where} is no sampling parameter: leave it out", param=where, code="unknown_parameter")
+        raise HttpError(
+            f"{where} is no sampling parameter: leave it out", param=where, code="unknown_parameter"
+        )
     return sift(raw, _INSIDE, SAMPLING, "sampling_params.")

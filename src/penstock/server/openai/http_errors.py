@@ -1,7 +1,7 @@
 """Errors over HTTP: which status an error has, and its OpenAI-shaped body.
 
-It knows the error tree and JSON; no route, no engine. A body says `{"error": {message, type, param, code}}`, as the
-official clients read it. Messages name fields, never echo long input.
+It knows the error tree and JSON; no route, no engine. A body says `{"error": {message, type, param,
+code}}`, as the official clients read it. Messages name fields, never echo long input.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from penstock.errors import (
 
 LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
 FAILED = "the server failed at this request; its log says how"  # a FaultError's words
-DIED = "the engine died, and the server ends: send the request again once it runs, or to another one"
+DIED = (
+    "the engine died, and the server ends: send the request again once it runs, or to another one"
+)
 RESTART = 5  # seconds in which a replica may be back
-CLOSED_BY_CLIENT = 499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
+CLOSED_BY_CLIENT = (
+    499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
+)
 
 
 class HttpError(UsageError):
@@ -50,16 +54,25 @@ class HttpError(UsageError):
 
 
 def too_late() -> HttpError:
-    """What a request hears that took longer than it, or the server, allows. Clients that try again by themselves would
-    only take the same time again: the header, which the official ones read, tells them not to."""
-    message = "not answered in its time: give a longer timeout where the server allows one, or ask for less"
-    return HttpError(message, status=408, code="timeout", param="timeout", headers={"x-should-retry": "false"})
+    """What a request hears that took longer than it, or the server, allows. Clients that try again
+    by themselves would only take the same time again: the header, which the official ones read,
+    tells them not to."""
+    message = (
+        "not answered in its time: give a longer timeout where the server allows one, or ask for"
+        " less"
+    )
+    return HttpError(
+        message, status=408, code="timeout", param="timeout", headers={"x-should-retry": "false"}
+    )
 
 
 def check_model(asked: str | None, served: str) -> None:
     """Raises HttpError for a model that isn't the one that is served; None is any."""
     if asked is not None and asked != served:
-        message = f"the model asked for is not served here; this server has {served}: ask for it by that name"
+        message = (
+            f"the model asked for is not served here; this server has {served}: ask for it by that"
+            " name"
+        )
         raise HttpError(message, status=404, code="model_not_found", param="model")
 
 
@@ -101,7 +114,8 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """The headers of an error's answer: an id of its own, as whole answers have, and those of its kind."""
+    """The headers of an error's answer: an id of its own, as whole answers have, and those of its
+    kind."""
     own = error.headers if isinstance(error, HttpError) else {}
     if isinstance(error, NoReplicaError):
         own = {"retry-after": str(RESTART)}
@@ -135,15 +149,24 @@ def body_of(error: PenstockError) -> bytes:
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
-    message = str(error) if ours else DIED  # an engine's own words may name paths, for the log alone
+    message = (
+        str(error) if ours else DIED
+    )  # an engine's own words may name paths, for the log alone
     return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
 
-def error_body(message: str, *, kind: str, param: str | None = None, code: str | None = None) -> bytes:
+def error_body(
+    message: str, *, kind: str, param: str | None = None, code: str | None = None
+) -> bytes:
     """`{"error": ...}` with what UTF-8 cannot carry replaced, and a message of bounded length."""
     if len(message) > LONGEST_MESSAGE:
         message = message[: LONGEST_MESSAGE - 3] + "..."
-    fields = {"message": _clean(message), "type": kind, "param": None if param is None else _clean(param), "code": code}
+    fields = {
+        "message": _clean(message),
+        "type": kind,
+        "param": None if param is None else _clean(param),
+        "code": code,
+    }
     return msgspec.json.encode({"error": fields})
 
 

@@ -1,5 +1,6 @@
-"""What a request may cost before it is a request: bytes and seconds of headers and body, what a body may hold,
-connections; and what whole answers may take. It knows HTTP messages; no form, no engine.
+"""What a request may cost before it is a request: bytes and seconds of headers and body, what a
+body may hold, connections; and what whole answers may take. It knows HTTP messages; no form, no
+engine.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from dataclasses import dataclass
 from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
 
-# Bytes of a body, or a line, that the loop doesn't read itself: up to 0.5 s a MB, where it has many small parts.
+# Bytes of a body, or a line, that the loop doesn't read itself: up to 0.5 s a MB, where it has many
+# small parts.
 LONG_BODY = 65_536
 
 
@@ -18,22 +20,36 @@ LONG_BODY = 65_536
 class HttpLimits:
     """What one server takes; `docs/server.md` says what past each limit is answered."""
 
-    max_body_bytes: int = 32 * 1024 * 1024  # of one body; holds 5 to 6 million token ids as models have them
-    max_values: int = 8 * 1024 * 1024  # of one body's JSON, counted before it is parsed: what stands between commas
+    max_body_bytes: int = (
+        32 * 1024 * 1024
+    )  # of one body; holds 5 to 6 million token ids as models have them
+    max_values: int = (
+        8 * 1024 * 1024
+    )  # of one body's JSON, counted before it is parsed: what stands between commas
     max_texts: int = 1024 * 1024  # ... texts and names
     max_lists: int = 128 * 1024  # ... lists and objects
     max_prompts: int = 8_192  # of one body
     max_messages: int = 16_384
     max_parts: int = 65_536  # of all messages of one body
-    max_answer_bytes: int = 2 * 1024 * 1024 * 1024  # of all buffered answers; past it the largest is given up
+    max_answer_bytes: int = (
+        2 * 1024 * 1024 * 1024
+    )  # of all buffered answers; past it the largest is given up
     max_reading_bytes: int = 512 * 1024 * 1024  # of all bodies that are being received
-    max_large_bytes: int = 64 * 1024 * 1024  # of all large bodies, from their heads until they are token ids
+    max_large_bytes: int = (
+        64 * 1024 * 1024
+    )  # of all large bodies, from their heads until they are token ids
     body_seconds: float = 30.0  # that a body may take, and one more for each 16 KiB of it
     drain_seconds: float = 30.0  # that running requests get after the first signal
-    step_timeout: float = STEP_TIMEOUT  # seconds that an engine with work gets for a step, before it is ended
-    max_num_queued_reqs: int | None = None  # samples that may be open; None: eight for each of the engine's rows
+    step_timeout: float = (
+        STEP_TIMEOUT  # seconds that an engine with work gets for a step, before it is ended
+    )
+    max_num_queued_reqs: int | None = (
+        None  # samples that may be open; None: eight for each of the engine's rows
+    )
     max_num_queued_tokens: int | None = None  # prompt tokens that may be open; None: 16 Mi
-    request_seconds: float | None = None  # the longest that a request may take; None: as long as it does
+    request_seconds: float | None = (
+        None  # the longest that a request may take; None: as long as it does
+    )
     max_header_bytes: int = 64 * 1024  # of a request line and its headers
     header_seconds: float = 10.0  # that they may take
     stall_seconds: float = 60.0  # that a reader may leave 48 KiB of its answer untaken

@@ -1,7 +1,8 @@
-"""Log-probabilities as the three APIs write them: OpenAI's completions, OpenAI's chat, vLLM's prompt_logprobs.
+"""Log-probabilities as the three APIs write them: OpenAI's completions, OpenAI's chat, vLLM's
+prompt_logprobs.
 
-A sample's come as columns (LazyLogprobs) and go straight into bytes, no object a token. JSON has no -inf, so the floor
-is -9999, as in vLLM. It knows positions and how a token is spelt; no HTTP.
+A sample's come as columns (LazyLogprobs) and go straight into bytes, no object a token. JSON has no
+-inf, so the floor is -9999, as in vLLM. It knows positions and how a token is spelt; no HTTP.
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Tables(NamedTuple):
 
     words: list[bytes]  # b'"word"'
     lengths: NDArray[np.int32]  # characters
-    same: NDArray[np.int64]  # equal where the spelling is (its hash: an accident is one in 2**64 a pair)
+    same: NDArray[
+        np.int64
+    ]  # equal where the spelling is (its hash: an accident is one in 2**64 a pair)
 
 
 class ChatTables(NamedTuple):
@@ -41,7 +44,8 @@ class ChatTables(NamedTuple):
 
 
 class Spelling:
-    """Spells one vocabulary of `size` ids: a token's text, or `token_id:N` with `as_ids` or without a tokenizer."""
+    """Spells one vocabulary of `size` ids: a token's text, or `token_id:N` with `as_ids` or without
+    a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int, *, as_ids: bool = False) -> None:
         self._size = size
@@ -52,7 +56,8 @@ class Spelling:
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
 
     def bytes(self, token: int) -> list[int]:
-        """The token's own bytes: of a torn character the part that it has, not the text's U+FFFD."""
+        """The token's own bytes: of a torn character the part that it has,
+        not the text's U+FFFD."""
         if self._tokenizer is None:
             return list(self.text(token).encode())
         return list(self._tokenizer.token_bytes[token])
@@ -73,7 +78,8 @@ class Spelling:
         return ChatTables(leads, ends)
 
     async def prepare(self, *, chat: bool) -> None:
-        """Makes the tables that an answer with logprobs needs, in a thread, so that the loop turns meanwhile."""
+        """Makes the tables that an answer with logprobs needs, in a thread, so that the loop turns
+        meanwhile."""
         name = "chat_tables" if chat else "tables"
         if name not in self.__dict__:
             async with self._making:  # of many first requests one makes them
@@ -98,14 +104,15 @@ def _lines(values: list[Any]) -> list[bytes]:
 
 
 LOWEST = -9999.0
-FEW = 3  # fewer tokens than this, as in an event, cost less as dicts: a numpy call costs as much as a token
+# fewer tokens than this, as in an event, cost less as dicts: a numpy call costs as much as a token
+FEW = 3
 Positions = Sequence[PositionLogprobs | None]
 _encode = msgspec.json.Encoder().encode
 
 
 class Listed(NamedTuple):
-    """OpenAI's completions object for some tokens: its four lists as JSON without their brackets, and the offset where
-    the text of these tokens ends."""
+    """OpenAI's completions object for some tokens: its four lists as JSON without their brackets,
+    and the offset where the text of these tokens ends."""
 
     tokens: bytes
     chosen: bytes
@@ -119,14 +126,18 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
     if len(parts) == 1:
         tokens, chosen, top, offsets, _ = parts[0]
     else:
-        tokens, chosen, top, offsets = (b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4])
+        tokens, chosen, top, offsets = (
+            b",".join(filter(None, lists)) for lists in list(zip(*parts, strict=True))[:4]
+        )
     lists = (b'{"tokens":[', tokens, b'],"token_logprobs":[', chosen, b'],"top_logprobs":[', top)
     return b"".join((*lists, b'],"text_offset":[', offsets, b"]}"))
 
 
-def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
-    """Writes the object of these tokens; `offset` is where their text begins, below 0 where its first tokens are not
-    shown: they are at 0."""
+def completion_logprobs(
+    ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
+) -> Listed:
+    """Writes the object of these tokens; `offset` is where their text begins, below 0 where its
+    first tokens are not shown: they are at 0."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
@@ -138,11 +149,19 @@ def completion_logprobs(ids: Sequence[int], positions: Positions, spell: Spellin
     if likely.shape[1]:
         top = _with_likely(tokens, chosen, likely, values, tables)
     else:
-        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")  # b":-0.5},{" each but the last
+        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(
+            b"\n"
+        )  # b":-0.5},{" each but the last
         top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
     ends = lengths.cumsum(dtype=np.int64) + offset
-    return Listed(b",".join(words), numbers, top, _encode(np.maximum(ends - lengths, 0).tolist())[1:-1], int(ends[-1]))
+    return Listed(
+        b",".join(words),
+        numbers,
+        top,
+        _encode(np.maximum(ends - lengths, 0).tolist())[1:-1],
+        int(ends[-1]),
+    )
 
 
 def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
@@ -154,10 +173,14 @@ def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Li
 
 
 def _with_likely(
-    tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], tables: Tables
+    tokens: NDArray[Any],
+    chosen: NDArray[Any],
+    likely: NDArray[Any],
+    values: NDArray[Any],
+    tables: Tables,
 ) -> bytes:
-    """Each position's own token and its likely ones. Of ids of one spelling its own stays, else the likeliest: an
-    object has a key once."""
+    """Each position's own token and its likely ones. Of ids of one spelling its own stays, else the
+    likeliest: an object has a key once."""
     ids = np.concatenate((tokens[:, None], likely), axis=1)  # [t, 1 + k]
     missing, same = ids < 0, tables.same[ids]
     stays = ~missing
@@ -168,7 +191,9 @@ def _with_likely(
     firsts = np.flatnonzero(stays.ravel()) % ids.shape[1] == 0
     between = [b"},{" if first else b"," for first in firsts.tolist()]
     scores = np.concatenate((chosen[:, None], values), axis=1)
-    return _alternating(between, words, repeat(b":"), _numbers(scores[stays]).split(b","))[2:] + b"}"
+    return (
+        _alternating(between, words, repeat(b":"), _numbers(scores[stays]).split(b","))[2:] + b"}"
+    )
 
 
 def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> bytes:
@@ -178,19 +203,25 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
     _check_length(ids, positions)
     tokens, chosen, _, likely, values = positions.columns
     entries, scores, there = tokens[:, None], chosen[:, None], np.ones((len(ids), 1), np.bool_)
-    before = [b',"top_logprobs":[]},']  # what stands before an entry, by its place: an end, and a beginning
+    before = [
+        b',"top_logprobs":[]},'
+    ]  # what stands before an entry, by its place: an end, and a beginning
     if top:
         before = [b"}]},", b',"top_logprobs":['] + [b"},"] * top
         found = _likeliest(tokens, chosen, likely, values, top)
         entries, scores, there = (
-            np.concatenate(pair, axis=1) for pair in zip((entries, scores, there), found, strict=True)
+            np.concatenate(pair, axis=1)
+            for pair in zip((entries, scores, there), found, strict=True)
         )
     numbers = _numbers(scores[there]).split(b",")
     kept = entries[there].tolist()
     places = np.broadcast_to(np.arange(entries.shape[1]), entries.shape)[there].tolist()
     leads, ends = spell.chat_tables
     joined = _alternating(
-        [before[place] for place in places], map(leads.__getitem__, kept), numbers, map(ends.__getitem__, kept)
+        [before[place] for place in places],
+        map(leads.__getitem__, kept),
+        numbers,
+        map(ends.__getitem__, kept),
     )
     last = b"}]}" if top else b',"top_logprobs":[]}'
     return b'{"content":[' + joined[len(before[0]) :] + last + b'],"refusal":null}'
@@ -199,8 +230,8 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
 def _likeliest(
     tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], top: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Picks the `top` best of each position's own token and its likely ones: (ids, numbers, which there are), each
-    [t, <= top]. Equals stay in order, its own token first."""
+    """Picks the `top` best of each position's own token and its likely ones: (ids, numbers, which
+    there are), each [t, <= top]. Equals stay in order, its own token first."""
     there = (likely >= 0) & (likely != tokens[:, None])
     ids = np.concatenate((tokens[:, None], likely), axis=1).astype(np.int64)
     scores = np.concatenate((np.fmax(chosen, LOWEST)[:, None], np.fmax(values, LOWEST)), axis=1)
@@ -219,7 +250,8 @@ def _numbers(values: NDArray[Any]) -> bytes:
 
 
 def _alternating(*columns: Iterable[bytes]) -> bytes:
-    """The first piece of every column, then the second of every one, and so on, to the end of the shortest."""
+    """The first piece of every column, then the second of every one, and so on, to the end of the
+    shortest."""
     return b"".join(chain.from_iterable(zip(*columns, strict=False)))
 
 
@@ -235,7 +267,9 @@ def _floor(value: float) -> float:
     return value if value > LOWEST else LOWEST  # also what NaN becomes
 
 
-def _plain_completion(ids: Sequence[int], positions: Positions, spell: Spelling, offset: int) -> Listed:
+def _plain_completion(
+    ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
+) -> Listed:
     """None is "no value", as for a prompt's first token."""
     tokens: list[str] = []
     chosen: list[float | None] = []
@@ -252,20 +286,27 @@ def _plain_completion(ids: Sequence[int], positions: Positions, spell: Spelling,
             continue
         chosen.append(_floor(position[token].logprob))
         row = {word: _floor(position[token].logprob)}
-        for other, value in position.items():  # ids of one spelling: the chosen one, else the likeliest
+        for (
+            other,
+            value,
+        ) in position.items():  # ids of one spelling: the chosen one, else the likeliest
             row.setdefault(spell.text(other), _floor(value.logprob))
         top.append(row)
     lists = [_encode(each)[1:-1] for each in (tokens, chosen, top, offsets)]
     return Listed(lists[0], lists[1], lists[2], lists[3], offset)
 
 
-def _plain_chat(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> dict[str, Any]:
+def _plain_chat(
+    ids: Sequence[int], positions: Positions, spell: Spelling, top: int
+) -> dict[str, Any]:
     content = []
     for token, position in zip(ids, positions, strict=True):
         known = position or {}
         entry = _chat_entry(token, known[token].logprob if token in known else LOWEST, spell)
         likeliest = sorted(known.items(), key=lambda item: -_floor(item[1].logprob))[:top]
-        entry["top_logprobs"] = [_chat_entry(other, value.logprob, spell) for other, value in likeliest]
+        entry["top_logprobs"] = [
+            _chat_entry(other, value.logprob, spell) for other, value in likeliest
+        ]
         content.append(entry)
     return {"content": content, "refusal": None}
 
@@ -281,6 +322,10 @@ def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any
 
 def _vllm_position(position: PositionLogprobs, spell: Spelling) -> dict[str, Any]:
     return {
-        str(token): {"logprob": _floor(value.logprob), "rank": value.rank, "decoded_token": spell.text(token)}
+        str(token): {
+            "logprob": _floor(value.logprob),
+            "rank": value.rank,
+            "decoded_token": spell.text(token),
+        }
         for token, value in position.items()
     }

@@ -1,4 +1,5 @@
-"""Messages of a chat's body: their form, and what is said of fields that aren't served. It knows no tokenizer."""
+"""Messages of a chat's body: their form, and what is said of fields that aren't served. It knows no
+tokenizer."""
 
 from __future__ import annotations
 
@@ -23,8 +24,8 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a tool's says which
-    call it answers."""
+    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a
+    tool's says which call it answers."""
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -49,13 +50,18 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def size(self) -> int:
         """Characters."""
-        calls = sum(len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ())
+        calls = sum(
+            len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ()
+        )
         return len(self.text) + calls + len(self.thought or "")
 
 
 _BELONGS = {
-    "tool_calls": "assistant", "reasoning": "assistant", "reasoning_content": "assistant", "tool_call_id": "tool",
-}  # fmt: skip
+    "tool_calls": "assistant",
+    "reasoning": "assistant",
+    "reasoning_content": "assistant",
+    "tool_call_id": "tool",
+}
 
 
 def sift_message(raw: Any, where: str) -> Any:
@@ -71,7 +77,9 @@ def sift_message(raw: Any, where: str) -> Any:
     if isinstance(role, str) and role not in ROLES:
         raise HttpError(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     if "content" not in kept and role not in MAY_SAY_NOTHING:
-        raise HttpError(f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content")
+        raise HttpError(
+            f"{where}.content is missing: text, or a list of text parts", param=f"{where}.content"
+        )
     content = kept.get("content")
     for at, part in enumerate(content if isinstance(content, list) else ()):
         if isinstance(part, dict) and isinstance(part.get("type"), str) and part["type"] != "text":
@@ -79,10 +87,14 @@ def sift_message(raw: Any, where: str) -> Any:
             message = f"{name} must be text: images, audio and files are not served"
             raise HttpError(message, param=name, code="unsupported_parameter")
     if isinstance(content, list):
-        kept["content"] = [unmarked(part, TextPart, f"{where}.content[{at}]") for at, part in enumerate(content)]
+        kept["content"] = [
+            unmarked(part, TextPart, f"{where}.content[{at}]") for at, part in enumerate(content)
+        ]
     calls = kept.get("tool_calls")
     if isinstance(calls, list):
-        kept["tool_calls"] = [_call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)]
+        kept["tool_calls"] = [
+            _call(call, f"{where}.tool_calls[{at}]") for at, call in enumerate(calls)
+        ]
     return kept
 
 
@@ -91,4 +103,7 @@ def _call(raw: Any, where: str) -> Any:
     function = raw.get("function") if isinstance(raw, dict) else None
     if not isinstance(function, dict):
         return raw
-    return {**raw, "function": sift(function, CalledFunction.__struct_fields__, CALLED, f"{where}.function.")}
+    return {
+        **raw,
+        "function": sift(function, CalledFunction.__struct_fields__, CALLED, f"{where}.function."),
+    }

@@ -1,5 +1,6 @@
-"""Output items of /v1/responses: pieces of an answer gathered into reasoning, messages and calls, with the events that
-tell of each as it grows. It knows pieces and OpenAI's names; no tokens, no encoding.
+"""Output items of /v1/responses: pieces of an answer gathered into reasoning, messages and calls,
+with the events that tell of each as it grows. It knows pieces and OpenAI's names; no tokens, no
+encoding.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def new_id(prefix: str) -> str:
 
 
 class OutputItems:
-    """The items of one answer in their order; the last one grows until something else comes, or `close`."""
+    """The items of one answer in their order; the last one grows until something else comes, or
+    `close`."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
@@ -65,12 +67,23 @@ class OutputItems:
         if kind == "function_call":
             item |= {"call_id": new_call_id(), "name": piece.text, "arguments": ""}
         else:
-            item |= {"role": "assistant", "content": []} if kind == "message" else {"summary": [], "content": []}
+            item |= (
+                {"role": "assistant", "content": []}
+                if kind == "message"
+                else {"summary": [], "content": []}
+            )
         self._open, self._texts = item, []
         self.items.append(item)
-        events: list[Event] = [("output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})]
+        events: list[Event] = [
+            ("output_item.added", {"output_index": len(self.items) - 1, "item": dict(item)})
+        ]
         if kind != "function_call":
-            events.append(("content_part.added", {**self._place(), "content_index": 0, "part": _part(kind, "")}))
+            events.append(
+                (
+                    "content_part.added",
+                    {**self._place(), "content_index": 0, "part": _part(kind, "")},
+                )
+            )
         return events
 
     def _place(self) -> Json:

@@ -20,7 +20,9 @@ async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAn
     if call.scoring is not None:
         return ScoringAnswer(call, model, spellings)
     if call.logprobs is not None:
-        await spellings.of(as_ids=call.tokens_as_ids).prepare(chat=call.chat or call.tokens_only is not None)
+        await spellings.of(as_ids=call.tokens_as_ids).prepare(
+            chat=call.chat or call.tokens_only is not None
+        )
     if call.tokens_only is not None:
         return GenerateAnswer(call, model, spellings)
     if not call.chat:

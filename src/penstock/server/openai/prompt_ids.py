@@ -1,5 +1,6 @@
-"""Prompts of bodies as token ids: texts, ids and chats. Chats, long texts and many go to the sandbox; many ids are
-looked at in turns of the event loop. It knows forms, the tokenizer and the model's facts; no sampling.
+"""Prompts of bodies as token ids: texts, ids and chats. Chats, long texts and many go to the
+sandbox; many ids are looked at in turns of the event loop. It knows forms, the tokenizer and the
+model's facts; no sampling.
 """
 
 from __future__ import annotations
@@ -31,10 +32,13 @@ LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
 A_TEXT = 64  # characters that a text costs as much as, however short it is
 ENDING = 1_024  # characters of a rendered chat that say how its answer begins
 MANY_PARTS = 256  # messages, calls and tools of a chat that the loop doesn't put together itself
-A_JOB = 262_144  # characters of several texts that are sent to the sandbox at once; others come in between
+# characters of several texts that are sent to the sandbox at once; others come in between
+A_JOB = 262_144
 
 Result = TypeVar("Result")
-Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]  # does jobs there, for as long as somebody waits for them
+Sandboxed = Callable[
+    [Sequence[Job]], Awaitable[list[Reply]]
+]  # does jobs there, for as long as somebody waits for them
 
 
 class Aside(Protocol):
@@ -45,9 +49,9 @@ class Aside(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class PromptTools:
-    """What bodies are made into calls with. check_pattern: looks at a pattern of stop_when. turn_ids: token ids that
-    are looked at in one turn of the loop. parsers: what chats' answers are read with. forms: those of answers that
-    needn't be looked at again."""
+    """What bodies are made into calls with. check_pattern: looks at a pattern of stop_when.
+    turn_ids: token ids that are looked at in one turn of the loop. parsers: what chats' answers are
+    read with. forms: those of answers that needn't be looked at again."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
@@ -61,7 +65,8 @@ class PromptTools:
 
 @dataclass(slots=True)
 class TokenizedPrompt:
-    """`text` is what was sent, where it was text and none of it was cut off. ending: the last of what a chat became."""
+    """`text` is what was sent, where it was text and none of it was cut off. ending: the last of
+    what a chat became."""
 
     ids: list[int]
     text: str | None = None
@@ -81,7 +86,8 @@ async def check_stop_when(stop_when: StopWhen | None, tools: PromptTools) -> Non
 async def completion_prompts(
     prompt: str | list[Any], form: CompletionForm, tools: PromptTools
 ) -> list[TokenizedPrompt]:
-    """Returns `prompt`, the form's or one in its place, as ids. Raises HttpError, ContextLengthError."""
+    """Returns `prompt`, the form's or one in its place, as ids. Raises HttpError,
+    ContextLengthError."""
     if isinstance(prompt, str):
         return await _text_prompts([prompt], form, tools)
     if not prompt:
@@ -93,10 +99,15 @@ async def completion_prompts(
         return await _text_prompts(prompt, form, tools)
     if kinds == {list}:
         return await _id_prompts(prompt, form, tools)
-    raise HttpError("prompt must be text, a list of texts, token ids, or a list of token-id lists", param="prompt")
+    raise HttpError(
+        "prompt must be text, a list of texts, token ids, or a list of token-id lists",
+        param="prompt",
+    )
 
 
-async def _text_prompts(texts: list[str], form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
+async def _text_prompts(
+    texts: list[str], form: CompletionForm, tools: PromptTools
+) -> list[TokenizedPrompt]:
     tokenizer = tools.tokenizer
     if tokenizer is None:
         raise HttpError("this server has no tokenizer: send token ids as prompt", param="prompt")
@@ -134,10 +145,14 @@ async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param=_param(form)) from error
     except UsageError as error:
-        raise HttpError(error.rule, param=_param(form) if error.param == "prompt" else error.param) from error
+        raise HttpError(
+            error.rule, param=_param(form) if error.param == "prompt" else error.param
+        ) from error
 
 
-async def _id_prompts(prompts: list[list[Any]], form: CompletionForm, tools: PromptTools) -> list[TokenizedPrompt]:
+async def _id_prompts(
+    prompts: list[list[Any]], form: CompletionForm, tools: PromptTools
+) -> list[TokenizedPrompt]:
     """Checks token ids; none is looked at of what is too long, or cut off."""
     keep = _kept(form)
     for ids in prompts:
@@ -156,7 +171,9 @@ def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> TokenizedPrompt:
     if not ids:
         raise HttpError("a prompt is empty: give it at least one token", param="prompt")
     if set(map(type, ids)) != {int}:
-        raise HttpError("a list of token ids holds something that is no whole number", param="prompt")
+        raise HttpError(
+            "a list of token ids holds something that is no whole number", param="prompt"
+        )
     check_id(min(ids), facts.vocab_size, "prompt")
     check_id(max(ids), facts.vocab_size, "prompt")
     return TokenizedPrompt(list(ids))
@@ -172,14 +189,20 @@ def _kept(form: BaseForm) -> int | None:
 
 def _cut(prompt: TokenizedPrompt, form: BaseForm) -> TokenizedPrompt:
     keep = _kept(form)
-    return prompt if keep is None or len(prompt.ids) <= keep else TokenizedPrompt(prompt.ids[-keep:])
+    return (
+        prompt if keep is None or len(prompt.ids) <= keep else TokenizedPrompt(prompt.ids[-keep:])
+    )
 
 
 async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
     """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
     if tools.tokenizer is None:
-        raise HttpError("chat needs a tokenizer, and this server has none: send token ids to completions")
-    _check_characters(sum(message.size for message in form.messages), form, tools.facts, tools.tokenizer)
+        raise HttpError(
+            "chat needs a tokenizer, and this server has none: send token ids to completions"
+        )
+    _check_characters(
+        sum(message.size for message in form.messages), form, tools.facts, tools.tokenizer
+    )
     kwargs = _template_kwargs(form, tools.tokenizer)
 
     def job_of() -> ChatJob:
@@ -193,18 +216,25 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
             keep=_kept(form),
         )
 
-    parts = len(form.messages) + sum(len(each.tool_calls or ()) for each in form.messages) + len(form.tools or ())
+    parts = (
+        len(form.messages)
+        + sum(len(each.tool_calls or ()) for each in form.messages)
+        + len(form.tools or ())
+    )
     job = job_of() if parts <= MANY_PARTS else await tools.aside(job_of)
     (done,) = await _done([job], form, tools)
     if not done.ids[0]:
-        raise HttpError("these messages make an empty prompt: put some text in them", param="messages")
+        raise HttpError(
+            "these messages make an empty prompt: put some text in them", param="messages"
+        )
     prompt = _cut(TokenizedPrompt(done.ids[0]), form)
     prompt.ending = form.messages[-1].text if form.continue_final_message else done.text[-ENDING:]
     return prompt
 
 
 def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
-    """The template's further variables, with how much is to be thought. Raises HttpError where it reads no such."""
+    """The template's further variables, with how much is to be thought. Raises HttpError where it
+    reads no such."""
     effort, given = form.reasoning_effort, form.chat_template_kwargs
     if effort is None:
         return given
@@ -213,12 +243,15 @@ def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
         return {"reasoning_effort": effort, **(given or {})}
     if effort == "none" and "enable_thinking" in template:
         return {"enable_thinking": False, **(given or {})}
-    message = "reasoning_effort with this value is not read by the model's chat template: leave it out"
+    message = (
+        "reasoning_effort with this value is not read by the model's chat template: leave it out"
+    )
     raise HttpError(message, param="reasoning_effort", code="unsupported_parameter")
 
 
 def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
-    """Returns the template that a chat is rendered by. Raises HttpError where the model has none."""
+    """Returns the template that a chat is rendered by.
+    Raises HttpError where the model has none."""
     try:
         return pick_template(tokenizer.chat_templates, tools=bool(form.tools))
     except TokenizerError as error:
@@ -226,11 +259,13 @@ def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
-    """Raises ContextLengthError for so many characters that no tokens can make them fit, where all are asked for."""
+    """Raises ContextLengthError for so many characters that no tokens can make them fit, where all
+    are asked for."""
     most = facts.max_model_len * tokenizer.longest
     if form.truncate_prompt_tokens is None and size > most:
         raise ContextLengthError(
-            f"{too_long(facts.max_model_len)}, {size} characters: shorten it, or cut it with truncate_prompt_tokens",
+            f"{too_long(facts.max_model_len)}, {size} characters: shorten it, or cut it with"
+            " truncate_prompt_tokens",
             param=_param(form),
         )
 
@@ -252,7 +287,9 @@ def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
 def check_id(token: int, vocab_size: int, param: str) -> None:
     """Raises HttpError."""
     if not 0 <= token < vocab_size:
-        message = f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
+        message = (
+            f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
+        )
         raise HttpError(message, param=param)
 
 

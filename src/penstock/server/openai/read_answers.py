@@ -1,5 +1,5 @@
-"""Answers of chats whose text is read: reasoning and tool calls told apart from content, in one body or event by event.
-It knows pieces and OpenAI's JSON; how they are found is text.answers'.
+"""Answers of chats whose text is read: reasoning and tool calls told apart from content, in one
+body or event by event. It knows pieces and OpenAI's JSON; how they are found is text.answers'.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def new_call_id() -> str:
 
 
 class ReadChatAnswer(ChatAnswer):
-    """The answer of /v1/chat/completions where a parser reads it. Reasoning goes by vLLM's name of today and by its
-    older one."""
+    """The answer of /v1/chat/completions where a parser reads it. Reasoning goes by vLLM's name of
+    today and by its older one."""
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
@@ -43,7 +43,9 @@ class ReadChatAnswer(ChatAnswer):
         pieces = reader.feed(delta.text)
         if delta.finish_reason is not None:
             pieces += reader.end(stopped=delta.finish_reason == "stop")
-        return [piece for piece in pieces if piece.kind != "reasoning" or self._call.include_reasoning]
+        return [
+            piece for piece in pieces if piece.kind != "reasoning" or self._call.include_reasoning
+        ]
 
     def _choice_text(self, choice: int, prompt: TokenizedPrompt, delta: Delta) -> bytes:
         told = told_of(self._read(choice, delta), whole=True)
@@ -65,7 +67,8 @@ class ReadChatAnswer(ChatAnswer):
 
 
 def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
-    """Returns what a message, or a delta, says of these pieces; nothing of what there is none of."""
+    """Returns what a message, or a delta, says of these pieces;
+    nothing of what there is none of."""
     texts: dict[str, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
     arguments: dict[int, list[str]] = {}

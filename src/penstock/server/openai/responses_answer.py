@@ -1,8 +1,9 @@
-"""Answers of /v1/responses: one body, or OpenAI's events in their order. It knows a call, output items and JSON; no
-HTTP.
+"""Answers of /v1/responses: one body, or OpenAI's events in their order. It knows a call, output
+items and JSON; no HTTP.
 
-First come created and in_progress, then each output item from output_item.added to output_item.done, then completed, or
-incomplete where max_output_tokens or the context cut the answer. An error is an event of its own, and the last.
+First come created and in_progress, then each output item from output_item.added to
+output_item.done, then completed, or incomplete where max_output_tokens or the context cut the
+answer. An error is an event of its own, and the last.
 """
 
 from __future__ import annotations
@@ -45,20 +46,35 @@ class ResponsesAnswer(BaseAnswer):
         self._why = ""  # it is incomplete
         self._stamp: dict[str, str] = {}  # of weights that were changed under the server
 
-    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def choice(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         """The finished output of the sample's one delta."""
         self._take(delta)
         return _encode(self._items.items)
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
         """The whole response."""
-        return [_encode({**self._response(), "output": msgspec.Raw(choices[0]), "usage": self._counts(usage)})]
+        return [
+            _encode(
+                {
+                    **self._response(),
+                    "output": msgspec.Raw(choices[0]),
+                    "usage": self._counts(usage),
+                }
+            )
+        ]
 
-    def event(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def event(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         """The events of one delta."""
         begin: list[Event] = []
         if not self._number:
-            begin = [("created", {"response": self._response()}), ("in_progress", {"response": self._response()})]
+            begin = [
+                ("created", {"response": self._response()}),
+                ("in_progress", {"response": self._response()}),
+            ]
         return self._told([*begin, *self._take(delta)])
 
     def last(self, usage: dict[str, Any]) -> bytes:
@@ -69,7 +85,9 @@ class ResponsesAnswer(BaseAnswer):
     def error_event(self, error: PenstockError) -> bytes:
         """The last event of a response that ends in an error."""
         told = msgspec.json.decode(body_of(error))["error"]
-        return self._event_bytes("error", {name: told[name] for name in ("code", "message", "param")})
+        return self._event_bytes(
+            "error", {name: told[name] for name in ("code", "message", "param")}
+        )
 
     def _take(self, delta: Delta) -> list[Event]:
         self._tokens += delta.token_ids

@@ -1,9 +1,11 @@
-"""OpenAI's /v1/responses, its body: read and turned into the chat that it is. Nothing is stored, so what a response
-needs of earlier ones comes in `input`. It knows both forms; how a chat is run is translate's.
+"""OpenAI's /v1/responses, its body: read and turned into the chat that it is. Nothing is stored, so
+what a response needs of earlier ones comes in `input`. It knows both forms; how a chat is run is
+translate's.
 
     instructions, then `input`: a text, or items
       message                  a message of its role
-      reasoning                the reasoning of what the assistant says behind it, else a message of its own
+      reasoning                the reasoning of what the assistant says behind it, else a message of
+      its own
       function_call            a call in the assistant's message before it, else in one of its own
       function_call_output     a tool's message
 """
@@ -130,14 +132,25 @@ def read_responses(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Respo
         raw["tools"] = unmarked_tools(raw["tools"], FunctionTool)
     form = convert(raw, ResponsesForm)
     if isinstance(form.input, list) and len(form.input) > limits.max_messages:
-        raise HttpError(f"input has more than {limits.max_messages} items: send fewer", param="input")
+        raise HttpError(
+            f"input has more than {limits.max_messages} items: send fewer", param="input"
+        )
     chat = ResponsesChat(messages=_messages(form), asked=_asked(raw, form), **_options(form))
     check_chat(chat)
     return chat
 
 
 def _options(form: ResponsesForm) -> Json:
-    same = ("model", "temperature", "top_p", "seed", "stream", "parallel_tool_calls", "timeout", "cache_salt")
+    same = (
+        "model",
+        "temperature",
+        "top_p",
+        "seed",
+        "stream",
+        "parallel_tool_calls",
+        "timeout",
+        "cache_salt",
+    )
     choice: ToolChoice | NamedFunction | None = form.tool_choice
     if isinstance(choice, NamedFunction):
         choice = NamedTool(type="function", function=FunctionName(name=choice.name))
@@ -166,8 +179,12 @@ def _format(form: ResponsesForm) -> ResponseFormat | None:
     if asked.type != "json_schema":
         return ResponseFormat(type=asked.type)
     if asked.schema is None:
-        raise HttpError("text.format.schema is missing: the JSON Schema of the text", param="text.format.schema")
-    return ResponseFormat(type="json_schema", json_schema=JsonSchema(schema=asked.schema, strict=asked.strict))
+        raise HttpError(
+            "text.format.schema is missing: the JSON Schema of the text", param="text.format.schema"
+        )
+    return ResponseFormat(
+        type="json_schema", json_schema=JsonSchema(schema=asked.schema, strict=asked.strict)
+    )
 
 
 def _asked(raw: Json, form: ResponsesForm) -> Json:
@@ -262,12 +279,16 @@ def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemRe
         message = f"{where}.type must be one of {', '.join(_ITEMS)}"
         raise HttpError(message, param=f"{where}.type", code="unsupported_parameter")
     known = _ITEMS[kind].__struct_fields__
-    return convert(sift(raw, known, CALLED if kind == "function_call" else {}, f"{where}."), _ITEMS[kind], where)
+    return convert(
+        sift(raw, known, CALLED if kind == "function_call" else {}, f"{where}."),
+        _ITEMS[kind],
+        where,
+    )
 
 
 class _Turns:
-    """The messages that items are. What the assistant thinks, says and calls without a word of others is one message,
-    unless it says something anew."""
+    """The messages that items are. What the assistant thinks, says and calls without a word of
+    others is one message, unless it says something anew."""
 
     def __init__(self) -> None:
         self.found: list[Message] = []
@@ -276,11 +297,15 @@ class _Turns:
     def take(self, item: ItemMessage | ItemCall | ItemOutput | ItemReasoning, where: str) -> None:
         """Puts one more item into the messages. Raises HttpError."""
         if isinstance(item, ItemReasoning):
-            text = Message(role="assistant", content=_content(item.content or item.summary, f"{where}.content")).text
+            text = Message(
+                role="assistant", content=_content(item.content or item.summary, f"{where}.content")
+            ).text
             self._thought = text if self._thought is None else f"{self._thought}\n{text}"
         elif isinstance(item, ItemCall):
             turn = self._turn()
-            call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+            call = ToolCall(
+                id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments)
+            )
             turn.tool_calls = [*(turn.tool_calls or []), call]
         elif isinstance(item, ItemOutput):
             self.end()
@@ -303,12 +328,15 @@ class _Turns:
             self._turn()
 
     def _turn(self, *, anew: bool = False) -> Message:
-        """Returns the assistant's message that goes on, or a new one, with the reasoning that came before."""
+        """Returns the assistant's message that goes on, or a new one, with the reasoning that came
+        before."""
         if anew or not self.found or self.found[-1].role != "assistant":
             self.found.append(Message(role="assistant"))
         turn = self.found[-1]
         if self._thought is not None:
-            turn.reasoning = self._thought if turn.reasoning is None else f"{turn.reasoning}\n{self._thought}"
+            turn.reasoning = (
+                self._thought if turn.reasoning is None else f"{turn.reasoning}\n{self._thought}"
+            )
             self._thought = None
         return turn
 
@@ -321,7 +349,10 @@ def _content(content: str | list[Json], where: str) -> str | list[TextPart]:
     for at, part in enumerate(content):
         text: Any = part.get("text")
         if part.get("type") not in (*_TEXTS, "summary_text") or not isinstance(text, str):
-            message = f"{where}[{at}] must be text ({', '.join(_TEXTS)}): images, audio and files are not served"
+            message = (
+                f"{where}[{at}] must be text ({', '.join(_TEXTS)}): images, audio and files are not"
+                " served"
+            )
             raise HttpError(message, param=f"{where}[{at}]", code="unsupported_parameter")
         parts.append(TextPart(type="text", text=text))
     return parts

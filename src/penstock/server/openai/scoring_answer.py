@@ -1,6 +1,8 @@
-"""The answer of /generative_scoring, a score an item: deltas with labels' logprobs to JSON. It knows a call and deltas.
+"""The answer of /generative_scoring, a score an item: deltas with labels' logprobs to JSON. It
+knows a call and deltas.
 
-{"object": "list", "data": [{"index": 0, "object": "score", "score": 0.9, "label_probs": [...]}], "usage": ...}
+{"object": "list", "data": [{"index": 0, "object": "score", "score": 0.9, "label_probs": [...]}],
+"usage": ...}
 """
 
 from __future__ import annotations
@@ -20,11 +22,22 @@ class ScoringAnswer(BaseAnswer):
 
     prefix, kind, entries = "generative-scoring", "list", "data"
 
-    def choice(self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None) -> bytes:
+    def choice(
+        self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
+    ) -> bytes:
         assert self._call.scoring is not None
-        told: dict[str, Any] = {"index": choice, "object": "score", "score": None, "label_probs": None}
-        if delta.finish_reason != "abort":  # before it was scored, by what was done between two steps
-            told["label_probs"] = probs = label_probs(delta, softmax=self._call.scoring.apply_softmax)
+        told: dict[str, Any] = {
+            "index": choice,
+            "object": "score",
+            "score": None,
+            "label_probs": None,
+        }
+        if (
+            delta.finish_reason != "abort"
+        ):  # before it was scored, by what was done between two steps
+            told["label_probs"] = probs = label_probs(
+                delta, softmax=self._call.scoring.apply_softmax
+            )
             told["score"] = probs[0]
         if delta.weights_version is not None:
             told["weights_version"] = delta.weights_version

@@ -1,4 +1,5 @@
-"""Bodies of vLLM's /generative_scoring: a completion of one token an item, of which labels' probabilities are told.
+"""Bodies of vLLM's /generative_scoring: a completion of one token an item, of which labels'
+probabilities are told.
 
     {"query": text or ids, "items": [texts or lists of ids], "label_token_ids": [ids]}
 
@@ -17,7 +18,12 @@ from penstock.request import MAX_LOGPROBS
 from penstock.server.openai.forms import CompletionForm, Int, convert, read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
-from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt, check_id, completion_prompts
+from penstock.server.openai.prompt_ids import (
+    PromptTools,
+    TokenizedPrompt,
+    check_id,
+    completion_prompts,
+)
 from penstock.server.openai.tool_forms import Json
 from penstock.server.openai.unsupported_fields import COMPLETION, sift
 
@@ -31,17 +37,22 @@ SCORING_SCHEMA: Json = {
     "type": "object",
     "required": ["query", "items", "label_token_ids"],
     "properties": {
-        "model": _TEXT, "query": {"anyOf": [_TEXT, _IDS]},
-        "items": {"anyOf": [{"type": "array", "items": each, "minItems": 1} for each in (_TEXT, _IDS)]},
+        "model": _TEXT,
+        "query": {"anyOf": [_TEXT, _IDS]},
+        "items": {
+            "anyOf": [{"type": "array", "items": each, "minItems": 1} for each in (_TEXT, _IDS)]
+        },
         "label_token_ids": {**_IDS, "maxItems": MAX_LOGPROBS, "uniqueItems": True},
-        "apply_softmax": _FLAG, "item_first": _FLAG, "add_special_tokens": _FLAG,
+        "apply_softmax": _FLAG,
+        "item_first": _FLAG,
+        "add_special_tokens": _FLAG,
     },
-}  # fmt: skip
+}
 
 
 class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body, as vLLM has it. item_first: items stand before the query. apply_softmax: among the labels, else among all
-    tokens."""
+    """A body, as vLLM has it. item_first: items stand before the query. apply_softmax: among the
+    labels, else among all tokens."""
 
     query: str | list[Any]
     items: list[Any]
@@ -55,7 +66,8 @@ class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoringForm(CompletionForm, kw_only=True):
-    """The completion that a body is: a prompt for each item, before the query stands before or behind it."""
+    """The completion that a body is: a prompt for each item, before the query stands before or
+    behind it."""
 
     body: ScoringBody
 
@@ -72,15 +84,24 @@ def read_scoring(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Scoring
         message = f"label_token_ids must be 1 to {MAX_LOGPROBS} token ids, each once"
         raise HttpError(message, param="label_token_ids")
     if not 0 < len(asked.items) <= limits.max_prompts:
-        raise HttpError(f"items must list 1 to {limits.max_prompts} texts or lists of ids", param="items")
+        raise HttpError(
+            f"items must list 1 to {limits.max_prompts} texts or lists of ids", param="items"
+        )
     if {*map(type, asked.items)} not in ({str}, {list}):
         raise HttpError("items must be all texts or all lists of token ids", param="items")
     if isinstance(asked.query, list) and {*map(type, asked.query)} != {int}:
         raise HttpError("query must be text or token ids, one at least", param="query")
     return ScoringForm(
-        body=asked, model=asked.model, prompt=asked.items, timeout=asked.timeout, cache_salt=asked.cache_salt,
-        max_tokens=1, temperature=0.0, repetition_penalty=1.0, logprob_token_ids=labels,
-    )  # fmt: skip
+        body=asked,
+        model=asked.model,
+        prompt=asked.items,
+        timeout=asked.timeout,
+        cache_salt=asked.cache_salt,
+        max_tokens=1,
+        temperature=0.0,
+        repetition_penalty=1.0,
+        logprob_token_ids=labels,
+    )
 
 
 async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[TokenizedPrompt]:
@@ -91,7 +112,10 @@ async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[Tokeniz
     query = await _parts(asked.query, "query", form, tools, special=asked.add_special_tokens)
     items = await _parts(asked.items, "items", form, tools, special=False)
     header = query[0].ids
-    prompts = [TokenizedPrompt(item.ids + header if asked.item_first else header + item.ids) for item in items]
+    prompts = [
+        TokenizedPrompt(item.ids + header if asked.item_first else header + item.ids)
+        for item in items
+    ]
     longest, context = max(len(prompt.ids) for prompt in prompts), tools.facts.max_model_len
     if longest >= context:
         message = f"{too_long(context)}, {longest} tokens of query and item: shorten them"
@@ -102,9 +126,12 @@ async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[Tokeniz
 async def _parts(
     given: str | list[Any], name: str, form: ScoringForm, tools: PromptTools, *, special: bool
 ) -> list[TokenizedPrompt]:
-    """Parts of prompts as ids. Raises HttpError, ContextLengthError, of the field that they came by."""
+    """Parts of prompts as ids. Raises HttpError, ContextLengthError, of the field that they came
+    by."""
     try:
-        return await completion_prompts(given, msgspec.structs.replace(form, add_special_tokens=special), tools)
+        return await completion_prompts(
+            given, msgspec.structs.replace(form, add_special_tokens=special), tools
+        )
     except UsageError as error:
         error.param = name
         raise

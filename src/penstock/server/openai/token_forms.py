@@ -11,7 +11,13 @@ from typing import Any
 import numpy as np
 
 from penstock.mask_board import Int32
-from penstock.server.openai.forms import ChatForm, CompletionForm, chat_form, completion_form, read_object
+from penstock.server.openai.forms import (
+    ChatForm,
+    CompletionForm,
+    chat_form,
+    completion_form,
+    read_object,
+)
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 
@@ -20,33 +26,40 @@ MOST_IDS = 1_000_000  # of a body of /detokenize; its values are counted before 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeForm:
-    """A prompt to tokenise: `form` is what the route would take whose prompt it is. spelt: whether tokens' spellings
-    are told too (`return_token_strs`)."""
+    """A prompt to tokenise: `form` is what the route would take whose prompt it is. spelt: whether
+    tokens' spellings are told too (`return_token_strs`)."""
 
     form: CompletionForm | ChatForm
     spelt: bool
 
 
 def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokenizeForm:
-    """Reads the body of POST /tokenize: `prompt`, a text, or `messages` as a chat's. Raises HttpError."""
+    """Reads the body of POST /tokenize: `prompt`, a text, or `messages` as a chat's. Raises
+    HttpError."""
     raw = read_object(body, limits)
     spelt = _flag(raw, "return_token_strs")
     if "messages" in raw:
         if "prompt" in raw:
-            raise HttpError("prompt and messages exclude each other: give one of them", param="prompt")
+            raise HttpError(
+                "prompt and messages exclude each other: give one of them", param="prompt"
+            )
         return TokenizeForm(chat_form(raw, limits), spelt)
     if not isinstance(raw.get("prompt"), str):
         raise HttpError("prompt must be one text, or give messages", param="prompt")
     return TokenizeForm(completion_form(raw, limits), spelt)
 
 
-def read_detokenize(body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL) -> tuple[str | None, Int32]:
+def read_detokenize(
+    body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL
+) -> tuple[str | None, Int32]:
     """Reads the body of POST /detokenize: (the model that is asked for, ids). Raises HttpError."""
     raw = read_object(body, replace(limits, max_values=MOST_IDS + 2))
     model, tokens = raw.pop("model", None), raw.pop("tokens", None)
     if raw:
         name = sorted(raw)[0]
-        raise HttpError(f"{name!r} is not a field of /detokenize: it takes model and tokens", param=name)
+        raise HttpError(
+            f"{name!r} is not a field of /detokenize: it takes model and tokens", param=name
+        )
     if model is not None and not isinstance(model, str):
         raise HttpError("model must be a text", param="model")
     if isinstance(tokens, list) and len(tokens) > MOST_IDS:

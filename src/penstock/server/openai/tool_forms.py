@@ -1,5 +1,6 @@
-"""OpenAI's forms of tools: what a chat's body says of those that may be called, of calls that were made, and of which
-is to be called now. It knows JSON's shapes; how models write calls is text.answers'.
+"""OpenAI's forms of tools: what a chat's body says of those that may be called, of calls that were
+made, and of which is to be called now. It knows JSON's shapes; how models write calls is
+text.answers'.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompt_ids.py) a call, all that the answer
-needs to know. It knows forms and the model's facts; it submits nothing and builds no answer.
+"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompt_ids.py) a call,
+all that the answer needs to know. It knows forms and the model's facts; it submits nothing and
+builds no answer.
 """
 
 from __future__ import annotations
@@ -14,9 +15,21 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.request import MAX_SALT, MAX_SAMPLES, SamplingParams
-from penstock.server.openai.answer_forms import STRUCTURED, check_form, field_of, renamed, structured
+from penstock.server.openai.answer_forms import (
+    STRUCTURED,
+    check_form,
+    field_of,
+    renamed,
+    structured,
+)
 from penstock.server.openai.answer_reading import AnswerReading, MakeReader, check_auto
-from penstock.server.openai.forms import BaseForm, ChatForm, CompletionForm, StreamOptions, prompts_in
+from penstock.server.openai.forms import (
+    BaseForm,
+    ChatForm,
+    CompletionForm,
+    StreamOptions,
+    prompts_in,
+)
 from penstock.server.openai.generate_form import TokensForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import (
@@ -45,12 +58,14 @@ _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 _SAMPLING = [
     knob.name
     for knob in fields(SamplingParams)
-    if knob.name in set(BaseForm.__struct_fields__) - {"logit_bias", "structured_outputs", "stop_when"}
+    if knob.name
+    in set(BaseForm.__struct_fields__) - {"logit_bias", "structured_outputs", "stop_when"}
 ]
 
 
 class SamplingFacts(Protocol):
-    """What of a model bounds sampling, and its own defaults: an engine's facts, or those of none in particular."""
+    """What of a model bounds sampling, and its own defaults: an engine's facts, or those of none in
+    particular."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -62,7 +77,8 @@ class SamplingFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokensOnly:
-    """How an answer without text is to look. request_id: as the client named it.   columns: logprobs' form."""
+    """How an answer without text is to look. request_id: as the client named it.   columns:
+    logprobs' form."""
 
     request_id: str | None
     columns: bool
@@ -72,9 +88,10 @@ class TokensOnly:
 class Call:
     """One body, ready for the engine, and how its answer is to look.
 
-    echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the one token is dropped.
-    logprobs: how many, or None.                         prompt_logprobs: asked for by name, beside those of echo.
-    include_usage: one more event tells the counts.      continuous_usage: every other event tells them too.
+    echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the
+    one token is dropped. logprobs: how many, or None.                         prompt_logprobs:
+    asked for by name, beside those of echo. include_usage: one more event tells the counts.
+    continuous_usage: every other event tells them too.
     """
 
     prompts: list[TokenizedPrompt]
@@ -112,14 +129,24 @@ class Call:
     def size(self) -> int:
         """What request limits count as prompt tokens."""
         sampling = self.sampling
-        form = 0 if sampling.structured_outputs is None else len(self.prompts) * (sampling.structured_outputs.size // 4)
-        return self.prompt_tokens + form + len(sampling.logit_bias or ()) + len(sampling.allowed_token_ids or ())
+        form = (
+            0
+            if sampling.structured_outputs is None
+            else len(self.prompts) * (sampling.structured_outputs.size // 4)
+        )
+        return (
+            self.prompt_tokens
+            + form
+            + len(sampling.logit_bias or ())
+            + len(sampling.allowed_token_ids or ())
+        )
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
-    """Returns the choices that a form asks for, and about how many prompt tokens it has, before anything is checked or
-    tokenised. Four characters are a token, about, in any language that has words; an entry of logit_bias takes more
-    memory than a token, and counts as one, as an allowed id does."""
+    """Returns the choices that a form asks for, and about how many prompt tokens it has, before
+    anything is checked or tokenised. Four characters are a token, about, in any language that has
+    words; an entry of logit_bias takes more memory than a token, and counts as one, as an allowed
+    id does."""
     choices, tokens = _prompts_size(form)
     return choices, tokens + len(form.logit_bias or ()) + len(form.allowed_token_ids or ())
 
@@ -134,7 +161,9 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
     if not prompt or type(prompt[0]) is int:
         return n, 1 + len(prompt)
     sizes = [
-        1 + len(part) // 4 if isinstance(part, str) else len(part) for part in prompt if isinstance(part, str | list)
+        1 + len(part) // 4 if isinstance(part, str) else len(part)
+        for part in prompt
+        if isinstance(part, str | list)
     ]
     return min(n * len(prompt), MAX_CHOICES), 1 + sum(sizes)
 
@@ -195,7 +224,9 @@ async def completion_params(form: CompletionForm, tools: PromptTools) -> Complet
     """Raises UsageError; of the form's prompts only for their number."""
     only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
     if form.echo and not text:
-        raise HttpError("echo needs text, and this server has no tokenizer: leave it out", param="echo")
+        raise HttpError(
+            "echo needs text, and this server has no tokenizer: leave it out", param="echo"
+        )
     given = _completion_sampling(form, tools.facts, detokenize=text)
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
@@ -203,7 +234,12 @@ async def completion_params(form: CompletionForm, tools: PromptTools) -> Complet
     await check_stop_when(given.stop_when, tools)
     await _check_texts(given, tools)
     await check_form(given, tools, field_of(form))
-    if isinstance(form, TokensForm) and not given.stop and given.structured_outputs is None and not given.stop_when:
+    if (
+        isinstance(form, TokensForm)
+        and not given.stop
+        and given.structured_outputs is None
+        and not given.stop_when
+    ):
         given.detokenize = False  # nobody sees the text
     return CompletionParams(form, given, only_prompt)
 
@@ -215,10 +251,16 @@ def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> Samp
     return _chat_sampling(form, facts)
 
 
-def _completion_sampling(form: CompletionForm, facts: SamplingFacts, *, detokenize: bool) -> SamplingParams:
-    if form.echo and form.max_tokens == 0:  # only the prompt is wanted; the engine makes one token at least
+def _completion_sampling(
+    form: CompletionForm, facts: SamplingFacts, *, detokenize: bool
+) -> SamplingParams:
+    if (
+        form.echo and form.max_tokens == 0
+    ):  # only the prompt is wanted; the engine makes one token at least
         form.max_tokens = 1
-    given = sampling_of(form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize})
+    given = sampling_of(
+        form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize}
+    )
     if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
         given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
     return given
@@ -228,12 +270,14 @@ def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
     if form.max_completion_tokens is not None:
         form.max_tokens = form.max_completion_tokens
     logprobs = (form.top_logprobs or 0) if form.logprobs else None
-    return sampling_of(form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs})
+    return sampling_of(
+        form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs}
+    )
 
 
 def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> SamplingParams:
-    """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that the model's size
-    bounds anyway are cut to it, so that nothing larger crosses the channel."""
+    """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that
+    the model's size bounds anyway are cut to it, so that nothing larger crosses the channel."""
     _check_asked(form)
     _check_sizes(form, facts.vocab_size)
     knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
@@ -266,20 +310,31 @@ def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> S
 def _check_asked(form: BaseForm) -> None:
     """What no prompt makes right: so none is tokenised for it."""
     if form.stream and form.prompt_logprobs is not None:
-        raise HttpError("prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs")
+        raise HttpError(
+            "prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs"
+        )
     if form.timeout is not None and not 0 < form.timeout <= LONGEST_TIMEOUT:
-        raise HttpError(f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout")
+        raise HttpError(
+            f"timeout must be above 0 and at most {LONGEST_TIMEOUT} seconds", param="timeout"
+        )
     if form.cache_salt is not None and not 0 < len(form.cache_salt) <= MAX_SALT_LENGTH:
-        raise HttpError(f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt")
+        raise HttpError(
+            f"cache_salt must be 1 to {MAX_SALT_LENGTH} characters, or left out", param="cache_salt"
+        )
 
 
 def _check_sizes(form: BaseForm, vocab_size: int) -> None:
     """What the body's own limit leaves room for, and no answer needs."""
     if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
-        raise HttpError(f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer", param="stop_token_ids")
+        raise HttpError(
+            f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer",
+            param="stop_token_ids",
+        )
     for name in ("logit_bias", "allowed_token_ids", "logprob_token_ids"):
         if len(getattr(form, name) or ()) > vocab_size:
-            raise HttpError(f"{name} names more ids than the vocabulary has: name each once", param=name)
+            raise HttpError(
+                f"{name} names more ids than the vocabulary has: name each once", param=name
+            )
 
 
 async def _check_texts(sampling: SamplingParams, tools: PromptTools) -> None:
@@ -289,27 +344,36 @@ async def _check_texts(sampling: SamplingParams, tools: PromptTools) -> None:
 
 
 async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Has the tokens that can end a stop string found off the loop, where that was not done before: the engine's client
-    asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
+    """Has the tokens that can end a stop string found off the loop, where that was not done before:
+    the engine's client asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
     tokenizer = tools.tokenizer
     if tokenizer is None or not sampling.stop:
         return
     stops, skip = sampling.stop_strings, sampling.skip_special_tokens
     if not tokenizer.has_stops(stops, skip_special_tokens=skip):
-        await tools.aside(lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits())
+        await tools.aside(
+            lambda: tokenizer.stop_strings(stops, skip_special_tokens=skip).watch_bits()
+        )
 
 
 async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Raises UsageError for bad words that cannot be told in tokens, before anything of the body goes to the engine."""
+    """Raises UsageError for bad words that cannot be told in tokens, before anything of the body
+    goes to the engine."""
     tokenizer, words = tools.tokenizer, sampling.bad_words
     if words and tokenizer is None:
-        raise HttpError("bad_words need text, and this server has no tokenizer: leave them out", param="bad_words")
+        raise HttpError(
+            "bad_words need text, and this server has no tokenizer: leave them out",
+            param="bad_words",
+        )
     if words and tokenizer is not None:
         await tools.aside(lambda: bad_word_ids(tokenizer, words))
 
 
 def _call(
-    form: CompletionForm | ChatForm, sampling: SamplingParams, prompts: list[TokenizedPrompt], facts: EngineFacts
+    form: CompletionForm | ChatForm,
+    sampling: SamplingParams,
+    prompts: list[TokenizedPrompt],
+    facts: EngineFacts,
 ) -> Call:
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)

@@ -1,6 +1,7 @@
-"""What becomes of each field that OpenAI or vLLM have and our forms don't: accepted where it asks for nothing or for
-what is done anyway (null always), else a 400 that names the field and the way out; an empty list of what alone may come
-too. It knows names and values, no form and no engine. A field is said as an argument of vLLM's is (vllm_arguments.py).
+"""What becomes of each field that OpenAI or vLLM have and our forms don't: accepted where it asks
+for nothing or for what is done anyway (null always), else a 400 that names the field and the way
+out; an empty list of what alone may come too. It knows names and values, no form and no engine. A
+field is said as an argument of vLLM's is (vllm_arguments.py).
 """
 
 from __future__ import annotations
@@ -20,26 +21,46 @@ _ONE = "llguidance makes all masks; structured_outputs has whitespace_pattern"
 _LEAVE = "not served: leave it out"
 _TEXT_ALONE = "only text is served"
 _AS_SAMPLING = (
-    "use_beam_search", "early_stopping", "length_penalty",
-    "spaces_between_special_tokens", "thinking_token_budget",
-)  # fmt: skip
+    "use_beam_search",
+    "early_stopping",
+    "length_penalty",
+    "spaces_between_special_tokens",
+    "thinking_token_budget",
+)
 
-# Both routes. Names of vLLM's that people send are here too, so that the answer says more than "unknown".
+# Both routes. Names of vLLM's that people send are here too, so that the answer says more than
+# "unknown".
 BOTH: dict[str, Argument] = {
     **{name: SAMPLING[name] for name in _AS_SAMPLING},
     **named("user safety_identifier", str, _TAG),
     **named("metadata", dict, _TAG),
-    **named("prompt_cache_key", str, "routes between OpenAI's machines; our cache finds equal prompts itself"),
-    **named("prompt_cache_retention", ("in_memory",), "the prefix cache is in memory; leave it out"),
-    **named("prompt_cache_options", ({},), "the prefix cache has no options a request; leave it out"),
+    **named(
+        "prompt_cache_key",
+        str,
+        "routes between OpenAI's machines; our cache finds equal prompts itself",
+    ),
+    **named(
+        "prompt_cache_retention", ("in_memory",), "the prefix cache is in memory; leave it out"
+    ),
+    **named(
+        "prompt_cache_options", ({},), "the prefix cache has no options a request; leave it out"
+    ),
     **named("session_id", str, "groups requests for those who route them; it changes no token"),
     **named("store", (False,), "answers are not stored; keep them on your side"),
     **named("service_tier", ("auto", "default"), "there is one tier; leave it out"),
     **named("priority", (0,), "requests have one priority; leave it out"),
-    **named("detokenize", (True,), "answers hold text; ask for return_token_ids to get ids beside it"),
+    **named(
+        "detokenize", (True,), "answers hold text; ask for return_token_ids to get ids beside it"
+    ),
     **named("guided_decoding_backend", str, _ONE),
-    **named("guided_whitespace_pattern", (), "say structured_outputs: {json: ..., whitespace_pattern: ...}"),
-    **named("guided_json", (), "say structured_outputs: {json: ...}"),  # {} is a schema too: any JSON
+    **named(
+        "guided_whitespace_pattern",
+        (),
+        "say structured_outputs: {json: ..., whitespace_pattern: ...}",
+    ),
+    **named(
+        "guided_json", (), "say structured_outputs: {json: ...}"
+    ),  # {} is a schema too: any JSON
     **named("guided_regex", (), "say structured_outputs: {regex: ...}"),
     **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),
     **named("guided_grammar", (), "say structured_outputs: {grammar: ...}"),
@@ -58,7 +79,11 @@ BOTH: dict[str, Argument] = {
 
 COMPLETION: dict[str, Argument] = {
     **BOTH,
-    **named("suffix", ("",), "nothing is filled in before it; put it in the prompt as the model wants it"),
+    **named(
+        "suffix",
+        ("",),
+        "nothing is filled in before it; put it in the prompt as the model wants it",
+    ),
     **named("prompt_embeds", (), "prompts are text or token ids"),
     **named("messages", (), "a chat goes to /v1/chat/completions; here give a prompt"),
 }
@@ -76,35 +101,59 @@ CHAT: dict[str, Argument] = {
     **named("verbosity", ("medium",), "say it in a message"),
     **named("web_search_options", (), "nothing is fetched from the web"),  # {} asks for a search
     **named("documents", ([],), "put them in a message"),
-    **named("chat_template", ("",), "templates are the server's: it is started with --chat-template FILE"),
-    **named("return_prompt_text", (False,), "ask for return_token_ids, which tells the prompt's ids"),
+    **named(
+        "chat_template",
+        ("",),
+        "templates are the server's: it is started with --chat-template FILE",
+    ),
+    **named(
+        "return_prompt_text", (False,), "ask for return_token_ids, which tells the prompt's ids"
+    ),
     **named("echo", (False,), "not served in chat: you have the messages"),
 }
 
 _STATELESS = "nothing is kept between responses: send what was said in input"
 RESPONSES: dict[str, Argument] = {
-    **{name: BOTH[name] for name in (
-        "user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prompt_cache_options",
-        "service_tier",
-    )},
+    **{
+        name: BOTH[name]
+        for name in (
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prompt_cache_options",
+            "service_tier",
+        )
+    },
     **named("store", (False,), _STATELESS),
     **named("background", (False,), "a response is waited for; /v1/batches has what isn't"),
     **named("previous_response_id conversation prompt", (), _STATELESS),
-    **named("include", ([], ["reasoning.encrypted_content"]), "reasoning is given as it is; nothing can be added"),
+    **named(
+        "include",
+        ([], ["reasoning.encrypted_content"]),
+        "reasoning is given as it is; nothing can be added",
+    ),
     **named("truncation", ("disabled",), "nothing is dropped from input: send less"),
     **named("top_logprobs", (0,), "logprobs are in /v1/chat/completions"),
     **named("max_tool_calls", (), "counts calls of built-in tools, and none is run here"),
     **named("context_management", ([],), "nothing is dropped from input: send less"),
     **named("moderation", (), "no moderation is run; run it on your side"),
-    **named("stream_options", ({}, {"include_obfuscation": False}), "events are not padded; leave it out"),
+    **named(
+        "stream_options",
+        ({}, {"include_obfuscation": False}),
+        "events are not padded; leave it out",
+    ),
     **named("messages", (), "a chat goes to /v1/chat/completions; here give input"),
     **named("max_tokens max_completion_tokens", (), "here it is called max_output_tokens"),
     **named("response_format", (), "here it is called text.format"),
     **named("n", (1,), "a response is one sample: /v1/chat/completions has n"),
-}  # fmt: skip
+}
 
-# Marks of Anthropic's for what to cache, which clients send to every server: in messages, their parts, and tools.
-CACHE_MARK = named("cache_control", dict, "marks what to cache; our cache finds equal beginnings by itself")
+# Marks of Anthropic's for what to cache, which clients send to every server: in messages, their
+# parts, and tools.
+CACHE_MARK = named(
+    "cache_control", dict, "marks what to cache; our cache finds equal beginnings by itself"
+)
 
 MESSAGE: dict[str, Argument] = {
     **CACHE_MARK,
@@ -112,16 +161,24 @@ MESSAGE: dict[str, Argument] = {
     **named("function_call", (), _FUNCTIONS),
     **named("audio", (), _TEXT_ALONE),
     **named("annotations", ([],), "notes on the web are not served; leave them out"),
-    **named("parsed", object, "what openai's parse() read of content, sent back with it; content counts"),
+    **named(
+        "parsed", object, "what openai's parse() read of content, sent back with it; content counts"
+    ),
 }
 
 CALLED: dict[str, Argument] = {  # a function that an earlier answer called
-    **named("parsed_arguments", object, "what openai's parse() read of arguments, sent back; arguments count"),
+    **named(
+        "parsed_arguments",
+        object,
+        "what openai's parse() read of arguments, sent back; arguments count",
+    ),
 }
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")
 
-BY_FORM: dict[str, Mapping[str, Argument]] = {  # what is told of in /openapi.json, by the form's name
+BY_FORM: dict[
+    str, Mapping[str, Argument]
+] = {  # what is told of in /openapi.json, by the form's name
     "CompletionForm": COMPLETION,
     "ChatForm": CHAT,
     "ResponsesForm": RESPONSES,
@@ -136,15 +193,18 @@ BY_FORM: dict[str, Mapping[str, Argument]] = {  # what is told of in /openapi.js
 
 
 def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
-    """Returns what of a part or a tool its form reads: without its cache mark. Raises HttpError for a mark that is no
-    object; types and other names are the form's to check."""
+    """Returns what of a part or a tool its form reads: without its cache mark. Raises HttpError for
+    a mark that is no object; types and other names are the form's to check."""
     if not isinstance(raw, dict) or raw.keys().isdisjoint(CACHE_MARK):
         return raw
-    return sift(raw, {*form.__struct_fields__, *(raw.keys() - CACHE_MARK.keys())}, CACHE_MARK, f"{where}.")
+    return sift(
+        raw, {*form.__struct_fields__, *(raw.keys() - CACHE_MARK.keys())}, CACHE_MARK, f"{where}."
+    )
 
 
 def unmarked_tools(tools: Any, form: type[Struct], function: type[Struct] | None = None) -> Any:
-    """Returns the tools of a body without cache marks; function: the form of what a tool's `function` is."""
+    """Returns the tools of a body without cache marks; function: the form of what a tool's
+    `function` is."""
     if not isinstance(tools, list):
         return tools
     found = [unmarked(tool, form, f"tools[{at}]") for at, tool in enumerate(tools)]
@@ -156,10 +216,13 @@ def unmarked_tools(tools: Any, form: type[Struct], function: type[Struct] | None
 
 
 def sift(
-    raw: Mapping[str, Any], known: Collection[str], policies: Mapping[str, Argument], where: str = ""
+    raw: Mapping[str, Any],
+    known: Collection[str],
+    policies: Mapping[str, Argument],
+    where: str = "",
 ) -> dict[str, Any]:
-    """The fields of `raw` that the form reads. null counts as left out. Raises HttpError for a field that is
-    unknown, or has no place here; `where` stands before its name."""
+    """The fields of `raw` that the form reads. null counts as left out. Raises HttpError for a
+    field that is unknown, or has no place here; `where` stands before its name."""
     kept: dict[str, Any] = {}
     for name, value in raw.items():
         if name in known:
@@ -169,9 +232,13 @@ def sift(
         shown = where + name[:LONGEST_NAME]
         policy = policies.get(name)
         if policy is None:
-            raise HttpError(f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter")
+            raise HttpError(
+                f"unknown field {shown}: leave it out", param=shown, code="unknown_parameter"
+            )
         if value is not None and not policy.takes(value, raw):
             which = "" if not policy.taken else " with this value"
             note = policy.note.removeprefix("not served: ")
-            raise HttpError(f"{shown} is not served{which}: {note}", param=shown, code="unsupported_parameter")
+            raise HttpError(
+                f"{shown} is not served{which}: {note}", param=shown, code="unsupported_parameter"
+            )
     return kept

@@ -1,5 +1,5 @@
-"""The routes, and the shape of every error: any input at all gets an answer in OpenAI's. Knows HTTP; all work is the
-handlers', what /openapi.json says openapi's.
+"""The routes, and the shape of every error: any input at all gets an answer in OpenAI's. Knows
+HTTP; all work is the handlers', what /openapi.json says openapi's.
 """
 
 from __future__ import annotations
@@ -68,26 +68,38 @@ def build_app(
     access_log: IO[bytes] | None = None,
     manager: BatchManager | None = None,
 ) -> Starlette:
-    """Returns the ASGI application over a running engine. access_log: where a line for each request goes. manager:
-    files and batches, where there is a state folder."""
+    """Returns the ASGI application over a running engine. access_log: where a line for each request
+    goes. manager: files and batches, where there is a state folder."""
     access = access or AccessPolicy()
-    routes = [ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()]
-    routes += [ServerRoute(operation, _owned(work), manager, told) for operation, (work, told) in _BATCHES.items()]
-    routes.append(ServerRoute("POST /v1/bulk", post_bulk, BulkService(service), Told((LINES,), BULK)))
+    routes = [
+        ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()
+    ]
+    routes += [
+        ServerRoute(operation, _owned(work), manager, told)
+        for operation, (work, told) in _BATCHES.items()
+    ]
+    routes.append(
+        ServerRoute("POST /v1/bulk", post_bulk, BulkService(service), Told((LINES,), BULK))
+    )
     described = cache(lambda: _describe(service, access, routes))
 
     async def get_openapi(request: Request) -> Response:
         return json_response(described())
 
     middleware = [Middleware(AuthMiddleware, access=access)]
-    if access.origins:  # around who asks for keys: a preflight brings none, and refusals are for the page to read
+    if (
+        access.origins
+    ):  # around who asks for keys: a preflight brings none, and refusals are for the page to read
         middleware.insert(0, Middleware(PageAccess, access=access))
     if access_log is not None:  # around the others, so that refusals are lines too
         middleware.insert(0, Middleware(AccessLog, file=access_log))
     errors: dict[Any, Any] = {
-        PenstockError: _on_ours, HTTPException: _on_http, ClientGoneError: _on_gone, ClientDisconnect: _on_gone,
+        PenstockError: _on_ours,
+        HTTPException: _on_http,
+        ClientGoneError: _on_gone,
+        ClientDisconnect: _on_gone,
         Exception: partial(_on_fault, access),
-    }  # fmt: skip
+    }
     every = [*routes, Route("/openapi.json", get_openapi), Route(ROOT, get_root)]
     app = Starlette(routes=every, middleware=middleware, exception_handlers=errors)
     app.router.redirect_slashes = False
@@ -95,11 +107,15 @@ def build_app(
 
 
 class ServerRoute(Route):
-    """One operation, `GET /path`, who serves it, over what, and what is told of it. Some load balancers probe by HEAD;
-    nothing else answers to it."""
+    """One operation, `GET /path`, who serves it, over what, and what is told of it. Some load
+    balancers probe by HEAD; nothing else answers to it."""
 
     def __init__(
-        self, operation: str, work: Callable[[Any, Request], Awaitable[Response]], over: Any, told: Told
+        self,
+        operation: str,
+        work: Callable[[Any, Request], Awaitable[Response]],
+        over: Any,
+        told: Told,
     ) -> None:
         method, path = operation.split(" ")
         super().__init__(path, partial(work, over), name=work.__name__)
@@ -112,7 +128,8 @@ class ServerRoute(Route):
 
 
 async def get_root(request: Request) -> Response:
-    """GET /: what this is, for whoever opens it in a browser; no word of the model, since it asks for no key."""
+    """GET /: what this is, for whoever opens it in a browser; no word of the model, since it asks
+    for no key."""
     return json_response(WHAT)
 
 
@@ -152,15 +169,23 @@ async def get_metrics(service: AppState, request: Request) -> Response:
 
 
 _FORM = in_json(ref("CompletionForm"), prompt="Once upon a time", max_tokens=16)
-_CHAT = in_json(ref("ChatForm"), messages=[{"role": "user", "content": "Who are you?"}], max_tokens=16)
+_CHAT = in_json(
+    ref("ChatForm"), messages=[{"role": "user", "content": "Who are you?"}], max_tokens=16
+)
 _RESPONSE = in_json(ref("ResponsesForm"), input="Who are you?", max_output_tokens=16)
-_SLEEP_QUERY = asked("level", type="integer", enum=[1, 2]), asked("mode", type="string", enum=[*get_args(Mode)])
+_SLEEP_QUERY = (
+    asked("level", type="integer", enum=[1, 2]),
+    asked("mode", type="string", enum=[*get_args(Mode)]),
+)
 _WAKE_QUERY = (asked("tags", type="array", items={"enum": ["weights", "kv_cache"]}),)
 _FILES_QUERY = (*page(files.MOST_LISTED), asked("order", type="string", enum=["asc", "desc"]))
 _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Told]] = {
     "POST /v1/completions": (handlers.post_completions, Told(("Completion", EVENTS), _FORM)),
     "POST /v1/chat/completions": (handlers.post_chat, Told(("ChatCompletion", EVENTS), _CHAT)),
-    "POST /inference/v1/generate": (handlers.post_generate, Told(("Generated", EVENTS), in_json(GENERATE))),
+    "POST /inference/v1/generate": (
+        handlers.post_generate,
+        Told(("Generated", EVENTS), in_json(GENERATE)),
+    ),
     "POST /v1/responses": (handlers.post_responses, Told(("Response", EVENTS), _RESPONSE)),
     "POST /generative_scoring": (handlers.post_scoring, Told(("Scores",), in_json(SCORING_SCHEMA))),
     "POST /tokenize": (token_handlers.post_tokenize, Told(("Tokens",), in_json(TOKENIZE))),
@@ -173,7 +198,10 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "GET /health": (get_ready, Told(("Ready",), again=True)),
     "GET /health/engine": (get_engine, Told(("EngineState",), again=True)),
     "POST /admin/restart": (control_handlers.post_restart, Told(("Restart",))),
-    "POST /update_weights": (control_handlers.post_update_weights, Told(("Updated",), in_json(UPDATE_WEIGHTS))),
+    "POST /update_weights": (
+        control_handlers.post_update_weights,
+        Told(("Updated",), in_json(UPDATE_WEIGHTS)),
+    ),
     "POST /reset_prefix_cache": (control_handlers.post_reset_prefix_cache, Told(("Done",))),
     "POST /sleep": (control_handlers.post_sleep, Told(("Slept",), query=_SLEEP_QUERY)),
     "POST /wake_up": (control_handlers.post_wake_up, Told(("Slept",), query=_WAKE_QUERY)),
@@ -186,8 +214,14 @@ _ONLINE: dict[str, tuple[Callable[[AppState, Request], Awaitable[Response]], Tol
     "GET /metrics": (get_metrics, Told((CONTENT_TYPE_LATEST.partition(";")[0],))),
 }
 _BATCHES: dict[str, tuple[Callable[[BatchManager, Request, str], Awaitable[Response]], Told]] = {
-    "POST /v1/files": (files.post_file, Told(("File",), {"multipart/form-data": {"schema": UPLOAD}})),
-    "GET /v1/files": (files.list_files, Told(("Files",), query=(*_FILES_QUERY, asked("purpose", type="string")))),
+    "POST /v1/files": (
+        files.post_file,
+        Told(("File",), {"multipart/form-data": {"schema": UPLOAD}}),
+    ),
+    "GET /v1/files": (
+        files.list_files,
+        Told(("Files",), query=(*_FILES_QUERY, asked("purpose", type="string"))),
+    ),
     "GET /v1/files/{file_id}": (files.get_file, Told(("File",))),
     "GET /v1/files/{file_id}/content": (files.get_content, Told((BYTES,))),
     "DELETE /v1/files/{file_id}": (files.delete_file, Told(("DeletedFile",))),
@@ -199,8 +233,11 @@ _BATCHES: dict[str, tuple[Callable[[BatchManager, Request, str], Awaitable[Respo
 NO_STATE = "this server keeps no files and no batches: start it with --state-dir FOLDER"
 
 
-def _owned(work: Callable[[BatchManager, Request, str], Awaitable[Response]]) -> Callable[..., Awaitable[Response]]:
-    """Has it hear whose files and batches a request may see: its key's; where there are no keys, everybody's."""
+def _owned(
+    work: Callable[[BatchManager, Request, str], Awaitable[Response]],
+) -> Callable[..., Awaitable[Response]]:
+    """Has it hear whose files and batches a request may see: its key's; where there are no keys,
+    everybody's."""
 
     @wraps(work)
     async def serve(manager: BatchManager | None, request: Request) -> Response:
@@ -235,9 +272,12 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(access: AccessPolicy, request: Request, error: Exception) -> Response:
-    # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never silent.
+    # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never
+    # silent.
     response = handlers.refuse(request, FaultError(FAILED))
-    response.headers.update(access.answer_headers(request.headers.raw))  # it is made around all middleware
+    response.headers.update(
+        access.answer_headers(request.headers.raw)
+    )  # it is made around all middleware
     return response
 
 
@@ -261,7 +301,14 @@ def _card(service: AppState) -> dict[str, Any]:
 
 
 def _describe(service: AppState, access: AccessPolicy, routes: list[ServerRoute]) -> dict[str, Any]:
-    facts, operations = service.client.facts, {route.operation: (route.name, route.told) for route in routes}
+    facts, operations = (
+        service.client.facts,
+        {route.operation: (route.name, route.told) for route in routes},
+    )
     return describe(
-        operations, model=service.model, longest=facts.max_model_len, vocabulary=facts.vocab_size, access=access
+        operations,
+        model=service.model,
+        longest=facts.max_model_len,
+        vocabulary=facts.vocab_size,
+        access=access,
     )

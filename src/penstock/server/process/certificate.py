@@ -1,5 +1,6 @@
-"""A certificate with its key, for `--ssl-certfile` and `--ssl-keyfile`: read at the start, and again when its files
-change, so that a renewed one serves new connections without a restart. It knows files and TLS; no HTTP.
+"""A certificate with its key, for `--ssl-certfile` and `--ssl-keyfile`: read at the start, and
+again when its files change, so that a renewed one serves new connections without a restart. It
+knows files and TLS; no HTTP.
 """
 
 from __future__ import annotations
@@ -25,25 +26,31 @@ class CertificateFiles:
 
     @classmethod
     def of(cls, certfile: Path | str | None, keyfile: Path | str | None) -> CertificateFiles | None:
-        """Returns the files, read and held against each other; None where none is given. Raises UsageError."""
+        """Returns the files, read and held against each other; None where none is given. Raises
+        UsageError."""
         if certfile is None:
             if keyfile is not None:
-                raise UsageError("a key alone makes no TLS: give --ssl-certfile too", param="ssl_certfile")
+                raise UsageError(
+                    "a key alone makes no TLS: give --ssl-certfile too", param="ssl_certfile"
+                )
             return None
         files = cls(str(certfile), None if keyfile is None else str(keyfile))
         files.load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
         return files
 
     def load(self, context: ssl.SSLContext) -> None:
-        """Has a context show this certificate from here on. Raises UsageError where the files cannot be read, are no
-        PEM, don't fit each other, or the key is encrypted; the context is as before then."""
+        """Has a context show this certificate from here on. Raises UsageError where the files
+        cannot be read, are no PEM, don't fit each other, or the key is encrypted; the context is as
+        before then."""
         for name, file in (("ssl_certfile", self.certfile), ("ssl_keyfile", self.keyfile)):
             try:
                 if file is not None:
                     Path(file).read_bytes()
             except OSError as error:
                 flag = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{flag} {file} cannot be read ({error.strerror}): check it", param=name) from error
+                raise UsageError(
+                    f"{flag} {file} cannot be read ({error.strerror}): check it", param=name
+                ) from error
         asked: list[bool] = []
 
         def password() -> str:
@@ -51,23 +58,37 @@ class CertificateFiles:
             return ""
 
         try:
-            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):  # first where nothing can be spoilt
+            for each in (
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
+                context,
+            ):  # first where nothing can be spoilt
                 each.load_cert_chain(self.certfile, self.keyfile, password)
         except (ssl.SSLError, ValueError) as error:
-            raise UsageError(self._fault(error, encrypted=bool(asked)), param="ssl_certfile") from error
+            raise UsageError(
+                self._fault(error, encrypted=bool(asked)), param="ssl_certfile"
+            ) from error
 
     def _fault(self, error: Exception, *, encrypted: bool) -> str:
         key = self.keyfile or self.certfile
         if encrypted:
-            return f"the key in {key} is encrypted: give one without a passphrase, readable by its owner alone"
+            return (
+                f"the key in {key} is encrypted: give one without a passphrase, readable by its"
+                " owner alone"
+            )
         reason = str(getattr(error, "reason", None) or error)
         if reason == "KEY_VALUES_MISMATCH":
-            return f"the certificate in {self.certfile} doesn't fit the key in {key}: give a pair that does"
-        return f"{self.certfile} and {key} are no certificate with its key in PEM ({reason}): check both files"
+            return (
+                f"the certificate in {self.certfile} doesn't fit the key in {key}: give a pair that"
+                " does"
+            )
+        return (
+            f"{self.certfile} and {key} are no certificate with its key in PEM ({reason}): check"
+            " both files"
+        )
 
     async def follow(self, context: ssl.SSLContext) -> None:
-        """Reads the files again when they have changed, until it is cancelled. What cannot be used is told on standard
-        error, and the certificate that serves stays."""
+        """Reads the files again when they have changed, until it is cancelled. What cannot be used
+        is told on standard error, and the certificate that serves stays."""
         seen = self._stamps()
         while True:
             await asyncio.sleep(LOOK_AGAIN)
@@ -78,9 +99,17 @@ class CertificateFiles:
             try:
                 self.load(context)
             except UsageError as error:
-                print(f"penstock: the certificate that serves stays: {error}", file=sys.stderr, flush=True)
+                print(
+                    f"penstock: the certificate that serves stays: {error}",
+                    file=sys.stderr,
+                    flush=True,
+                )
             else:
-                print(f"penstock: serves the certificate that {self.certfile} has now", file=sys.stderr, flush=True)
+                print(
+                    f"penstock: serves the certificate that {self.certfile} has now",
+                    file=sys.stderr,
+                    flush=True,
+                )
 
     def _stamps(self) -> list[tuple[int, int, int] | None]:
         found: list[tuple[int, int, int] | None] = []

@@ -1,6 +1,7 @@
-"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one engine or several. This
-process starts, tells and ends them, keeps the engines, and takes no connection; a server that ends unasked ends the
-service, and so does an only engine. It knows processes; no routes.
+"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one
+engine or several. This process starts, tells and ends them, keeps the engines, and takes no
+connection; a server that ends unasked ends the service, and so does an only engine. It knows
+processes; no routes.
 """
 
 from __future__ import annotations
@@ -37,9 +38,14 @@ async def serve_processes(
 ) -> None:
     """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Raises as serve.serve() does."""
     if not 1 < count <= MOST:
-        raise UsageError(f"api_server_count must be between 1 and {MOST}, not {count}", param="api_server_count")
+        raise UsageError(
+            f"api_server_count must be between 1 and {MOST}, not {count}", param="api_server_count"
+        )
     if sys.platform != "linux":
-        raise UsageError("more than one API server needs Linux: leave --api-server-count out", param="api_server_count")
+        raise UsageError(
+            "more than one API server needs Linux: leave --api-server-count out",
+            param="api_server_count",
+        )
     config.check()
     with signals() as stop, share_port(host, port, count) as listeners:
         said = line(site, listeners[0])
@@ -55,12 +61,15 @@ async def serve_processes(
 
 @contextlib.contextmanager
 def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """`count` sockets of one port; the kernel spreads connections evenly over those that listen. Raises as bind()."""
+    """`count` sockets of one port; the kernel spreads connections evenly over those that listen.
+    Raises as bind()."""
     with contextlib.ExitStack() as stack:
-        with bind(host, port) as probe:  # shares with nobody: says whether another server has the port
+        with bind(
+            host, port
+        ) as probe:  # shares with nobody: says whether another server has the port
             family, address = probe.family, probe.getsockname()
-        # Of two services that share a port the kernel would mix the answers. Where the other doesn't listen yet, the
-        # probe cannot tell; this name, which goes with us, can.
+        # Of two services that share a port the kernel would mix the answers. Where the other
+        # doesn't listen yet, the probe cannot tell; this name, which goes with us, can.
         name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             name.bind(f"\0penstock {address[0]} {address[1]}")
@@ -79,7 +88,9 @@ def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]
 class _Worker:
     """A server process, as its parent sees it. hear: takes its words of engines."""
 
-    def __init__(self, number: int, process: asyncio.subprocess.Process, hear: Callable[[WordUp], None]) -> None:
+    def __init__(
+        self, number: int, process: asyncio.subprocess.Process, hear: Callable[[WordUp], None]
+    ) -> None:
         self.number, self.process, self._hear = number, process, hear
         self._serves = asyncio.Event()
         self.why: PenstockError | None = None  # it ended, where it could say that
@@ -95,7 +106,9 @@ class _Worker:
         await asyncio.wait((serves, self._reading), return_when=asyncio.FIRST_COMPLETED)
         serves.cancel()
         if not self._serves.is_set():
-            ended = f"API server {self.number} {how_ended(await self.process.wait())} while it started"
+            ended = (
+                f"API server {self.number} {how_ended(await self.process.wait())} while it started"
+            )
             raise self.why or EngineError(ended)
 
     async def last_words(self) -> PenstockError | None:
@@ -119,24 +132,30 @@ class _Worker:
 class _Service:
     """The servers' processes and, by their supervisor, the engines'."""
 
-    def __init__(self, config: Config, site: Site, stop: StopSignals, count: int, engine: Sequence[str]) -> None:
+    def __init__(
+        self, config: Config, site: Site, stop: StopSignals, count: int, engine: Sequence[str]
+    ) -> None:
         self._config, self._site, self._stop, self._count = config, site, stop, count
         self._workers: list[_Worker] = []
         fronts = [partial(self._tell, number) for number in range(count)]
         self._engines = Supervisor(config, fronts, engine, site.limits.step_timeout)
 
     async def start_servers(self, listeners: list[socket.socket]) -> None:
-        """Raises CapacityError. The sockets are the servers' alone from here on: one that is kept by nobody who
-        accepts would swallow connections."""
+        """Raises CapacityError. The sockets are the servers' alone from here on: one that is kept
+        by nobody who accepts would swallow connections."""
         model, replicas = self._config.model, self._config.parallel.data_parallel_size
         board = Board.make(self._count)
         try:
             for number, listener in enumerate(listeners):
                 descriptors = (listener.fileno(), board)
-                worker = _Worker(number, await _start_process(descriptors), partial(self._engines.hear, number))
+                worker = _Worker(
+                    number, await _start_process(descriptors), partial(self._engines.hear, number)
+                )
                 self._workers.append(worker)
                 tokenizer = not model.skip_tokenizer_init
-                start = ServerStart(*descriptors, number, self._count, self._site, tokenizer, replicas, model.seed)
+                start = ServerStart(
+                    *descriptors, number, self._count, self._site, tokenizer, replicas, model.seed
+                )
                 worker.say(start)
                 listener.close()
         finally:
@@ -151,7 +170,8 @@ class _Service:
         return True
 
     async def run(self) -> None:
-        """Until there is a reason to end, and running requests have ended. Raises EngineError for a bad one."""
+        """Until there is a reason to end, and running requests have ended. Raises EngineError for a
+        bad one."""
         over = asyncio.ensure_future(self._engines.wait())
         reasons: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stop.first.wait()), over]
         reasons += [asyncio.ensure_future(worker.process.wait()) for worker in self._workers]
@@ -160,9 +180,12 @@ class _Service:
             tell_drain("running requests", self._site.limits.drain_seconds)
             await self._drain()
         else:
-            # Servers end soon after their engine; heard of in either order, it is the engine that died.
+            # Servers end soon after their engine; heard of in either order, it is the engine that
+            # died.
             died, _ = await asyncio.wait((over,), timeout=LAST_WORDS / 2)
-            dead = next((worker for worker in self._workers if worker.process.returncode is not None), None)
+            dead = next(
+                (worker for worker in self._workers if worker.process.returncode is not None), None
+            )
             await self._drain()
             if not died and dead is not None:
                 raise await self._end_of(dead)
@@ -174,11 +197,13 @@ class _Service:
     async def _end_of(self, dead: _Worker) -> PenstockError:
         """What the service ends with, whose server ended while its engines serve."""
         why = await dead.last_words()
-        if isinstance(why, EngineError):  # it saw the only engine fail in a way that only it could see
+        if isinstance(
+            why, EngineError
+        ):  # it saw the only engine fail in a way that only it could see
             return why
         return EngineError(
-            f"API server {dead.number} of {len(self._workers)} {how_ended(dead.process.returncode)} while "
-            "serving, and the service with it: start it again"
+            f"API server {dead.number} of {len(self._workers)} {how_ended(dead.process.returncode)}"
+            " while serving, and the service with it: start it again"
         )
 
     async def end(self) -> None:
@@ -213,7 +238,9 @@ class _Service:
 async def _start_process(descriptors: Sequence[int]) -> asyncio.subprocess.Process:
     pipe = asyncio.subprocess.PIPE
     try:
-        return await asyncio.create_subprocess_exec(*WORKER, stdin=pipe, stdout=pipe, pass_fds=descriptors)
+        return await asyncio.create_subprocess_exec(
+            *WORKER, stdin=pipe, stdout=pipe, pass_fds=descriptors
+        )
     except OSError as error:
         raise could_not_start("an API server's process", error) from error
 

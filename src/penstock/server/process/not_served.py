@@ -1,4 +1,5 @@
-"""Paths of other servers' APIs that this one doesn't have, and what to take instead. It knows paths alone."""
+"""Paths of other servers' APIs that this one doesn't have, and what to take instead. It knows paths
+alone."""
 
 from __future__ import annotations
 
@@ -20,20 +21,37 @@ INSTEAD = {
     "/v1/videos": f"{_GENERATES} videos: ask a server of a video model",
     "/v1/realtime": f"{_GENERATES} sessions of speech: take /v1/chat/completions with stream",
     "/v1/moderations": f"{_GENERATES} moderation: ask a server of a model that is made for it",
-    "/v1/fine_tuning": "this server trains nothing: train elsewhere, and serve the folder that comes of it",
-    "/v1/assistants": "this server keeps no assistants: take /v1/chat/completions, and keep the talk on your side",
-    "/v1/threads": "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side",
+    "/v1/fine_tuning": (
+        "this server trains nothing: train elsewhere, and serve the folder that comes of it"
+    ),
+    "/v1/assistants": (
+        "this server keeps no assistants: take /v1/chat/completions, and keep the talk on your side"
+    ),
+    "/v1/threads": (
+        "this server keeps no threads: take /v1/chat/completions, and keep the talk on your side"
+    ),
     "/v1/messages": "Anthropic's messages are not served: take /v1/chat/completions",
-    "/v1/load_lora_adapter": "adapters are not loaded while serving: start it with --lora, which merges one",
-    "/pause": f"{_CONTROLS} it waits for what runs, ends it (mode abort) or keeps it, and holds what comes meanwhile",
+    "/v1/load_lora_adapter": (
+        "adapters are not loaded while serving: start it with --lora, which merges one"
+    ),
+    "/pause": (
+        f"{_CONTROLS} it waits for what runs, ends it (mode abort) or keeps it, and holds what"
+        " comes meanwhile"
+    ),
     "/resume": f"{_CONTROLS} what was held goes on behind it",
-    "/collective_rpc": "no code from outside is run in the engine: take /update_weights for weights, /sleep for memory",
+    "/collective_rpc": (
+        "no code from outside is run in the engine: take /update_weights for weights, /sleep for"
+        " memory"
+    ),
     **dict.fromkeys(
         ("/init_weight_transfer_engine", "/start_weight_update", "/finish_weight_update"),
-        "weights come in one call: POST /update_weights, with model_path, or shared as penstock.weights.share tells it",
+        "weights come in one call: POST /update_weights, with model_path, or shared as"
+        " penstock.weights.share tells it",
     ),
-    "/custom/synchronous-batch-completions": "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
-    "line, with a custom_id, and answers as lines of JSON",
+    "/custom/synchronous-batch-completions": (
+        "Tokasaurus's batch route is /v1/bulk here: a completion's body a "
+        "line, with a custom_id, and answers as lines of JSON"
+    ),
     "/generate": "this path is of another server: take /inference/v1/generate, or /v1/completions",
     "/invocations": "this path is of another server: take /v1/completions or /v1/chat/completions",
 }

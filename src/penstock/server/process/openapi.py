@@ -1,8 +1,11 @@
-"""/openapi.json: what is said of each operation beyond its path, and the JSON Schemas of every body.
+"""/openapi.json: what is said of each operation beyond its path, and the JSON Schemas of every
+body.
 
-The forms are told as truly as a schema can: types are msgspec's; null, the ranges of SamplingParams, the model's limits
-and the accepted fields are added. What hangs on several fields, or on a prompt's tokens, stands in no schema and is a
-400. Every error is of one shape, whatever its status. It knows operations, forms and facts; no request.
+The forms are told as truly as a schema can: types are msgspec's; null, the ranges of
+SamplingParams, the model's limits and the accepted fields are added. What hangs on several fields,
+or on a prompt's tokens, stands in no schema and is a
+400. Every error is of one shape, whatever its status. It knows operations, forms and facts; no
+     request.
 """
 
 from __future__ import annotations
@@ -15,7 +18,14 @@ from typing import Any
 import msgspec
 
 from penstock import __version__
-from penstock.request import FINISH_REASONS, MAX_LOGPROBS, MAX_SAMPLES, MAX_SEED, MAX_STOP_CHARACTERS, MAX_STOPS
+from penstock.request import (
+    FINISH_REASONS,
+    MAX_LOGPROBS,
+    MAX_SAMPLES,
+    MAX_SEED,
+    MAX_STOP_CHARACTERS,
+    MAX_STOPS,
+)
 from penstock.row_table import RANGES
 from penstock.server.batch import batches, files
 from penstock.server.online.auth import OPEN_PATHS, AccessPolicy
@@ -93,13 +103,19 @@ def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
         },
         "min_tokens": _whole(0, longest - 1),
         "max_tokens": _whole(1),
-        "stop": _one_or_more({**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS),
+        "stop": _one_or_more(
+            {**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}, maxItems=MAX_STOPS
+        ),
         "bad_words": {
             "type": "array",
             "items": {**_TEXT, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS},
             "maxItems": MAX_STOPS,
         },
-        "stop_token_ids": {"type": "array", "items": _whole(0, vocabulary - 1), "maxItems": MAX_STOP_TOKENS},
+        "stop_token_ids": {
+            "type": "array",
+            "items": _whole(0, vocabulary - 1),
+            "maxItems": MAX_STOP_TOKENS,
+        },
         "seed": _whole(-(2**63), MAX_SEED),
         "prompt_logprobs": _whole(0, MAX_LOGPROBS),
         "truncate_prompt_tokens": _whole(1),
@@ -157,43 +173,60 @@ def _one_or_more(item: Json, **more: Any) -> Json:
 UPLOAD: Json = {
     "type": "object",
     "required": ["file", "purpose"],
-    "properties": {"file": {"type": "string", "format": "binary"}, "purpose": {"type": "string", "enum": ["batch"]}},
+    "properties": {
+        "file": {"type": "string", "format": "binary"},
+        "purpose": {"type": "string", "enum": ["batch"]},
+    },
     "additionalProperties": False,
 }
 
 TOKENIZE: Json = {
     "type": "object",
     "properties": {
-        "model": _TEXT, "prompt": _TEXT, "messages": {"type": "array", "items": ref("Message"), "minItems": 1},
-        "add_special_tokens": _FLAG, "return_token_strs": _FLAG,
+        "model": _TEXT,
+        "prompt": _TEXT,
+        "messages": {"type": "array", "items": ref("Message"), "minItems": 1},
+        "add_special_tokens": _FLAG,
+        "return_token_strs": _FLAG,
     },
     "anyOf": [{"required": ["prompt"]}, {"required": ["messages"]}],
-}  # fmt: skip
+}
 UPDATE_WEIGHTS: Json = {
     "type": "object",
     "properties": {
-        "model_path": _or_null(_TEXT), "shared": _or_null({"type": "object", "required": ["memories", "tensors"]}),
-        "weights_version": {"anyOf": [_TEXT, _NULL]}, "mode": {"enum": ["wait", "keep", "abort"]},
+        "model_path": _or_null(_TEXT),
+        "shared": _or_null({"type": "object", "required": ["memories", "tensors"]}),
+        "weights_version": {"anyOf": [_TEXT, _NULL]},
+        "mode": {"enum": ["wait", "keep", "abort"]},
     },
     "additionalProperties": False,
-}  # fmt: skip
+}
 GENERATE: Json = {
     "type": "object",
     "required": ["token_ids", "sampling_params"],
     "properties": {
         "token_ids": {**_IDS, "minItems": 1},
-        "sampling_params": {"type": "object", "properties": {
-            **{name: _or_null(_REAL) for name in ("temperature", "top_p", "min_p")},
-            **{name: _or_null(_WHOLE) for name in ("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")},
-        }},
+        "sampling_params": {
+            "type": "object",
+            "properties": {
+                **{name: _or_null(_REAL) for name in ("temperature", "top_p", "min_p")},
+                **{
+                    name: _or_null(_WHOLE)
+                    for name in ("n", "max_tokens", "min_tokens", "logprobs", "prompt_logprobs")
+                },
+            },
+        },
         "request_id": _or_null({**_TEXT, "pattern": f"^{REQUEST_ID}$"}),
         "logprobs_format": {"enum": ["content", "columns", None]},
-        "model": _or_null(_TEXT), "stream": _or_null(_FLAG), "cache_salt": _or_null(_TEXT),
-        "timeout": _or_null(_REAL), "stream_options": _or_null(ref("StreamOptions")),
+        "model": _or_null(_TEXT),
+        "stream": _or_null(_FLAG),
+        "cache_salt": _or_null(_TEXT),
+        "timeout": _or_null(_REAL),
+        "stream_options": _or_null(ref("StreamOptions")),
         **{name: _harmless(policy) for name, policy in GENERATE_FIELDS.items() if policy.taken},
     },
     "additionalProperties": False,
-}  # fmt: skip
+}
 DETOKENIZE: Json = {
     "type": "object",
     "required": ["tokens"],
@@ -201,7 +234,9 @@ DETOKENIZE: Json = {
     "additionalProperties": False,
 }
 
-_, _OBJECTS = msgspec.json.schema_components((files.FileObject, batches.BatchObject, batches.BatchForm))
+_, _OBJECTS = msgspec.json.schema_components(
+    (files.FileObject, batches.BatchObject, batches.BatchForm)
+)
 BATCH = _OBJECTS["BatchForm"]
 
 # --- what comes back
@@ -216,7 +251,11 @@ def _list(item: str, **more: Json) -> Json:
     return _object(object={"const": "list"}, data={"type": "array", "items": ref(item)}, **more)
 
 
-_PAGE: dict[str, Json] = {"first_id": _or_null(_TEXT), "last_id": _or_null(_TEXT), "has_more": _FLAG}
+_PAGE: dict[str, Json] = {
+    "first_id": _or_null(_TEXT),
+    "last_id": _or_null(_TEXT),
+    "has_more": _FLAG,
+}
 _FINISH = {"enum": [*FINISH_REASONS, TOOL_CALLS, None]}
 _USAGE = _object(
     prompt_tokens=_WHOLE,
@@ -243,13 +282,18 @@ ANSWERS: dict[str, Json] = {
     ),
     "Completion": _answer("text_completion", text=_TEXT),
     "ChatCompletion": _answer(
-        "chat.completion", message=_object(role={"const": "assistant"}, content=_or_null(_TEXT), refusal=_NULL)
+        "chat.completion",
+        message=_object(role={"const": "assistant"}, content=_or_null(_TEXT), refusal=_NULL),
     ),
     "Generated": _object(
         request_id=_TEXT,
         created=_WHOLE,
         model=_TEXT,
-        choices={"type": "array", "items": _object(index=_WHOLE, **_ENDING, token_ids=_IDS), "minItems": 1},
+        choices={
+            "type": "array",
+            "items": _object(index=_WHOLE, **_ENDING, token_ids=_IDS),
+            "minItems": 1,
+        },
         usage=_USAGE,
         prompt_logprobs=_or_null({"type": "array"}),
         kv_transfer_params=_NULL,
@@ -263,7 +307,9 @@ ANSWERS: dict[str, Json] = {
         output={"type": "array", "items": _object(id=_TEXT, type=_TEXT, status=_TEXT)},
         usage=_object(input_tokens=_WHOLE, output_tokens=_WHOLE, total_tokens=_WHOLE),
     ),
-    "Model": _object(id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE),
+    "Model": _object(
+        id=_TEXT, object={"const": "model"}, created=_WHOLE, owned_by=_TEXT, max_model_len=_WHOLE
+    ),
     "Models": _list("Model"),
     "File": _OBJECTS["FileObject"],
     "Files": _list("File", **_PAGE),
@@ -273,14 +319,20 @@ ANSWERS: dict[str, Json] = {
     "Live": _object(live={"const": True}),
     "Ready": {
         **_object(ready=_FLAG),
-        "properties": {"ready": _FLAG, "replicas": _WHOLE, "replicas_ready": _WHOLE},  # those of several replicas
+        "properties": {
+            "ready": _FLAG,
+            "replicas": _WHOLE,
+            "replicas_ready": _WHOLE,
+        },  # those of several replicas
     },
     "Restart": _object(restarting=_WHOLE),
     "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),
     "Version": _object(version=_TEXT),
     "Updated": _object(success={"const": True}, weights_version=_TEXT),
     "Done": _object(success={"const": True}),
-    "Slept": _object(success={"const": True}, is_sleeping=_FLAG, asleep={"type": "array", "items": _TEXT}),
+    "Slept": _object(
+        success={"const": True}, is_sleeping=_FLAG, asleep={"type": "array", "items": _TEXT}
+    ),
     "Sleeping": _object(is_sleeping=_FLAG),
     "WeightsVersion": _object(weights_version=_TEXT),
     "Load": _object(server_load=_WHOLE),
@@ -290,7 +342,9 @@ ANSWERS: dict[str, Json] = {
         tokens={"type": "array", "items": _WHOLE},
         token_strs=_or_null({"type": "array", "items": _TEXT}),
     ),
-    "Score": _object(object={"const": "score"}, index=_WHOLE, score=_or_null(_REAL), label_probs=_or_null(_REALS)),
+    "Score": _object(
+        object={"const": "score"}, index=_WHOLE, score=_or_null(_REAL), label_probs=_or_null(_REALS)
+    ),
     "Scores": _list("Score", id=_TEXT, created=_WHOLE, model=_TEXT, usage=_USAGE),
     "Text": _object(prompt=_TEXT),
     "TokenizerInfo": _object(tokenizer_class=_TEXT, chat_template=_or_null(_TEXT)),
@@ -301,8 +355,9 @@ ANSWERS: dict[str, Json] = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of an operation: what it answers with (names of schemas or media types), its body by media type, its
-    query's parameters. again: what it says at 503 is what it says at 200."""
+    """What is said of an operation: what it answers with (names of schemas or media types), its
+    body by media type, its query's parameters. again: what it says at 503 is what it says at 200.
+    """
 
     answers: tuple[str, ...]
     body: Json | None = None
@@ -310,11 +365,14 @@ class Told:
     again: bool = False
 
 
-BULK: Json = {LINES: {"schema": {**_TEXT, "description": "a completion's body a line, with a custom_id"}}}
+BULK: Json = {
+    LINES: {"schema": {**_TEXT, "description": "a completion's body a line, with a custom_id"}}
+}
 
 
 def in_json(schema: Json, **example: Any) -> Json:
-    """Returns a body of this schema, by its media type. example: the fields of one that is served."""
+    """Returns a body of this schema, by its media type. example:
+    the fields of one that is served."""
     return {JSON: {"schema": schema, **({"example": example} if example else {})}}
 
 
@@ -347,21 +405,30 @@ _LINKS: dict[str, dict[str, Json]] = {
 
 
 def describe(
-    operations: Mapping[str, tuple[str, Told]], *, model: str, longest: int, vocabulary: int, access: AccessPolicy
+    operations: Mapping[str, tuple[str, Told]],
+    *,
+    model: str,
+    longest: int,
+    vocabulary: int,
+    access: AccessPolicy,
 ) -> Json:
-    """Returns the document of these operations, each with the name of who serves it, for a model of this name, context
-    and vocabulary, with this access policy."""
+    """Returns the document of these operations, each with the name of who serves it, for a model of
+    this name, context and vocabulary, with this access policy."""
     paths: dict[str, Json] = {}
     ids = {}
     for operation, (name, told) in operations.items():
         method, path = operation.lower().split(" ")
         ids[operation] = re.sub(r"\W", "_", f"{name}{path}") + f"_{method}"
         paths.setdefault(path, {})[method] = {
-            "summary": name.replace("_", " ").title(), "operationId": ids[operation], **_described(told, path, access)
-        }  # fmt: skip
+            "summary": name.replace("_", " ").title(),
+            "operationId": ids[operation],
+            **_described(told, path, access),
+        }
     for source, links in _LINKS.items():
         method, path = source.lower().split(" ")
-        found = {ids[target]: {"operationId": ids[target], **link} for target, link in links.items()}
+        found = {
+            ids[target]: {"operationId": ids[target], **link} for target, link in links.items()
+        }
         paths[path][method]["responses"]["200"]["links"] = found
     components: Json = {"schemas": request_schemas(model, longest, vocabulary) | ANSWERS}
     if access.keys:
@@ -372,9 +439,17 @@ def describe(
 
 def _described(told: Told, path: str, access: AccessPolicy) -> Json:
     good = {"description": "As asked.", "content": _content(told.answers)}
-    error = {"description": "It is not served; the message says why.", "content": in_json(ref("Error"))}
-    found: Json = {"responses": {"200": good, **({"503": good} if told.again else {}), "default": error}}
-    named = [{**asked(name, type="string"), "in": "path", "required": True} for name in re.findall(r"{(\w+)}", path)]
+    error = {
+        "description": "It is not served; the message says why.",
+        "content": in_json(ref("Error")),
+    }
+    found: Json = {
+        "responses": {"200": good, **({"503": good} if told.again else {}), "default": error}
+    }
+    named = [
+        {**asked(name, type="string"), "in": "path", "required": True}
+        for name in re.findall(r"{(\w+)}", path)
+    ]
     if named or told.query:
         found["parameters"] = [*named, *told.query]
     if told.body is not None:

@@ -1,4 +1,5 @@
-"""The port: a socket that holds it before there is anything to serve. It knows addresses; nothing that is served."""
+"""The port: a socket that holds it before there is anything to serve. It knows addresses; nothing
+that is served."""
 
 from __future__ import annotations
 
@@ -9,11 +10,14 @@ from penstock.errors import CapacityError, UsageError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port and refuses connections until it listens. Raises UsageError, CapacityError."""
+    """A socket that holds the port and refuses connections until it listens. Raises UsageError,
+    CapacityError."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port must be between 0 and 65535, not {port}", param="port")
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
     except (socket.gaierror, UnicodeError) as error:
         raise UsageError(
             f"host {host!r} is no address of this machine ({error}): try 127.0.0.1", param="host"
@@ -32,7 +36,9 @@ def port_error(host: str, port: int, error: OSError) -> CapacityError:
     way_out = "give another --port"
     if error.errno == errno.EADDRNOTAVAIL:
         way_out = "give an address of this machine as --host, or 0.0.0.0 for all of them"
-    return CapacityError(f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port")
+    return CapacityError(
+        f"cannot serve on {host} port {port} ({error.strerror}): {way_out}", param="port"
+    )
 
 
 def url_of(host: str, port: int, scheme: str = "http") -> str:

@@ -1,5 +1,6 @@
-"""`penstock serve`: a port (taken before the engine loads), an engine in another process, and the routes over it, from
-start to end. It knows uvicorn and the launch of an engine; routes and bodies are app's.
+"""`penstock serve`: a port (taken before the engine loads), an engine in another process, and the
+routes over it, from start to end. It knows uvicorn and the launch of an engine; routes and bodies
+are app's.
 """
 
 from __future__ import annotations
@@ -55,23 +56,28 @@ def serve(
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line at the start names.
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line
+    at the start names.
 
-    `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command of the engine's
-    process; benchmarks bring one that computes nothing. Keys are told in api_keys.py, `allowed_hosts` and
-    `allowed_origins` in auth.py, `ssl_certfile` and `ssl_keyfile` in certificate.py;
-    PENSTOCK_API_KEY counts where no key is given, and leaves the environment. `state_dir` is where files and batches
-    live; without one they are not served. `access_log` is a file that a line of JSON for each request is added to; `-`
-    is standard error. parsers: what chats' answers are read with.
-    own_process: this process ends when the server does, and then waits for no thread that still tokenises. Lines that
-    standard output or error doesn't take are lost from here on, and end nothing.
+    `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command
+    of the engine's process; benchmarks bring one that computes nothing. Keys are told in
+    api_keys.py, `allowed_hosts` and `allowed_origins` in auth.py, `ssl_certfile` and `ssl_keyfile`
+    in certificate.py; PENSTOCK_API_KEY counts where no key is given, and leaves the environment.
+    `state_dir` is where files and batches live; without one they are not served. `access_log` is a
+    file that a line of JSON for each request is added to; `-` is standard error. parsers: what
+    chats' answers are read with. own_process: this process ends when the server does, and then
+    waits for no thread that still tokenises. Lines that standard output or error doesn't take are
+    lost from here on, and end nothing.
 
-    Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the engine raises while
-    loading, and EngineError if it dies later.
+    Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the
+    engine raises while loading, and EngineError if it dies later.
     """
     lose_lines()
     if served_model_name == "":
-        raise UsageError("served_model_name is empty: give the name that clients ask for", param="served_model_name")
+        raise UsageError(
+            "served_model_name is empty: give the name that clients ask for",
+            param="served_model_name",
+        )
     limits = limits or HttpLimits()
     limits.check()
     parsers = parsers or NO_PARSERS
@@ -79,18 +85,33 @@ def serve(
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
     os.environ.pop(ENVIRONMENT, None)  # engines, sandboxes and masks are started with what is left
     if keys and allow_admin_without_key:
-        message = "there are API keys, and an admin's has these routes: leave --allow-admin-without-key out"
+        message = (
+            "there are API keys, and an admin's has these routes: leave"
+            " --allow-admin-without-key out"
+        )
         raise UsageError(message, param="allow_admin_without_key")
     access = AccessPolicy(
-        keys=keys, hosts=check_hosts(allowed_hosts), origins=check_origins(allowed_origins),
+        keys=keys,
+        hosts=check_hosts(allowed_hosts),
+        origins=check_origins(allowed_origins),
         admin_without_key=allow_admin_without_key,
-    )  # fmt: skip
+    )
     check_public(host, access, allow_no_key=allow_no_key)
     with open_log(access_log):
         certificate = CertificateFiles.of(ssl_certfile, ssl_keyfile)
-        site = Site(served_model_name or config.model.model, access, limits, access_log, parsers, certificate)
+        site = Site(
+            served_model_name or config.model.model,
+            access,
+            limits,
+            access_log,
+            parsers,
+            certificate,
+        )
     if state_dir is not None and api_server_count > 1:
-        message = "files and batches are kept by one server process: leave --state-dir or --api-server-count out"
+        message = (
+            "files and batches are kept by one server process: leave --state-dir or"
+            " --api-server-count out"
+        )
         raise UsageError(message, param="state_dir")
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         if api_server_count == 1:
@@ -100,7 +121,11 @@ def serve(
         else:
             from penstock.server.process.multi_process import serve_processes
 
-            runner.run(serve_processes(config, host, port, site, api_server_count, out or sys.stdout, engine))
+            runner.run(
+                serve_processes(
+                    config, host, port, site, api_server_count, out or sys.stdout, engine
+                )
+            )
 
 
 async def _serve(
@@ -113,12 +138,21 @@ async def _serve(
     ending: contextlib.AbstractContextManager[None],
 ) -> None:
     with signals() as stop:
-        client = await unless_stopped(launch_engines(config, engine, site.limits.step_timeout), stop)
+        client = await unless_stopped(
+            launch_engines(config, engine, site.limits.step_timeout), stop
+        )
         if client is None:
             return
         with ending:
             try:
                 said = line(site, listener)
-                await serve_engine(client, listener, site, stop, lambda: print(said, file=out, flush=True), state=state)
+                await serve_engine(
+                    client,
+                    listener,
+                    site,
+                    stop,
+                    lambda: print(said, file=out, flush=True),
+                    state=state,
+                )
             finally:
                 await client.close(stop.second)

@@ -1,5 +1,6 @@
-"""What asks a server to end (signals, counted), and the end of a process of ours that a thread would hold up: who asked
-for what it makes was told that the server ends. It knows signals and a loop; no server.
+"""What asks a server to end (signals, counted), and the end of a process of ours that a thread
+would hold up: who asked for what it makes was told that the server ends. It knows signals and a
+loop; no server.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ PATIENCE = 1.0  # seconds; what else there is to do at a process's end takes mil
 
 
 class StopSignals:
-    """Signals counted: the first asks running requests to end in their time, the second ends them now."""
+    """Signals counted: the first asks running requests to end in their time, the second ends them
+    now."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -31,8 +33,8 @@ class StopSignals:
 
 @contextlib.contextmanager
 def signals() -> Iterator[StopSignals]:
-    """Inside, SIGINT and SIGTERM are counted. SIGHUP, unless it was ignored at the start (`nohup`), is a first one and
-    never a second: a terminal that closes sends it two or three times."""
+    """Inside, SIGINT and SIGTERM are counted. SIGHUP, unless it was ignored at the start (`nohup`),
+    is a first one and never a second: a terminal that closes sends it two or three times."""
     loop, stop = asyncio.get_running_loop(), StopSignals()
     ours: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: stop, signal.SIGTERM: stop}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -47,13 +49,15 @@ def signals() -> Iterator[StopSignals]:
 
 
 async def unless_stopped(work: Coroutine[Any, Any, Result], stop: StopSignals) -> Result | None:
-    """The result of `work`, or None if a signal came first; the work is cancelled then and has ended."""
+    """The result of `work`, or None if a signal came first; the work is cancelled then and has
+    ended."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         if task.done() and not (stopped.done() and task.exception() is not None):
             return task.result()
-        task.cancel()  # of a signal to the whole terminal the engine may have died first: that is no error
+        # of a signal to the whole terminal the engine may have died first: that is no error
+        task.cancel()
         await asyncio.wait((task,))
         return None
     finally:
@@ -63,7 +67,8 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: StopSignals) -
 
 @contextlib.contextmanager
 def fast_exit() -> Iterator[None]:
-    """Around what a process is there for: from its end on it has PATIENCE to say what it has to say."""
+    """Around what a process is there for: from its end on it has PATIENCE to say what it has to
+    say."""
     try:
         yield
     except PenstockError as error:

@@ -1,5 +1,5 @@
-"""One server over its engines' client, from its first connection to its last, whatever ends it: a signal, a dead
-engine, a fault of uvicorn's. It knows uvicorn; routes and bodies are app's.
+"""One server over its engines' client, from its first connection to its last, whatever ends it: a
+signal, a dead engine, a fault of uvicorn's. It knows uvicorn; routes and bodies are app's.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
 BACKLOG = 4096  # connections the kernel holds while the loop is busy
-COLLECT_EVERY = (20_000, 20, 20)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
+COLLECT_EVERY = (
+    20_000,
+    20,
+    20,
+)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ async def serve_engine(
     board: Board | None = None,
     state: StateFolder | None = None,
 ) -> None:
-    """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError if it died."""
+    """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError
+    if it died."""
     first = board is None or board.first
     if first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
@@ -93,7 +98,9 @@ async def serve_engine(
 
 
 @contextlib.asynccontextmanager
-async def _followed(config: uvicorn.Config, certificate: CertificateFiles | None) -> AsyncIterator[None]:
+async def _followed(
+    config: uvicorn.Config, certificate: CertificateFiles | None
+) -> AsyncIterator[None]:
     """Inside, a certificate that is renewed serves from then on."""
     if certificate is None:
         yield
@@ -111,15 +118,21 @@ async def _followed(config: uvicorn.Config, certificate: CertificateFiles | None
 async def opened_app(
     client: EngineClient, site: Site, board: Board | None = None, state: StateFolder | None = None
 ) -> AsyncIterator[tuple[Starlette, AppState, BatchManager | None]]:
-    """Inside, the application over an engine, for whoever has connections; what it is over, and its batches. How they
-    end is the caller's: the manager first, then the service."""
+    """Inside, the application over an engine, for whoever has connections; what it is over, and its
+    batches. How they end is the caller's: the manager first, then the service."""
     check_template(client.tokenizer, site.parsers)
     servers = 1 if board is None else board.servers
     metrics = Metrics(client, site.name, board)
     service = AppState(
-        client=client, model=site.name, metrics=metrics, limits=site.limits, servers=servers, keys=site.access.keys,
-        admin_without_key=site.access.admin_without_key, parsers=site.parsers,
-    )  # fmt: skip
+        client=client,
+        model=site.name,
+        metrics=metrics,
+        limits=site.limits,
+        servers=servers,
+        keys=site.access.keys,
+        admin_without_key=site.access.admin_without_key,
+        parsers=site.parsers,
+    )
     manager = None if state is None else BatchManager(service, state)
     with open_log(site.access_log) as log:
         begun = asyncio.create_task(_begin_sandboxes(service, say=board is None or board.first))
@@ -131,8 +144,8 @@ async def opened_app(
 
 
 async def _begin_sandboxes(service: AppState, *, say: bool) -> None:
-    """Has the first sandbox warm, which takes a second or less, and says where a template can't be served. What else is
-    wrong with it is told to the requests that need it."""
+    """Has the first sandbox warm, which takes a second or less, and says where a template can't be
+    served. What else is wrong with it is told to the requests that need it."""
     tokenizer = service.client.tokenizer
     if tokenizer is None:
         return
@@ -165,10 +178,14 @@ async def _run(
 
 
 def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
-    """Raises UsageError where answers are to be read by a template that the model doesn't have, TokenizerError where it
-    is none."""
-    if parsers.tool_call_parser == TEMPLATE and (tokenizer is None or tokenizer.response_template is None):
-        message = f"this model's tokenizer_config.json has no {TEMPLATE}: name another tool_call_parser"
+    """Raises UsageError where answers are to be read by a template that the model doesn't have,
+    TokenizerError where it is none."""
+    if parsers.tool_call_parser == TEMPLATE and (
+        tokenizer is None or tokenizer.response_template is None
+    ):
+        message = (
+            f"this model's tokenizer_config.json has no {TEMPLATE}: name another tool_call_parser"
+        )
         raise UsageError(message, param="tool_call_parser")
 
 
@@ -191,18 +208,26 @@ def tell_fit(facts: EngineFacts, err: TextIO) -> None:
     """Says what was loaded, as which numbers, and how much of KV and rows it has."""
     told = facts.about
     what = [facts.model]
-    what += [f"in {told['dtype']} on {told['device']}"] if {"dtype", "device"} <= told.keys() else []
+    what += (
+        [f"in {told['dtype']} on {told['device']}"] if {"dtype", "device"} <= told.keys() else []
+    )
     fits = [f"{told['kv_tokens']:,} KV tokens"] if "kv_tokens" in told else []
     fits += [f"{facts.max_num_seqs:,} rows", f"contexts of {facts.max_model_len:,}"]
-    print(f"penstock: {' '.join(what)}: {', '.join(fits[:-1])} and {fits[-1]} fit", file=err, flush=True)
+    print(
+        f"penstock: {' '.join(what)}: {', '.join(fits[:-1])} and {fits[-1]} fit",
+        file=err,
+        flush=True,
+    )
 
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Has the garbage collector leave what is loaded alone and look at the rest seldom; almost nothing here is cyclic.
+    """Has the garbage collector leave what is loaded alone and look at the rest seldom; almost
+    nothing here is cyclic.
 
-    A full collection with 1,000 streams open held every one of them up for 135 ms, 68 ms without what was loaded, twice
-    a second: p99 behind the engine 125 ms, and 31 ms as it is here (benchmarks/streams.py, 30k events/s, 2 busy cores).
+    A full collection with 1,000 streams open held every one of them up for 135 ms, 68 ms without
+    what was loaded, twice a second: p99 behind the engine 125 ms, and 31 ms as it is here
+    (benchmarks/streams.py, 30k events/s, 2 busy cores).
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -216,14 +241,17 @@ def rare_collections() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: they would end the process before the engine is closed."""
+    """Uvicorn without its signal handlers:
+    they would end the process before the engine is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def _uvicorn_config(app: Any, protocol: type[asyncio.Protocol], certificate: CertificateFiles | None) -> uvicorn.Config:
+def _uvicorn_config(
+    app: Any, protocol: type[asyncio.Protocol], certificate: CertificateFiles | None
+) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         ssl_certfile=None if certificate is None else certificate.certfile,
@@ -251,16 +279,26 @@ async def _watch(service: AppState, serving: asyncio.Task[None], stop: StopSigna
 
 
 async def _end(
-    service: AppState, manager: BatchManager | None, server: _Server, serving: asyncio.Task[None], stop: StopSignals
+    service: AppState,
+    manager: BatchManager | None,
+    server: _Server,
+    serving: asyncio.Task[None],
+    stop: StopSignals,
 ) -> None:
-    """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so that neither waits
-    for the other. Raises EngineError if the engine died, by now or meanwhile, and what the server's own task raised."""
+    """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so
+    that neither waits for the other. Raises EngineError if the engine died, by now or meanwhile,
+    and what the server's own task raised."""
     died = service.client.gone
     server.should_exit = True
     open_requests = len(server.server_state.tasks)
     if stop.first.is_set() and not stop.second.is_set() and open_requests and service.servers == 1:
-        tell_drain(f"{open_requests} running request{'s' * (open_requests > 1)}", service.limits.drain_seconds)
-    batches = None if manager is None else asyncio.ensure_future(manager.end(stop.second, died=died))
+        tell_drain(
+            f"{open_requests} running request{'s' * (open_requests > 1)}",
+            service.limits.drain_seconds,
+        )
+    batches = (
+        None if manager is None else asyncio.ensure_future(manager.end(stop.second, died=died))
+    )
     second = asyncio.ensure_future(stop.second.wait())
     patience = LAST_WORDS if died else service.limits.drain_seconds
     await asyncio.wait((serving, second), timeout=patience, return_when=asyncio.FIRST_COMPLETED)
@@ -281,22 +319,29 @@ async def _end(
 
 def tell_drain(what: str, seconds: float) -> None:
     """What whoever sent the first signal sees while it waits."""
-    print(f"penstock: lets {what} end, for {seconds:g} s at most; a second signal ends it at once", file=sys.stderr)
+    print(
+        f"penstock: lets {what} end, for {seconds:g} s at most; a second signal ends it at once",
+        file=sys.stderr,
+    )
 
 
 def engine_died(why: str | None) -> EngineError:
     """What the process ends with."""
-    return EngineError(f"the engine died while serving: {why or 'its last words are above'}; start the server again")
+    return EngineError(
+        f"the engine died while serving: {why or 'its last words are above'}; start the server"
+        " again"
+    )
 
 
 def tell_unserved(folder: Path, err: TextIO) -> None:
-    """Says what the model's own generation_config.json asks for and no answer gets: the same model answers otherwise
-    elsewhere. The engine has read the same file by now, so it is sound."""
+    """Says what the model's own generation_config.json asks for and no answer gets: the same model
+    answers otherwise elsewhere. The engine has read the same file by now, so it is sound."""
     names = read_generation_defaults(folder).unserved
     if names:
         told = ", ".join(name if name.isidentifier() else repr(name) for name in names)
         print(
-            f"penstock: the model's generation_config.json asks for {told}: not served, samples are drawn without",
+            f"penstock: the model's generation_config.json asks for {told}: not served, samples are"
+            " drawn without",
             file=err,
             flush=True,
         )

@@ -1,6 +1,6 @@
-"""One of several server processes: `python -m penstock.server.process.worker`, started by multi_process.py alone. The
-parent speaks on standard input, a line of JSON a word, and its end is ours; what we say goes to standard output. It
-knows serve's parts, and how to join engines.
+"""One of several server processes: `python -m penstock.server.process.worker`, started by
+multi_process.py alone. The parent speaks on standard input, a line of JSON a word, and its end is
+ours; what we say goes to standard output. It knows serve's parts, and how to join engines.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock.server.process.site import Site, serve_engine
 
 
 class ServerStart(msgspec.Struct):
-    """The first line down. `listener` and `board` are descriptors; this is server `number` of `count`, over `replicas`
-    engines of this `seed`."""
+    """The first line down. `listener` and `board` are descriptors; this is server `number` of
+    `count`, over `replicas` engines of this `seed`."""
 
     listener: int
     board: int
@@ -70,15 +70,21 @@ async def _work() -> None:
     start = msgspec.json.decode(first, type=ServerStart)
     stop = StopSignals()
     client = ReplicaSet(
-        start.replicas, _say, number=start.number, seed=start.seed, tokenizer=start.tokenizer,
+        start.replicas,
+        _say,
+        number=start.number,
+        seed=start.seed,
+        tokenizer=start.tokenizer,
         step_timeout=start.site.limits.step_timeout,
-    )  # fmt: skip
+    )
     hearing = asyncio.create_task(_hear(lines, client, stop))
     try:
         if await unless_stopped(client.began(), stop):
             board = Board(start.board, start.number, start.count)
             with socket.socket(fileno=start.listener) as listener:
-                await serve_engine(client, listener, start.site, stop, lambda: _say(Serves()), board)
+                await serve_engine(
+                    client, listener, start.site, stop, lambda: _say(Serves()), board
+                )
     finally:
         await client.close()
     hearing.cancel()
@@ -97,7 +103,8 @@ async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSigna
 
 
 def _say(word: Up) -> None:
-    # Under PYTHONUNBUFFERED sys.stdout is the bare descriptor, whose write may take a part of a line.
+    # Under PYTHONUNBUFFERED sys.stdout is the bare descriptor, whose write may take a part of a
+    # line.
     with open(sys.stdout.fileno(), "wb", closefd=False) as out:
         out.write(msgspec.json.encode(word) + b"\n")
 

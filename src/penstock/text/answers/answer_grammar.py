@@ -1,12 +1,13 @@
-"""How one answer is held: the grammar of the whole of it, around the form that was asked for, and calls.
+"""How one answer is held: the grammar of the whole of it, around the form that was asked for, and
+calls.
 
     start: thought? calls                 an answer that must call a tool
     start: thought? (calls | @form)       one that may, or has a form
     start: thought? free                  text, in which each call that begins is held
     start: thought? @form
 
-Marks that are special tokens of the vocabulary are named as tokens: no text spells those. It knows formats and Lark; no
-token ids.
+Marks that are special tokens of the vocabulary are named as tokens: no text spells those. It knows
+formats and Lark; no token ids.
 """
 
 from __future__ import annotations
@@ -34,16 +35,19 @@ def around(
     special: Container[str] = (),
     marks: tuple[str, str] = THINK,
 ) -> str:
-    """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for, if there is one.
+    """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for,
+    if there is one.
 
-    calls, tools: what may be called, or, must_call, has to be; several times, if parallel. special: the vocabulary's
-    special tokens. marks: around a thought.
+    calls, tools: what may be called, or, must_call, has to be; several times, if parallel. special:
+    the vocabulary's special tokens. marks: around a thought.
     """
     if calls is None or not tools:
         answer, rules = "@form", ""
     else:
         one, rules = _call(calls, tools, special)
-        many = f" ({lark_text('; ' if calls.marks is None else chr(10))} {one})*" if parallel else ""
+        many = (
+            f" ({lark_text('; ' if calls.marks is None else chr(10))} {one})*" if parallel else ""
+        )
         answer = f"({one}{many} | @form)" if form and not must_call else f"({one}{many})"
         if not (form or must_call):
             answer, free = _free(calls, answer, parallel, special)
@@ -71,7 +75,9 @@ def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str])
     return (f"({one})* TEXT", rules) if parallel else (f"(TEXT | {one} SPACE)", rules + SPACE)
 
 
-def _thought(thinking: Thinking, special: Container[str], marks: tuple[str, str]) -> tuple[str, str]:
+def _thought(
+    thinking: Thinking, special: Container[str], marks: tuple[str, str]
+) -> tuple[str, str]:
     """The thought before an answer, and the rules that it takes."""
     begin, end = marks
     rules = THOUGHT + _up_to("thought", "THOUGHT", end, special)

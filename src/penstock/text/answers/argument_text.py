@@ -1,5 +1,5 @@
-"""Arguments that are written as bare text between tags, read by their tool's schema: `5` is a number where the schema
-has one, and a text where it has that.
+"""Arguments that are written as bare text between tags, read by their tool's schema: `5` is a
+number where the schema has one, and a text where it has that.
 
     Arguments(tool).read(key, text)    the argument in JSON
 
@@ -38,8 +38,9 @@ _PYTHONS = ("None", "True", "False")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One alternative of a tool's arguments: the schemas of those that have names, in order, which of these must be
-    there, and the schema of any others; None: there are no others. plain: what it was made of."""
+    """One alternative of a tool's arguments: the schemas of those that have names, in order, which
+    of these must be there, and the schema of any others; None: there are no others. plain: what it
+    was made of."""
 
     named: Mapping[str, Schema]
     required: frozenset[str]
@@ -52,7 +53,8 @@ class Shape:
 
 
 def shapes_of(tool: Tool) -> list[Shape]:
-    """Returns the alternatives of a tool's arguments; none where nothing fits its schema. Raises UsageError."""
+    """Returns the alternatives of a tool's arguments; none where nothing fits its schema. Raises
+    UsageError."""
     found = (_shape(branch) for branch in branches(tool.schema, tool.schema))
     return [shape for shape in found if shape is not None]
 
@@ -60,7 +62,9 @@ def shapes_of(tool: Tool) -> list[Shape]:
 def _shape(branch: Branch) -> Shape | None:
     if "object" not in Alternative.of(branch).kinds:
         return None
-    required = dict.fromkeys(key for plain in branch for key in list_of(plain, "required") if isinstance(key, str))
+    required = dict.fromkeys(
+        key for plain in branch for key in list_of(plain, "required") if isinstance(key, str)
+    )
     keys = dict.fromkeys(key for plain in branch for key in _properties(plain)) | required
     named = {key: _all([_property(plain, key) for plain in branch]) for key in keys}
     if any(named[key] is False for key in required):
@@ -97,8 +101,9 @@ def _all(schemas: list[Schema]) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One branch of an argument's schema. kinds: JSON's types that it has; text, where it says nothing of them; an
-    integer is of the kind number too. values: all that it has, where it lists them."""
+    """One branch of an argument's schema. kinds: JSON's types that it has; text, where it says
+    nothing of them; an integer is of the kind number too. values: all that it has, where it lists
+    them."""
 
     kinds: frozenset[str]
     values: list[Any] | None
@@ -113,7 +118,11 @@ class Alternative:
             if (said := _said(plain)) is not None:
                 kinds = said if kinds is None else kinds & said
             if (listed := _listed(plain)) is not None:
-                values = listed if values is None else [value for value in values if _is_in(value, listed)]
+                values = (
+                    listed
+                    if values is None
+                    else [value for value in values if _is_in(value, listed)]
+                )
         if values is not None:
             values = [value for value in values if kinds is None or _kind(value) in kinds]
             kinds = frozenset(map(_kind, values))
@@ -143,14 +152,20 @@ def _said(plain: Plain) -> frozenset[str] | None:
     said = plain.get("type")
     if not isinstance(said, str | list):
         return None
-    kinds = frozenset(kind for kind in ([said] if isinstance(said, str) else said) if isinstance(kind, str))
+    kinds = frozenset(
+        kind for kind in ([said] if isinstance(said, str) else said) if isinstance(kind, str)
+    )
     return kinds | _NUMBERS if "number" in kinds else kinds
 
 
 def _listed(plain: Plain) -> list[Any] | None:
     listed = plain.get("enum")
     if "const" in plain:
-        return [plain["const"]] if not isinstance(listed, list) or _is_in(plain["const"], listed) else []
+        return (
+            [plain["const"]]
+            if not isinstance(listed, list) or _is_in(plain["const"], listed)
+            else []
+        )
     return listed if isinstance(listed, list) else None
 
 
@@ -180,26 +195,39 @@ def _in_bounds(plain: Plain, value: Any) -> bool:
     number = Fraction(str(value))
     for word, keeps in _BOUNDS.items():
         said = plain.get(word)
-        if isinstance(said, int | float) and not isinstance(said, bool) and not keeps(number, Fraction(str(said))):
+        if (
+            isinstance(said, int | float)
+            and not isinstance(said, bool)
+            and not keeps(number, Fraction(str(said)))
+        ):
             return False
     return True
 
 
 class ArgumentText:
-    """How one argument's text is read. free: it may be any text; named: the texts that the schema lists; others: the
-    kinds that it may be beside a text."""
+    """How one argument's text is read. free: it may be any text; named: the texts that the schema
+    lists; others: the kinds that it may be beside a text."""
 
     def __init__(self, alternatives: list[Alternative]) -> None:
         self.alternatives = alternatives
         self.free = any("string" in each.kinds and each.values is None for each in alternatives)
-        self.named = {value for each in alternatives for value in each.values or () if isinstance(value, str)}
+        self.named = {
+            value for each in alternatives for value in each.values or () if isinstance(value, str)
+        }
         self.others = frozenset(kind for each in alternatives for kind in each.others)
 
     def read(self, text: str) -> str:
-        """Returns the argument in JSON: what of the kinds that its schema has the text is, else a text."""
+        """Returns the argument in JSON: what of the kinds that its schema has the text is, else a
+        text."""
         plain = text.strip(SPACE)
-        made = None if text in self.named or not (self.others or self.named) else mended(plain, close=not self.free)
-        if made is not None and (made == plain or plain in _PYTHONS or made[0] in "{[" or not self.free):
+        made = (
+            None
+            if text in self.named or not (self.others or self.named)
+            else mended(plain, close=not self.free)
+        )
+        if made is not None and (
+            made == plain or plain in _PYTHONS or made[0] in "{[" or not self.free
+        ):
             only_text = made.startswith('"') and self.free
             if not only_text and (self.fits(made) or not (self.free or self.named)):
                 return made
@@ -211,8 +239,8 @@ class ArgumentText:
 
 
 class Arguments:
-    """The arguments of one call, as they come: what was read narrows which of the schema's alternatives is meant.
-    names: those that the schema names. others: whether there may be more."""
+    """The arguments of one call, as they come: what was read narrows which of the schema's
+    alternatives is meant. names: those that the schema names. others: whether there may be more."""
 
     def __init__(self, tool: Tool) -> None:
         self._root = tool.schema
@@ -232,13 +260,21 @@ class Arguments:
         """Returns an argument in JSON."""
         made = self.text(key).read(text)
         if len(self._shapes) > 1:
-            fitting = [each for each in self._shapes if ArgumentText(self._alternatives(each, key)).fits(made)]
+            fitting = [
+                each
+                for each in self._shapes
+                if ArgumentText(self._alternatives(each, key)).fits(made)
+            ]
             self._shapes = fitting or self._shapes
         return made
 
     def _alternatives(self, shape: Shape, key: str) -> list[Alternative]:
         schema = shape.schema_of(key)
         try:
-            return [] if schema is None else [Alternative.of(branch) for branch in branches(schema, self._root)]
+            return (
+                []
+                if schema is None
+                else [Alternative.of(branch) for branch in branches(schema, self._root)]
+            )
         except (UsageError, RecursionError):
             return []

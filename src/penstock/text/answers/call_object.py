@@ -1,5 +1,5 @@
-"""One tool call written as a JSON object, `{"name": ..., "arguments": {...}}`, as it comes: what Hermes and Llama 3
-share. It knows the object; what stands around it is theirs.
+"""One tool call written as a JSON object, `{"name": ..., "arguments": {...}}`, as it comes: what
+Hermes and Llama 3 share. It knows the object; what stands around it is theirs.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ EMPTY = ("null", "[]", '""')  # arguments that are none
 
 
 class CallObject:
-    """Call number `call`. named: its name went out, as its arguments began or the object ended. raw: all that was fed,
-    while it isn't; where the object turns out to be no call, that is text. rest: the text behind what is over.
-    names: what a call may be of."""
+    """Call number `call`. named: its name went out, as its arguments began or the object ended.
+    raw: all that was fed, while it isn't; where the object turns out to be no call, that is text.
+    rest: the text behind what is over. names: what a call may be of."""
 
     def __init__(self, call: int, names: Container[str]) -> None:
         self._call, self._names, self._scanner = call, names, ObjectScanner()
@@ -58,7 +58,8 @@ class CallObject:
         return found
 
     def end(self, *, stopped: bool) -> list[AnswerPiece]:
-        """Returns what was held back of a call that has no end. stopped: the model meant it to end there."""
+        """Returns what was held back of a call that has no end. stopped: the model meant it to end
+        there."""
         self._take(self._scanner.end(closed=stopped))
         found = self._told(ended=stopped)
         if not stopped and not self.named and self._name is not None:
@@ -84,7 +85,8 @@ class CallObject:
             self._broken = True
 
     def _told(self, *, ended: bool) -> list[AnswerPiece]:
-        """Returns the name, once it is certain that this is a call, and what there is of its arguments."""
+        """Returns the name, once it is certain that this is a call, and what there is of its
+        arguments."""
         if self._name is None or self._broken:
             return []
         if self.named:
@@ -107,7 +109,8 @@ class CallObject:
 
 
 def _object_of(text: str) -> str:
-    """What arguments that are no object say: some models write the object into a string, or null. Empty: nothing."""
+    """What arguments that are no object say: some models write the object into a string, or null.
+    Empty: nothing."""
     if text in EMPTY:
         return "{}"
     made = mended(json.loads(text)) if text.startswith('"') else None

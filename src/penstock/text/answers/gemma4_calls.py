@@ -2,8 +2,8 @@
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,where:{rooms:[1,2]}}<tool_call|>
 
-Keys are bare, texts stand between `<|"|>`; JSON's own strings are read too. It knows this format alone. Source: Gemma
-4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
+Keys are bare, texts stand between `<|"|>`; JSON's own strings are read too. It knows this format
+alone. Source: Gemma 4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
 """
 
 from __future__ import annotations
@@ -91,7 +91,10 @@ def _past_space(text: str, at: int) -> int:
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: a name, and an object of JSON."""
-    bodies = " | ".join(f"{lark_text(f'call:{tool.name}')} arguments_{at}" for at, tool in enumerate(tools))
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: a name, and an
+    object of JSON."""
+    bodies = " | ".join(
+        f"{lark_text(f'call:{tool.name}')} arguments_{at}" for at, tool in enumerate(tools)
+    )
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))
     return f"call_rest: {bodies}\n{rules}\n"

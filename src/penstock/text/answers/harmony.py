@@ -1,11 +1,14 @@
-"""Harmony, gpt-oss's form of answers: messages in channels, one of thought, one of calls, one the answer.
+"""Harmony, gpt-oss's form of answers: messages in channels, one of thought, one of calls, one the
+answer.
 
     <|channel|>analysis<|message|>...<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME
+    <|constrain|>json<|message|>{...}<|call|>
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Source: the published description of the format (OpenAI, "harmony response format"). It knows the format and pieces.
+Source: the published description of the format (OpenAI, "harmony response format"). It knows the
+format and pieces.
 """
 
 from __future__ import annotations
@@ -21,7 +24,13 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _STOPS = ("<|end|>", "<|call|>", "<|return|>")
 ENDS = (*_STOPS, START, CHANNEL)  # of a message; the last two where its own end is missing
 HEADER_ENDS = (MESSAGE, *_STOPS, START)  # the others where the message's mark is missing
-HEADER_BEGINS = (START, CHANNEL, MESSAGE, "<|constrain|>", "to=")  # a prompt ends with a role, and `to=` may follow
+HEADER_BEGINS = (
+    START,
+    CHANNEL,
+    MESSAGE,
+    "<|constrain|>",
+    "to=",
+)  # a prompt ends with a role, and `to=` may follow
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([A-Za-z0-9_.:/-]{1,128})")
 _THOUGHT = re.compile(r"<\|channel\|>\s*analysis")
 _TO = r"\s*(?:to=[\w.:/-]+)?\s*"
@@ -36,12 +45,16 @@ Kind = Literal["reasoning", "content", "call", "nothing"]
 
 
 class HarmonyReader:
-    """Reads one answer. prompt: the end of what it was made behind. names: the functions that may be called; None: any.
-    parallel: more than one call is told of."""
+    """Reads one answer. prompt: the end of what it was made behind. names: the functions that may
+    be called; None: any. parallel: more than one call is told of."""
 
-    def __init__(self, prompt: str, *, names: Container[str] | None = None, parallel: bool = True) -> None:
+    def __init__(
+        self, prompt: str, *, names: Container[str] | None = None, parallel: bool = True
+    ) -> None:
         self._names, self._parallel = names, parallel
-        self._kind: Kind | None = "content" if prompt.endswith(MESSAGE) else None  # of the open message; None: a header
+        self._kind: Kind | None = (
+            "content" if prompt.endswith(MESSAGE) else None
+        )  # of the open message; None: a header
         self._beside: Kind = "content"  # what a call's message is, if it is no call
         self._held = ""
         self._name, self._body = "", ""  # of the call that is open; its text, while it didn't begin
@@ -59,12 +72,15 @@ class HarmonyReader:
         return found
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and a call with it; else a limit cut it."""
+        """Returns what was held back. stopped: the model ended the answer, and a call with it; else
+        a limit cut it."""
         text, self._held = self._held, ""
         found = self._told(text) if self._kind is not None else self._unmarked(text)
         if stopped:
             found += self._end_call()
-        elif self._kind == "call" and self._arguments is not None and (cut := self._arguments.cut()):
+        elif (
+            self._kind == "call" and self._arguments is not None and (cut := self._arguments.cut())
+        ):
             found.append(AnswerPiece("arguments", cut, self.called - 1))
         return found
 
@@ -82,7 +98,9 @@ class HarmonyReader:
 
     def _header(self, found: list[AnswerPiece]) -> bool:
         begun = self._held.lstrip()
-        if begun and not any(begun.startswith(mark) or mark.startswith(begun) for mark in HEADER_BEGINS):
+        if begun and not any(
+            begun.startswith(mark) or mark.startswith(begun) for mark in HEADER_BEGINS
+        ):
             self._kind = "content"
             return True
         first = len(START) if begun.startswith(START) else 0
@@ -100,7 +118,9 @@ class HarmonyReader:
 
     def _open(self, header: str) -> None:
         """Begins the message of a header."""
-        self._beside = self._kind = "reasoning" if _THOUGHT.search(header) is not None else "content"
+        self._beside = self._kind = (
+            "reasoning" if _THOUGHT.search(header) is not None else "content"
+        )
         to = _RECIPIENT.search(header)
         if to is not None and (to[1] is not None if self._names is None else to[2] in self._names):
             self._kind = "call" if self._parallel or not self.called else "nothing"
@@ -124,7 +144,8 @@ class HarmonyReader:
         return [AnswerPiece("reasoning" if self._kind == "reasoning" else "content", text)]
 
     def _told_of_call(self, text: str) -> list[AnswerPiece]:
-        """Returns what a call's text says. Where no object begins, it is no call; behind the object is text."""
+        """Returns what a call's text says. Where no object begins, it is no call; behind the object
+        is text."""
         found: list[AnswerPiece] = []
         self._body += text
         if self._arguments is None:
@@ -137,7 +158,9 @@ class HarmonyReader:
             self._arguments = JsonMender()
             found.append(self._named())
         if not self._arguments.over:
-            made = self._arguments.feed(self._body) + (self._arguments.close() if self._arguments.broken else "")
+            made = self._arguments.feed(self._body) + (
+                self._arguments.close() if self._arguments.broken else ""
+            )
             self._body = self._arguments.rest
             found += [AnswerPiece("arguments", made, self.called - 1)] if made else []
         if self._body.strip():
@@ -146,12 +169,17 @@ class HarmonyReader:
         return found
 
     def _end_call(self) -> list[AnswerPiece]:
-        """Returns what is missing of the call that is open, if one is. One without a text has no arguments."""
+        """Returns what is missing of the call that is open, if one is. One without a text has no
+        arguments."""
         if self._kind != "call":
             return []
         if self._arguments is None:
             return [self._named(), AnswerPiece("arguments", "{}", self.called - 1)]
-        return [] if self._arguments.over else [AnswerPiece("arguments", self._arguments.close(), self.called - 1)]
+        return (
+            []
+            if self._arguments.over
+            else [AnswerPiece("arguments", self._arguments.close(), self.called - 1)]
+        )
 
     def _named(self) -> AnswerPiece:
         self.called += 1

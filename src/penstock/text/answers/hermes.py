@@ -17,17 +17,22 @@ from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
-_BESIDE = " \t\r\n,;[]}"  # models write several calls into one tag, as a list too, and brackets too many
+_BESIDE = (
+    " \t\r\n,;[]}"  # models write several calls into one tag, as a list too, and brackets too many
+)
 
 
 class HermesParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays in the content."""
+    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
+    in the content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._names = frozenset(tool.name for tool in tools)
         self._object: CallObject | None = None
-        self._opened = ""  # the mark in front of a call, and what stands beside it, while it may be none
+        self._opened = (
+            ""  # the mark in front of a call, and what stands beside it, while it may be none
+        )
         self._in_tag = False  # the mark behind a call is to come
         self._at_object = False  # where another call may begin in the same tag
 
@@ -43,7 +48,8 @@ class HermesParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         if self._object is not None:
             return self._in_call(self._object, found)
         if self._at_object:
@@ -59,7 +65,8 @@ class HermesParser(TurningParser):
         return bool(mark)
 
     def _beside_call(self, found: list[AnswerPiece]) -> bool:
-        """In front of a call's object, or behind one, where the mark or another object is to come."""
+        """In front of a call's object, or behind one,
+        where the mark or another object is to come."""
         text = self._text.lstrip(_BESIDE)
         beside = self._text[: len(self._text) - len(text)]
         if not text or (self._in_tag and text != END and END.startswith(text)):
@@ -97,7 +104,8 @@ class HermesParser(TurningParser):
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools."""
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these
+    tools."""
     heads = [lark_text(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,5 +1,5 @@
-"""The members of one JSON object, as its text comes: which value a piece of text belongs to, and where the object ends.
-What is no object is found out as soon as it shows. It knows JSON alone.
+"""The members of one JSON object, as its text comes: which value a piece of text belongs to, and
+where the object ends. What is no object is found out as soon as it shows. It knows JSON alone.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ class ObjectScanner:
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
-        self._expects = "{"  # what may stand next: `{`, a key, `:`, a value or, as `,`, a comma or the end
+        self._expects = (
+            "{"  # what may stand next: `{`, a key, `:`, a value or, as `,`, a comma or the end
+        )
         self._key = ""  # in JSON, until it has ended
         self._part: JsonMender | None = None  # the key or the value that is open
 
@@ -42,7 +44,8 @@ class ObjectScanner:
         return found
 
     def end(self, *, closed: bool) -> list[Member]:
-        """Returns what is held back of the value that is open; closed: with what is missing of it."""
+        """Returns what is held back of the value that is open; closed:
+        with what is missing of it."""
         if self._part is None or self._expects != "value":
             return []
         text = self._part.close() if closed else self._part.cut()

@@ -1,6 +1,7 @@
-"""Makes RFC 8259's JSON of what models write, as it comes. JSON goes through as it stands. Mended are Python's words
-and quotes, raw line ends and stray escapes in strings, brackets left out, commas too many; to texts, bare words, NaN
-and numbers past a double's range. It knows JSON's grammar; no schemas, no calls.
+"""Makes RFC 8259's JSON of what models write, as it comes. JSON goes through as it stands. Mended
+are Python's words and quotes, raw line ends and stray escapes in strings, brackets left out, commas
+too many; to texts, bare words, NaN and numbers past a double's range. It knows JSON's grammar; no
+schemas, no calls.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ import math
 import re
 from typing import Any
 
-DEEPEST = 256  # brackets inside each other; readers of JSON have limits, Python's own at about 1,000
+DEEPEST = (
+    256  # brackets inside each other; readers of JSON have limits, Python's own at about 1,000
+)
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]+")
 _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-\x1f]""")}
@@ -23,12 +26,15 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 class JsonMender:
-    """Reads one JSON value. done: it has ended; broken: no mending makes it JSON; rest: the text behind either."""
+    """Reads one JSON value. done: it has ended; broken: no mending makes it JSON; rest: the text
+    behind either."""
 
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
-        self._expects = "value"  # what may stand next: a value, a key, `:`, or, as `,`, a comma or an end
+        self._expects = (
+            "value"  # what may stand next: a value, a key, `:`, or, as `,`, a comma or an end
+        )
         self._open: list[str] = []  # closing brackets of what is open
         self._quote = ""  # of the open string
         self._held = ""  # a word or an escape that more text may go on with
@@ -156,7 +162,8 @@ class JsonMender:
 
 
 def mended(text: str, *, close: bool = False) -> str | None:
-    """Returns a text as one JSON value; None where no mending makes it one. close: ends what is open."""
+    """Returns a text as one JSON value; None where no mending makes it one. close: ends what is
+    open."""
     mender = JsonMender()
     made = mender.feed(text + " ")  # which ends a bare word
     if close and text and not mender.over:
@@ -165,7 +172,8 @@ def mended(text: str, *, close: bool = False) -> str | None:
 
 
 def json_text_of(value: Any) -> str:
-    """Returns a Python value as JSON: floats that are not finite as texts, and halves of surrogates as escapes."""
+    """Returns a Python value as JSON: floats that are not finite as texts, and halves of surrogates
+    as escapes."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -177,7 +185,8 @@ def json_text_of(value: Any) -> str:
 
 
 def _json_word(word: str, *, key: bool) -> str:
-    """Returns a bare word as JSON. A number is one if it is finite; what is no word of JSON's is a text."""
+    """Returns a bare word as JSON. A number is one if it is finite; what is no word of JSON's is a
+    text."""
     if not key and (known := _WORDS.get(word.lower())) is not None:
         return known
     if not key and _NUMBER.fullmatch(word) is not None and _is_finite(word):

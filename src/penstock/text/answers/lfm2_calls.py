@@ -3,7 +3,8 @@
     <|tool_call_start|>[get_weather(city="Paris"), ping()]<|tool_call_end|>
     <|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>
 
-A list is read when it is whole. It knows this format alone. Source: the chat templates of these models.
+A list is read when it is whole. It knows this format alone. Source: the chat templates of these
+models.
 """
 
 from __future__ import annotations
@@ -18,11 +19,17 @@ from penstock.text.answers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
 _WORDS = {"true": True, "false": False, "null": None}  # JSON's, among Python's names
-_NO_LIST = (SyntaxError, ValueError, RecursionError, MemoryError)  # what reading a text as Python may raise
+_NO_LIST = (
+    SyntaxError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+)  # what reading a text as Python may raise
 
 
 def read_calls(listed: str) -> list[tuple[str, str]]:
-    """Returns a list's calls, names and arguments in JSON; none where it is no list of calls alone."""
+    """Returns a list's calls, names and arguments in JSON;
+    none where it is no list of calls alone."""
     try:
         parsed = ast.parse(listed.strip(), mode="eval").body
         each = parsed.elts if isinstance(parsed, ast.List) else [parsed]
@@ -33,7 +40,11 @@ def read_calls(listed: str) -> list[tuple[str, str]]:
 
 def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
     """Returns a call's name and arguments. Raises ValueError for what is none."""
-    if isinstance(node, ast.Call) and not node.args and all(word.arg is not None for word in node.keywords):
+    if (
+        isinstance(node, ast.Call)
+        and not node.args
+        and all(word.arg is not None for word in node.keywords)
+    ):
         return ast.unparse(node.func), {str(word.arg): _value(word.value) for word in node.keywords}
     made = _value(node)
     if not isinstance(made, dict) or not isinstance(made.get("name"), str):
@@ -62,7 +73,8 @@ def _value(node: ast.expr) -> Any:
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: an object, of one of these tools."""
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: an object, of one
+    of these tools."""
     heads = [lark_text(f'[{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,9 +1,10 @@
-"""Tool calls as Llama 3.1 and later write them: the answer is one object, or several behind each other.
+"""Tool calls as Llama 3.1 and later write them: the answer is one object, or several behind each
+other.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
 
-`<|python_tag|>` may stand before it. An answer in JSON begins likewise: only the name of a tool makes it a call. It
-knows this format alone. Source: the model card's prompt format.
+`<|python_tag|>` may stand before it. An answer in JSON begins likewise: only the name of a tool
+makes it a call. It knows this format alone. Source: the model card's prompt format.
 """
 
 from __future__ import annotations
@@ -38,7 +39,8 @@ class Llama3JsonParser(TurningParser):
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         if self._plain:
             text, self._text = self._text, ""
             found += self._content.put(text)

@@ -1,5 +1,5 @@
-"""Pieces: what a parser makes of an answer's text, in order; and how a text is searched for marks that may come in
-parts. It knows no format.
+"""Pieces: what a parser makes of an answer's text, in order; and how a text is searched for marks
+that may come in parts. It knows no format.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ PORTION = 4_096  # characters
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """Some text of one kind. name: a call begins, and this is its tool's; arguments: more of its JSON. call: which, for
-    these two, from 0."""
+    """Some text of one kind. name: a call begins, and this is its tool's; arguments: more of its
+    JSON. call: which, for these two, from 0."""
 
     kind: Literal["reasoning", "content", "name", "arguments"]
     text: str
@@ -22,18 +22,20 @@ class AnswerPiece:
 
 
 class CallParser(Protocol):
-    """Finds tool calls in a text that comes in parts. The pieces hold all of it, but for the format's marks."""
+    """Finds tool calls in a text that comes in parts. The pieces hold all of it, but for the
+    format's marks."""
 
     def feed(self, text: str) -> list[AnswerPiece]: ...
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and a call that has no end is ended; else a
-        limit cut it, and the call stays as far as it came."""
+        """Returns what was held back. stopped: the model ended the answer, and a call that has no
+        end is ended; else a limit cut it, and the call stays as far as it came."""
         ...
 
 
 class TurningParser:
-    """What call parsers have in common that go through a text mark by mark: each turn takes what it can of `_text`."""
+    """What call parsers have in common that go through a text mark by mark: each turn takes what it
+    can of `_text`."""
 
     def __init__(self) -> None:
         self._content = ContentBuffer()
@@ -49,13 +51,14 @@ class TurningParser:
         return found
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         raise NotImplementedError
 
 
 class Reader(Protocol):
-    """Reads one answer's text as it comes. called: calls that have begun; thought_length: characters before the answer
-    itself, of reasoning and its marks."""
+    """Reads one answer's text as it comes. called: calls that have begun; thought_length:
+    characters before the answer itself, of reasoning and its marks."""
 
     @property
     def called(self) -> int: ...
@@ -66,14 +69,15 @@ class Reader(Protocol):
 
 
 def portions(text: str, size: int = PORTION) -> Iterator[str]:
-    """Yields a text in parts: an answer may be one mark behind the other, and at each what is left is looked at."""
+    """Yields a text in parts: an answer may be one mark behind the other, and at each what is left
+    is looked at."""
     for at in range(0, len(text), size):
         yield text[at : at + size]
 
 
 def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
-    """Returns where the first of the marks begins, and which; where there is none, "", and where what may become one
-    begins (the text's length, if nothing does)."""
+    """Returns where the first of the marks begins, and which; where there is none, "", and where
+    what may become one begins (the text's length, if nothing does)."""
     found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
     if found is not None:
         return found
@@ -85,7 +89,8 @@ def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
 
 
 class ContentBuffer:
-    """Content on its way out. Space at its end waits: in front of a call it is the format's, and is dropped."""
+    """Content on its way out. Space at its end waits: in front of a call it is the format's, and is
+    dropped."""
 
     def __init__(self) -> None:
         self._space = ""

@@ -8,9 +8,9 @@
     </function>
     </tool_call>
 
-A value is a text where the tool's schema says so, else JSON. An argument goes out when it is whole. Models leave tags
-out, and write of tags in their texts: where a value ends is told by what stands behind it. It knows this format alone.
-Source: the chat templates of these models.
+A value is a text where the tool's schema says so, else JSON. An argument goes out when it is whole.
+Models leave tags out, and write of tags in their texts: where a value ends is told by what stands
+behind it. It knows this format alone. Source: the chat templates of these models.
 """
 
 from __future__ import annotations
@@ -34,15 +34,20 @@ _FUNCTION = r"<function=" + _NAME.format("function")
 _PARAMETER = r"<parameter=" + _NAME.format("key")
 _CALL_BEGUN = regex.compile(rf"\s*+{_FUNCTION}")
 _CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*+(?:<parameter=|</function|</tool_call>)")
-_TAG = regex.compile(rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function=")
-# A value ends at its tag, a text only where another stands behind that; or, where it was left out, at what follows.
+_TAG = regex.compile(
+    rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function="
+)
+# A value ends at its tag, a text only where another stands behind that; or, where it was left out,
+# at what follows.
 _ENDS = (
     rf"|(?P<line>(?:^|\n)[ \t]*+)?+{_PARAMETER}|</function>?\s*+(?:</?tool_call>|<function=)"
     rf"|(?:</tool_call>\s*+)?<tool_call>\s*+{_FUNCTION}"
 )
 _TEXT_ENDS = r"</parameter>?\s*+(?:<parameter=|<function=|</function|</?tool_call>)" + _ENDS
 _WORD_ENDS = r"</parameter(?:>|(?=[\s<]))" + _ENDS
-_AT_END = r"|</(?:parameter|function|tool_call)>?\s*+$|(?:^|\n)[ \t]*+</(?:parameter|function|tool_call)>"
+_AT_END = (
+    r"|</(?:parameter|function|tool_call)>?\s*+$|(?:^|\n)[ \t]*+</(?:parameter|function|tool_call)>"
+)
 _VALUE_ENDS = {
     (free, stopped): regex.compile(ends + _AT_END * stopped)
     for free, ends in ((True, _TEXT_ENDS), (False, _WORD_ENDS))
@@ -54,14 +59,17 @@ _ANY_KEY = regex.compile(r"[\w.-]+")
 
 
 class Qwen3CoderParser(TurningParser):
-    """Finds the calls of one answer. What stands in the tags and is no call of a tool stays in the content. held: a
-    grammar holds the calls, and they are read by its rules: nothing is left out, and a value ends at CLOSE."""
+    """Finds the calls of one answer. What stands in the tags and is no call of a tool stays in the
+    content. held: a grammar holds the calls, and they are read by its rules: nothing is left out,
+    and a value ends at CLOSE."""
 
     def __init__(self, tools: Sequence[Tool], *, held: bool = False) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._held = held
         super().__init__()
-        self._within = ""  # the tag whose inside comes: "", BEGIN, FUNCTION, PARAMETER, or END, behind a call
+        self._within = (
+            ""  # the tag whose inside comes: "", BEGIN, FUNCTION, PARAMETER, or END, behind a call
+        )
         self._opened = ""  # BEGIN, unless that was left out
         self._stopped = False  # no more text comes
         self._arguments = Arguments(Tool(name=""))  # of the open call
@@ -71,14 +79,16 @@ class Qwen3CoderParser(TurningParser):
         self._value = ArgumentText([])
         self._begun = False  # what stands behind its key was looked at
         self._in_line = False  # it stands in the line of its key
-        self._object: JsonMender | None = None  # of a value that is an object or a list, while it is open
+        self._object: JsonMender | None = (
+            None  # of a value that is an object or a list, while it is open
+        )
         self._behind_object = 0  # where it ended, in the value
         self._looked = 0  # characters of the value in which it doesn't end
         self._seen = 0  # characters of it that were there at the last look
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and what is open with it; else a limit cut
-        it, and of an argument goes out what is there."""
+        """Returns what was held back. stopped: the model ended the answer, and what is open with
+        it; else a limit cut it, and of an argument goes out what is there."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
         if stopped:
@@ -95,7 +105,8 @@ class Qwen3CoderParser(TurningParser):
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         if self._within == PARAMETER:
             return self._in_value(found)
         if self._within == FUNCTION:
@@ -131,7 +142,8 @@ class Qwen3CoderParser(TurningParser):
         return True
 
     def _begin_at_end(self, found: list[AnswerPiece]) -> None:
-        """Where the text ends before the first argument: a call, if a tool's name is there and no more than that."""
+        """Where the text ends before the first argument: a call, if a tool's name is there and no
+        more than that."""
         call = _CALL_BEGUN.match(self._text)
         rest = "" if call is None else self._text[call.end() :].strip()
         tag = _TAG.match(rest, partial=True)
@@ -146,10 +158,14 @@ class Qwen3CoderParser(TurningParser):
         self._text = self._text[call.end("function") + 1 :]
         self._within, self._arguments, self._told = FUNCTION, Arguments(self._tools[name]), set()
         self._content.drop_space()
-        found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", "{", self._calls)]
+        found += [
+            AnswerPiece("name", name, self._calls),
+            AnswerPiece("arguments", "{", self._calls),
+        ]
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """In front of an argument, or the call's end. What is neither is content behind the call."""
+        """In front of an argument, or the call's end.
+        What is neither is content behind the call."""
         tag = _TAG.search(self._text, partial=not self._stopped)
         at = len(self._text) if tag is None else tag.start()
         self._beside += self._text[:at]
@@ -177,7 +193,11 @@ class Qwen3CoderParser(TurningParser):
         self._key = _bare(tag["key"])
         self._value = self._arguments.text(self._key)
         self._begun, self._in_line = not tag[0].endswith(">"), False
-        self._object = JsonMender() if self._value.others.intersection(_BRACKETS.values()) and not self._held else None
+        self._object = (
+            JsonMender()
+            if self._value.others.intersection(_BRACKETS.values()) and not self._held
+            else None
+        )
         self._within, self._looked, self._seen, self._behind_object = PARAMETER, 0, 0, 0
 
     def _in_value(self, found: list[AnswerPiece]) -> bool:
@@ -203,7 +223,11 @@ class Qwen3CoderParser(TurningParser):
         if self._object is not None and not self._is_past_object(self._object):
             return None
         fresh, self._seen = text[self._seen :], len(text)
-        if not self._stopped and fresh.isspace() and text.startswith((PARAMETER_END, FUNCTION_END), self._looked):
+        if (
+            not self._stopped
+            and fresh.isspace()
+            and text.startswith((PARAMETER_END, FUNCTION_END), self._looked)
+        ):
             return None  # these wait for what stands behind the space
         while True:
             ends = _VALUE_ENDS[self._value.free, self._stopped]
@@ -219,7 +243,8 @@ class Qwen3CoderParser(TurningParser):
             self._looked += 1
 
     def _is_past_object(self, value: JsonMender) -> bool:
-        """Whether a list or an object has ended, if the value is one: inside it no tag ends anything."""
+        """Whether a list or an object has ended, if the value is one: inside it no tag ends
+        anything."""
         text = self._text
         if not self._looked:
             begun = text.lstrip()[:1]
@@ -245,7 +270,9 @@ class Qwen3CoderParser(TurningParser):
         if mark["line"] is None and not self._in_line:
             return False
         key = _bare(mark["key"])
-        known = key in self._arguments.names or (self._arguments.others and _ANY_KEY.fullmatch(key) is not None)
+        known = key in self._arguments.names or (
+            self._arguments.others and _ANY_KEY.fullmatch(key) is not None
+        )
         return known and key not in self._told and key != self._key
 
     def _tell(self, value: str, found: list[AnswerPiece]) -> None:

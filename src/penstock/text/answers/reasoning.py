@@ -1,8 +1,10 @@
-"""Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers. Where the prompt ends
-says how the answer begins: templates open the thought themselves, or have it closed already.
+"""Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers.
+Where the prompt ends says how the answer begins: templates open the thought themselves, or have it
+closed already.
 
     qwen3, glm45, glm47          the model writes `<think>`, unless the template has
-    ernie45                      so it does, and the answer may stand in `<response>` and `</response>`
+    ernie45                      so it does, and the answer may stand in `<response>` and
+    `</response>`
     deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
     gemma4                       as qwen3, in marks of its own
 
@@ -29,8 +31,8 @@ def token_of(mark: str) -> str:
 
 
 def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
-    """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the answer's own
-    beginning, so that a thought may have been opened further up in it."""
+    """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the
+    answer's own beginning, so that a thought may have been opened further up in it."""
     begin, end = MARKS.get(name, THINK)
     begin, ending = begin.rstrip(), prompt.rstrip()
     if inside_answer and begin in prompt:
@@ -43,7 +45,8 @@ def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> T
 
 
 class ReasoningParser:
-    """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to neither."""
+    """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to
+    neither."""
 
     def __init__(self, thinking: Thinking, marks: tuple[str, str] = THINK) -> None:
         self._begins, self._ends = marks

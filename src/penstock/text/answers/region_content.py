@@ -1,5 +1,6 @@
-"""What a region of a response_template holds, read: JSON and its dialects, tags, lines of keys and values; and what a
-transform makes of it. It knows texts; no marks, no message. Source: transformers' `utils/chat_parsing`.
+"""What a region of a response_template holds, read: JSON and its dialects, tags, lines of keys and
+values; and what a transform makes of it. It knows texts; no marks, no message. Source:
+transformers' `utils/chat_parsing`.
 """
 
 from __future__ import annotations
@@ -17,18 +18,28 @@ Args = Mapping[str, Any]
 
 
 def parse_content(text: str, kind: str, args: Args, patience: float) -> Any:
-    """Returns what the text of a region is. patience: seconds that a regex of the template may take. Raises ValueError
-    where it isn't that, TimeoutError, and KeyError where the template leaves something out."""
+    """Returns what the text of a region is. patience: seconds that a regex of the template may
+    take. Raises ValueError where it isn't that, TimeoutError, and KeyError where the template
+    leaves something out."""
     if kind == "json":
         return _json(text, args)
     if kind == "xml-inline":
         found = {}
-        for match in regex.finditer(args["tag_pattern"], text, flags=regex.DOTALL, timeout=patience):
+        for match in regex.finditer(
+            args["tag_pattern"], text, flags=regex.DOTALL, timeout=patience
+        ):
             found[match["key"]] = _value(match["value"], args, patience)
         return found
     if kind == "kv-lines":
-        pairs = (line.split(args.get("kv_sep", ":"), 1) for line in text.split(args.get("line_sep", "\n")))
-        return {pair[0].strip(): _value(pair[1].strip(), args, patience) for pair in pairs if len(pair) == 2}
+        pairs = (
+            line.split(args.get("kv_sep", ":"), 1)
+            for line in text.split(args.get("line_sep", "\n"))
+        )
+        return {
+            pair[0].strip(): _value(pair[1].strip(), args, patience)
+            for pair in pairs
+            if len(pair) == 2
+        }
     plain = text.strip() if args.get("strip", True) else text
     if kind == "bool":
         return plain.lower() in ("true", "1")
@@ -37,11 +48,16 @@ def parse_content(text: str, kind: str, args: Args, patience: float) -> Any:
 
 def _value(text: str, args: Args, patience: float) -> Any:
     inner = args.get("value_parser")
-    return text if inner is None else parse_content(text, inner.get("name", "text"), inner.get("args", {}), patience)
+    return (
+        text
+        if inner is None
+        else parse_content(text, inner.get("name", "text"), inner.get("args", {}), patience)
+    )
 
 
 def _json(text: str, args: Args) -> Any:
-    """JSON; string_delims: other marks of strings than quotes, unquoted_keys: keys that are bare words."""
+    """JSON; string_delims: other marks of strings than quotes, unquoted_keys: keys that are bare
+    words."""
     strings: list[str] = []
 
     def kept(match: Any) -> str:
@@ -50,7 +66,9 @@ def _json(text: str, args: Args) -> Any:
 
     plain = text
     for begin, end in args.get("string_delims", []):
-        plain = regex.sub(regex.escape(begin) + "(.*?)" + regex.escape(end), kept, plain, flags=regex.DOTALL)
+        plain = regex.sub(
+            regex.escape(begin) + "(.*?)" + regex.escape(end), kept, plain, flags=regex.DOTALL
+        )
     if args.get("unquoted_keys"):
         plain = _KEY.sub(r'"\1":', plain)
     for at, string in enumerate(strings):
@@ -64,7 +82,8 @@ def _json(text: str, args: Args) -> Any:
 
 
 def transformed(transform: Any, scope: Args) -> Any:
-    """Returns the transform, with what `{name}` and `{name.key}` stand for. Raises KeyError, TypeError."""
+    """Returns the transform, with what `{name}` and `{name.key}` stand for. Raises KeyError,
+    TypeError."""
     if isinstance(transform, dict):
         return {key: transformed(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):

@@ -1,4 +1,5 @@
-"""JSON Schemas taken apart: what `$ref` names, and the alternatives that `anyOf`, `oneOf` and `allOf` leave.
+"""JSON Schemas taken apart: what `$ref` names, and the alternatives that `anyOf`, `oneOf` and
+`allOf` leave.
 
     branches(schema, root)    [[plain, ...], ...]: an instance fits all plain schemas of one branch
     closed(schema, root)      the schema with what its $refs name, so that it stands by itself
@@ -27,8 +28,8 @@ _DOCUMENT = ("$defs", "definitions", "$id", "$schema")
 
 
 def branches(schema: Schema, root: Schema) -> list[Branch]:
-    """Returns the alternatives of a schema; none where nothing fits it. root: the document of its $refs. Raises
-    UsageError for a $ref that leads nowhere, and for too many alternatives."""
+    """Returns the alternatives of a schema; none where nothing fits it. root: the document of its
+    $refs. Raises UsageError for a $ref that leads nowhere, and for too many alternatives."""
     return _Walk(root).branches(schema, ())
 
 
@@ -41,16 +42,25 @@ class _Walk:
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise _too_many()
-        if not isinstance(schema, dict) or schema.get("not") in ({}, True):  # zod writes false as `not: {}`
+        if not isinstance(schema, dict) or schema.get("not") in (
+            {},
+            True,
+        ):  # zod writes false as `not: {}`
             return [[]] if not isinstance(schema, dict) and schema is not False else []
-        found: list[Branch] = [[{key: value for key, value in schema.items() if key not in TAKEN_APART}]]
+        found: list[Branch] = [
+            [{key: value for key, value in schema.items() if key not in TAKEN_APART}]
+        ]
         if isinstance(ref := schema.get("$ref"), str):
-            found = _both(found, [] if ref in refs else self.branches(target(ref, self._root), (*refs, ref)))
+            found = _both(
+                found, [] if ref in refs else self.branches(target(ref, self._root), (*refs, ref))
+            )
         for part in list_of(schema, "allOf"):
             found = _both(found, self.branches(part, refs))
         for key in ("anyOf", "oneOf"):
             if parts := list_of(schema, key):
-                found = _both(found, [branch for part in parts for branch in self.branches(part, refs)])
+                found = _both(
+                    found, [branch for part in parts for branch in self.branches(part, refs)]
+                )
         if schema.get("nullable") is True:  # OpenAPI's word
             found.append([{"type": "null"}])
         return found
@@ -85,7 +95,8 @@ def target(ref: str, root: Schema) -> Schema:
 
 
 def closed(schema: Schema, root: Schema) -> dict[str, Any]:
-    """Returns a schema that stands by itself: what its $refs name comes with it. Raises UsageError."""
+    """Returns a schema that stands by itself: what its $refs name comes with it.
+    Raises UsageError."""
     names: dict[str, str] = {}
     waiting: list[str] = []
 
@@ -94,7 +105,11 @@ def closed(schema: Schema, root: Schema) -> dict[str, Any]:
             return [copied(each) for each in part]
         if not isinstance(part, dict):
             return part
-        made = {key: kept(key, value) for key, value in part.items() if key not in (*_DOCUMENT, "nullable")}
+        made = {
+            key: kept(key, value)
+            for key, value in part.items()
+            if key not in (*_DOCUMENT, "nullable")
+        }
         return {"anyOf": [made, {"type": "null"}]} if part.get("nullable") is True else made
 
     def kept(key: str, value: Any) -> Any:

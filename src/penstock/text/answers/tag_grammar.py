@@ -3,8 +3,9 @@
     arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
     a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
 
-A text's enum, pattern, lengths and format are one regex up to its tag; JSON is llguidance's. What a strict schema says
-and these rules don't hold is refused. It knows schemas and Lark; how calls are read is their parsers'.
+A text's enum, pattern, lengths and format are one regex up to its tag; JSON is llguidance's. What a
+strict schema says and these rules don't hold is refused. It knows schemas and Lark; how calls are
+read is their parsers'.
 """
 
 from __future__ import annotations
@@ -31,14 +32,26 @@ _BRACKETED = {"object", "array"}
 _KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back
 # What says more of an object than its members and their schemas.
 _NOT_HELD = (
-    "minProperties", "maxProperties", "patternProperties", "propertyNames", "dependentRequired", "dependentSchemas",
-    "dependencies", "unevaluatedProperties", "not", "if", "then", "else", "enum", "const",
-)  # fmt: skip
+    "minProperties",
+    "maxProperties",
+    "patternProperties",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+    "unevaluatedProperties",
+    "not",
+    "if",
+    "then",
+    "else",
+    "enum",
+    "const",
+)
 
 
 def call_rest(tools: Sequence[Tool], *, tags: Tags) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these tools. Raises
-    UsageError for a tool whose schema cannot be held."""
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these
+    tools. Raises UsageError for a tool whose schema cannot be held."""
     heads = [lark_text(tool.name.join(tags.function)) for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(_rules_of(f"arguments_{at}", tool, tags) for at, tool in enumerate(tools))
@@ -58,11 +71,14 @@ def _rules_of(name: str, tool: Tool, tags: Tags) -> str:
 
 @lru_cache(maxsize=256)  # requests bring the same tools again: 20 of six arguments take 5 ms
 def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
-    return _Arguments(name, Tool(name=name, parameters=json.loads(parameters), strict=strict), tags).rules()
+    return _Arguments(
+        name, Tool(name=name, parameters=json.loads(parameters), strict=strict), tags
+    ).rules()
 
 
 class _Arguments:
-    """The rules of one tool's arguments. name: of the first, and what the others' names begin with."""
+    """The rules of one tool's arguments. name: of the first,
+    and what the others' names begin with."""
 
     def __init__(self, name: str, tool: Tool, tags: Tags) -> None:
         self._name, self._tool, self._tags = name, tool, tags
@@ -116,7 +132,9 @@ class _Arguments:
         texts = [text for each in alternatives if (text := self._text(each)) is not None]
         kinds = frozenset().union(*(each.kinds for each in alternatives))
         close, others = lark_text(self._tags.close), kinds - {"string"}
-        if _ANY in texts:  # what is a number, a word or null is read as one where that fits, and else is a text
+        if (
+            _ANY in texts
+        ):  # what is a number, a word or null is read as one where that fits, and else is a text
             texts, others = [_ANY], others & _BRACKETED
         if others & _BRACKETED:
             texts = [f"{text} & {_NO_BRACKET}" for text in texts]
@@ -124,12 +142,15 @@ class _Arguments:
         if texts == [_ANY]:
             choices.append(self._rule("text", f"{_ANY} {close}"))
         elif texts:
-            choices.append(self._rule("text", f"((({') | ('.join(texts)})) & {self._one_close}) {close}"))
+            choices.append(
+                self._rule("text", f"((({') | ('.join(texts)})) & {self._one_close}) {close}")
+            )
         if others:
             alone = schema if others == kinds else {"allOf": [schema, {"type": sorted(others)}]}
             whole = closed(alone, self._tool.schema)
             choices.append(
-                f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict, white=WHITESPACE)}')} {close}"
+                f"{self._rule('json', f'%json {json_text(whole, strict=self._tool.strict, white=WHITESPACE)}')}"
+                f" {close}"
             )
         return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
 
@@ -139,13 +160,20 @@ class _Arguments:
             return None
         if alternative.values is not None:
             texts = [value for value in alternative.values if isinstance(value, str)]
-            listed = [lark_text(text) for text in texts if self._is_listed(text, alternative.branch)]
+            listed = [
+                lark_text(text) for text in texts if self._is_listed(text, alternative.branch)
+            ]
             # The library finds which of them a pattern fits: a search for it here might take long.
             patterns = [
-                _literal(_found(found)) for each in alternative.branch if (found := _lengths_and_pattern(each)[2])
+                _literal(_found(found))
+                for each in alternative.branch
+                if (found := _lengths_and_pattern(each)[2])
             ]
             return " & ".join((f"({' | '.join(listed)})", *patterns)) if listed else None
-        return " & ".join(limit for plain in alternative.branch for limit in self._limits(plain)) or _ANY
+        return (
+            " & ".join(limit for plain in alternative.branch for limit in self._limits(plain))
+            or _ANY
+        )
 
     def _is_listed(self, text: str, branch: Branch) -> bool:
         """Whether one of an enum's texts can be written, and is as long as the schema says."""
@@ -153,10 +181,13 @@ class _Arguments:
         if f"{text}{close}".index(close) < len(text):
             return False
         lengths = [_lengths_and_pattern(plain)[:2] for plain in branch]
-        return all(least <= len(text) and (most is None or len(text) <= most) for least, most in lengths)
+        return all(
+            least <= len(text) and (most is None or len(text) <= most) for least, most in lengths
+        )
 
     def _limits(self, plain: Plain) -> Iterator[str]:
-        """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known, if strict."""
+        """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known,
+        if strict."""
         least, most, pattern = _lengths_and_pattern(plain)
         if least or most is not None:
             yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
@@ -188,7 +219,9 @@ def _found(pattern: str) -> str:
 
 def _literal(pattern: str) -> str:
     """A regex as Lark writes it."""
-    escaped = re.sub(r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL)
+    escaped = re.sub(
+        r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL
+    )
     return f"/{escaped.replace(chr(10), chr(92) + 'n')}/"
 
 
@@ -202,8 +235,12 @@ def _is_regex(pattern: str) -> bool:
 
 
 def _check_strict(tool: Tool, shapes: Sequence[Shape]) -> None:
-    """Raises UsageError for what of a schema is not held; in the library's words, where that is held in no form."""
-    if said := next((word for word in _NOT_HELD for shape in shapes for plain in shape.plain if word in plain), None):
+    """Raises UsageError for what of a schema is not held; in the library's words, where that is
+    held in no form."""
+    if said := next(
+        (word for word in _NOT_HELD for shape in shapes for plain in shape.plain if word in plain),
+        None,
+    ):
         raise _wrong(f"{said} {_NOT_HERE}")
     try:
         check_grammar(StructuredOutputsParams(json=json.dumps(tool.schema)))

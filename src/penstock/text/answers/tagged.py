@@ -1,5 +1,5 @@
-"""Tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a text where the tool's schema says
-so, else JSON; an argument goes out when it is whole. It knows tags; no model.
+"""Tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a text where the
+tool's schema says so, else JSON; an argument goes out when it is whole. It knows tags; no model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from penstock.text.answers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.answers.tags import Tags
 from penstock.text.answers.tool import NAME, Tool
 
-MOST_TAG = 2048  # characters of a tag, its name and the space beside it; what goes on longer is none
+MOST_TAG = (
+    2048  # characters of a tag, its name and the space beside it; what goes on longer is none
+)
 _FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive, as _KEY is: a text is looked at once
 _KEY = r"(?P<name>[^<>\n\"']++)"
 
@@ -36,7 +38,9 @@ class _Marks(NamedTuple):
 def _marks_of(tags: Tags) -> _Marks:
     before, behind = (_spaced(part) for part in tags.function)
     opened, between = (_spaced(part) for part in tags.parameter)
-    end, close, over = (regex.escape(part.strip()) for part in (tags.end, tags.close, tags.function_end or tags.end))
+    end, close, over = (
+        regex.escape(part.strip()) for part in (tags.end, tags.close, tags.function_end or tags.end)
+    )
     behind = behind if tags.function[1].strip() else rf"(?={opened}|{end})"
     value_end = rf"{close}\s*+(?:{opened}|{over}|{end})"
     return _Marks(
@@ -54,16 +58,16 @@ def _spaced(text: str) -> str:
 
 
 class TaggedParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays in the content. held:
-    a grammar holds the calls, and a value ends at `tags.close`."""
+    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
+    in the content. held: a grammar holds the calls, and a value ends at `tags.close`."""
 
     def __init__(self, tools: Sequence[Tool], *, tags: Tags, held: bool = False) -> None:
         super().__init__()
         self._tools, self._tags, self._held = {tool.name: tool for tool in tools}, tags, held
         self._marks = _marks_of(tags)
-        self._within = (
-            ""  # what comes: "" content, "call" a head or the end, "function" an argument or the end, "value"
-        )
+        # what comes: "" content, "call" a head or the end, "function" an argument or the end,
+        # "value"
+        self._within = ""
         self._opened = ""  # the mark in front of a call, while there may be none
         self._stopped = False  # no more text comes
         self._arguments = Arguments(Tool(name=""))  # of the open call
@@ -73,8 +77,8 @@ class TaggedParser(TurningParser):
         self._seen = 0  # characters of it that were there at the last look
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and what is open with it; else a limit cut
-        it, and of an argument goes out what is there."""
+        """Returns what was held back. stopped: the model ended the answer, and what is open with
+        it; else a limit cut it, and of an argument goes out what is there."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
         while stopped and self._text and self._turn(found):
@@ -89,7 +93,8 @@ class TaggedParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         if self._within == "value":
             return self._in_value(found)
         if self._within and not self._stopped and self._text.isspace():
@@ -108,7 +113,9 @@ class TaggedParser(TurningParser):
     def _in_call(self, found: list[AnswerPiece]) -> bool:
         """Behind the mark, or behind a call in it: a call's head, or the end."""
         text = self._text.lstrip()
-        if not self._opened and (text.startswith(self._tags.end) or self._tags.end.startswith(text)):
+        if not self._opened and (
+            text.startswith(self._tags.end) or self._tags.end.startswith(text)
+        ):
             if text.startswith(self._tags.end):
                 self._text, self._within = text.removeprefix(self._tags.end), ""
             return not self._within
@@ -119,10 +126,18 @@ class TaggedParser(TurningParser):
             found += self._content.put(self._opened)
             self._opened, self._within = "", ""
             return True
-        self._text, self._opened, self._within, self._told = self._text[head.end() :], "", "function", 0
+        self._text, self._opened, self._within, self._told = (
+            self._text[head.end() :],
+            "",
+            "function",
+            0,
+        )
         self._arguments = Arguments(self._tools[head["name"]])
         self._content.drop_space()
-        found += [AnswerPiece("name", head["name"], self._calls), AnswerPiece("arguments", "{", self._calls)]
+        found += [
+            AnswerPiece("name", head["name"], self._calls),
+            AnswerPiece("arguments", "{", self._calls),
+        ]
         return True
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:

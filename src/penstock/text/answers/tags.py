@@ -3,13 +3,15 @@
     Qwen3-Coder                   GLM 4.5 to 4.7                 MiniMax-M2
     <tool_call>                   <tool_call>get_weather         <minimax:tool_call>
     <function=get_weather>        <arg_key>city</arg_key>        <invoke name="get_weather">
-    <parameter=city>              <arg_value>Paris</arg_value>   <parameter name="city">Paris</parameter>
+    <parameter=city>              <arg_value>Paris</arg_value>   <parameter
+    name="city">Paris</parameter>
     Paris                         </tool_call>                   </invoke>
     </parameter>                                                 </minimax:tool_call>
     </function>
     </tool_call>
 
-They are written so where a grammar holds them. Source: the chat templates of these models. It knows texts alone.
+They are written so where a grammar holds them. Source: the chat templates of these models. It knows
+texts alone.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """begin, end: marks around calls.   function, parameter: what stands before and behind a name.   close: behind an
-    argument's value; what follows its last letter ends no other.   function_end: behind the last of a call."""
+    """begin, end: marks around calls.   function, parameter: what stands before and behind a name.
+    close: behind an argument's value; what follows its last letter ends no other.   function_end:
+    behind the last of a call."""
 
     begin: str
     end: str
@@ -30,10 +33,26 @@ class Tags(NamedTuple):
 
 
 QWEN3_CODER = Tags(
-    "<tool_call>", "</tool_call>", ("\n<function=", ">\n"), ("<parameter=", ">\n"), "\n</parameter>\n", "</function>\n"
+    "<tool_call>",
+    "</tool_call>",
+    ("\n<function=", ">\n"),
+    ("<parameter=", ">\n"),
+    "\n</parameter>\n",
+    "</function>\n",
 )
-GLM45 = Tags("<tool_call>", "</tool_call>", ("", "\n"), ("<arg_key>", "</arg_key>\n<arg_value>"), "</arg_value>\n", "")
+GLM45 = Tags(
+    "<tool_call>",
+    "</tool_call>",
+    ("", "\n"),
+    ("<arg_key>", "</arg_key>\n<arg_value>"),
+    "</arg_value>\n",
+    "",
+)
 MINIMAX_M2 = Tags(
-    "<minimax:tool_call>", "</minimax:tool_call>", ('\n<invoke name="', '">\n'), ('<parameter name="', '">'),
-    "</parameter>\n", "</invoke>\n",
-)  # fmt: skip
+    "<minimax:tool_call>",
+    "</minimax:tool_call>",
+    ('\n<invoke name="', '">\n'),
+    ('<parameter name="', '">'),
+    "</parameter>\n",
+    "</invoke>\n",
+)

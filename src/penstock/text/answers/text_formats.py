@@ -1,7 +1,8 @@
-"""Regexes of JSON Schema's `format`s, for texts that no quotes stand around. In the syntax of Rust's regexes.
+"""Regexes of JSON Schema's `format`s, for texts that no quotes stand around. In the syntax of
+Rust's regexes.
 
-Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6), RFC 4122 (uuid),
-RFC 3986 (uri). It knows texts only.
+Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6),
+RFC 4122 (uuid), RFC 3986 (uri). It knows texts only.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
 _HEX = "[0-9A-Fa-f]"
 # Groups in front of `::`, and as many behind it as are left.
-_SHORT = "|".join(f"(?:{_GROUP}:){{1,{7 - behind}}}(?::{_GROUP}){{1,{behind}}}" for behind in range(1, 7))
+_SHORT = "|".join(
+    f"(?:{_GROUP}:){{1,{7 - behind}}}(?::{_GROUP}){{1,{behind}}}" for behind in range(1, 7)
+)
 _IPV6 = rf"(?:{_GROUP}:){{7}}{_GROUP}|{_SHORT}|:(?::{_GROUP}){{1,7}}|(?:{_GROUP}:){{1,7}}:|::"
 _ATOM = r"[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]+"
 

@@ -1,5 +1,5 @@
-"""Tools that a request brings: read and checked, and their arguments' schemas as rules of a grammar. It knows OpenAI's
-form of a tool; no format of calls.
+"""Tools that a request brings: read and checked, and their arguments' schemas as rules of a
+grammar. It knows OpenAI's form of a tool; no format of calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. parameters: a JSON Schema of an object. strict: of the schema nothing is
-    passed over, and a call has no other arguments."""
+    """A function that the model may call. parameters: a JSON Schema of an object. strict: of the
+    schema nothing is passed over, and a call has no other arguments."""
 
     name: str
     description: str | None = None
@@ -30,27 +30,40 @@ class Tool:
     @property
     def schema(self) -> dict[str, Any]:
         """The arguments' schema; without one there are none."""
-        return {"type": "object", **(self.parameters or {"properties": {}, "additionalProperties": False})}
+        return {
+            "type": "object",
+            **(self.parameters or {"properties": {}, "additionalProperties": False}),
+        }
 
     def told(self) -> dict[str, Any]:
         """Returns it as templates read it: OpenAI's form of a chat's tool."""
-        function = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        function = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": self.parameters,
+        }
         kept = {key: value for key, value in function.items() if value is not None}
         return {"type": "function", "function": kept}
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises UsageError for names that are none, or are there twice, and for schemas of what is no object."""
+    """Raises UsageError for names that are none, or are there twice, and for schemas of what is no
+    object."""
     seen: set[str] = set()
     for at, tool in enumerate(tools):
         where = f"tools[{at}].function"
         if NAME.fullmatch(tool.name) is None:
             raise _wrong(f"{where}.name must be {NAME_SAID}", f"{where}.name")
         if tool.name in seen:
-            raise _wrong(f"{where}.name was there before: give each tool its own name", f"{where}.name")
+            raise _wrong(
+                f"{where}.name was there before: give each tool its own name", f"{where}.name"
+            )
         seen.add(tool.name)
         if tool.parameters.get("type", "object") != "object":
-            raise _wrong(f"{where}.parameters must be the schema of an object: type object", f"{where}.parameters")
+            raise _wrong(
+                f"{where}.parameters must be the schema of an object: type object",
+                f"{where}.parameters",
+            )
 
 
 def _wrong(rule: str, param: str) -> UsageError:
@@ -68,11 +81,13 @@ def schema_rule(name: str, tool: Tool) -> str:
 
 
 def json_text(schema: dict[str, Any], *, strict: bool, white: str | None = None) -> str:
-    """Returns a schema as a grammar holds it. white: what may stand between JSON's parts, None: nothing, since models
-    loop in it. Unless strict, what of the schema isn't known is passed over. Raises UsageError for numbers that cannot
-    be held to."""
+    """Returns a schema as a grammar holds it. white: what may stand between JSON's parts, None:
+    nothing, since models loop in it. Unless strict, what of the schema isn't known is passed over.
+    Raises UsageError for numbers that cannot be held to."""
     options: dict[str, Any] = {"whitespace_flexible": white is not None, "lenient": not strict}
-    options |= {"coerce_one_of": not strict} | ({} if white is None else {"whitespace_pattern": white})
+    options |= {"coerce_one_of": not strict} | (
+        {} if white is None else {"whitespace_pattern": white}
+    )
     text = json.dumps(schema, ensure_ascii=False)
     try:
         held = hold_numbers(schema) if may_have_large_numbers(text) else schema

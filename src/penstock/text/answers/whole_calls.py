@@ -1,4 +1,5 @@
-"""WholeCallsParser: tool calls between two marks that are read when they are whole, in whatever form a model writes."""
+"""WholeCallsParser: tool calls between two marks that are read when they are whole, in whatever
+form a model writes."""
 
 from __future__ import annotations
 
@@ -11,10 +12,11 @@ ReadCalls = Callable[[str], list[tuple[str, str]]]
 
 
 class WholeCallsParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays in the content.
+    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
+    in the content.
 
-    marks: around calls.   read: what stands between them -> names and arguments in JSON; nothing where it is no calls
-    alone.
+    marks: around calls.   read: what stands between them -> names and arguments in JSON; nothing
+    where it is no calls alone.
     """
 
     def __init__(self, tools: Sequence[Tool], marks: tuple[str, str], read: ReadCalls) -> None:
@@ -25,7 +27,8 @@ class WholeCallsParser(TurningParser):
         self._looked = 0  # characters of what is between them in which its mark doesn't begin
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and calls that have no mark behind them."""
+        """Returns what was held back. stopped: the model ended the answer, and calls that have no
+        mark behind them."""
         found: list[AnswerPiece] = []
         if self._within:
             self._take(self._text, "", found, whole=stopped)
@@ -34,7 +37,8 @@ class WholeCallsParser(TurningParser):
         return found + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it comes."""
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
         if self._within:
             at = self._text.find(self._end, self._looked)
             self._looked = max(0, len(self._text) - len(self._end))
@@ -57,5 +61,8 @@ class WholeCallsParser(TurningParser):
             return
         self._content.drop_space()
         for name, arguments in calls:
-            found += [AnswerPiece("name", name, self._calls), AnswerPiece("arguments", arguments, self._calls)]
+            found += [
+                AnswerPiece("name", name, self._calls),
+                AnswerPiece("arguments", arguments, self._calls),
+            ]
             self._calls += 1

@@ -27,8 +27,8 @@ from state_steps import step
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.mamba2 import Mamba2Heads
-from penstock.kernels.reference.delta_rule import delta_rule
-from penstock.kernels.reference.mamba2 import mamba2
+from penstock.kernels.reference.recurrent.delta_rule import delta_rule
+from penstock.kernels.reference.recurrent.mamba2 import mamba2
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 LAST = 1000

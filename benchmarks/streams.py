@@ -42,7 +42,7 @@ TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 SERVE = """
 import json, sys
 from penstock.config import Config
-from penstock.server.process.serve import serve
+from penstock.server.api_server.serve import serve
 folder, engine, more = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 serve(Config.of(model=folder), port=0, served_model_name="fake", engine=(sys.executable, engine), **more)
 """

@@ -33,16 +33,16 @@ from penstock.kernels.expert_matrix import ExpertMatrix, Experts
 from penstock.kernels.fixed_row import to_fixed
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton import moe, moe_one, moe_route
-from penstock.kernels.triton.linear import linear, prepare_linear
-from penstock.kernels.triton.linear_fp4 import linear_fp4
-from penstock.kernels.triton.linear_fp8 import linear_fp8, prepare_linear_fp8
-from penstock.kernels.triton.linear_groups import (
+from penstock.kernels.triton.experts import moe, moe_one, moe_route
+from penstock.kernels.triton.linear.linear import linear, prepare_linear
+from penstock.kernels.triton.linear.linear_fp4 import linear_fp4
+from penstock.kernels.triton.linear.linear_fp8 import linear_fp8, prepare_linear_fp8
+from penstock.kernels.triton.linear.linear_groups import (
     linear_int,
     prepare_linear_fp8_groups,
     prepare_linear_int,
 )
-from penstock.kernels.triton.stream_fp4 import fp4_weight
+from penstock.kernels.triton.linear.stream_fp4 import fp4_weight
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 Cuts = tuple[moe_one.OneCut, moe_one.OneCut]

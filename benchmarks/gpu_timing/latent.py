@@ -49,8 +49,7 @@ from penstock.kernels.inputs import (
 )
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.state_forms import LatentForm, LatentKv
-from penstock.kernels.triton import latent, latent_chunks
-from penstock.kernels.triton.attention import plan
+from penstock.kernels.triton.attention.attention import latent, latent_chunks, plan
 
 Calls = list[Callable[[], Tensor]]
 B, GPU, NEVER = torch.bfloat16, torch.device("cuda"), 1 << 40

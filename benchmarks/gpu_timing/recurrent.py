@@ -34,8 +34,8 @@ import rows as timing
 from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
 from penstock.kernels.inputs import PrefillInputs, StateInputs, StepInputs
 from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
-from penstock.kernels.triton.delta_rule import delta_rule
-from penstock.kernels.triton.mamba2 import mamba2
+from penstock.kernels.triton.recurrent.delta_rule import delta_rule
+from penstock.kernels.triton.recurrent.mamba2 import mamba2
 
 B, GPU, TAPS = torch.bfloat16, torch.device("cuda"), 4
 DELTA = DeltaHeads(16, 32, 128, 128)

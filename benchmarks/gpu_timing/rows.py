@@ -39,30 +39,30 @@ from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton import (
-    activation,
-    blocks,
-    embedding,
-    fp8,
+from penstock.kernels.triton import pdl
+from penstock.kernels.triton.attention.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.elementwise import activation, embedding, norm
+from penstock.kernels.triton.linear import fp8
+from penstock.kernels.triton.linear.linear import linear as linear_op
+from penstock.kernels.triton.linear.linear import (
     linear_fp4,
     linear_fp8,
     linear_groups,
-    logprobs,
-    norm,
     one_row,
-    one_row_attention,
-    pdl,
-    penalties,
-    rotary,
+    prepare_linear,
     stream_fp4,
     stream_groups,
 )
-from penstock.kernels.triton import row_state as step_rows
-from penstock.kernels.triton import sample as sampler
-from penstock.kernels.triton.linear import linear as linear_op
-from penstock.kernels.triton.linear import prepare_linear
-from penstock.kernels.triton.linear_four import Band, lone_product
-from penstock.kernels.triton.linear_small import Cut, SmallWeight, linear_small, prepare_small
+from penstock.kernels.triton.linear.linear_four import Band, lone_product
+from penstock.kernels.triton.linear.linear_small import (
+    Cut,
+    SmallWeight,
+    linear_small,
+    prepare_small,
+)
+from penstock.kernels.triton.sampling import logprobs, penalties
+from penstock.kernels.triton.sampling import row_state as step_rows
+from penstock.kernels.triton.sampling import sample as sampler
 from penstock.quant.fp8 import to_fp8
 
 B, GPU = torch.bfloat16, torch.device("cuda")

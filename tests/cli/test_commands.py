@@ -225,7 +225,7 @@ def test_a_job_on_ray_opens_its_workers_as_it_was_asked(
         opened.append((config.told(), how))
         raise UsageError("no cluster in this test")
 
-    monkeypatch.setattr("penstock.jobs.ray_workers.RayWorkers", workers)
+    monkeypatch.setattr("penstock.on_ray.ray_workers.RayWorkers", workers)
     rows, out = tmp_path / "rows.jsonl", str(tmp_path / "out")
     rows.write_text('{"id": 1, "prompt": "x"}\n')
     run = ["run", str(rows), out, "--model", "demo", "--max-num-seqs", "5"]

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.deploy.modal_deployment import ModalDeployment
-from penstock.deploy.ray_deployment import RayDeployment
-from penstock.deploy.run_ray import ServeFile, read_serve_file, write_serve_file
 from penstock.deploy.write_modal_app import modal_app, write_modal_app
 from penstock.errors import PenstockError, UsageError
+from penstock.on_ray.deployment import RayDeployment
+from penstock.on_ray.run_service import ServeFile, read_serve_file, write_serve_file
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 HOSTILE = [
@@ -165,7 +165,7 @@ def test_a_generated_file_is_written_over_nothing_and_through_no_link(
 
 
 MANY = "".join(f"x{n}: &x{n} [{', '.join([f'*x{n - 1}' if n else '1'] * 10)}]\n" for n in range(9))
-ALIASES = f"{MANY}applications: [{{import_path: 'penstock.deploy.ray:build_app', args: {{model: *x8}}}}]".encode()
+ALIASES = f"{MANY}applications: [{{import_path: 'penstock.on_ray.app:build_app', args: {{model: *x8}}}}]".encode()
 
 
 @pytest.mark.parametrize(

@@ -20,12 +20,12 @@ from toy_constraint import Alternating, holds
 from penstock.config import Config
 from penstock.engine.build_engine import build_engine
 from penstock.engine.engine import Engine, Refused
-from penstock.masks.mask_pool import MaskPool
 from penstock.request import Request, SamplingParams, StructuredOutputsParams
 from penstock.schedule.constraint import Constraint
 from penstock.schedule.mask_makers import MasksHere
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import Flight, LateMasks
+from penstock.structured_output.mask_pool import MaskPool
 from penstock.text.grammar import GrammarCompiler, grammar_text
 from penstock.text.tokenizer import Tokenizer
 

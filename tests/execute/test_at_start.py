@@ -75,7 +75,7 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
     Broken = type("CompilationError", (Exception,), {"__module__": "triton.compiler.errors"})
     source = "def attend_rows(error):\n    raise error\n"
     scope: dict[str, object] = {}
-    exec(compile(source, "/anywhere/penstock/kernels/triton/decode.py", "exec"), scope)
+    exec(compile(source, "/anywhere/penstock/kernels/triton/attention/decode.py", "exec"), scope)
     with (
         pytest.raises(
             EngineError,

@@ -13,7 +13,7 @@ from sampler_oracle import asked
 
 from penstock.execute.kv_cache import KvCache
 from penstock.kernels.layer_kv import KvForm
-from penstock.kernels.reference.sample import sample
+from penstock.kernels.reference.sampling.sample import sample
 
 pytestmark = pytest.mark.gpu
 

@@ -27,8 +27,8 @@ from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
-from penstock.kernels.triton import linear_four
-from penstock.kernels.triton.linear_four import Band
+from penstock.kernels.triton.linear.linear import linear_four
+from penstock.kernels.triton.linear.linear_four import Band
 from penstock.layers.one_row import OneRowLayer
 from penstock.parallel.collectives import Gloo
 from penstock.parallel.layout import Layout

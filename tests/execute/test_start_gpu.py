@@ -21,7 +21,7 @@ import triton.language as tl
 
 from penstock import LLM
 from penstock.errors import CapacityError, EngineError, PenstockError
-from penstock.kernels.triton import row_state as step_rows
+from penstock.kernels.triton.sampling import row_state as step_rows
 
 pytestmark = pytest.mark.gpu
 

@@ -11,9 +11,9 @@ import torch
 from family_cases import CASES, make_folder
 
 from penstock import LLM, SamplingParams
-from penstock.kernels.reference import embedding as plain
+from penstock.kernels.reference.elementwise import embedding as plain
+from penstock.parallel.sharded_weight import Part
 from penstock.quant.gathered import Gathered, pinned
-from penstock.quant.weight import Part
 
 pytestmark = pytest.mark.gpu
 
@@ -31,7 +31,7 @@ def table() -> torch.Tensor:
 
 
 def test_rows_are_read_over_the_bus(table: torch.Tensor) -> None:
-    from penstock.kernels.triton.embedding import embed
+    from penstock.kernels.triton.elementwise.embedding import embed
 
     assert table.device.type == "cpu" and table.is_pinned()
     for count in (1, 7, 3000):
@@ -43,7 +43,7 @@ def test_rows_are_read_over_the_bus(table: torch.Tensor) -> None:
 
 def test_a_captured_step_reads_what_lies_there_then(table: torch.Tensor) -> None:
     """Ids that the device has drawn, numbers that were put there since."""
-    from penstock.kernels.triton.embedding import embed
+    from penstock.kernels.triton.elementwise.embedding import embed
 
     ids = torch.arange(64, device="cuda")
     embed(ids, table)

@@ -25,10 +25,8 @@ FLOORS: tuple[frozenset[str], ...] = (
         }
     ),
     frozenset({"children"}),
-    frozenset(
-        {"artifact", "journal", "ray_cluster", "kernels", "parallel", "schedule", "text", "almanac"}
-    ),
-    frozenset({"quant", "bench", "masks", "sandbox"}),
+    frozenset({"artifact", "journal", "kernels", "parallel", "schedule", "text", "almanac"}),
+    frozenset({"quant", "bench", "structured_output", "sandbox"}),
     frozenset({"layers"}),
     frozenset({"models"}),
     frozenset({"weights"}),
@@ -38,6 +36,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"replicas"}),
     frozenset({"llm", "server"}),
     frozenset({"build", "jobs", "deploy", "simulate"}),
+    frozenset({"on_ray"}),
     frozenset({"cli", "__main__", "__init__"}),
 )
 # The same inside a room: its sub-rooms from the ground up.
@@ -46,7 +45,7 @@ INNER_FLOORS: dict[str, tuple[frozenset[str], ...]] = {
         frozenset({"openai"}),
         frozenset({"online"}),
         frozenset({"batch"}),
-        frozenset({"process"}),
+        frozenset({"api_server"}),
     ),
 }
 FLOOR_OF: dict[str, int] = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}

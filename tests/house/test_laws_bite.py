@@ -11,7 +11,7 @@ from test_laws import Law
 BORDER = '"""What it does, and what it doesn\'t know."""\n'
 
 TYPED = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    "
-LATE = "importlib.import_module('penstock.server.process.app')"
+LATE = "importlib.import_module('penstock.server.api_server.routes')"
 # law, file, its text after the docstring, a word of the complaint
 PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.rooms_have_a_floor, "cellar/wine.py", "", "cellar"),
@@ -55,7 +55,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (
         laws.sub_rooms_look_down,
         "server/online/auth.py",
-        "from penstock.server.process.app import f",
+        "from penstock.server.api_server.routes import f",
         "not below it",
     ),
     (
@@ -67,7 +67,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (
         laws.sub_rooms_look_down,
         "server/online/auth.py",
-        "from penstock.server import process",
+        "from penstock.server import api_server",
         "not below it",
     ),
     (
@@ -101,7 +101,7 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     (laws.packages_stay_in_their_places, "request.py", "import msgspec", "stdlib and numpy"),
     (
         laws.packages_stay_in_their_places,
-        "server/process/app.py",
+        "server/api_server/routes.py",
         "import zmq",
         "engine/channel.py",
     ),
@@ -247,7 +247,7 @@ def test_a_file_without_a_border_is_found(tmp_path: Path) -> None:
 
 
 def test_an_undeclared_package_is_found(tmp_path: Path) -> None:
-    plant(tmp_path, "server/process/app.py", "import fastapi, zmq, json")
+    plant(tmp_path, "server/api_server/routes.py", "import fastapi, zmq, json")
     assert laws.packages_are_declared(tmp_path, frozenset({"fastapi", "pyzmq"})) == []
     assert len(laws.packages_are_declared(tmp_path, frozenset({"fastapi"}))) == 1
 

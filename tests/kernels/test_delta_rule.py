@@ -15,8 +15,8 @@ from torch import Tensor
 
 from penstock.kernels.delta_rule import DeltaHeads, DeltaWeights
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.reference import delta_rule as plain
-from penstock.kernels.triton import delta_rule as triton
+from penstock.kernels.reference.recurrent import delta_rule as plain
+from penstock.kernels.triton.recurrent import delta_rule as triton
 
 pytestmark = pytest.mark.torch
 

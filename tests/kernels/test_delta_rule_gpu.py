@@ -10,7 +10,7 @@ from state_steps import in_pieces
 
 from penstock.kernels.delta_rule import DeltaHeads
 from penstock.kernels.inputs import StepInputs
-from penstock.kernels.triton.delta_rule import delta_rule
+from penstock.kernels.triton.recurrent.delta_rule import delta_rule
 
 pytestmark = [
     pytest.mark.torch,

@@ -10,9 +10,9 @@ from kernels_naive import assert_close
 from row_promise import needs_same_bits
 from torch import Tensor
 
-from penstock.kernels.reference import row_calls
-from penstock.kernels.reference.linear import linear, prepare_linear
-from penstock.kernels.reference.row_calls import RowCalls, multiplied
+from penstock.kernels.reference.linear.linear import linear, prepare_linear
+from penstock.kernels.reference.sampling import row_calls
+from penstock.kernels.reference.sampling.row_calls import RowCalls, multiplied
 
 pytestmark = pytest.mark.torch
 

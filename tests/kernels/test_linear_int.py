@@ -11,7 +11,7 @@ from torch import Tensor
 
 from penstock.kernels.choose import choose
 from penstock.kernels.int_matrix import pack_four, unpack_four
-from penstock.kernels.reference.linear_int import (
+from penstock.kernels.reference.linear.linear_int import (
     FourMatrix,
     IntMatrix,
     VnniMatrix,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from penstock.kernels.reference.logprobs import token_logprobs
+from penstock.kernels.reference.sampling.logprobs import token_logprobs
 
 pytestmark = pytest.mark.torch
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.mamba2 import Mamba2Heads
-from penstock.kernels.reference import mamba2 as plain
-from penstock.kernels.triton import mamba2 as triton
+from penstock.kernels.reference.recurrent import mamba2 as plain
+from penstock.kernels.triton.recurrent import mamba2 as triton
 
 pytestmark = pytest.mark.torch
 

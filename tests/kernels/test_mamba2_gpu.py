@@ -10,8 +10,8 @@ from state_steps import in_pieces
 
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.mamba2 import Mamba2Heads
-from penstock.kernels.reference import mamba2 as plain
-from penstock.kernels.triton.mamba2 import gated_norm, mamba2
+from penstock.kernels.reference.recurrent import mamba2 as plain
+from penstock.kernels.triton.recurrent.mamba2 import gated_norm, mamba2
 
 pytestmark = [
     pytest.mark.torch,

@@ -8,7 +8,15 @@ import pytest
 import torch
 from scipy.stats import chi2, kstest
 
-from penstock.kernels.reference.noise import LANES, TILES, bits, gumbel, keys, row_keys, uniform
+from penstock.kernels.reference.sampling.noise import (
+    LANES,
+    TILES,
+    bits,
+    gumbel,
+    keys,
+    row_keys,
+    uniform,
+)
 
 pytestmark = pytest.mark.torch
 

@@ -8,8 +8,13 @@ import pytest
 import torch
 from sampler_oracle import asked, chi_square_p, probabilities
 
-from penstock.kernels.reference.penalties import apply_bias, apply_masks, apply_penalties, bar_ids
-from penstock.kernels.reference.sample import sample
+from penstock.kernels.reference.sampling.penalties import (
+    apply_bias,
+    apply_masks,
+    apply_penalties,
+    bar_ids,
+)
+from penstock.kernels.reference.sampling.sample import sample
 
 pytestmark = pytest.mark.torch
 

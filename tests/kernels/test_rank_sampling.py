@@ -19,11 +19,11 @@ import triton_kernel_cases as cases
 from torch import Tensor
 
 from penstock.kernels.inputs import TILE, SamplerInputs, VocabularyPart
-from penstock.kernels.reference import logprobs, penalties, rank_filters
-from penstock.kernels.reference.rank_filters import filtered
-from penstock.kernels.reference.sample import sample
-from penstock.kernels.triton import penalties as fast_penalties
-from penstock.kernels.triton import sample as fast_sample
+from penstock.kernels.reference.sampling import logprobs, penalties, rank_filters
+from penstock.kernels.reference.sampling.rank_filters import filtered
+from penstock.kernels.reference.sampling.sample import sample
+from penstock.kernels.triton.sampling import penalties as fast_penalties
+from penstock.kernels.triton.sampling import sample as fast_sample
 from penstock.parallel.layout import stretch
 
 pytestmark = pytest.mark.torch

@@ -9,8 +9,8 @@ import torch
 from sampler_oracle import asked, chi_square_p, probabilities, some_rows
 
 from penstock.kernels.inputs import SamplerInputs
-from penstock.kernels.reference.sample import sample
-from penstock.kernels.reference.tile_draw import BAD_LOGITS
+from penstock.kernels.reference.sampling.sample import sample
+from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 
 pytestmark = pytest.mark.torch
 

@@ -11,8 +11,8 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 from state_steps import step
 from torch import Tensor
 
-from penstock.kernels.reference import short_conv as plain
-from penstock.kernels.triton import short_conv as triton
+from penstock.kernels.reference.recurrent import short_conv as plain
+from penstock.kernels.triton.recurrent import short_conv as triton
 
 pytestmark = pytest.mark.torch
 

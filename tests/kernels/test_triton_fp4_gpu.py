@@ -54,7 +54,7 @@ def test_the_same_bits_however_k_is_split(rows, outputs, warps, octets, kind):
 def test_many_rows(k, kind, dtype, monkeypatch):
     from triton_kernel_cases_fp4 import check_many_rows
 
-    monkeypatch.setattr("penstock.kernels.triton.linear_groups.WIDENED_AT_ONCE", 200_000)
+    monkeypatch.setattr("penstock.kernels.triton.linear.linear_groups.WIDENED_AT_ONCE", 200_000)
     check_many_rows("cuda", dtype, 300, 1000, k, kind)
 
 

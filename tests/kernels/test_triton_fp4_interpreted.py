@@ -8,7 +8,7 @@ import torch
 import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_fp4 as cases
 
-from penstock.kernels.triton.fp4_scales import short_scales
+from penstock.kernels.triton.linear.fp4_scales import short_scales
 
 pytestmark = pytest.mark.torch
 
@@ -34,7 +34,7 @@ def test_the_same_bits_however_k_is_split(octets, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("k", [96, 544])
 def test_many_rows(k, kind, monkeypatch):
-    monkeypatch.setattr("penstock.kernels.triton.linear_groups.WIDENED_AT_ONCE", 2000)
+    monkeypatch.setattr("penstock.kernels.triton.linear.linear_groups.WIDENED_AT_ONCE", 2000)
     cases.check_many_rows(CPU, F32, 5, 150, k, kind)
 
 

@@ -9,9 +9,9 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases as cases
 from sampler_oracle import asked
 
-from penstock.kernels.reference import activation as plain_activation
-from penstock.kernels.triton import activation as triton_activation
-from penstock.kernels.triton.linear_small import Cut
+from penstock.kernels.reference.elementwise import activation as plain_activation
+from penstock.kernels.triton.elementwise import activation as triton_activation
+from penstock.kernels.triton.linear.linear_small import Cut
 
 pytestmark = pytest.mark.torch
 

@@ -9,7 +9,7 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 import triton_kernel_cases_moe as cases
 
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton import moe_one
+from penstock.kernels.triton.experts import moe_one
 
 pytestmark = pytest.mark.torch
 

@@ -80,7 +80,9 @@ def test_one_row(cases, shape, d, inner, kind):
 def test_no_rows_are_no_launch():
     from types import SimpleNamespace
 
-    from penstock.kernels.triton import activation, embedding, norm, rotary, sample
+    from penstock.kernels.triton.attention.attention import rotary
+    from penstock.kernels.triton.elementwise import activation, embedding, norm
+    from penstock.kernels.triton.sampling import sample
 
     none = torch.zeros(0, 64, device=GPU, dtype=torch.bfloat16)
     weight = torch.ones(64, device=GPU, dtype=torch.bfloat16)
@@ -118,7 +120,7 @@ def test_join_and_grow(cases):
     "n, k", [(96, 64), (3072, 2048), (4100, 2056), (2048, 8192), (130, 1000), (32000, 896)]
 )
 def test_small_products(cases, n, k):
-    from penstock.kernels.triton.linear_small import Cut
+    from penstock.kernels.triton.linear.linear_small import Cut
 
     for m in (1, 2, 5, 16):
         for cut in (None, Cut(16, 128, 3, 4, 3), Cut(64, 64, 1, 4, 3)):
@@ -126,7 +128,7 @@ def test_small_products(cases, n, k):
 
 
 def test_a_split_product_is_the_same_each_time():
-    from penstock.kernels.triton.linear_small import Cut, linear_small, prepare_small
+    from penstock.kernels.triton.linear.linear_small import Cut, linear_small, prepare_small
 
     x = torch.randn(7, 4096, device=GPU).bfloat16()
     weight = torch.randn(2048, 4096, device=GPU).bfloat16()
@@ -140,7 +142,8 @@ def test_a_split_product_is_the_same_each_time():
 def test_a_layer_of_early_starts_is_the_same_each_time(count):
     """Kernels that start before the one ahead has ended must still see all of it: hundreds of
     layers, in a graph."""
-    from penstock.kernels.triton import activation, linear, norm
+    from penstock.kernels.triton.elementwise import activation, norm
+    from penstock.kernels.triton.linear.linear import linear
 
     d, inner = 2048, 8192
     weights = [
@@ -184,14 +187,9 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
 
     from penstock.kernels.inputs import AttentionKind
     from penstock.kernels.int_matrix import pack_four
-    from penstock.kernels.triton import (
-        linear,
-        linear_groups,
-        norm,
-        one_row,
-        one_row_attention,
-        rotary,
-    )
+    from penstock.kernels.triton.attention.attention import one_row_attention, rotary
+    from penstock.kernels.triton.elementwise import norm
+    from penstock.kernels.triton.linear.linear import linear, linear_groups, one_row
 
     def prepared(n: int, k: int) -> object:
         if not four:

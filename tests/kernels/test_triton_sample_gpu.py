@@ -87,7 +87,7 @@ def test_bad_logits(cases):
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 def test_frequencies(cases, filters):
     """Five million draws without filters, one with; rows share one line of logits."""
-    from penstock.kernels.triton.sample import sample
+    from penstock.kernels.triton.sampling.sample import sample
 
     vocabulary, rounds, n = 300, 5 if not filters else 1, 1_000_000
     line = cases.drawn(vocabulary, seed=3, by=1.5)
@@ -103,7 +103,7 @@ def test_frequencies(cases, filters):
 
 
 def test_rows_do_not_see_each_other(cases):
-    from penstock.kernels.triton.sample import sample
+    from penstock.kernels.triton.sampling.sample import sample
 
     logits = cases.drawn(300, 32000, seed=8, by=2.0, dtype=torch.bfloat16).to(GPU)
     inputs = cases.mixed(300)
@@ -114,7 +114,7 @@ def test_rows_do_not_see_each_other(cases):
 
 
 def test_nothing_is_asked_of_the_device(cases):
-    from penstock.kernels.triton.sample import sample
+    from penstock.kernels.triton.sampling.sample import sample
 
     logits, inputs = cases.drawn(64, 3000).to(GPU), cases.on_device(cases.mixed(64), GPU)
     sample(logits, inputs)

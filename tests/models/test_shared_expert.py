@@ -12,8 +12,8 @@ from penstock.kernels.routing import Routing
 from penstock.layers.maker import Maker
 from penstock.layers.moe import Moe
 from penstock.parallel.layout import ALONE, Layout
+from penstock.parallel.sharded_weight import Part, Weight
 from penstock.quant.choose import choose_schemes
-from penstock.quant.weight import Part, Weight
 
 pytestmark = pytest.mark.torch
 

@@ -17,8 +17,8 @@ from torch._dynamo import config as dynamo
 from penstock.errors import UsageError
 from penstock.kernels.choose import choose
 from penstock.kernels.fp4_matrix import E2M1, scales_of, widen_fp4
+from penstock.parallel.sharded_weight import Part
 from penstock.quant.fp4 import LEAST_SCALE, Fp4FromFloats, MadeFp4, to_nvfp4
-from penstock.quant.weight import Part
 from penstock.quant.write_compressed import store
 
 pytestmark = pytest.mark.torch

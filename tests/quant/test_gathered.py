@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from penstock.errors import CapacityError
+from penstock.parallel.sharded_weight import Part
 from penstock.quant import gathered
 from penstock.quant.gathered import Gathered, pinned
-from penstock.quant.weight import Part
 
 pytestmark = pytest.mark.torch
 

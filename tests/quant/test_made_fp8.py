@@ -16,9 +16,9 @@ from penstock.layers.maker import Maker
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import Layout
+from penstock.parallel.sharded_weight import Weight
 from penstock.quant.choose import choose_schemes
 from penstock.quant.fp8 import MadeFp8, to_fp8
-from penstock.quant.weight import Weight
 
 pytestmark = pytest.mark.torch
 

@@ -27,13 +27,13 @@ class App:
     """
 
     def __init__(self, folder: Path) -> None:
+        from penstock.server.api_server.routes import build_app
         from server_fake import FakeEngine, make_tokenizer
 
         from penstock.server.online.app_state import AppState
         from penstock.server.online.metrics import Metrics
         from penstock.server.openai.http_limits import HttpLimits
-        from penstock.server.process.app import build_app
-        from penstock.text.answers.reader import AnswerParsers
+        from penstock.text.parsers.reader import AnswerParsers
 
         self._runner = asyncio.Runner()
         self.engine = FakeEngine(make_tokenizer(folder))

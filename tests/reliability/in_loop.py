@@ -18,6 +18,9 @@ from typing import Any
 
 from bare_http import CLOSE, request
 from fake_process import COMMAND
+from penstock.server.api_server.port import bind
+from penstock.server.api_server.shutdown import StopSignals
+from penstock.server.api_server.site import Site, serve_engine
 
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
@@ -25,9 +28,6 @@ from penstock.engine.launch import launch
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.port import bind
-from penstock.server.process.shutdown import StopSignals
-from penstock.server.process.site import Site, serve_engine
 
 
 class Here:

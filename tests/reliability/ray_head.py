@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from penstock.deploy.run_ray import serve_environment
+from penstock.on_ray.run_service import serve_environment
 
 SLOW = "slow"  # a file in FAKE_ENGINES: as long as it is there, jobs' samples take a while
 HERE = Path(__file__).parent

@@ -20,9 +20,9 @@ from ray_head import SLOW
 
 from penstock.config import Config
 from penstock.jobs.open_llm import OpenLLM
-from penstock.jobs.ray_workers import RayWorkers
 from penstock.jobs.run import run_file
 from penstock.llm import Finished, Prompt
+from penstock.on_ray.ray_workers import RayWorkers
 
 SAMPLE_SECONDS = 0.02
 

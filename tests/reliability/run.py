@@ -191,7 +191,11 @@ def at_length() -> list[str]:
     """The test files with tests that `make test` leaves out, but for those that are a part of their
     own."""
     found = sorted((ROOT / "tests").glob("*/**/test_*.py"))
-    own = ("deploy/test_ray.py", "server/process/test_serve.py", "llm/test_structured_outputs.py")
+    own = (
+        "on_ray/test_ray.py",
+        "server/api_server/test_serve.py",
+        "llm/test_structured_outputs.py",
+    )
     names = [
         str(path.relative_to(ROOT / "tests"))
         for path in found
@@ -339,7 +343,7 @@ PARTS = (
         "faults survived",
         "one request fails",
         "our own code raises at it",
-        tests("server/process/test_failed_requests.py"),
+        tests("server/api_server/test_failed_requests.py"),
         timeless=True,
     ),
     Part(
@@ -369,7 +373,7 @@ PARTS = (
         "faults survived",
         "service on Ray",
         "from zero and back under load, a batch that outlives its replica, a start that fails",
-        tests("deploy/test_ray.py"),
+        tests("on_ray/test_ray.py"),
     ),
     Part(
         "faults survived",
@@ -399,7 +403,7 @@ PARTS = (
         tests(
             "server/openai/test_bad_input*.py",
             "server/online/test_auth.py",
-            "server/process/test_http_protocol.py",
+            "server/api_server/test_http_protocol.py",
         ),
         timeless=True,
     ),
@@ -436,7 +440,7 @@ PARTS = (
             "server/openai/test_agent_clients.py",
             "server/batch/test_files.py",
             "server/batch/test_batches.py",
-            "server/process/test_serve.py",
+            "server/api_server/test_serve.py",
         ),
         timeless=True,
     ),

@@ -34,7 +34,7 @@ from penstock.config import Config
 from penstock.engine.launch import ENGINE
 from penstock.errors import PenstockError
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.serve import serve
+from penstock.server.api_server.serve import serve
 said = json.loads(sys.argv[2])
 if said["short_pauses"]:
     from penstock.replicas import supervisor
@@ -109,7 +109,7 @@ class Serving:
         self.url = line.split()[-1].removesuffix("/v1")
         named = self._named()
         self.engine, *others = self.engines
-        self.workers = [pid for pid, words in named.items() if "server.process.worker" in words]
+        self.workers = [pid for pid, words in named.items() if "server.api_server.worker" in words]
         assert len(self.workers) == (servers if servers > 1 else 0)
         assert len(others) + 1 == (knobs or {}).get("data_parallel_size", 1)
         assert len(named) == len(self.workers) + 1 + len(others)

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from penstock.kernels.inputs import SamplerInputs
-from penstock.kernels.reference.sample import sample
+from penstock.kernels.reference.sampling.sample import sample
 from penstock.request import SamplingParams
 from penstock.schedule.constraint import Constraint
 

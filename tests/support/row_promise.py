@@ -1,4 +1,4 @@
-"""What this processor promises of a row's bits: kernels/reference/row_calls.py."""
+"""What this processor promises of a row's bits: kernels/reference/sampling/row_calls.py."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from penstock.kernels.reference.linear import PackedWeight
-from penstock.kernels.reference.row_calls import packed_calls, plain_calls
+from penstock.kernels.reference.linear.linear import PackedWeight
+from penstock.kernels.reference.sampling.row_calls import packed_calls, plain_calls
 
 
 def needs_same_bits(weight: PackedWeight | Tensor) -> None:

@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import uvicorn
+from penstock.server.api_server.http_protocol import http_protocol
+from penstock.server.api_server.routes import build_app
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -52,11 +54,9 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.metrics import Metrics
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.server.process.app import build_app
-from penstock.server.process.http_protocol import http_protocol
-from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat_template import render
 from penstock.text.grammar import check_grammar
+from penstock.text.parsers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.tokenizer import Tokenizer
 
 TEMPLATE = (

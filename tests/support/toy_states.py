@@ -33,8 +33,8 @@ from penstock.models.decoder import Decoder
 from penstock.models.dense import DenseConfig, build_dense
 from penstock.models.model_config import ModelConfig
 from penstock.parallel.layout import ALONE, Layout
+from penstock.parallel.sharded_weight import Weight
 from penstock.quant.choose import SchemeOf, all_plain
-from penstock.quant.weight import Weight
 
 PIECES, WIDTH = 4, 8  # of what Fold keeps
 LATENT, VALUE = 12, 8  # numbers of a latent vector, and of its value

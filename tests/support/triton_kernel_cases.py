@@ -20,28 +20,18 @@ from torch import Tensor
 
 from penstock.kernels.inputs import TILE, Queries, SamplerInputs, VocabularyPart
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.reference import logprobs as plain_logprobs
-from penstock.kernels.reference import noise as plain_noise
-from penstock.kernels.reference import penalties as plain_penalties
-from penstock.kernels.reference import row_state as reference_rows
-from penstock.kernels.reference import sample as plain_sample
+from penstock.kernels.reference.sampling import logprobs as plain_logprobs
+from penstock.kernels.reference.sampling import noise as plain_noise
+from penstock.kernels.reference.sampling import penalties as plain_penalties
+from penstock.kernels.reference.sampling import row_state as reference_rows
+from penstock.kernels.reference.sampling import sample as plain_sample
 from penstock.kernels.row_state import RowState, pack_joins
-from penstock.kernels.triton import (
-    activation,
-    blocks,
-    embedding,
-    linear_gated,
-    linear_one,
-    linear_small,
-    logprobs,
-    norm,
-    one_row,
-    one_row_attention,
-    penalties,
-    rotary,
-)
-from penstock.kernels.triton import row_state as step_rows
-from penstock.kernels.triton import sample as fast_sample
+from penstock.kernels.triton.attention.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.elementwise import activation, embedding, norm
+from penstock.kernels.triton.linear.linear import linear_gated, linear_one, linear_small, one_row
+from penstock.kernels.triton.sampling import logprobs, penalties
+from penstock.kernels.triton.sampling import row_state as step_rows
+from penstock.kernels.triton.sampling import sample as fast_sample
 from penstock.parallel.layout import stretch
 from penstock.row_table import BAD_WORD_IDS, FIELDS, JOIN_WORDS, RANGES, WANTS_ADJUST
 from penstock.schedule.request_state import padded_words

@@ -13,8 +13,10 @@ from triton_kernel_cases import check_one_row_gate, drawn
 from penstock.kernels.fixed_row import FixedRow, to_fixed, worth_of
 from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.int_matrix import pack_four
-from penstock.kernels.triton import activation, fp8, linear_four, linear_groups, norm, stream_groups
-from penstock.kernels.triton.stream_groups import GroupMatrix, Pieces
+from penstock.kernels.triton.elementwise import activation, norm
+from penstock.kernels.triton.linear import fp8
+from penstock.kernels.triton.linear.linear import linear_four, linear_groups, stream_groups
+from penstock.kernels.triton.linear.stream_groups import GroupMatrix, Pieces
 
 FLOAT8 = 1  # bits of what is neither four nor eight
 

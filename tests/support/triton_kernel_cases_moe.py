@@ -15,9 +15,9 @@ from triton_kernel_cases_fp4 import stored
 
 from penstock.kernels.expert_matrix import ExpertMatrix, Experts, Gate
 from penstock.kernels.fp8_rows import E4M3
-from penstock.kernels.reference import moe as plain
+from penstock.kernels.reference.experts import moe as plain
 from penstock.kernels.routing import Routing
-from penstock.kernels.triton import moe, moe_route
+from penstock.kernels.triton.experts import moe, moe_route
 from penstock.quant.fp8 import to_fp8
 
 KINDS = (

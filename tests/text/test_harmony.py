@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from penstock.errors import UsageError
-from penstock.text.answers.harmony import HarmonyReader
-from penstock.text.answers.reader import AnswerParsers
+from penstock.text.parsers.harmony import HarmonyReader
+from penstock.text.parsers.reader import AnswerParsers
 
 PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>Let me see <b>.<|end|>"

@@ -11,7 +11,7 @@ from fuzz_inputs import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.text.answers.json_mending import JsonMender, json_text_of, mended
+from penstock.text.parsers.json_mending import JsonMender, json_text_of, mended
 
 
 def finite(text: str) -> Any:

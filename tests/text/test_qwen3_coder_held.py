@@ -13,10 +13,10 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.request import StructuredOutputsParams
-from penstock.text.answers.answer_grammar import around
-from penstock.text.answers.reader import FORMATS, AnswerReader
-from penstock.text.answers.tool import Tool
 from penstock.text.grammar import check_grammar
+from penstock.text.parsers.answer_grammar import around
+from penstock.text.parsers.reader import FORMATS, AnswerReader
+from penstock.text.parsers.tool import Tool
 
 llguidance = pytest.importorskip("llguidance")
 jsonschema = pytest.importorskip("jsonschema")

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from penstock.text.answers.reader import FORMATS, AnswerReader
-from penstock.text.answers.tool import Tool
+from penstock.text.parsers.reader import FORMATS, AnswerReader
+from penstock.text.parsers.tool import Tool
 
 Json = dict[str, Any]
 PROPERTIES: Json = {

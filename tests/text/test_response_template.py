@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from text_samples import qwen2
 
 from penstock.errors import TokenizerError
-from penstock.text.answers.response_template import TemplateReader, read_template
-from penstock.text.answers.tool import Tool
+from penstock.text.parsers.response_template import TemplateReader, read_template
+from penstock.text.parsers.tool import Tool
 from penstock.text.tokenizer import Tokenizer
 
 # Three ways to write a call: JSON in marks, tags in marks, a dialect of JSON whose name stands in

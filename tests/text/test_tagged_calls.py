@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from penstock.text.answers.answer_grammar import around
-from penstock.text.answers.reader import FORMATS, AnswerReader, format_of
-from penstock.text.answers.reasoning import MARKS, WRAPPED, thinking_behind
-from penstock.text.answers.tagged import MOST_TAG
-from penstock.text.answers.tool import Tool
+from penstock.text.parsers.answer_grammar import around
+from penstock.text.parsers.reader import FORMATS, AnswerReader, format_of
+from penstock.text.parsers.reasoning import MARKS, WRAPPED, thinking_behind
+from penstock.text.parsers.tagged import MOST_TAG
+from penstock.text.parsers.tool import Tool
 
 Json = dict[str, Any]
 PROPERTIES: Json = {

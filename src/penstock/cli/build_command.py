@@ -170,8 +170,8 @@ def build(
         out=str(out or model),
         shapes=shape or [],
         workload=None if workload is None else str(workload),
-        quantization=quantization,
-        kv_cache_dtype=kv_cache_dtype,
+        quantization=quantization,  # type: ignore[arg-type]
+        kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
         objective=objective,  # type: ignore[arg-type]
         tune_minutes=tune_minutes,
         revision=revision,

@@ -239,7 +239,7 @@ def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
         from penstock.jobs.open_llm import open_llm
 
         return open_llm
-    from penstock.jobs.ray_workers import RayWorkers
+    from penstock.on_ray.ray_workers import RayWorkers
 
     return partial(RayWorkers, address=address, workers=workers)
 
@@ -411,9 +411,9 @@ def serve(
             param="model",
         )
     config = Config.of(model=model, **knobs)
+    from penstock.server.api_server.serve import serve as serve_http
     from penstock.server.openai.http_limits import HttpLimits
-    from penstock.server.process.serve import serve as serve_http
-    from penstock.text.answers.reader import AnswerParsers
+    from penstock.text.parsers.reader import AnswerParsers
 
     parsers = AnswerParsers(
         enable_auto_tool_choice=enable_auto_tool_choice,

@@ -278,15 +278,15 @@ def ray(
 
     Plain Serve with our server in each replica, HAProxy in front."""
     from penstock.cli.exit_codes import stopped_by_sigterm
-    from penstock.deploy.ray_deployment import RayDeployment
-    from penstock.deploy.run_ray import (
+    from penstock.on_ray.cluster import needs_ray
+    from penstock.on_ray.deployment import RayDeployment
+    from penstock.on_ray.run_service import (
         ServeFile,
         absolute_model,
         deploy_on_ray,
         read_serve_file,
         write_serve_file,
     )
-    from penstock.ray_cluster import needs_ray
 
     needs_ray()
     if app is not None:

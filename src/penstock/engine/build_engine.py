@@ -18,10 +18,10 @@ from penstock.engine.roofline import RooflineGauge
 from penstock.errors import UsageError
 from penstock.execute.unswept import unswept
 from penstock.execute.wake_gpu import wake_gpu
-from penstock.masks.mask_pool import MaskPool
 from penstock.schedule.prefix_groups import SharingCosts
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.structured_output.mask_pool import MaskPool
 from penstock.text.tokenizer_files import read_end_of_text
 
 if TYPE_CHECKING:

@@ -18,13 +18,13 @@ from penstock.children.carried_error import CarriedError
 from penstock.engine.pace import StepPace
 from penstock.engine.roofline import RooflineGauge
 from penstock.errors import EngineError, FaultError, PenstockError, UsageError
-from penstock.masks.mask_patience import MaskPatience
-from penstock.masks.mask_pool import Form, MaskPool
 from penstock.request import FIRST_WEIGHTS, Request
 from penstock.schedule.deltas import Deltas
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.step import KV_CACHE, WEIGHTS, Flight, Runner, StepPlan
 from penstock.shared_weights import WeightsSource
+from penstock.structured_output.mask_patience import MaskPatience
+from penstock.structured_output.mask_pool import Form, MaskPool
 
 _LOOK = 2e-4  # seconds between two looks at masks that a late draw waits for
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)

@@ -40,8 +40,8 @@ from penstock.engine.control import ControlQueue, Weights
 from penstock.engine.engine import Engine, Refused
 from penstock.engine.watchdog import STEP_TIMEOUT, Watchdog
 from penstock.errors import PenstockError
-from penstock.masks.compile_queue import CompileQueue
 from penstock.request import REST
+from penstock.structured_output.compile_queue import CompileQueue
 
 COMPILE_LOOK = (
     1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do

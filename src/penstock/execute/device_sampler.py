@@ -22,7 +22,7 @@ from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler, say
 from penstock.execute.staging import to_device
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
-from penstock.kernels.reference.label_logprobs import label_logprobs
+from penstock.kernels.reference.sampling.label_logprobs import label_logprobs
 from penstock.kernels.row_state import RowState
 from penstock.models.decoder import Decoder
 from penstock.request import MAX_LOGPROBS

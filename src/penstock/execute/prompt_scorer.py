@@ -13,7 +13,7 @@ from torch import Tensor
 
 from penstock.execute.staging import to_device
 from penstock.kernels.ops import Ops
-from penstock.kernels.reference.logprobs import rank_logprobs
+from penstock.kernels.reference.sampling.logprobs import rank_logprobs
 from penstock.models.decoder import Decoder
 from penstock.schedule.step import Chunks, Int32, Int64
 

@@ -4,9 +4,9 @@ get the same ones.
     every row             the column's own draw from what this rank has; 12 bytes a row go round
     (its top, then the
                           winner's score and id)
-    rows with filters     reference/rank_filters.py    | the rows of a step that ask, whose numbers
+    rows with filters     reference/sampling/rank_filters.py    | the rows of a step that ask, whose numbers
     the host knows: no
-    rows with logprobs    reference/logprobs.py        | graph holds these, and nobody waits for the
+    rows with logprobs    reference/sampling/logprobs.py        | graph holds these, and nobody waits for the
     device
 
 It knows rows, columns and what ranks exchange; no head, no plans.
@@ -25,9 +25,9 @@ from torch import Tensor
 from penstock.execute.staging import to_device
 from penstock.kernels.inputs import VocabularyPart
 from penstock.kernels.ops import RowOps
-from penstock.kernels.reference.logprobs import rank_logprobs
-from penstock.kernels.reference.rank_filters import filtered
-from penstock.kernels.reference.sample import inputs_of
+from penstock.kernels.reference.sampling.logprobs import rank_logprobs
+from penstock.kernels.reference.sampling.rank_filters import filtered
+from penstock.kernels.reference.sampling.sample import inputs_of
 from penstock.kernels.row_state import RowState
 from penstock.row_table import WANTS_ADJUST
 

@@ -23,7 +23,7 @@ class Candidate:
     """A column's form of one operation, where it can run, and why one would take it."""
 
     column: str  # package under penstock.kernels
-    module: str
+    module: str  # family and file: `linear.linear_fp8`
     reason: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
@@ -61,17 +61,19 @@ def _linear() -> tuple[Candidate, ...]:
     """A weight must be prepared by the column that multiplies by it:
     both have the same candidates."""
     reason = "the library's products, and for 1 to 16 rows one that streams the weight once"
-    streamed = Candidate("triton", "linear", reason, ("cuda",), (torch.bfloat16, torch.float16))
-    return (streamed, *_reference("linear", PACKED))
+    streamed = Candidate(
+        "triton", "linear.linear", reason, ("cuda",), (torch.bfloat16, torch.float16)
+    )
+    return (streamed, *_reference("linear.linear", PACKED))
 
 
 def _linear_gated() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does. Bulk copies (TMA) came with 9.0."""
     inside = "for many rows the gate inside the product, before its answer is written"
     fused = Candidate(
-        "triton", "linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
+        "triton", "linear.linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
     )
-    return (fused, *_reference("linear", "none: the gate follows the product"))
+    return (fused, *_reference("linear.linear", "none: the gate follows the product"))
 
 
 def _fp8() -> tuple[Candidate, ...]:
@@ -80,9 +82,9 @@ def _fp8() -> tuple[Candidate, ...]:
     have 99 KB of shared memory where the tiles ask for up to 164 (scripts/compile_kernels.py)."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
     streamed = Candidate(
-        "triton", "linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
+        "triton", "linear.linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
     )
-    return (streamed, *_reference("fp8", WIDENED))
+    return (streamed, *_reference("linear.fp8", WIDENED))
 
 
 def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
@@ -91,7 +93,7 @@ def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
         "for few rows a kernel that streams the weight once, for many the library behind a widening"
     )
     streamed = Candidate(
-        "triton", "linear_groups", streams, ("cuda",), (torch.bfloat16, torch.float16)
+        "triton", "linear.linear_groups", streams, ("cuda",), (torch.bfloat16, torch.float16)
     )
     return (streamed, *_reference(module, reason))
 
@@ -103,16 +105,16 @@ def _fp4() -> tuple[Candidate, ...]:
         " behind a widening"
     )
     streamed = Candidate(
-        "triton", "linear_fp4", streams, ("cuda",), (torch.bfloat16, torch.float16)
+        "triton", "linear.linear_fp4", streams, ("cuda",), (torch.bfloat16, torch.float16)
     )
-    return (streamed, *_reference("linear_fp4", WIDENED))
+    return (streamed, *_reference("linear.linear_fp4", WIDENED))
 
 
 def _experts() -> tuple[Candidate, ...]:
     """Returns the forms as `_linear` does."""
     reason = "rows sorted by expert on the device, and products of each expert's rows alone"
-    grouped = Candidate("triton", "moe", reason, ("cuda",), (torch.bfloat16, torch.float16))
-    return (grouped, *_reference("moe", "plain torch: expert by expert"))
+    grouped = Candidate("triton", "experts.moe", reason, ("cuda",), (torch.bfloat16, torch.float16))
+    return (grouped, *_reference("experts.moe", "plain torch: expert by expert"))
 
 
 # Each operation's candidates, the best first. The last one serves everything.
@@ -122,44 +124,51 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "linear_gated": _linear_gated(),
     "prepare_linear_fp8": _fp8(),
     "linear_fp8": _fp8(),
-    "prepare_linear_fp8_groups": _groups("fp8_groups", WIDENED),
-    "linear_fp8_groups": _groups("fp8_groups", WIDENED),
-    "prepare_linear_int": _groups("linear_int", INTEGERS),
-    "linear_int": _groups("linear_int", INTEGERS),
+    "prepare_linear_fp8_groups": _groups("linear.fp8_groups", WIDENED),
+    "linear_fp8_groups": _groups("linear.fp8_groups", WIDENED),
+    "prepare_linear_int": _groups("linear.linear_int", INTEGERS),
+    "linear_int": _groups("linear.linear_int", INTEGERS),
     "prepare_linear_fp4": _fp4(),
     "linear_fp4": _fp4(),
-    "quantize_rows": _triton("fp8", "one launch"),
-    "rms_norm": _triton("norm", "one launch"),
-    "add_rms_norm": _triton("norm", "sum and norm in one launch"),
-    "rotary_and_store": _triton("rotary", "norms, rotation and store in one launch"),
-    "silu_mul": _triton("activation", "one launch"),
-    "gelu_mul": _triton("activation", "one launch"),
-    "sigmoid_mul": _triton("activation", "one launch"),
-    "relu2": _triton("activation", "one launch"),
-    "add_opened": _triton("activation", "product, sigmoid and sum in one launch"),
-    "softcap": _reference("activation"),
+    "quantize_rows": _triton("linear.fp8", "one launch"),
+    "rms_norm": _triton("elementwise.norm", "one launch"),
+    "add_rms_norm": _triton("elementwise.norm", "sum and norm in one launch"),
+    "rotary_and_store": _triton("attention.rotary", "norms, rotation and store in one launch"),
+    "silu_mul": _triton("elementwise.activation", "one launch"),
+    "gelu_mul": _triton("elementwise.activation", "one launch"),
+    "sigmoid_mul": _triton("elementwise.activation", "one launch"),
+    "relu2": _triton("elementwise.activation", "one launch"),
+    "add_opened": _triton("elementwise.activation", "product, sigmoid and sum in one launch"),
+    "softcap": _reference("elementwise.activation"),
     "prepare_experts": _experts(),
     "experts": _experts(),
-    "plan": _triton("attention", "takes buffers once a step"),
-    "attention": _triton("attention", "reads block tables on the device; a prefix once a group"),
+    "plan": _triton("attention.attention", "takes buffers once a step"),
+    "attention": _triton(
+        "attention.attention", "reads block tables on the device; a prefix once a group"
+    ),
     "latent_store": (
         Candidate(
-            "triton", "latent_store", "norm, rotation and store in one launch", devices=("cuda",)
+            "triton",
+            "attention.latent_store",
+            "norm, rotation and store in one launch",
+            devices=("cuda",),
         ),
-        *_reference("latent", "plain torch: Triton runs on CUDA alone"),
+        *_reference("attention.latent", "plain torch: Triton runs on CUDA alone"),
     ),
-    "latent_attention": _triton("latent", "a vector is read once for scores and answers"),
-    "short_conv": _triton("short_conv", "gates and taps in one launch of rows, two of chunks"),
-    "delta_rule": _triton("delta_rule", "one launch of rows, five of chunks"),
-    "mamba2": _triton("mamba2", "one launch of rows, four of chunks"),
-    "gated_norm": _triton("mamba2", "one launch"),
-    "embed": _triton("embedding", "one launch"),
-    "copy_blocks": _triton("blocks", "all layers in one launch"),
-    "sample": _triton("sample", "one pass over the logits; filters without a sort"),
-    "token_logprobs": _triton("logprobs", "one read of each row"),
-    "apply_bias": _reference("penalties"),
-    "bar_ids": _reference("penalties"),
-    "apply_penalties": _reference("penalties"),
+    "latent_attention": _triton("attention.latent", "a vector is read once for scores and answers"),
+    "short_conv": _triton(
+        "recurrent.short_conv", "gates and taps in one launch of rows, two of chunks"
+    ),
+    "delta_rule": _triton("recurrent.delta_rule", "one launch of rows, five of chunks"),
+    "mamba2": _triton("recurrent.mamba2", "one launch of rows, four of chunks"),
+    "gated_norm": _triton("recurrent.mamba2", "one launch"),
+    "embed": _triton("elementwise.embedding", "one launch"),
+    "copy_blocks": _triton("attention.blocks", "all layers in one launch"),
+    "sample": _triton("sampling.sample", "one pass over the logits; filters without a sort"),
+    "token_logprobs": _triton("sampling.logprobs", "one read of each row"),
+    "apply_bias": _reference("sampling.penalties"),
+    "bar_ids": _reference("sampling.penalties"),
+    "apply_penalties": _reference("sampling.penalties"),
 }
 
 
@@ -189,7 +198,10 @@ def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
     """The fused operations, where both products and attention are of their column."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
-    products, attention = _module("triton", "one_row"), _module("triton", "one_row_attention")
+    products, attention = (
+        _module("triton", "linear.one_row"),
+        _module("triton", "attention.one_row_attention"),
+    )
     return OneRowOps(products.norm_qkv, attention.rotate_and_attend_one, products.norm_gate)
 
 
@@ -223,14 +235,14 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
 
 # Where the operations of RowOps lie in a column; one that has them all.
 _ROW_OPS = {
-    "join": "row_state",
-    "grow": "row_state",
-    "take_drafts": "row_state",
-    "prepare": "row_state",
-    "advance": "row_state",
-    "adjust": "penalties",
-    "sample_rows": "sample",
-    "logprobs_rows": "logprobs",
+    "join": "sampling.row_state",
+    "grow": "sampling.row_state",
+    "take_drafts": "sampling.row_state",
+    "prepare": "sampling.row_state",
+    "advance": "sampling.row_state",
+    "adjust": "sampling.penalties",
+    "sample_rows": "sampling.sample",
+    "logprobs_rows": "sampling.logprobs",
 }
 
 
@@ -254,7 +266,7 @@ def choose_rows(ops: Ops) -> RowOps:
 
     return RowOps(
         **{name: load(module, name) for name, module in _ROW_OPS.items()},
-        sample_scratch=load("sample", "SampleScratch").allocate,
-        block_copier=load("blocks", "BlockCopier"),
+        sample_scratch=load("sampling.sample", "SampleScratch").allocate,
+        block_copier=load("attention.blocks", "BlockCopier"),
         compiled=column == "triton",
     )

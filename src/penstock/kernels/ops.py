@@ -293,9 +293,9 @@ class Ops:
     copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # storages of KV, src [c], dst [c]
     sample: Callable[
         [Tensor, SamplerInputs], Tensor
-    ]  # logits [n, vocabulary] -> tokens [n] int32; reference/sample.py
+    ]  # logits [n, vocabulary] -> tokens [n] int32; reference/sampling/sample.py
     token_logprobs: TokenLogprobs
-    # These three change float32 logits in place, in some rows: reference/penalties.py.
+    # These three change float32 logits in place, in some rows: reference/sampling/penalties.py.
     apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows, ids, values [m]
     bar_ids: Callable[
         [Tensor, Tensor, Tensor, Tensor], None

@@ -21,7 +21,7 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.gate_form import GateForm
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 LARGE = 20.0  # log(1 + exp(x)) is x from here on, in float32
 

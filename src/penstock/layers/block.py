@@ -18,7 +18,7 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import RecurrentForm, StateForm
 from penstock.layers.linear import Linear
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 class Keeper(Protocol):

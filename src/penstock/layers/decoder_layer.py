@@ -19,7 +19,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mlp import FeedForward, Mlp
 from penstock.layers.norm import Norm
 from penstock.layers.one_row import OneRowLayer, fits_gate, fits_qkv
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 class _TwoParts:

@@ -21,7 +21,7 @@ from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.delta_net import MATRIX, GatedDeltaNet
 from penstock.layers.maker import Maker
 from penstock.layers.short_conv import WINDOW
-from penstock.quant.weight import Part, Weight
+from penstock.parallel.sharded_weight import Part, Weight
 
 Tensors = Literal["split", "by_head", "apart"]
 

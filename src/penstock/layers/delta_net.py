@@ -16,7 +16,7 @@ from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.layers.short_conv import WINDOW
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 MATRIX = "matrix"  # the part of its state: [value_heads, key_width, value_width]
 

@@ -10,8 +10,8 @@ from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.parallel.layout import Layout
+from penstock.parallel.sharded_weight import Weight
 from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
-from penstock.quant.weight import Weight
 
 
 @dataclass(slots=True)

@@ -23,7 +23,7 @@ from penstock.layers.mlp import Mlp
 from penstock.layers.moe import Moe
 from penstock.layers.norm import Norm
 from penstock.layers.reading_attention import ReadingAttention
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 @dataclass(slots=True)

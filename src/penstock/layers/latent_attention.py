@@ -23,7 +23,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
 from penstock.layers.rope_config import RopeConfig
-from penstock.quant.weight import Part, Weight
+from penstock.parallel.sharded_weight import Part, Weight
 
 NORM_EPS = 1e-6  # of both vectors' norms, whatever the config says of others
 

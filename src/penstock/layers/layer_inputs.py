@@ -16,7 +16,7 @@ from penstock.kernels.ops import Ops
 from penstock.layers.embedding import Embedding
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 HALVES = 2.0**-0.5  # of a sum of two numbers of variance 1
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import Form, Rows
 from penstock.kernels.ops import Ops
 from penstock.parallel.layout import Layout
+from penstock.parallel.sharded_weight import Weight
 from penstock.quant.scheme import PLAIN, Product, Scheme
-from penstock.quant.weight import Weight
 
 
 class Linear:

@@ -29,10 +29,10 @@ from penstock.layers.rope import lanes, rope_table
 from penstock.layers.rope_config import RopeConfig
 from penstock.layers.short_conv import WINDOW, ShortConv
 from penstock.parallel.layout import ALONE, Layout
+from penstock.parallel.sharded_weight import Part, Weight
 from penstock.quant.choose import SchemeOf, all_plain
 from penstock.quant.gathered import Gathered
 from penstock.quant.scheme import PLAIN, ForExperts, Scheme
-from penstock.quant.weight import Part, Weight
 from penstock.quant.whole_experts import down_of, gate_up_of
 
 SHOWN = 4  # names of an error

@@ -19,7 +19,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
 from penstock.layers.short_conv import WINDOW
 from penstock.parallel.layout import Layout
-from penstock.quant.weight import Part, Weight
+from penstock.parallel.sharded_weight import Part, Weight
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ from penstock.kernels.fp8_rows import Rows
 from penstock.kernels.ops import Ops
 from penstock.layers.block import RoutedNumbers
 from penstock.layers.linear import Linear
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 Activation = Literal["silu", "gelu_tanh"]
 

@@ -20,8 +20,8 @@ from penstock.layers.block import RoutedNumbers
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Mlp, Relu2Mlp
 from penstock.parallel.layout import Layout
+from penstock.parallel.sharded_weight import Weight
 from penstock.quant.scheme import ForExperts
-from penstock.quant.weight import Weight
 
 
 class ExpertWeights(Protocol):

@@ -13,7 +13,7 @@ from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.ops import Ops
 from penstock.layers.linear import Linear
 from penstock.parallel.layout import Layout
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 @dataclass(slots=True)

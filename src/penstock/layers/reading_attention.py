@@ -19,7 +19,7 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.attention import Attention
 from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from penstock.kernels.inputs import StepInputs
 from penstock.kernels.ops import Ops
 from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 # the part of its state: [taps, channels], what it saw last, the token at position p at p % taps
 WINDOW = "window"

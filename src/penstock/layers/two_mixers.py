@@ -17,7 +17,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.mamba2 import Mamba2
 from penstock.layers.mlp import Mlp
 from penstock.layers.norm import Norm
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from penstock.layers.linear import Linear
 from penstock.layers.maker import Maker
 from penstock.layers.norm import Norm
 from penstock.models.model_config import ModelConfig
-from penstock.quant.weight import Weight
+from penstock.parallel.sharded_weight import Weight
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head"
 

@@ -192,7 +192,7 @@ def experts_or_mlp(
     shared_gate: those of the router, the shared expert and its gate (None: it has none);
     correction: of what is added for the choice (None: nothing is), alone: which is a row [1,
     experts]."""
-    from penstock.quant.weight import Part
+    from penstock.parallel.sharded_weight import Part
 
     c, lone = config, (1, config.experts) if alone else (config.experts,)
 

@@ -223,7 +223,7 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
     from penstock.layers.norm import Norm
     from penstock.layers.reading_attention import ReadingAttention
     from penstock.models.decoder import Decoder
-    from penstock.quant.weight import Part, Weight
+    from penstock.parallel.sharded_weight import Part, Weight
 
     c, hidden = config, config.hidden_size
     owners: dict[int, Attention] = {}

@@ -52,7 +52,7 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
 
 def build(config: ConvMoeConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
-    from penstock.quant.weight import Part
+    from penstock.parallel.sharded_weight import Part
 
     c, hidden = config, config.hidden_size
 

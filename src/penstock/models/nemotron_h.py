@@ -163,7 +163,7 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
-    from penstock.quant.weight import Part
+    from penstock.parallel.sharded_weight import Part
 
     c, hidden = config, config.hidden_size
     shape = Heads(heads=c.heads, kv_heads=c.kv_heads, width=c.head_dim)

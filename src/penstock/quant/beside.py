@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from penstock.quant.weight import FLOATS, Expected, Part, Weight
+from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 
 
 def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:

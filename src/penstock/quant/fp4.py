@@ -31,11 +31,11 @@ from penstock.kernels.fp4_matrix import E2M1_MOST, NO_NUMBER
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.int_matrix import SPAN, pack_four
 from penstock.kernels.ops import Ops
+from penstock.parallel.sharded_weight import FLOATS, Arranged, MadeWeight, Part, Weight
 from penstock.quant.beside import read_past
 from penstock.quant.int_forms import array, at, cut_groups, packed_shape, unpack_words
 from penstock.quant.scheme import Product
 from penstock.quant.stored_quantization import StoredForm
-from penstock.quant.weight import FLOATS, Arranged, MadeWeight, Part, Weight
 
 BYTES = frozenset({"U8"})
 DUMMY_POWERS = (118, 122)  # bytes of MXFP4's dummy scales: numbers go to 6

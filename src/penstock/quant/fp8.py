@@ -24,10 +24,10 @@ from torch import Tensor
 from penstock.errors import UsageError
 from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
 from penstock.kernels.ops import Ops
+from penstock.parallel.sharded_weight import FLOATS, Arranged, MadeWeight, Part, Weight
 from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
-from penstock.quant.weight import FLOATS, Arranged, MadeWeight, Part, Weight
 
 SCALES = (1e-6, 2e-6)  # dummy ones: numbers go to 448
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from penstock.errors import CapacityError
-from penstock.quant.weight import Part, Weight
+from penstock.parallel.sharded_weight import Part, Weight
 
 DRAWN_AT_ONCE = 1 << 24  # numbers: a table beside the GPU is drawn there piece by piece
 PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags

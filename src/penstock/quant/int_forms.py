@@ -28,9 +28,9 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError, UsageError
 from penstock.kernels.int_matrix import SPAN, pack_four
+from penstock.parallel.sharded_weight import FLOATS, Arranged, Expected, Part, Weight
 from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.stored_quantization import StoredForm
-from penstock.quant.weight import FLOATS, Arranged, Expected, Part, Weight
 
 WORDS = frozenset({"I32"})
 AWQ_ORDER = (

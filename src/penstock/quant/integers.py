@@ -13,11 +13,11 @@ from torch import Tensor
 from penstock.errors import UsageError
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, pack_four
 from penstock.kernels.ops import Ops
+from penstock.parallel.sharded_weight import MadeWeight, Part, Weight
 from penstock.quant.int_forms import FORMS, at, check_form, cut_groups, packed_shape
 from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
-from penstock.quant.weight import MadeWeight, Part, Weight
 
 MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
 # inputs: a shorter row has groups of 32. So small a model loses more by each number (LOG.md,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.ops import Ops
-from penstock.quant.weight import Part, Weight
+from penstock.parallel.sharded_weight import Part, Weight
 
 Multiply = Callable[
     [Any, Any, Tensor | None], Tensor

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from penstock.kernels.expert_matrix import FOURS, ExpertMatrix
-from penstock.quant.weight import FLOATS, Part, Weight
+from penstock.parallel.sharded_weight import FLOATS, Part, Weight
 
 BYTES = frozenset({"U8"})
 DUMMY_SCALES = (118, 122)  # numbers go to 6

@@ -31,7 +31,7 @@ from penstock.text.vocabulary import DecoderStyle, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-    from penstock.text.answers.response_template import ResponseTemplate
+    from penstock.text.parsers.response_template import ResponseTemplate
 
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
@@ -260,7 +260,7 @@ class Tokenizer:
     def response_template(self) -> ResponseTemplate | None:
         """How the model's answers are read, where its files say so. Raises TokenizerError where
         they say it badly."""
-        from penstock.text.answers.response_template import read_template
+        from penstock.text.parsers.response_template import read_template
 
         return None if self._response_template is None else read_template(self._response_template)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.text.answers.hermes import BEGIN, END
+from penstock.text.parsers.hermes import BEGIN, END
 
 Message = dict[str, Any]
 INVALID = "INVALID_JSON"  # the key of an object that stands for arguments that are none

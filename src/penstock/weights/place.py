@@ -19,7 +19,7 @@ from torch import Tensor
 
 from penstock.errors import CheckpointError
 from penstock.models.decoder import Decoder
-from penstock.quant.weight import FLOATS, Expected, Part, Weight
+from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import (
     AGAIN,

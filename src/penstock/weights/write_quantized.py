@@ -26,10 +26,10 @@ from penstock.models.build_model import build_model
 from penstock.models.decoder import EMBEDDING, HEAD, Decoder
 from penstock.models.model_config import ModelConfig
 from penstock.models.read_config import read_model_config
+from penstock.parallel.sharded_weight import MadeWeight, Part
 from penstock.quant.choose import choose_schemes, made_kind
 from penstock.quant.fp4 import MadeFp4
 from penstock.quant.integers import made_group
-from penstock.quant.weight import MadeWeight, Part
 from penstock.quant.write_compressed import MadeKind, store, told_in_config
 from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors

@@ -15,6 +15,7 @@ import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
+from penstock.server.api_server.serve import serve
 from server_fake import running_server
 
 from penstock.config import Config
@@ -24,7 +25,6 @@ from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.auth import AccessPolicy
-from penstock.server.process.serve import serve
 from penstock.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.torch

@@ -422,7 +422,7 @@ def test_the_command_line_says_it_before_anything_loads(monkeypatch: pytest.Monk
 
 
 def test_serve_takes_keys_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    import penstock.server.process.serve as room
+    import penstock.server.api_server.serve as room
 
     seen: list[room.Site] = []
 

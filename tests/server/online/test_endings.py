@@ -22,11 +22,11 @@ import openai
 import pytest
 import server_fake
 from bare_http import COMPLETIONS, connect, read_one, request
+from penstock.server.api_server.port import bind
+from penstock.server.api_server.shutdown import signals
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import CapacityError, UsageError
-from penstock.server.process.port import bind
-from penstock.server.process.shutdown import signals
 
 pytestmark = pytest.mark.torch
 
@@ -235,7 +235,7 @@ async def launch(config, engine, step_timeout):
             await broken.wait()
         raise RuntimeError("uvicorn broke")
     if how.get("harm"):
-        import penstock.server.process.site as room
+        import penstock.server.api_server.site as room
         setattr(room._Server, how["harm"], breaks)
     def works():
         print("works", flush=True)

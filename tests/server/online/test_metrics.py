@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from penstock.server.api_server.routes import build_app
 from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, until
 
@@ -23,7 +24,6 @@ from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
 from penstock.server.online.metrics import Metrics
-from penstock.server.process.app import build_app
 
 pytestmark = pytest.mark.torch
 

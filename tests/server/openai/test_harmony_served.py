@@ -10,7 +10,7 @@ import openai
 import pytest
 from server_fake import Running, make_tokenizer, running_server
 
-from penstock.text.answers.reader import AnswerParsers
+from penstock.text.parsers.reader import AnswerParsers
 
 pytestmark = pytest.mark.torch
 

@@ -15,7 +15,7 @@ from tool_cases import ANSWER, CITY, PARSERS, TEMPLATE
 
 from penstock.server.openai.output_items import OutputItems
 from penstock.server.openai.responses_forms import read_responses
-from penstock.text.answers.pieces import AnswerPiece
+from penstock.text.parsers.pieces import AnswerPiece
 
 pytestmark = pytest.mark.torch
 pytest.importorskip("llguidance")

@@ -1,5 +1,5 @@
 """How a chat's answers are read, and held: which calls they may make, which they must, where a
-model's reasoning ends. It knows forms and text.answers; no tokens, no answer's JSON.
+model's reasoning ends. It knows forms and text.parsers; no tokens, no answer's JSON.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.server.openai.forms import ChatForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools, TokenizedPrompt, template_of
-from penstock.text.answers.answer_grammar import around
-from penstock.text.answers.harmony import HarmonyReader
-from penstock.text.answers.pieces import Reader
-from penstock.text.answers.reader import (
+from penstock.text.parsers.answer_grammar import around
+from penstock.text.parsers.harmony import HarmonyReader
+from penstock.text.parsers.pieces import Reader
+from penstock.text.parsers.reader import (
     FORMATS,
     TEMPLATE,
     AnswerParsers,
@@ -25,7 +25,7 @@ from penstock.text.answers.reader import (
     MakeParser,
     format_of,
 )
-from penstock.text.answers.reasoning import (
+from penstock.text.parsers.reasoning import (
     MARKS,
     OPEN,
     THINK,
@@ -34,10 +34,10 @@ from penstock.text.answers.reasoning import (
     thinking_behind,
     token_of,
 )
-from penstock.text.answers.tool import Tool
+from penstock.text.parsers.tool import Tool
 
 if TYPE_CHECKING:
-    from penstock.text.answers.response_template import ResponseTemplate
+    from penstock.text.parsers.response_template import ResponseTemplate
 
 MakeReader = Callable[[], Reader]  # one for each answer
 
@@ -90,7 +90,7 @@ class AnswerReading:
             names = frozenset(tool.name for tool in self._called)
             return partial(HarmonyReader, self._prompt.ending, names=names, parallel=self._parallel)
         if (template := self._by_template) is not None:
-            from penstock.text.answers.response_template import TemplateReader
+            from penstock.text.parsers.response_template import TemplateReader
 
             return partial(
                 TemplateReader, template, self._prompt.ending, self._called, parallel=self._parallel

@@ -24,8 +24,8 @@ from penstock.server.openai.unsupported_fields import (
     sift,
     unmarked_tools,
 )
-from penstock.text.answers.tool import Tool, check_tools
 from penstock.text.chat import OPTIONS, check_options
+from penstock.text.parsers.tool import Tool, check_tools
 
 # What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]

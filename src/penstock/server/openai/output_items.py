@@ -9,7 +9,7 @@ import uuid
 from typing import Any
 
 from penstock.server.openai.read_answers import new_call_id
-from penstock.text.answers.pieces import AnswerPiece
+from penstock.text.parsers.pieces import AnswerPiece
 
 Json = dict[str, Any]
 Event = tuple[str, Json]  # type behind `response.`, and what it says

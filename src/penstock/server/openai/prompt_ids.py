@@ -20,8 +20,8 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL
 from penstock.server.openai.message_forms import Message
 from penstock.server.openai.tool_forms import Json
-from penstock.text.answers.reader import NO_PARSERS, AnswerParsers
 from penstock.text.chat import pick_template
+from penstock.text.parsers.reader import NO_PARSERS, AnswerParsers
 
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts

@@ -1,5 +1,5 @@
 """Answers of chats whose text is read: reasoning and tool calls told apart from content, in one
-body or event by event. It knows pieces and OpenAI's JSON; how they are found is text.answers'.
+body or event by event. It knows pieces and OpenAI's JSON; how they are found is text.parsers'.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import msgspec
 from penstock.request import Delta
 from penstock.server.openai.answers import ChatAnswer
 from penstock.server.openai.logprobs_json import TokenSpellings
-from penstock.text.answers.pieces import AnswerPiece, Reader
+from penstock.text.parsers.pieces import AnswerPiece, Reader
 
 if TYPE_CHECKING:
     from penstock.server.openai.prompt_ids import TokenizedPrompt

@@ -1,6 +1,6 @@
 """OpenAI's forms of tools: what a chat's body says of those that may be called, of calls that were
 made, and of which is to be called now. It knows JSON's shapes; how models write calls is
-text.answers'.
+text.parsers'.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from penstock.text.answers.tool import Tool
+from penstock.text.parsers.tool import Tool
 
 Json = dict[str, Any]
 

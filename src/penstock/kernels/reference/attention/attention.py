@@ -1,0 +1,55 @@
+"""Attention over the paged cache in plain torch: decode rows with their prefix groups (decode.py),
+then chunks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.reference.attention.decode import DecodePlan, attend_rows, plan_decode
+from penstock.kernels.reference.attention.prefill import attend_chunks
+from penstock.kernels.reference.attention.rotary import RotaryPlan, plan_rotary
+from penstock.kernels.state_forms import LatentKv
+
+
+@dataclass(slots=True)
+class KindPlan:
+    """What layers of one kind share in a step."""
+
+    rotary: RotaryPlan
+    decode: DecodePlan | None
+
+
+def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
+    """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the
+    decode tiles."""
+    decode = inputs.decode_for(kind.window)
+    rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
+    return KindPlan(
+        rotary, None if decode is None or not inputs.rows else plan_decode(decode, kind)
+    )
+
+
+def attention(
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent
+    vectors `ops.AttentionOverLatents`."""
+    out = torch.empty(
+        (*q.shape[:2], kind.value_width or q.shape[2]), dtype=q.dtype, device=q.device
+    )
+    rows = inputs.rows
+    if plan.decode is not None:
+        attend_rows(q[:rows], kv, plan.decode, kind, out[:rows], sinks)
+    if inputs.prefill is not None:
+        attend_chunks(q[rows:], kv, inputs.prefill, kind, out[rows:], sinks)
+    return out

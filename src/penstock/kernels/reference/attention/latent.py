@@ -1,0 +1,141 @@
+"""Latent vectors in plain torch (arXiv:2405.04434): what is stored of a token, and the attention
+that reads it: that of one KV head, or of keys and values that are made of the vectors. It knows one
+layer's tensors; no layer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.latent import EXPAND_TOKENS, LatentSizes
+from penstock.kernels.reference.attention.attention import KindPlan, attention
+from penstock.kernels.reference.attention.prefill import attend_keys
+from penstock.kernels.reference.attention.rotary import rotate
+from penstock.kernels.reference.elementwise.norm import rms_norm
+from penstock.kernels.reference.linear.linear import linear
+from penstock.kernels.state_forms import LatentKv
+
+EXPANDED_AT_ONCE = 2**24  # numbers of keys and values
+
+
+def latent_store(
+    given: Tensor,
+    q: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos_sin: Tensor,
+    inputs: StepInputs,
+    kv: LatentKv,
+    plan: KindPlan,
+) -> None:
+    """given [T, rank + turning], q [T, H, still + turning], whose last `turning` are turned in
+    place. The contract is `ops.LatentStore`."""
+    rank, rotary = norm.shape[0], plan.rotary
+    turning = given.shape[1] - rank
+    vectors = torch.cat((rms_norm(given[:, :rank], norm, eps), given[:, rank:]), 1)
+    both = torch.cat((q[..., q.shape[2] - turning :], vectors[:, None, rank:]), 1)
+    rotate(both.unflatten(2, (2, turning // 2)), rotary)
+    q[..., q.shape[2] - turning :] = both[:, :-1]
+    vectors[:, rank:] = both[:, -1]
+    if kv.scale is None or kv.beside is None:
+        kv.latent.view(-1, kv.latent.shape[2])[inputs.slots] = vectors
+        return
+    block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
+    eight = (
+        (vectors[:, :rank].float() * kv.scale.reciprocal()).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3)
+    )
+    kv.latent.view(torch.uint8)[block, offset] = eight.view(torch.uint8)
+    kv.beside[block, offset] = vectors[:, rank:]
+
+
+def latent_attention(
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    *,
+    expand_tokens: int = EXPAND_TOKENS,
+) -> Tensor:
+    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H,
+    value]. The contract is `ops.AttentionOverLatents`. expand_tokens: of chunks, from which on
+    their keys and values may be made."""
+    sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
+    assert sizes is not None, "the kind is of latent attention"
+    if chunks is None or not chunks.expands(sizes, expand_tokens):
+        return _absorbed(q, up, kv, inputs, kind, plan, sizes)
+    out = torch.empty((*q.shape[:2], sizes.value), dtype=q.dtype, device=q.device)
+    if rows:
+        out[:rows] = _absorbed(q[:rows], up, kv, replace(inputs, prefill=None), kind, plan, sizes)
+    start = (chunks.start + rows).tolist()
+    for table, context, first, last in zip(
+        chunks.block_table, chunks.context.tolist(), start, start[1:], strict=False
+    ):
+        if first < last:
+            _expanded(
+                q[first:last],
+                up,
+                kv,
+                table[: -(-(context + last - first) // BLOCK_SIZE)],
+                context,
+                kind,
+                sizes,
+                out[first:last],
+            )
+    return out
+
+
+def _absorbed(
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    sizes: LatentSizes,
+) -> Tensor:
+    still = sizes.still
+    asked = torch.cat((_by_head(q[..., :still], up[:, :still].mT), q[..., still:]), 2)
+    return _by_head(attention(asked, kv, inputs, kind, plan), up[:, still:])
+
+
+def _expanded(
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    table: Tensor,
+    context: int,
+    kind: AttentionKind,
+    sizes: LatentSizes,
+    out: Tensor,
+) -> None:
+    """A chunk's q [n, H, still + turning] over keys and values of the vectors of `table` [blocks],
+    into out [n, H, value]: a few heads at a time, as many as EXPANDED_AT_ONCE numbers have room
+    for."""
+    vectors = kv.worth(table).flatten(0, 1).to(q.dtype)
+    turned, each = vectors[:, sizes.rank :], sizes.still + sizes.value
+    at_once = max(1, EXPANDED_AT_ONCE // (vectors.shape[0] * each))
+    for first in range(0, kind.heads, at_once):
+        some = up[first : first + at_once]
+        made = linear(vectors[:, : sizes.rank].contiguous(), some.flatten(0, 1)).view(
+            -1, *some.shape[:2]
+        )
+        keys, values = made.transpose(0, 1).split((sizes.still, sizes.value), 2)
+        keys = torch.cat((keys, turned.expand(len(some), -1, -1)), 2)
+        heads = slice(first, first + at_once)
+        attend_keys(q[:, heads], keys, values, context, kind, out[:, heads])
+
+
+def _by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """x [T, H, in], weight [H, out, in] -> [T, H, out], each head by its own matrix."""
+    if x.device.type != "cpu":
+        return torch.bmm(x.transpose(0, 1), weight.mT).transpose(0, 1)
+    return torch.stack(
+        [linear(x[:, head].contiguous(), matrix) for head, matrix in enumerate(weight)], 1
+    )

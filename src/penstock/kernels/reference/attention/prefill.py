@@ -1,0 +1,123 @@
+"""Attention of chunks: causal, over a prompt's stored tokens and the chunk's own, which are stored
+already.
+
+Queries go in pieces of at most 64, each over the keys up to its last query, so half of the causal
+square is never computed. Scores and softmax are float32, weights and values bf16 in a bf16 model,
+as in `decode`. Measured on a Zen 5, one thread, 14 heads of 64: 256 tokens 2.9 ms with torch's
+fused attention and a mask, 1.5 ms so; 1,024: 42 and 21 ms.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import AttentionKind, PrefillInputs
+from penstock.kernels.layer_kv import LayerKv, take_blocks
+from penstock.kernels.reference.attention.decode import left_of
+from penstock.kernels.state_forms import LatentKv
+
+PIECE = 64  # queries
+PIECE_SCORES = 1 << 19  # floats of scores of a piece: shorter pieces over long contexts
+
+
+def attend_chunks(
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    prefill: PrefillInputs,
+    kind: AttentionKind,
+    out: Tensor,
+    sinks: Tensor | None = None,
+) -> None:
+    """q [tokens, H, D] of all chunks over a layer's KV into out [tokens, H, V]. sinks:
+    `ops.Attention`'s."""
+    start = prefill.start.tolist()
+    for chunk, context in enumerate(prefill.context.tolist()):
+        first, last = start[chunk : chunk + 2]
+        if first < last:
+            _chunk(
+                q[first:last], kv, prefill.block_table[chunk], context, kind, out[first:last], sinks
+            )
+
+
+def _chunk(
+    q: Tensor,
+    kv: LayerKv | LatentKv,
+    table: Tensor,
+    context: int,
+    kind: AttentionKind,
+    out: Tensor,
+    sinks: Tensor | None,
+) -> None:
+    """q [n, H, D], out [n, H, V] at positions context .. context + n."""
+    length, window = context + q.shape[0], kind.window
+    begin = 0 if window is None else max(0, context - window + 1) // BLOCK_SIZE
+    table = table[begin : -(-length // BLOCK_SIZE)]
+    if isinstance(kv, LatentKv):
+        keys = kv.worth(table).flatten(0, 1)[None]
+        values = keys[..., : kv.value_width]
+    else:
+        keys, values = (
+            take_blocks(part, table).transpose(0, 1).flatten(1, 2) for part in (kv.keys, kv.values)
+        )
+    attend_keys(q, keys, values, context, kind, out, begin * BLOCK_SIZE, kv.scales, sinks)
+
+
+def attend_keys(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    context: int,
+    kind: AttentionKind,
+    out: Tensor,
+    held: int = 0,
+    scales: Tensor | None = None,
+    sinks: Tensor | None = None,
+) -> None:
+    """A chunk's q [n, H, D], its first token at position `context`, over keys [Hkv, tokens, D] and
+    values [Hkv, tokens, V] from position `held` on, of whole blocks, into out [n, H, V]. scales:
+    LayerKv's."""
+    count, heads, width = q.shape
+    kv_heads, window = keys.shape[0], kind.window
+    keys = keys.float()
+    values = values.to(torch.bfloat16 if q.dtype == torch.bfloat16 else torch.float32)
+    wide = (q.float() * kind.scale).view(count, kv_heads, -1, width).permute(1, 2, 0, 3)
+    if scales is not None:
+        wide = wide * scales[0, :, None, None, None]
+    piece = max(1, min(PIECE, PIECE_SCORES // (heads * keys.shape[1])))
+    for first in range(0, count, piece):
+        last = min(first + piece, count)
+        low = (
+            0
+            if window is None
+            else (max(held, context + first - window + 1) - held) // BLOCK_SIZE * BLOCK_SIZE
+        )
+        high = -(-(context + last - held) // BLOCK_SIZE) * BLOCK_SIZE
+        queries = wide[:, :, first:last].reshape(kv_heads, -1, width)
+        scores = torch.bmm(queries, keys[:, low:high].mT)
+        if kind.softcap is not None:
+            scores = scores.div_(kind.softcap).tanh_().mul_(kind.softcap)
+        _hide(scores.view(heads, last - first, -1), context + first, held + low, window)
+        weights = torch.softmax(scores, -1)
+        if sinks is not None:
+            by_head = scores.view(heads, last - first, -1)
+            weights.view(by_head.shape).mul_(left_of(by_head, sinks[:, None])[..., None])
+        weights = weights.to(values.dtype)
+        mixed = torch.bmm(weights, values[:, low:high])
+        if scales is not None:
+            mixed = mixed * scales[1, :, None, None]
+        out[first:last] = mixed.view(heads, last - first, -1).transpose(0, 1)
+
+
+def _hide(scores: Tensor, first: int, key: int, window: int | None) -> None:
+    """scores [H, n, keys], queries from position `first` on, keys from position `key` on: what is
+    not seen is -inf."""
+    _, count, keys = scores.shape
+    clear = max(0, first - key + 1) if window is None else 0  # keys that every query sees
+    at = torch.arange(first, first + count, device=scores.device)[:, None]
+    position = torch.arange(key + clear, key + keys, device=scores.device)
+    hidden = position > at
+    if window is not None:
+        hidden |= position <= at - window
+    scores[..., clear:].masked_fill_(hidden, -torch.inf)

@@ -1,0 +1,139 @@
+"""Rotary embedding (RoFormer, arXiv:2104.09864, halves turned together as HF does) and the KV
+store, out of the fused qkv product. It knows heads, positions and slots; no layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.fp8_rows import E4M3, E4M3_MOST
+from penstock.kernels.inputs import AttentionKind, StepInputs
+from penstock.kernels.layer_kv import TURNED, LayerKv, in_rows, over_gaps
+from penstock.kernels.reference.elementwise.norm import rms_norm
+
+
+@dataclass(slots=True)
+class RotaryPlan:
+    """What the layers of a step share."""
+
+    cos: Tensor  # [T, 1, D / 2] float32
+    sin: Tensor  # [T, 1, D / 2] float32
+    block: Tensor  # [T, 1] int64: a token's block
+    offset: Tensor  # [T, 1] int64: its place in the block
+    wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
+    turned: Tensor  # the same
+    # [T * 2 * Hkv] int64: where k and v of a token and head go in plain blocks seen as rows of D
+    rows: Tensor
+
+
+class HasRotary(Protocol):
+    """A step's plan for the layers of one kind."""
+
+    rotary: RotaryPlan
+
+
+def rotary_and_store(
+    qkv: Tensor,
+    cos_sin: Tensor,
+    inputs: StepInputs,
+    kv: LayerKv | None,
+    kind: AttentionKind,
+    plan: HasRotary,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
+    eps: float = 1e-6,
+) -> Tensor:
+    """qkv, overwritten -> q [T, H, D], normed and rotated (`kind.turned_first`: the other way
+    round); K and V go to `inputs.slots` of kv. The contract is `ops.RotaryAndStore`."""
+    heads, kv_heads, width = kind.heads, kind.kv_heads if kv is not None else 0, kind.width
+    parts = qkv.view(qkv.shape[0], -1, width)
+    if kind.keys_as_values and kv is not None:
+        parts = torch.cat((parts, parts[:, heads:]), 1)
+    if kind.normed_values and kv is not None:
+        values = parts[:, heads + kv_heads :]
+        parts[:, heads + kv_heads :] = rms_norm(values, torch.ones(width, device=qkv.device), eps)
+    if kind.turned_first:
+        rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+    if q_norm is not None:
+        parts[:, :heads] = rms_norm(parts[:, :heads], q_norm, eps)
+    if k_norm is not None and kv is not None:
+        parts[:, heads : heads + kv_heads] = rms_norm(
+            parts[:, heads : heads + kv_heads], k_norm, eps
+        )
+    if not kind.turned_first:
+        rotate(parts[:, : heads + kv_heads].unflatten(2, (2, width // 2)), plan.rotary)
+    if kv is not None:
+        _store(parts[:, heads:], kv, plan.rotary)
+    return parts[:, :heads]
+
+
+def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) -> RotaryPlan:
+    """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
+    cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
+    block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
+    cell = block[:, None] * kv_heads + torch.arange(
+        kv_heads, device=block.device
+    )  # in [blocks * Hkv]
+    wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
+    first = cell * (2 * BLOCK_SIZE) + offset[:, None]
+    rows = torch.stack((first, first + BLOCK_SIZE), 1).flatten()
+    return RotaryPlan(cos, sin, block[:, None], offset[:, None], wide, torch.empty_like(wide), rows)
+
+
+def rotate(x: Tensor, plan: RotaryPlan) -> None:
+    """x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in float32."""
+    wide, turned = plan.wide[:, : x.shape[1]], plan.turned[:, : x.shape[1]]
+    wide.copy_(x)
+    torch.mul(wide, plan.cos[:, :, None], out=turned)
+    turned[:, :, 0].addcmul_(wide[:, :, 1], plan.sin, value=-1)
+    turned[:, :, 1].addcmul_(wide[:, :, 0], plan.sin)
+    x.copy_(turned)
+
+
+def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
+    """parts [T, 2 * Hkv, D]: k's heads, then v's."""
+    width = parts.shape[2]
+    if kv.scales is None:
+        rows, apart = in_rows(kv.storage.view(kv.keys.dtype), width, width)
+        _put(
+            parts.reshape(-1, width),
+            rows,
+            over_gaps(plan.rows, 2 * BLOCK_SIZE * kv.kv_heads, apart),
+        )
+        return
+    keys, values = parts.view(-1, 2, kv.kv_heads, width).unbind(1)
+    block, head, offset = plan.block, torch.arange(kv.kv_heads, device=parts.device), plan.offset
+    if kv.eight == 2:
+        kv.keys.view(torch.uint8)[block, head, offset] = _eight_bits(keys, kv.scales[0])
+    else:
+        kv.keys[block, head, offset] = keys
+    turned = kv.values.view(torch.uint8)
+    turned[block, head, offset // TURNED, :, offset % TURNED] = _eight_bits(values, kv.scales[1])
+
+
+def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
+    """part [T, heads, D], scale [heads] -> e4m3, as bytes."""
+    return (
+        (part.float() * scale.reciprocal()[:, None])
+        .clamp_(-E4M3_MOST, E4M3_MOST)
+        .to(E4M3)
+        .view(torch.uint8)
+    )
+
+
+def _put(rows: Tensor, stored: Tensor, where: Tensor) -> None:
+    """rows [n, D] into stored [rows, D]. torch copies number by number: as 16-byte ones it takes
+    half the time."""
+    rows = rows.to(stored.dtype)
+    if (
+        rows.shape[1] * rows.element_size() % 16 == 0
+        and stored.data_ptr() % 16 == 0
+        and stored.device.type == "cpu"
+    ):
+        stored, rows = stored.view(torch.complex128), rows.view(torch.complex128)
+    stored[where] = rows

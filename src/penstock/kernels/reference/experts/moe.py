@@ -1,0 +1,99 @@
+"""Mixtures of experts in plain torch: which experts a token goes to, and what they make of it."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.expert_matrix import ExpertMatrix, Experts
+from penstock.kernels.fp8_rows import wide
+from penstock.kernels.reference.elementwise.activation import gelu_mul, relu2, silu_mul
+from penstock.kernels.routing import Routing
+
+
+def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """scores [T, E] -> the weights of the k chosen [T, k] float32, and which experts those are [T,
+    k] int64: the best first, of equals the one with the lower number. correction:
+    `Experts.correction`."""
+    scores = scores.float()
+    worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
+    plain = (
+        correction is None and by.groups == 1
+    )  # then scores say it, that no rounding has made equal
+    choice = scores if plain else worth if correction is None else worth + correction
+    if by.groups > 1:
+        choice = _in_groups(choice, by)
+    experts = _best(choice, by.top_k)
+    weights = worth.gather(1, experts)
+    if by.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True).clamp(min=by.least) + by.added)
+    return weights * by.scale, experts
+
+
+def _in_groups(choice: Tensor, by: Routing) -> Tensor:
+    """choice [T, E] -> the same, -inf where an expert's group is not among the kept."""
+    grouped = choice.unflatten(1, (by.groups, -1))
+    kept = _best(grouped.topk(2 if by.paired else 1, dim=-1).values.sum(-1), by.kept_groups)
+    out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(
+        1, kept, False
+    )
+    return grouped.masked_fill(out[..., None], float("-inf")).flatten(1)
+
+
+def _best(values: Tensor, count: int) -> Tensor:
+    """Returns where the largest of each row stand: the largest first, of equals the first."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def prepare_experts(experts: Experts) -> Experts:
+    """Returns what `experts` takes: here they stay as they are."""
+    return experts
+
+
+def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
+    """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d].
+
+    Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its
+    weight is 0: nothing is asked of the device, so that a step can be captured.
+    """
+    weights, chosen = route(scores, of.routing, of.correction)
+    if of.answer_scale is not None:
+        weights = weights * of.answer_scale[chosen]
+    out = torch.zeros(x.shape, dtype=torch.float32, device=x.device)
+    for expert in range(of.shape[0]):
+        mine = torch.where(chosen == expert, weights, 0.0).sum(-1)
+        rows = mine.nonzero()[:, 0] if x.device.type == "cpu" else None
+        if rows is not None and not rows.shape[0]:
+            continue
+        taken = x if rows is None else x.index_select(0, rows)
+        made = _product(_middle(_product(taken, of.gate_up, expert), of), of.down, expert)
+        if rows is None:
+            out.addcmul_(made.float(), mine[:, None])
+        else:
+            out.index_add_(0, rows, made.float() * mine[rows, None])
+    return out.to(x.dtype)
+
+
+def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
+    """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its
+    product."""
+    if matrix.by_group or matrix.in_fp4 or matrix.integers:
+        made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
+    else:
+        made = x @ matrix.numbers[expert].to(x.dtype).T
+        made = made if matrix.scale is None else (made.float() * matrix.scale[expert]).to(x.dtype)
+    return made if matrix.bias is None else made.add_(matrix.bias[expert])
+
+
+def _middle(gate_up: Tensor, of: Experts) -> Tensor:
+    """gate_up [T, 2F], or [T, F] of experts without a gate -> [T, F]."""
+    if of.clamp is not None:
+        return _clamped(gate_up, *of.clamp)
+    return wide({"silu": silu_mul, "gelu_tanh": gelu_mul, "none": relu2}[of.gate](gate_up))
+
+
+def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:
+    """gate_up [T, 2F] -> [T, F]: `Experts.clamp`. float32 inside."""
+    gate, up = gate_up.float().chunk(2, -1)
+    gate, up = gate.clamp(max=most), up.clamp(-most, most)
+    return (gate * torch.sigmoid(gate * slope) * (up + 1)).to(gate_up.dtype)

@@ -1,0 +1,221 @@
+"""Products with integer weights in plain torch.
+
+On a CPU, for models in bfloat16 or float16:
+
+    8 bits, a scale a row   as integers, where the processor has VNNI: rows go in sixteen bits, two
+    products of eight.
+                            Sums of whole numbers are exact, so that a row's result can't move with
+                            the rows
+                            beside it, whichever kernel makes it, and sixteen bits lose less of a
+                            row than
+                            the rounding of what comes out
+    4 bits in groups        torch's own product (bfloat16)
+
+All else is widened for each product. Measured beside other ways: LOG.md, 2026-11-23.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import TakesWideRows
+from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
+from penstock.kernels.reference.linear.linear import widened_linear
+
+ROWS_AT_ONCE = (
+    32  # whose sums in float32 stay in a cache: 512 of 896 to 9,728 take 63 ms so, 100 at once
+)
+MOST = (
+    127 * 256 + 127
+)  # that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
+MIDDLE = 128  # the products take rows as unsigned bytes
+LONGEST = (
+    2**16
+)  # numbers in a row of which no sum can pass 32 bits: 2**31 / (128 * 128) is twice that
+FOUR_GROUPS = (32, 64, 128, 256)  # that torch's product of four bits takes
+FOUR_ROWS = 16  # outputs come in multiples of it
+
+
+@dataclass(slots=True, frozen=True)
+class IntMatrix(TakesWideRows):
+    """A matrix [out, in] in the layout of kernels/int_matrix.py."""
+
+    numbers: Tensor  # [out, in] int8 or [out, in / 2] uint8
+    scale: Tensor  # [out, groups]
+    zero: Tensor | None  # [out, groups]
+    dtype: torch.dtype
+
+
+@dataclass(slots=True, frozen=True)
+class VnniMatrix(TakesWideRows):
+    """A matrix [out, in] of eight bits in FBGEMM's or oneDNN's own layout, and its scales [out]
+    float32 / MOST. The two give the same bits."""
+
+    packed: Any
+    by_fbgemm: bool
+    scale: Tensor
+    zeros: Tensor  # [out] int32: there are none, and the product asks for them
+    dtype: torch.dtype
+
+
+@dataclass(slots=True, frozen=True)
+class FourMatrix(TakesWideRows):
+    """A matrix [out, in] of four bits in torch's own layout; a number is worth (number - 8) * scale
+    + offset."""
+
+    packed: Tensor
+    scale_offset: Tensor  # [groups, out, 2] bfloat16
+    group: int
+
+
+Prepared = IntMatrix | VnniMatrix | FourMatrix
+
+
+def prepare_linear_int(
+    numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
+) -> Prepared:
+    """numbers, scale, zero in the layout of kernels/int_matrix.py, the model's dtype -> what
+    `linear_int` takes."""
+    if (
+        numbers.device.type == "cpu"
+        and numbers.numel() > 0
+        and torch.backends.mkldnn.is_available()
+    ):
+        if _goes_as_integers(numbers, scale, zero, dtype):
+            return pack_vnni(numbers, scale[:, 0].float() / MOST, dtype, has_fbgemm())
+        group = 2 * numbers.shape[1] // scale.shape[1]
+        fits = group in FOUR_GROUPS and numbers.shape[0] % FOUR_ROWS == 0
+        if numbers.dtype == torch.uint8 and dtype == torch.bfloat16 and fits:
+            return _four(numbers, scale, zero, group)
+    return IntMatrix(numbers.contiguous(), scale.contiguous(), zero, dtype)
+
+
+def has_fbgemm() -> bool:
+    """Returns whether torch has FBGEMM's products: they stream a weight 1.5 times as fast as
+    oneDNN's at one row, and take 1.25 times as long at 64. PyTorch says that a later release will
+    not have the tensors that they are made of."""
+    return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(
+        torch, "_make_per_channel_quantized_tensor"
+    )
+
+
+def pack_vnni(numbers: Tensor, scale: Tensor, dtype: torch.dtype, by_fbgemm: bool) -> VnniMatrix:
+    """numbers [out, in] int8, scale [out] float32 -> what `linear_int` takes."""
+    zeros = torch.zeros(len(scale), dtype=torch.int32)
+    if not by_fbgemm:
+        return VnniMatrix(
+            torch.ops.onednn.qlinear_prepack(numbers, None), False, scale, zeros, dtype
+        )
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", message="torch.quantize_per_tensor"
+        )  # what `has_fbgemm` says
+        tensor = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros.long(), 0)
+        return VnniMatrix(
+            torch.ops.quantized.linear_prepack(tensor, None), True, scale, zeros, dtype
+        )
+
+
+def _goes_as_integers(
+    numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
+) -> bool:
+    whole_rows = numbers.dtype == torch.int8 and scale.shape[1] == 1 and zero is None
+    fast = dtype != torch.float32 and numbers.shape[1] <= LONGEST and torch.cpu._is_vnni_supported()
+    return whole_rows and fast and sums_are_exact(has_fbgemm())
+
+
+@cache
+def sums_are_exact(by_fbgemm: bool) -> bool:
+    """Returns whether a library's sums of products of bytes are: without VNNI (ONEDNN_MAX_CPU_ISA
+    may say so of oneDNN) pairs of them are added in 16 bits, which hold no two of the largest."""
+    into = 64
+    numbers = torch.full((16, into), 127, dtype=torch.int8)
+    matrix = pack_vnni(numbers, torch.ones(16), torch.float32, by_fbgemm)
+    return bool((_sums(torch.full((2, into), 127.0), matrix) == into * 127**2).all())
+
+
+def _four(numbers: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> FourMatrix:
+    middle = float(ZERO_OF_FOUR)
+    offset = (
+        torch.zeros_like(scale)
+        if zero is None
+        else (middle - zero.float()).mul_(scale.float()).to(scale.dtype)
+    )
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(unpack_four(numbers).int(), 1)
+    return FourMatrix(packed, torch.stack((scale.t(), offset.t()), 2).contiguous(), group)
+
+
+def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tensor:
+    """x [T, in] -> x @ ((numbers - zero) * scale).T + bias, [T, out], of the model's dtype."""
+    if isinstance(matrix, VnniMatrix):
+        if x.shape[0] <= ROWS_AT_ONCE:
+            return _vnni(x, matrix, bias)
+        return torch.cat([_vnni(rows, matrix, bias) for rows in x.split(ROWS_AT_ONCE)])
+    if isinstance(matrix, FourMatrix):
+        four = torch.ops.aten._weight_int4pack_mm_for_cpu(
+            x, matrix.packed, matrix.group, matrix.scale_offset
+        )
+        return four if bias is None else four.add_(bias)
+    return widened_linear(x, matrix.numbers.shape[0], lambda rows: widened(matrix, rows), bias)
+
+
+def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:
+    """Returns what rows of the matrix are worth, [rows, in] float32."""
+    numbers, scale = matrix.numbers[rows], matrix.scale[rows].float()
+    if numbers.dtype == torch.uint8:
+        numbers, missing = unpack_four(numbers), float(ZERO_OF_FOUR)
+    else:
+        missing = 0.0
+    groups = numbers.float().unflatten(1, (scale.shape[1], -1))
+    zero = missing if matrix.zero is None else matrix.zero[rows].float()[..., None]
+    return ((groups - zero) * scale[..., None]).flatten(1)
+
+
+def _vnni(x: Tensor, matrix: VnniMatrix, bias: Tensor | None) -> Tensor:
+    """A row is its largest number / MOST * (256 * high + low), both of eight bits: their products
+    are taken together.
+
+    Each step is one rounding, so that it is the same in any company. A row of zeros has no numbers,
+    and is worth 0 of whatever stands for them."""
+    count, into = x.shape
+    wide = x.float()
+    most = wide.abs().amax(1, keepdim=True)
+    numbers = wide.mul_(most.reciprocal().mul_(MOST)).round_()
+    high_low = torch.empty(2, count, into)
+    high = torch.add(numbers, MIDDLE, out=high_low[0]).mul_(1 / 256).floor_()
+    torch.sub(numbers, high, alpha=256, out=high_low[1])
+    sums = _sums(high_low.view(2 * count, into), matrix)
+    out = torch.add(sums[count:], sums[:count], alpha=256)
+    if bias is not None:
+        return out.mul_(most).add_(bias).to(matrix.dtype)
+    return torch.mul(out, most, out=torch.empty(out.shape, dtype=matrix.dtype))
+
+
+def _sums(rows: Tensor, matrix: VnniMatrix) -> Tensor:
+    """rows [T, in] float32, whole numbers of -128 to 127 -> products with the weight's numbers,
+    times its scales."""
+    if matrix.by_fbgemm:
+        return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            rows, 1.0, MIDDLE, matrix.packed
+        )
+    return torch.ops.onednn.qlinear_pointwise(
+        rows.add_(MIDDLE).to(torch.uint8),
+        1.0,
+        MIDDLE,
+        matrix.packed,
+        matrix.scale,
+        matrix.zeros,
+        None,
+        1.0,
+        0,
+        torch.float32,
+        "none",
+        [],
+        "",
+    )

@@ -1,0 +1,1 @@
+"""Layers with a recurrent state: gated delta rule, Mamba2, short convolutions."""

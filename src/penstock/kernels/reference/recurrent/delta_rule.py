@@ -1,0 +1,120 @@
+"""The gated delta rule in plain torch, in float32: rows token by token, chunks in blocks of 64 by
+its WY form.
+
+In a block the state before it is S0 and G[i] the decays' product up to token i. What token i
+writes, u[i], takes back what its key finds of S0 and of earlier tokens' writes (arXiv:2412.06464,
+section 3.3): a triangular system.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.delta_rule import NORM_EPS, DeltaHeads, DeltaWeights
+from penstock.kernels.inputs import StateInputs, StepInputs
+from penstock.kernels.reference.elementwise.activation import over_sigmoid
+from penstock.kernels.reference.recurrent.short_conv import convolved
+
+BLOCK = 64  # tokens
+STEEP = 20.0  # from here on softplus(x) is x
+
+
+def delta_rule(
+    given: Tensor,
+    rates: Tensor,
+    heads: DeltaHeads,
+    weights: DeltaWeights,
+    window: Tensor,
+    matrix: Tensor,
+    inputs: StepInputs,
+) -> Tensor:
+    """given [T, channels + value_size]: q, k, v, then z; rates [T, 2 * value_heads]; window [slots,
+    taps, channels]; matrix [slots, value_heads, key_width, value_width] -> [T, value_size]. The
+    contract is `ops.DeltaRule`."""
+    h, states, rows = heads, inputs.states, inputs.rows
+    assert states is not None, "a layer with a recurrent matrix has slots"
+    came, z = given[:, : h.channels], given[:, h.channels :]
+    mixed = convolved(came, weights.taps, None, window, inputs)
+    mixed = over_sigmoid(mixed, mixed).to(given.dtype).float()
+    q, k, v = mixed.split((h.key_size, h.key_size, h.value_size), dim=1)
+    q, k = (_unit(x.view(-1, h.key_heads, h.key_width)) for x in (q, k))
+    q, k = (
+        x.repeat_interleave(h.value_heads // h.key_heads, dim=1) for x in (q * h.key_width**-0.5, k)
+    )
+    v = v.view(-1, h.value_heads, h.value_width)
+    wide = rates.float()
+    rate, step = wide[:, : h.value_heads], wide[:, h.value_heads :] + weights.step_bias
+    rate = over_sigmoid(torch.full_like(rate, weights.most_rate), rate)
+    decay = weights.decay * softplus(step)  # logarithms
+    out = torch.empty_like(v)
+    if rows:
+        out[:rows] = _rows(q[:rows], k[:rows], v[:rows], rate[:rows], decay[:rows], matrix, states)
+    if inputs.prefill is not None:
+        start = (inputs.prefill.start + rows).tolist()
+        for chunk, slot in enumerate(states.chunk_slots.tolist()):
+            state, last = matrix[slot].float(), start[chunk + 1]
+            for first in range(start[chunk], last, BLOCK):
+                at = slice(first, min(first + BLOCK, last))
+                out[at], state = _block(q[at], k[at], v[at], rate[at], decay[at], state)
+            if start[chunk] < last:
+                matrix[slot] = state.to(matrix.dtype)
+    return _gated_norm(out.to(given.dtype), z, weights).flatten(1)
+
+
+def softplus(x: Tensor) -> Tensor:
+    """x -> log(1 + exp(x)), by exponentials that are the same for every element."""
+    return torch.where(x > STEEP, x, x.clamp_max(STEEP).exp().log1p())
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()
+
+
+def _rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rate: Tensor,
+    decay: Tensor,
+    matrix: Tensor,
+    states: StateInputs,
+) -> Tensor:
+    """q, k [R, H, K], v [R, H, V], rate, decay [R, H] -> [R, H, V]; those that fold change their
+    matrices."""
+    slots = states.slots.long()
+    held = matrix.index_select(0, slots).float()
+    decayed = held * decay.exp()[:, :, None, None]
+    found = (decayed * k[..., None]).sum(-2)
+    new = decayed + ((v - found) * rate[:, :, None])[:, :, None] * k[..., None]
+    new = torch.where(states.folds[:, None, None, None], new, held)
+    matrix.index_copy_(0, slots, new.to(matrix.dtype))
+    return (new * q[..., None]).sum(-2)
+
+
+def _block(
+    q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor, state: Tensor
+) -> tuple[Tensor, Tensor]:
+    """q, k [n, H, K], v [n, H, V], rate, decay [n, H], state [H, K, V] -> [n, H, V] and the state
+    behind them."""
+    q, k, v, rate, decay = (x.transpose(0, 1) for x in (q, k, v, rate, decay))
+    total = decay.cumsum(1)
+    between = (
+        (total[:, :, None] - total[:, None, :]).tril().exp().tril()
+    )  # [H, n, n]: decays from token j to i
+    system = rate[..., None] * (k @ k.transpose(1, 2)) * between  # and ones on its diagonal
+    since = total.exp()[..., None]
+    right = rate[..., None] * (v - since * (k @ state))
+    writes = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    out = since * (q @ state) + (q @ k.transpose(1, 2) * between) @ writes
+    left = (total[:, -1:] - total).exp()[..., None]
+    return out.transpose(0, 1), state * since[:, -1:] + (left * k).transpose(1, 2) @ writes
+
+
+def _gated_norm(x: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
+    """x [T, H, V], z [T, H * V] -> the norm of each head, times silu(z), rounded in between as
+    transformers does."""
+    wide = x.float()
+    normed = (wide * (wide.square().mean(-1, keepdim=True) + weights.eps).rsqrt()).to(x.dtype)
+    gate = z.reshape(x.shape).float()
+    return ((weights.norm * normed) * over_sigmoid(gate, gate)).to(x.dtype)

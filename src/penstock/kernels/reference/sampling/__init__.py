@@ -1,0 +1,1 @@
+"""Sampling: penalties, filters, the draw, log probabilities, rows' columns."""

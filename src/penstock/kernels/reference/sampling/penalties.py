@@ -1,0 +1,250 @@
+"""What rows ask to be done to their logits before the draw: logit_bias, penalties, barred ids,
+token masks.
+
+It knows logits, ids and the pool of tokens; not why a row asks. Each operation changes float32
+logits [n, vocabulary] in place, only in the rows it is given. No counts are kept between steps: a
+row's tokens lie in the pool, in the geometry of its KV, and are counted each time
+(docs/design/penalties.md says why).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import VocabularyPart
+from penstock.kernels.reference.sampling.sample import SampleScratch
+from penstock.kernels.row_state import RowState
+from penstock.row_table import (
+    BAD_WORD_IDS,
+    WANTS_BIAS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+    WANTS_WORDS,
+)
+
+_PIECE = 1 << 22  # counts held at once
+
+
+def adjust(
+    logits: Tensor,
+    row_ids: Tensor,
+    position: Tensor,
+    rows: RowState,
+    slot_token: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    masks: Tensor,
+    scratch: SampleScratch,
+    part: VocabularyPart | None = None,
+) -> None:
+    """Raw logits [n, vocabulary] of rows row_ids [n] int32 -> scratch.adjusted: a float32 copy with
+    each row's bias, penalties, bars, bad words and mask, in this order, as of position [n]: tokens
+    past it are none of theirs yet.
+
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which
+    are a row's. Behind its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front
+    with -1. masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1:
+    none. part: which tokens the logits are of, where ranks share a vocabulary; all ids and masks
+    are of the whole of it.
+    """
+    first = 0 if part is None else part.first
+    row = row_ids.to(torch.int64)
+    wants = torch.where(rows.done[row] != 0, 0, rows.wants[row])
+    adjusted = scratch.adjusted = logits.to(torch.float32, copy=True)
+    if (place := (wants & WANTS_BIAS).nonzero()[:, 0]).shape[0]:
+        _bias(adjusted, place, row[place], rows, bias_ids - first, bias_values)
+    if (place := (wants & WANTS_PENALTY).nonzero()[:, 0]).shape[0]:
+        mine = row[place]
+        length = position[place].to(torch.int32) + 1
+        width = -(-int(length.max()) // BLOCK_SIZE)
+        apply_penalties(
+            adjusted,
+            place,
+            slot_token,
+            rows.block_table[:, :width].index_select(0, mine),
+            length,
+            rows.prompt_length[mine],
+            rows.repetition[mine],
+            rows.presence[mine],
+            rows.frequency[mine],
+            part,
+        )
+    if (place := (wants & WANTS_MIN_TOKENS).nonzero()[:, 0]).shape[0]:
+        mine = row[place]
+        ends = rows.end_ids.expand(mine.shape[0], -1)
+        ids = torch.cat((ends, rows.stop_ids[mine].to(torch.int64)), dim=1)
+        bar_ids(adjusted, place, ids - first, position[place] + 1 < rows.min_length[mine])
+    if (place := (wants & WANTS_WORDS).nonzero()[:, 0]).shape[0]:
+        _bar_words(adjusted, place, row[place], position[place], rows, slot_token, bias_ids, first)
+    slot = torch.where((wants & WANTS_MASK) != 0, rows.mask_slot[row], -1)
+    if (place := (slot >= 0).nonzero()[:, 0]).shape[0]:
+        apply_masks(adjusted, place, masks[:, first // 32 :], slot[place].to(torch.int64))
+
+
+def _bias(
+    logits: Tensor,
+    place: Tensor,
+    row: Tensor,
+    rows: RowState,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+) -> None:
+    """The biases of rows `row`, whose logits are lines `place`."""
+    count = rows.bias_count[row].to(torch.int64)
+    before = torch.cumsum(count, 0) - count
+    where = torch.repeat_interleave(rows.bias_start[row] - before, count) + torch.arange(
+        int(count.sum()), device=row.device
+    )
+    lines, ids, values = (
+        torch.repeat_interleave(place, count),
+        bias_ids[where].to(torch.int64),
+        bias_values[where],
+    )
+    mine = (ids >= 0) & (ids < logits.shape[1])
+    apply_bias(logits, lines[mine], ids[mine], values[mine])
+
+
+def _bar_words(
+    logits: Tensor,
+    place: Tensor,
+    row: Tensor,
+    position: Tensor,
+    rows: RowState,
+    slot_token: Tensor,
+    pool: Tensor,
+    first: int,
+) -> None:
+    """Bars the last id of each bad word of rows `row`, whose logits are lines `place`, where it
+    would complete it."""
+    count = rows.word_count[row].to(torch.int64)
+    which = torch.repeat_interleave(torch.arange(row.shape[0], device=row.device), count)
+    nth = torch.arange(which.shape[0], device=row.device) - (torch.cumsum(count, 0) - count)[which]
+    start = (rows.bias_start[row] + rows.bias_count[row])[which] + nth * BAD_WORD_IDS
+    words = pool[start[:, None] + torch.arange(BAD_WORD_IDS, device=row.device)]
+    back = position.to(torch.int64)[:, None] - torch.arange(
+        BAD_WORD_IDS - 2, -1, -1, device=row.device
+    )
+    at = back.clamp(min=0)
+    latest = slot_token[
+        rows.block_table[row[:, None], at // BLOCK_SIZE].to(torch.int64), at % BLOCK_SIZE
+    ]
+    latest = torch.where(back >= rows.prompt_length[row, None], latest, -2)
+    bar_words(logits, place[which], words, latest[which], first)
+
+
+def bar_words(logits: Tensor, rows: Tensor, words: Tensor, latest: Tensor, first: int = 0) -> None:
+    """-inf in row rows[i] for the last id of words[i] where the ids before it are the row's
+    latest[i], the newest last.
+
+    rows [m] int64, words [m, W] int32, padded in front with -1, latest [m, W - 1], -2 where there
+    is no output. first: the token of column 0.
+    """
+    before = words[:, :-1]
+    bar_ids(
+        logits,
+        rows,
+        words[:, -1:].to(torch.int64) - first,
+        ((before < 0) | (before == latest)).all(1),
+    )
+
+
+def apply_masks(logits: Tensor, rows: Tensor, masks: Tensor, slots: Tensor) -> None:
+    """-inf in row rows[i] for each token t of which bit t % 32 of word t // 32 of masks[slots[i]]
+    isn't set.
+
+    rows, slots [m] int64, masks [slots, W] int32.
+    """
+    vocabulary = logits.shape[1]
+    byte, bit = torch.arange(256, device=logits.device), torch.arange(8, device=logits.device)
+    barred = (
+        byte[:, None] >> bit
+    ) & 1 == 0  # by bytes through a table: 0.6 of the time that shifting words takes
+    step = max(1, _PIECE // vocabulary)
+    for first in range(0, rows.shape[0], step):
+        some = slice(first, first + step)
+        masked = masks.index_select(0, slots[some]).view(torch.uint8)
+        bars = barred.index_select(0, masked.view(-1).to(torch.int32)).view(masked.shape[0], -1)[
+            :, :vocabulary
+        ]
+        logits[rows[some]] = logits[rows[some]].masked_fill_(bars, -torch.inf)
+
+
+def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
+    """logits[rows[i], ids[i]] += values[i]. rows, ids [m] int64, values [m] float32; a (row, id)
+    comes once."""
+    logits[rows, ids] = logits[rows, ids] + values
+
+
+def bar_ids(logits: Tensor, rows: Tensor, ids: Tensor, active: Tensor) -> None:
+    """-inf for ids[i] of row rows[i] where active[i]. rows [m] int64, ids [m, j] int64, active [m]
+    bool.
+
+    An id outside the vocabulary (-1, or a stop id that no token has) is none.
+    """
+    inside = (ids >= 0) & (ids < logits.shape[1])
+    ids = torch.where(inside, ids, 0)
+    nothing = torch.zeros((), device=logits.device)
+    change = torch.where(active[:, None] & inside, -torch.inf, nothing)
+    # Added, not written: an id that is none adds 0 to token 0, and mustn't undo that token's own
+    # bar.
+    logits.index_put_((rows[:, None].expand_as(ids), ids), change, accumulate=True)
+
+
+def apply_penalties(
+    logits: Tensor,
+    rows: Tensor,
+    slot_token: Tensor,
+    block_table: Tensor,
+    length: Tensor,
+    prompt_length: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+    part: VocabularyPart | None = None,
+) -> None:
+    """Repetition over all of a row's tokens (CTRL, arXiv:1909.05858), then presence and frequency
+    over its output.
+
+    rows [m] int64: which rows of the logits. slot_token [blocks, 16] int32. block_table [m, width]
+    int32, covering length. length [m] int32: tokens of the row, the newest included, at least 1.
+    prompt_length [m] int32: tokens before are no output. repetition (1: off), presence, frequency
+    (0: off) [m] float32. part: which tokens the logits are of.
+    """
+    step = max(1, _PIECE // max(logits.shape[1], block_table.shape[1] * slot_token.shape[1]))
+    for start in range(0, rows.shape[0], step):
+        some = slice(start, start + step)
+        ids, output = _tokens_of(slot_token, block_table[some], length[some], prompt_length[some])
+        if part is not None:
+            ids, mine = part.columns(ids, logits.shape[1])
+            output = output & mine
+        count = _count(ids, output, logits.shape[1])
+        # One flat index: take and put_ are several times faster than indexing by row and id.
+        flat = ids + rows[some, None] * logits.shape[1]
+        value = logits.take(flat)
+        by = repetition[some, None]
+        value = torch.where(value > 0, value / by, value * by)
+        value -= frequency[some, None] * count + presence[some, None] * (count > 0)
+        if part is not None:
+            flat, value = flat[mine], value[mine]
+        logits.put_(flat, value)  # an id that comes twice is written twice, with the same value
+
+
+def _tokens_of(
+    slot_token: Tensor, table: Tensor, length: Tensor, prompt_length: Tensor
+) -> tuple[Tensor, Tensor]:
+    """ids [m, L] int64 (the row's first token where there is none) and whether each is output, [m,
+    L] bool."""
+    tokens = slot_token.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
+    place = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
+    there = place < length[:, None]
+    ids = torch.where(there, tokens, tokens[:, :1]).to(torch.int64)
+    return ids, there & (place >= prompt_length[:, None])
+
+
+def _count(ids: Tensor, output: Tensor, vocabulary: int) -> Tensor:
+    """How often each id of a row is among its output: [m, L] float32."""
+    counts = torch.zeros((ids.shape[0], vocabulary), dtype=torch.float32, device=ids.device)
+    return counts.scatter_add_(1, ids, output.to(torch.float32)).gather(1, ids)

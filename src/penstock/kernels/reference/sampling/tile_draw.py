@@ -1,0 +1,147 @@
+"""One draw without filters: a tile of 128 logits first, then a logit of it. What it must give is
+said in `sample`.
+
+It knows rows of logits and their noise; no filters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import TILE, VocabularyPart
+from penstock.kernels.reference.sampling.noise import LANES, TILES, gumbel, keys
+
+BAD_LOGITS = -2
+MIN_TEMPERATURE = 1e-6
+
+# Logits worked on at once: the float32 copy of a bf16 head is made in such pieces, so that it stays
+# in the cache.
+_PIECE = 1 << 20
+
+
+@dataclass(slots=True)
+class Drawable:
+    """n rows to draw from and what one pass over their logits gave."""
+
+    logits: Tensor  # [any, vocabulary], any float type
+    place: Tensor  # [n] int64: which of the logits are each row's
+    peak: Tensor  # [n, tiles] float32: the largest logit of each tile
+    top: Tensor  # [n] float32
+    mass: Tensor | None  # [n, tiles] float32: sum of e; None when every row is greedy
+    scale: Tensor  # [n] float32: 1 / T
+    greedy: Tensor  # [n] bool
+    key: Tensor  # [2, n] int32
+    position: Tensor  # [n] int32
+    part: VocabularyPart | None = None  # which tokens the logits are of; None: all
+
+    def take(self, rows: Tensor) -> Drawable:
+        """Some rows; their logits are not copied. rows [m] int64."""
+        return Drawable(
+            self.logits,
+            self.place[rows],
+            self.peak[rows],
+            self.top[rows],
+            self.masses()[rows],
+            self.scale[rows],
+            self.greedy[rows],
+            self.key[:, rows],
+            self.position[rows],
+            self.part,
+        )
+
+    def masses(self) -> Tensor:
+        assert self.mass is not None, "every row is greedy"
+        return self.mass
+
+    def tiles(self, row: Tensor, tile: Tensor) -> Tensor:
+        """The logits of tile[i] of row[i]: both [q] int64 -> [q, 128] float32, -inf past the
+        vocabulary."""
+        return tile_logits(self.logits, self.place[row], tile)
+
+    def e(self, logit: Tensor, row: Tensor) -> Tensor:
+        """exp((logit - top) / T) of logits [q, any] of row[i], in place."""
+        return logit.sub_(self.top[row, None]).mul_(self.scale[row, None]).exp_()
+
+
+def tile_sums(
+    logits: Tensor,
+    scale: Tensor,
+    masses: bool = True,
+    agree: Callable[[Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One pass: peak [n, tiles], top [n], and sums of exp((l - top) * scale) [n, tiles] if asked,
+    all float32.
+
+    The adding goes by tile and then over tiles, so that a row's sums don't depend on how many rows
+    there are. agree: where the logits are a part of a vocabulary, its top [n] -> that of the whole;
+    sums take a second pass then.
+    """
+    n, vocabulary = logits.shape
+    tiles = -(-vocabulary // TILE)
+    peak = torch.empty((n, tiles), dtype=torch.float32, device=logits.device)
+    top = torch.empty(n, dtype=torch.float32, device=logits.device)
+    mass = torch.empty_like(peak) if masses else None
+    step = max(1, min(n, _PIECE // (tiles * TILE)))
+    buffer = torch.empty((step, tiles * TILE), dtype=torch.float32, device=logits.device)
+
+    def one_pass(peaks: bool, masses: bool) -> None:
+        for first in range(0, n, step):
+            piece = buffer[: min(step, n - first)]
+            some = slice(first, first + piece.shape[0])
+            piece[:, :vocabulary] = logits[some]
+            piece[:, vocabulary:] = -torch.inf
+            tiled = piece.view(-1, tiles, TILE)
+            if peaks:
+                torch.amax(tiled, -1, out=peak[some])
+                torch.amax(peak[some], -1, out=top[some])
+            if masses:
+                piece.sub_(top[some, None]).mul_(scale[some, None]).exp_()
+                torch.sum(tiled, -1, out=mass[some])
+
+    one_pass(True, masses and agree is None)
+    if agree is not None:
+        top = agree(top)
+        if masses:
+            one_pass(False, True)
+    return peak, top, mass
+
+
+def draw(rows: Drawable, attempt: int) -> Tensor:
+    """-> [n] int64. Rows that are bad get any token."""
+    score, token = draw_here(rows, attempt)
+    return token if rows.part is None else rows.part.best(score, token)
+
+
+def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
+    """The tile's score [n] float32, by which ranks find whose draw it is,
+    and the token [n] int64."""
+    first = 0 if rows.part is None else rows.part.first
+    score = rows.peak
+    if rows.mass is not None:
+        noise = gumbel(
+            keys(rows.key, rows.position, attempt, TILES), rows.peak.shape[1], first // TILE
+        )
+        score = torch.where(rows.greedy[:, None], rows.peak, noise.add_(rows.mass.log()))
+    best, tile = score.max(-1)
+    score = tile_logits(rows.logits, rows.place, tile)
+    if rows.mass is not None:
+        noise = gumbel(keys(rows.key, rows.position, attempt, LANES), TILE)
+        z = (score - rows.top[:, None]).mul_(rows.scale[:, None])
+        score = torch.where(rows.greedy[:, None], score, noise.add_(z))
+    return best, first + tile * TILE + score.argmax(-1)
+
+
+def tile_logits(logits: Tensor, row: Tensor, tile: Tensor) -> Tensor:
+    """The logits of tile `tile[i]` of row `row[i]`: both [q] int64 -> [q, 128] float32, -inf past
+    the vocabulary."""
+    n, vocabulary = logits.shape
+    if vocabulary % TILE == 0 and logits.is_contiguous():
+        tiles = vocabulary // TILE
+        return logits.view(n * tiles, TILE).index_select(0, row * tiles + tile).to(torch.float32)
+    column = tile[:, None] * TILE + torch.arange(TILE, device=tile.device)
+    values = logits[row[:, None], column.clamp(max=vocabulary - 1)].to(torch.float32)
+    return values.masked_fill_(column >= vocabulary, -torch.inf)

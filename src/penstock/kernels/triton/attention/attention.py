@@ -1,0 +1,109 @@
+"""Attention over the paged cache: prefixes of groups, decode rows carried on from them, then
+chunks.
+
+It knows the step's inputs and takes them apart for the kernels; it computes nothing. Nothing here
+reads the device, so the launches of a step can be captured.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionKind, DecodeInputs, StepInputs
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.attention.decode import FEW_PROGRAMS, attend_rows
+from penstock.kernels.triton.attention.latent_chunks import ChunkRoom
+from penstock.kernels.triton.attention.one_row_attention import attend_one
+from penstock.kernels.triton.attention.prefill import attend_chunks
+from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixes
+
+
+@dataclass(slots=True)
+class KindPlan:
+    """What layers of one kind share in a step: the rows as they attend them, one buffer for what
+    prefixes leave, and room for what chunks make of latent vectors, which the first layer that
+    needs it takes."""
+
+    decode: DecodeInputs | None
+    prefix: PrefixState | None
+    room: ChunkRoom | None = None
+
+
+def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
+    """Takes the buffers that layers of a kind share."""
+    decode = inputs.decode_for(kind.window) if inputs.rows else None
+    prefix = None
+    if decode is not None and decode.groups is not None:
+        groups = decode.groups.length.shape[0]
+        shape, device = (
+            (inputs.rows, kind.heads, kind.value_width or kind.width),
+            inputs.positions.device,
+        )
+        prefix = PrefixState.of(shape, dtype, device, kind.kv_heads, groups)
+    return KindPlan(decode, prefix)
+
+
+def attention(
+    q: Tensor,
+    kv: LayerKv,
+    inputs: StepInputs,
+    kind: AttentionKind,
+    plan: KindPlan,
+    sinks: Tensor | None = None,
+    *,
+    few_programs: int = FEW_PROGRAMS,
+) -> Tensor:
+    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword:
+    kernels/tunables.py."""
+    if q.stride()[1:] != (q.shape[2], 1):
+        q = q.contiguous()  # a view of a fused product has its heads side by side already
+    if inputs.is_one_row:
+        return attend_one(q, kv, inputs, kind.scale, kind.window, sinks, kind.softcap)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    rows, scale, window = inputs.rows, kind.scale, kind.window
+    if (decode := plan.decode) is not None:
+        if (groups := decode.groups) is not None and plan.prefix is not None:
+            attend_prefixes(
+                q[:rows],
+                kv,
+                groups.start,
+                groups.blocks,
+                groups.length,
+                scale,
+                plan.prefix,
+                kind.softcap,
+            )
+        attend_rows(
+            q[:rows],
+            kv,
+            decode.rows,
+            decode.table,
+            decode.position,
+            decode.skip,
+            plan.prefix,
+            scale,
+            window,
+            decode.max_own,
+            out[:rows],
+            few_programs,
+            sinks,
+            kind.softcap,
+        )
+    if inputs.prefill is not None and q.shape[0] > rows:
+        chunks = inputs.prefill
+        attend_chunks(
+            q[rows:],
+            kv,
+            chunks.start,
+            chunks.context,
+            chunks.block_table,
+            scale,
+            window,
+            out[rows:],
+            sinks,
+            kind.softcap,
+        )
+    return out

@@ -1,0 +1,404 @@
+"""Attention of decode rows: one query a row, over the row's own blocks, carried on from its group's
+prefix.
+
+A program takes a stretch of a row's tokens x one KV head and streams their K and V once. Where
+there are few rows, a row's tokens are split over programs and joined by a second launch. Everything
+about a row (which it is, its length, its blocks) is read on the device: the launches depend on the
+number of rows and on `max_tokens` alone, and a kernel is compiled once for a model, not once for a
+size of step.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.attention.flash_loop import (
+    LOG2_E,
+    at_head,
+    begun,
+    scales_of,
+    span,
+    turned,
+    walk_row,
+    with_eight,
+)
+from penstock.kernels.triton.attention.prefix import MOST_PARTS, PART_TILE, PART_TOKENS, PrefixState
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, processors_of
+from penstock.kernels.triton.pdl import has_pdl, wait
+
+MOST_SPLITS = 64  # programs that share a row
+FEW_PROGRAMS = 512  # that few rows are cut into: what fills an H200
+
+
+@triton.jit
+def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
+    """First and one past the last token that a row's own part sees."""
+    end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
+    first = 0
+    if SKIPS:
+        first = tl.load(skip + item)
+    if WINDOWED:
+        first = tl.maximum(end - window, 0)
+    return first, end
+
+
+@triton.jit(
+    do_not_specialize=[
+        "capacity",
+        "window",
+        "splits",
+        "split_tokens",
+        "prefix_splits",
+        "stride_blocks",
+    ],
+    do_not_specialize_on_alignment=["rows", "blocks", "position", "skip"],
+)
+def _own(
+    q,  # [S, H, D]
+    keys,  # [blocks, Hkv, 16, D], strided
+    values,  # the same
+    scales,  # [2, Hkv] float32, of what is in eight bits
+    sinks,  # [H] float32
+    out,  # [S, H, D]
+    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, V's scale left out
+    lse,  # [S, H, prefix_splits] float32
+    part,  # [S, H, splits, D] float32
+    part_lse,  # [S, H, splits] float32
+    blocks,  # [rows, W]
+    rows,  # [S]
+    position,  # [S]
+    skip,  # [S]
+    capacity,
+    window,
+    scale,
+    cap,
+    splits,
+    split_tokens,
+    prefix_splits,
+    stride_q,
+    stride_out,
+    stride_block,
+    stride_blocks,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    RATIO_PAD: tl.constexpr,
+    SKIPS: tl.constexpr,
+    PARTS: tl.constexpr,  # of a prefix, at most
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    SINKS: tl.constexpr,
+    CAPPED: tl.constexpr,
+    EIGHT: tl.constexpr,  # flash_loop.at_head's
+    PRECISION: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    RATIO: tl.constexpr = HEADS // KV_HEADS
+    head = tl.program_id(0) % KV_HEADS
+    item = (tl.program_id(0) // KV_HEADS).to(tl.int64)
+    row = tl.load(rows + item).to(tl.int64)
+    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
+    begin = first // 16 * 16
+    last = end
+    split = 0
+    alone = True
+    if SPLIT:
+        split = tl.program_id(1)
+        part_tokens = span(end - begin, splits, split_tokens, TOKENS)
+        alone = part_tokens >= end - begin
+        begin += split * part_tokens
+        last = tl.minimum(begin + part_tokens, end)
+    if (begin < end) | (split == 0):
+        lane = tl.arange(0, WIDTH_PAD)
+        inside = lane < WIDTH
+        query = tl.arange(0, RATIO_PAD)
+        query_head = head * RATIO + query
+        mask = (query < RATIO)[:, None] & inside[None, :]
+        cell = query_head[:, None] * WIDTH + lane[None, :]
+        queries = tl.load(q + item * stride_q + cell, mask=mask, other=0.0)
+        has_sink = (query < RATIO) & (split == 0)
+        state_max, state_sum, mixed = begun(
+            sinks, query_head, has_sink, RATIO_PAD, WIDTH_PAD, SINKS
+        )
+        if SKIPS and (first > 0) & (split == 0):
+            place = (item * HEADS + query_head) * prefix_splits
+            used = 1
+            if PARTS > 1:
+                used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
+            for at in tl.static_range(
+                PARTS
+            ):  # unrolled: the loads of all parts are under way at once
+                there = (query < RATIO) & (at < used)
+                seen = tl.load(lse + place + at, mask=there, other=-1e30)
+                each = tl.load(
+                    answer + (place + at)[:, None] * WIDTH + lane[None, :],
+                    mask=there[:, None] & inside[None, :],
+                    other=0.0,
+                )
+                larger = tl.maximum(state_max, seen)
+                share, shrink = tl.exp2(seen - larger), tl.exp2(state_max - larger)
+                state_sum = state_sum * shrink + share
+                mixed = mixed * shrink[:, None] + each * share[:, None]
+                state_max = larger
+        at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+        scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
+        queries, scale = with_eight(queries, scale, EIGHT)
+        table = blocks + row * stride_blocks
+        state_max, state_sum, mixed = walk_row(
+            turned(queries, EIGHT),
+            state_max,
+            state_sum,
+            turned(mixed, EIGHT),
+            at_keys,
+            at_values,
+            table,
+            begin,
+            last,
+            first,
+            scale,
+            cap,
+            stride_block,
+            stride_values,
+            CAPPED,
+            WINDOWED,
+            TOKENS,
+            WIDTH,
+            WIDTH_PAD,
+            EIGHT,
+            PRECISION,
+        )
+        mixed = turned(mixed, EIGHT) / state_sum[:, None]
+        if EIGHT > 0:
+            mixed *= of_values
+        if alone:
+            tl.store(out + item * stride_out + cell, mixed.to(out.dtype.element_ty), mask=mask)
+        elif SPLIT:
+            place = (item * HEADS + query_head) * splits + split
+            tl.store(part + place[:, None] * WIDTH + lane[None, :], mixed, mask=mask)
+            tl.store(part_lse + place, state_max + tl.log2(state_sum), mask=query < RATIO)
+
+
+@triton.jit(
+    do_not_specialize=["capacity", "window", "splits", "split_tokens"],
+    do_not_specialize_on_alignment=["position", "skip"],
+)
+def join_parts(
+    out,  # [S, H, D]
+    part,  # [S, H, splits, D] float32
+    part_lse,  # [S, H, splits] float32
+    position,
+    skip,
+    capacity,
+    window,
+    splits,
+    split_tokens,
+    stride_out,
+    HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    SKIPS: tl.constexpr,
+    WINDOWED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    MOST: tl.constexpr,
+    JOINED: tl.constexpr,  # parts at once
+):
+    """A row and head that more than one program took: their parts, weighted by what each of them
+    saw."""
+    item = (tl.program_id(0) // HEADS).to(tl.int64)
+    head = tl.program_id(0) % HEADS
+    first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
+    tokens = end - first // 16 * 16
+    part_tokens = span(tokens, splits, split_tokens, TOKENS)
+    if part_tokens < tokens:
+        used = tl.cdiv(tokens, part_tokens)
+        place = (item * HEADS + head) * splits
+        every = tl.arange(0, MOST)
+        largest = tl.max(tl.load(part_lse + place + every, mask=every < used, other=-1e30), 0)
+        split = tl.arange(0, JOINED)
+        lane = tl.arange(0, WIDTH_PAD)
+        inside = lane < WIDTH
+        total = tl.zeros([JOINED], tl.float32)
+        mixed = tl.zeros([JOINED, WIDTH_PAD], tl.float32)
+        for at in range(0, used, JOINED):
+            here = place + at + split
+            held = at + split < used
+            share = tl.exp2(
+                tl.load(part_lse + here, mask=held, other=-1e30) - largest
+            )  # of none: 0
+            each = tl.load(
+                part + here[:, None] * WIDTH + lane[None, :],
+                mask=held[:, None] & inside[None, :],
+                other=0.0,
+            )
+            total += share
+            mixed += each * share[:, None]
+        joined = tl.sum(mixed, 0) / tl.sum(total, 0)
+        tl.store(
+            out + item * stride_out + head * WIDTH + lane,
+            joined.to(out.dtype.element_ty),
+            mask=inside,
+        )
+
+
+def attend_rows(
+    q: Tensor,
+    kv: LayerKv,
+    rows: Tensor,
+    block_table: Tensor,
+    position: Tensor,
+    skip: Tensor | None,
+    prefix: PrefixState | None,
+    scale: float,
+    window: int | None,
+    max_tokens: int,
+    out: Tensor,
+    few_programs: int = FEW_PROGRAMS,
+    sinks: Tensor | None = None,
+    softcap: float | None = None,
+) -> None:
+    """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
+
+    rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W
+    * 16, less the first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has
+    left, stands for those. max_tokens: no row's own part is longer; it sets how many programs share
+    a row, not what is seen.   few_programs: that few rows are cut into.   sinks: `ops.Attention`'s.
+    softcap: AttentionKind's.
+    """
+    count, heads, width = q.shape
+    kv_heads = kv.kv_heads
+    if window is not None:
+        max_tokens = min(max_tokens, window + 15)
+    splits, split_tokens = splits_of(count * kv_heads, max_tokens, few_programs)
+    tokens, warps, stages = _shape(count * kv_heads, width, kv.eight, processors_of(q.device))
+    part, part_lse = out, out
+    if splits > 1:
+        part = torch.empty((count, heads, splits, width), dtype=torch.float32, device=q.device)
+        part_lse = torch.empty((count, heads, splits), dtype=torch.float32, device=q.device)
+    answer, lse, prefix_splits = (
+        (out, out, 1) if prefix is None else (prefix.answer, prefix.lse, prefix.splits)
+    )
+    skips = skip is not None and prefix is not None
+    step = (position, skip if skips else rows)
+    sizes = (block_table.shape[1] * 16, window or 0)
+    pad, early = max(16, next_power_of_2(width)), has_pdl(q.device)
+    _own[(count * kv_heads, splits)](
+        q,
+        kv.keys,
+        kv.values,
+        lse if kv.scales is None else kv.scales,
+        lse if sinks is None else sinks,
+        out,
+        answer,
+        lse,
+        part,
+        part_lse,
+        block_table,
+        rows,
+        *step,
+        *sizes,
+        scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E,
+        splits,
+        split_tokens,
+        prefix_splits,
+        q.stride(0),
+        out.stride(0),
+        kv.keys.stride(0),
+        block_table.stride(0),
+        heads,
+        kv_heads,
+        width,
+        pad,
+        least_queries(heads // kv_heads, kv),
+        skips,
+        1 if prefix_splits == 1 else MOST_PARTS,
+        PART_TOKENS,
+        PART_TILE,
+        window is not None,
+        splits > 1,
+        tokens,
+        sinks is not None,
+        softcap is not None,
+        kv.eight,
+        precision_of(q.dtype, width),
+        early,
+        num_warps=warps,
+        num_stages=stages,
+        launch_pdl=bool(early),
+    )
+    if splits > 1:
+        join_parts[(count * heads,)](
+            out,
+            part,
+            part_lse,
+            *step,
+            *sizes,
+            splits,
+            split_tokens,
+            out.stride(0),
+            heads,
+            width,
+            pad,
+            skips,
+            window is not None,
+            tokens,
+            MOST_SPLITS,
+            16,
+            num_warps=2,
+        )
+
+
+def least_queries(ratio: int, kv: LayerKv) -> int:
+    """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its
+    columns."""
+    return max(8 if kv.eight else 16, next_power_of_2(ratio))
+
+
+def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, int, int]:
+    """Tokens of a tile, warps, stages. Many rows: small programs, so that enough of them are there
+    at once.
+
+    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32: what leaves
+    fewer of their places empty in the last round. TB/s of 4 KV heads behind a window of 1,024, by
+    64 and by 32 tokens, of 4.56 that a plain read reaches: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220
+    3.73, 4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20; 717 4.24 to 4.34 both. By 2 warps, 3
+    stages or 16 tokens, and rows cut in 2 or 4, none is better in the mean.
+    """
+    if width > 256:  # Gemma 4's: what fits, not measured yet
+        return 32, 4, 2
+    if width > 128:
+        if eight:
+            return 32, 2, 2
+        large = count > 4 * processors and 3 * cdiv(count, 3 * processors) <= 4 * cdiv(
+            count, 4 * processors
+        )
+        return 64 if large else 32, 4, 2
+    return (32, 1, 2) if count >= 1024 else (64, 4, 2)
+
+
+def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
+    """Programs that share a row, a power of two, and the fewest tokens of one, where `count`
+    programs take a row each.
+
+    Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52
+    us, in two 64), but where a row may be long it isn't left to one program, which walks 2,000
+    tokens in 36 us. The launch that joins them costs 3.4 us a layer, needed or not.
+    """
+    if count <= 128:
+        least = 64 if count <= 32 else 128
+        return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least
+    return min(MOST_SPLITS, _power(4096 // count), _power(max_tokens // 4096)), 1024
+
+
+def _power(number: int) -> int:
+    """The largest power of two that is not above it; 1 for 0."""
+    return 1 << max(number, 1).bit_length() - 1

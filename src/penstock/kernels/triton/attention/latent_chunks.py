@@ -1,0 +1,392 @@
+"""Prompts over keys and values that are made of latent vectors: for each head its own, by one
+product of all vectors that a step's chunks see, in place of queries as wide as a vector.
+
+    _gather    the vectors that chunks see, one behind the other, widened; and their keys that turn,
+    which heads share
+    (torch)    vectors x up -> keys and values of some heads, as many as the room is for
+    _expanded  a program a head and a tile of a chunk's queries (FlashAttention-2's walk,
+    arXiv:2307.08691)
+
+Heads are independent: where keys and values of all heads find no room, some heads follow the
+others, and nothing is joined. Room is taken as a whole, however much a step needs of it, so that
+the first step's is the largest step's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.inputs import AttentionKind, PrefillInputs
+from penstock.kernels.latent import LatentSizes
+from penstock.kernels.state_forms import LatentKv
+from penstock.kernels.triton.attention.flash_loop import LOG2_E, nothing_seen, owner
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
+
+ROOM = 2**28  # bytes of keys and values
+AT_ONCE = 2**14  # vectors that are gathered for one product
+LEAST = 64  # columns of a product's right side, at least: delta_chunks.py says why
+_GATHERED = 16  # vectors of a program
+Tile = tuple[int, int, int, int]  # queries, tokens, warps, stages
+TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
+
+
+@dataclass(slots=True)
+class ChunkRoom:
+    """What the layers of a step share."""
+
+    slots: Tensor  # [seen] int64: where the tokens that chunks see are stored, chunk by chunk
+    first: Tensor  # [chunks] int64: of each chunk in that order
+    vectors: Tensor  # [AT_ONCE, rank]
+    turned: Tensor  # [seen, turning]
+    made: Tensor  # [ROOM bytes] of keys and values
+
+    @classmethod
+    def of(cls, chunks: PrefillInputs, sizes: LatentSizes, dtype: torch.dtype) -> ChunkRoom:
+        assert chunks.seen is not None
+        device, count = chunks.context.device, chunks.seen.stored
+        own = (chunks.start[1:] - chunks.start[:-1]).to(torch.int64)
+        each = torch.where(own > 0, own + chunks.context, 0)
+        end = each.cumsum(0)
+        first = end - each
+        chunk = torch.repeat_interleave(
+            torch.arange(own.shape[0], device=device), each, output_size=count
+        )
+        at = torch.arange(count, device=device) - first.index_select(0, chunk)
+        slots = chunks.block_table[chunk, at // 16].to(torch.int64) * 16 + at % 16
+        vectors = torch.empty((AT_ONCE, sizes.rank), dtype=dtype, device=device)
+        turned = torch.empty((count, sizes.turning), dtype=dtype, device=device)
+        return cls(
+            slots,
+            first,
+            vectors,
+            turned,
+            torch.empty(ROOM // dtype.itemsize, dtype=dtype, device=device),
+        )
+
+
+@triton.jit(do_not_specialize=["count"], do_not_specialize_on_alignment=["slots", "turned"])
+def _gather(
+    stored,
+    beside,
+    of_eight,
+    slots,
+    vectors,
+    turned,
+    count,
+    stride_block,
+    stride_beside,
+    EIGHT: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    VECTORS: tl.constexpr,
+):
+    """[count] vectors at their slots -> [count, RANK], [count, TURNING]. stored, beside:
+    LatentKv's, of_eight its scale where EIGHT."""
+    at = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
+    slot = tl.load(slots + at, mask=at < count, other=0)
+    lane, turn = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, TURNING_PAD)[None, :]
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    cell = (stored + slot // 16 * stride_block + slot % 16 * FROM)[:, None]
+    keys = (beside + slot // 16 * stride_beside + slot % 16 * (TURNING if EIGHT else FROM))[:, None]
+    there, to = (at < count)[:, None], at.to(tl.int64)[:, None]
+    vector = tl.load(cell + lane, mask=there & (lane < RANK))
+    if EIGHT:
+        vector = (vector.to(tl.float32) * tl.load(of_eight)).to(vectors.dtype.element_ty)
+    tl.store(vectors + to * RANK + lane, vector, mask=there & (lane < RANK))
+    key = tl.load(keys + turn, mask=there & (turn < TURNING))
+    tl.store(turned + to * TURNING + turn, key, mask=there & (turn < TURNING))
+
+
+@triton.jit
+def _walk(
+    low,
+    high,
+    turned,
+    state_max,
+    state_sum,
+    mixed,
+    made,
+    keys,
+    begin,
+    end,
+    position,
+    scale,
+    stride_made,
+    MASKED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    STILL: tl.constexpr,
+    TURNING: tl.constexpr,
+    VALUE: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`flash_loop.walk` over keys in two or three parts: what is still, up to LOW and from there
+    on, and what turns. made, keys: of the chunk's first token. MASKED: some queries don't see all
+    of it, or tiles aren't whole."""
+    token, lane, turn, value = (
+        tl.arange(0, TOKENS),
+        tl.arange(0, LOW)[None, :],
+        tl.arange(0, TURNING_PAD)[None, :],
+        tl.arange(0, VALUE_PAD)[None, :],
+    )
+    for at in range(begin, end, TOKENS):
+        where = at + token
+        stored = (where < end)[:, None]
+        cell, beside = made + where[:, None] * stride_made, keys + where[:, None] * TURNING
+        if MASKED:
+            key = tl.load(beside + turn, mask=stored & (turn < TURNING), other=0.0)
+            first = tl.load(cell + lane, mask=stored & (lane < STILL), other=0.0)
+            answer = tl.load(cell + STILL + value, mask=stored & (value < VALUE), other=0.0)
+        else:
+            key = tl.load(beside + turn, mask=turn < TURNING, other=0.0)
+            first = tl.load(cell + lane, mask=lane < STILL, other=0.0)
+            answer = tl.load(cell + STILL + value, mask=value < VALUE, other=0.0)
+        scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
+        scores = tl.dot(low, tl.trans(first), scores, input_precision=PRECISION)
+        if HIGH > 0:
+            beyond = LOW + tl.arange(0, HIGH)[None, :]
+            if MASKED:
+                second = tl.load(cell + beyond, mask=stored & (beyond < STILL), other=0.0)
+            else:
+                second = tl.load(cell + beyond, mask=beyond < STILL, other=0.0)
+            scores = tl.dot(high, tl.trans(second), scores, input_precision=PRECISION)
+        if MASKED:
+            scores = tl.where(
+                (where < end)[None, :] & (where[None, :] <= position[:, None]), scores, -1e30
+            )
+        larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - larger[:, None])
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        mixed = tl.dot(
+            weights.to(answer.dtype), answer, mixed * shrink[:, None], input_precision=PRECISION
+        )
+        state_max = larger
+    return state_max, state_sum, mixed
+
+
+@triton.jit(
+    do_not_specialize=["chunks", "tiles"],
+    do_not_specialize_on_alignment=["start", "context", "chunk_first"],
+)
+def _expanded(
+    q,  # [T, H, STILL + TURNING], at the first head of `made`
+    made,  # [seen, some heads, STILL + VALUE]
+    keys,  # [seen, TURNING]
+    out,  # [T, H, VALUE], at the first head of `made`
+    start,  # [chunks + 1]
+    context,  # [chunks]
+    chunk_first,  # [chunks]
+    chunks,
+    tiles,
+    scale,
+    stride_q,
+    stride_made,
+    stride_out,
+    STILL: tl.constexpr,
+    TURNING: tl.constexpr,
+    VALUE: tl.constexpr,
+    LOW: tl.constexpr,
+    HIGH: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    VALUE_PAD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """A tile of a chunk's queries of a head, each over its prompt up to itself."""
+    head = tl.program_id(1)
+    chunk, row = owner(
+        start, chunks, tiles - 1 - tl.program_id(0), QUERIES
+    )  # a chunk's longest tiles go first
+    chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
+    if row < chunk_end:
+        member = row + tl.arange(0, QUERIES)
+        valid = (member < chunk_end)[:, None]
+        lane, turn, value = (
+            tl.arange(0, LOW)[None, :],
+            tl.arange(0, TURNING_PAD),
+            tl.arange(0, VALUE_PAD)[None, :],
+        )
+        cell = q + member.to(tl.int64)[:, None] * stride_q + head * (STILL + TURNING)
+        low = tl.load(cell + lane, mask=valid & (lane < STILL), other=0.0)
+        turned = tl.load(
+            cell + STILL + turn[None, :], mask=valid & (turn < TURNING)[None, :], other=0.0
+        )
+        high = turned
+        if HIGH > 0:
+            beyond = LOW + tl.arange(0, HIGH)[None, :]
+            high = tl.load(cell + beyond, mask=valid & (beyond < STILL), other=0.0)
+        lowest = tl.load(context + chunk) + row - chunk_start
+        end = tl.minimum(lowest + QUERIES, lowest + chunk_end - row)
+        position = tl.minimum(lowest + member - row, end - 1)
+        first = tl.load(chunk_first + chunk).to(tl.int64)
+        made += first * stride_made + head * (STILL + VALUE)
+        keys += first * TURNING
+        state_max, state_sum, mixed = nothing_seen(QUERIES, VALUE_PAD)
+        whole = (lowest + 1) // TOKENS * TOKENS
+        state_max, state_sum, mixed = _walk(
+            low,
+            high,
+            turned,
+            state_max,
+            state_sum,
+            mixed,
+            made,
+            keys,
+            0,
+            whole,
+            position,
+            scale,
+            stride_made,
+            False,
+            TOKENS,
+            STILL,
+            TURNING,
+            VALUE,
+            LOW,
+            HIGH,
+            TURNING_PAD,
+            VALUE_PAD,
+            PRECISION,
+        )
+        state_max, state_sum, mixed = _walk(
+            low,
+            high,
+            turned,
+            state_max,
+            state_sum,
+            mixed,
+            made,
+            keys,
+            whole,
+            end,
+            position,
+            scale,
+            stride_made,
+            True,
+            TOKENS,
+            STILL,
+            TURNING,
+            VALUE,
+            LOW,
+            HIGH,
+            TURNING_PAD,
+            VALUE_PAD,
+            PRECISION,
+        )
+        to = out + member.to(tl.int64)[:, None] * stride_out + head * VALUE + value
+        tl.store(
+            to, (mixed / state_sum[:, None]).to(out.dtype.element_ty), mask=valid & (value < VALUE)
+        )
+
+
+def heads_at_once(chunks: PrefillInputs, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
+    """Returns of how many heads keys and values find room; 0: of none."""
+    assert chunks.seen is not None
+    return min(heads, ROOM // (chunks.seen.stored * (sizes.still + sizes.value) * dtype.itemsize))
+
+
+def attend_expanded(
+    q: Tensor,
+    up: Tensor,
+    kv: LatentKv,
+    chunks: PrefillInputs,
+    kind: AttentionKind,
+    room: ChunkRoom,
+    out: Tensor,
+) -> None:
+    """q [n, H, still + turning] of all chunks, up [H, still + value, rank], into out [n, H,
+    value]."""
+    sizes, (count, heads, width), number = kind.latent, q.shape, chunks.context.shape[0]
+    assert sizes is not None and q.stride()[1:] == (width, 1) and out.is_contiguous()
+    seen, each, at_once = (
+        room.slots.shape[0],
+        sizes.still + sizes.value,
+        heads_at_once(chunks, sizes, heads, q.dtype),
+    )
+    queries, tokens, warps, stages = _shape(sizes, q.dtype, shared_of(q.device))
+    tiles = count // queries + number
+    low, high = parts_of(sizes.still)
+    for first in range(0, heads, at_once):
+        some = up[first : first + at_once]
+        made = room.made[: seen * some.shape[0] * each].view(seen, -1)
+        for begin in range(0, seen, AT_ONCE):
+            last = min(begin + AT_ONCE, seen)
+            _gather[(cdiv(last - begin, _GATHERED),)](
+                kv.latent,
+                kv.turned,
+                room.vectors if kv.scale is None else kv.scale,
+                room.slots[begin:last],
+                room.vectors,
+                room.turned[begin:last],
+                last - begin,
+                kv.latent.stride(0),
+                kv.turned.stride(0),
+                EIGHT=kv.scale is not None,
+                RANK=sizes.rank,
+                TURNING=sizes.turning,
+                RANK_PAD=next_power_of_2(sizes.rank),
+                TURNING_PAD=next_power_of_2(sizes.turning),
+                VECTORS=_GATHERED,
+                num_warps=4,
+            )
+            torch.mm(room.vectors[: last - begin], some.flatten(0, 1).T, out=made[begin:last])
+        _expanded[(tiles, some.shape[0])](
+            q[:, first:],
+            made,
+            room.turned,
+            out[:, first:],
+            chunks.start,
+            chunks.context,
+            room.first,
+            number,
+            tiles,
+            kind.scale * LOG2_E,
+            q.stride(0),
+            made.stride(0),
+            out.stride(0),
+            STILL=sizes.still,
+            TURNING=sizes.turning,
+            VALUE=sizes.value,
+            LOW=low,
+            HIGH=high,
+            TURNING_PAD=max(16, next_power_of_2(sizes.turning)),
+            VALUE_PAD=max(LEAST, next_power_of_2(sizes.value)),
+            QUERIES=queries,
+            TOKENS=tokens,
+            PRECISION="ieee" if q.dtype == torch.float32 else "tf32",
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+
+def parts_of(width: int) -> tuple[int, int]:
+    """Returns the powers of two that a key's still part is multiplied in: (128, 0) of 128, (128,
+    64) of 192."""
+    low = max(16, next_power_of_2(width))
+    if low == width or low <= LEAST:
+        return low, 0
+    return low // 2, max(16, next_power_of_2(width - low // 2))
+
+
+def _shape(sizes: LatentSizes, dtype: torch.dtype, shared: int) -> Tile:
+    """The first of TILES that a program's shared memory holds; none of them spills (sm90: 168
+    registers for DeepSeek's sizes, 240 for keys and values of 256). Moonlight's on an H200, a
+    prompt of 8,192: 836 us by 3 stages (452 TFLOP/s), 1,019 by 2, 4,603 absorbed."""
+    if dtype == torch.float32:
+        return 16, 32, 4, 1
+    key = sum(parts_of(sizes.still)) + max(16, next_power_of_2(sizes.turning))
+    both = key + max(LEAST, next_power_of_2(sizes.value))
+    fits = (tile for tile in TILES if 2 * (tile[0] * key + tile[3] * tile[1] * both) <= shared)
+    return next(fits, TILES[-1])

@@ -1,0 +1,272 @@
+"""Shared prefixes: the queries of a prefix group against the group's blocks, once, on the tensor
+cores.
+
+A program takes a tile of rows of one group x the query heads of one KV head, walks the group's
+blocks and leaves the answer over the prefix alone with its log-sum-exp; `decode` carries on from
+there. (Hydragen, arXiv:2402.05099, has the idea; here it is one launch for all groups, and the
+groups lie on the device.) Rows that stand alone are left unwritten.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.layer_kv import LayerKv
+from penstock.kernels.triton.attention.flash_loop import (
+    LOG2_E,
+    at_head,
+    nothing_seen,
+    owner,
+    queries_of,
+    scales_of,
+    span,
+    walk,
+)
+from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, precision_of, shared_of
+
+MOST_PARTS = 8  # programs that share a tile's prefix
+PART_TOKENS = 128  # of a prefix, that one of them takes at least
+PART_TILE = 64  # parts are multiples of it
+FILLED = 2048  # programs that fill the chip, most of them with nothing to do
+EACH = 1024  # groups that a program looks at together
+# bytes of shared memory that 128 queries of 128 numbers and 64 tokens take, and some more
+WIDE_TILE = 106_496
+MANY_ROWS = 2048  # from here on groups fill tiles twice as high
+
+
+@dataclass(slots=True)
+class PrefixState:
+    """What rows know of their prefixes: the answer over each part alone and its log-sum-exp, in
+    powers of two."""
+
+    answer: Tensor  # [S, H, splits, D] float32
+    lse: Tensor  # [S, H, splits] float32
+    splits: int  # parts of a prefix, at most
+
+    @classmethod
+    def of(
+        cls,
+        shape: tuple[int, int, int],
+        dtype: torch.dtype,
+        device: torch.device,
+        kv_heads: int,
+        groups: int,
+    ) -> PrefixState:
+        """Makes room for queries of `shape` [S, H, D] and `dtype`, read by the prefixes of `groups`
+        groups."""
+        rows, heads, width = shape
+        splits = _splits(_tiles(rows, heads // kv_heads, groups, width, dtype) * kv_heads)
+        return cls(
+            torch.empty((rows, heads, splits, width), dtype=torch.float32, device=device),
+            torch.empty((rows, heads, splits), dtype=torch.float32, device=device),
+            splits,
+        )
+
+
+@triton.jit(
+    do_not_specialize=["groups", "splits", "stride_blocks"],
+    do_not_specialize_on_alignment=["start", "blocks", "length"],
+)
+def _prefix(
+    q,  # [S, H, D]
+    keys,  # [blocks, Hkv, 16, D], strided
+    values,  # the same
+    scales,  # [2, Hkv] float32, of what is in eight bits
+    answer,  # [S, H, splits, D] float32, V's scale left out
+    lse,  # [S, H, splits] float32, powers of two
+    start,  # [G + 1]
+    blocks,  # [G, W]
+    length,  # [G]
+    groups,
+    splits,
+    scale,
+    cap,
+    stride_q,
+    stride_block,
+    stride_blocks,
+    HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    WIDTH_PAD: tl.constexpr,
+    QUERIES: tl.constexpr,  # query rows of a tile
+    TOKENS: tl.constexpr,
+    SPLIT: tl.constexpr,
+    PART_TOKENS: tl.constexpr,
+    PART_TILE: tl.constexpr,
+    EACH: tl.constexpr,
+    CAPPED: tl.constexpr,
+    EIGHT: tl.constexpr,  # flash_loop.at_head's
+    PRECISION: tl.constexpr,
+):
+    RATIO: tl.constexpr = HEADS // KV_HEADS
+    ROWS: tl.constexpr = QUERIES // RATIO
+    head = tl.program_id(0) % KV_HEADS
+    tile = tl.program_id(0) // KV_HEADS
+    group, row = owner(start, groups, tile, ROWS, EACH)
+    row_end = tl.load(start + group + 1)
+    begin = 0
+    end = tl.load(length + group)
+    split = 0
+    if SPLIT:
+        split = tl.program_id(1)
+        part = span(end, splits, PART_TOKENS, PART_TILE)
+        begin = split * part
+        end = tl.minimum(begin + part, end)
+    if row < row_end and begin < end:
+        lane = tl.arange(0, WIDTH_PAD)
+        member, query_head, valid, mask, queries = queries_of(
+            q, row, row_end, head, stride_q, RATIO, QUERIES, WIDTH, WIDTH_PAD
+        )
+        state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
+        at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
+        scale, _ = scales_of(scale, scales, head, KV_HEADS, EIGHT)
+        table = blocks + group.to(tl.int64) * stride_blocks
+        last = tl.full([QUERIES], 2**30, tl.int32)
+        whole = begin + (end - begin) // TOKENS * TOKENS
+        state_max, state_sum, mixed = walk(
+            queries,
+            state_max,
+            state_sum,
+            mixed,
+            at_keys,
+            at_values,
+            table,
+            begin,
+            whole,
+            last,
+            0,
+            scale,
+            cap,
+            stride_block,
+            stride_values,
+            CAPPED,
+            False,
+            False,
+            TOKENS,
+            WIDTH,
+            WIDTH_PAD,
+            EIGHT,
+            PRECISION,
+        )
+        state_max, state_sum, mixed = walk(
+            queries,
+            state_max,
+            state_sum,
+            mixed,
+            at_keys,
+            at_values,
+            table,
+            whole,
+            end,
+            last,
+            0,
+            scale,
+            cap,
+            stride_block,
+            stride_values,
+            CAPPED,
+            True,
+            False,
+            TOKENS,
+            WIDTH,
+            WIDTH_PAD,
+            EIGHT,
+            PRECISION,
+        )
+        place = (member.to(tl.int64) * HEADS + query_head) * splits + split
+        tl.store(
+            answer + place[:, None] * WIDTH + lane[None, :], mixed / state_sum[:, None], mask=mask
+        )
+        tl.store(lse + place, state_max + tl.log2(state_sum), mask=valid)
+
+
+def attend_prefixes(
+    q: Tensor,
+    kv: LayerKv,
+    start: Tensor,
+    blocks: Tensor,
+    length: Tensor,
+    scale: float,
+    state: PrefixState,
+    softcap: float | None = None,
+) -> None:
+    """q [S, H, D] over a layer's KV into `state`.
+
+    start [G + 1], blocks [G, W], length [G] int32: rows start[g] : start[g + 1] see the first
+    length[g] tokens of blocks[g]; length is a multiple of 16. The launch depends on S and G alone:
+    a group may be empty or of length 0.
+    """
+    rows, heads, width = q.shape
+    kv_heads, groups = kv.kv_heads, start.shape[0] - 1
+    ratio = heads // kv_heads
+    queries, tokens, warps, stages = _shape(ratio, width, q.dtype, shared_of(q.device), rows)
+    tiles = _tiles(rows, ratio, groups, width, q.dtype)
+    _prefix[(tiles * kv_heads, state.splits)](
+        q,
+        kv.keys,
+        kv.values,
+        state.lse if kv.scales is None else kv.scales,
+        state.answer,
+        state.lse,
+        start,
+        blocks,
+        length,
+        groups,
+        state.splits,
+        scale * LOG2_E,
+        (softcap or 1.0) * LOG2_E,
+        q.stride(0),
+        kv.keys.stride(0),
+        blocks.stride(0),
+        heads,
+        kv_heads,
+        width,
+        max(16, next_power_of_2(width)),
+        queries,
+        tokens,
+        state.splits > 1,
+        PART_TOKENS,
+        PART_TILE,
+        EACH,
+        softcap is not None,
+        kv.eight,
+        precision_of(q.dtype, width),
+        num_warps=warps,
+        num_stages=stages,
+    )
+
+
+def tile_members(ratio: int, width: int, dtype: torch.dtype, rows: int = 1) -> int:
+    """Rows of a tile, for so many query heads of a KV head and rows of a step."""
+    return _shape(ratio, width, dtype, rows=rows)[0] // ratio
+
+
+def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -> int:
+    """Tiles of rows of one group, at most."""
+    return rows // tile_members(ratio, width, dtype, rows) + groups
+
+
+def _splits(programs: int) -> int:
+    """Parts of a prefix, a power of two, where `programs` take a whole one each: few of them don't
+    fill the chip."""
+    return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
+
+
+def _shape(
+    ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED, rows: int = 1
+) -> tuple[int, int, int, int]:
+    """Query rows of a tile, tokens of a tile, warps, stages: the best of gpu_timing/prefix.py on an
+    H200. shared: bytes that a program may have; query rows are the same whatever it is. A row's
+    answer hangs on the tokens alone."""
+    if dtype == torch.float32:
+        return max(16, next_power_of_2(ratio)), 32, 4, 1
+    tall = 64 < width <= 128 and rows >= MANY_ROWS
+    if width > 256:  # Gemma 4's: what fits, not measured yet
+        return max(64, next_power_of_2(ratio)), 32, 8, 2
+    tokens = 32 if width > 128 or (width > 64 and shared < WIDE_TILE) else 64
+    return max(128 if tall else 64, next_power_of_2(ratio)), tokens, 4, 2

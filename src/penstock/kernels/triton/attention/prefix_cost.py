@@ -1,0 +1,28 @@
+"""What grouping saves on a GPU: figures of this column's attention (`benchmarks/prefix_groups.py`,
+H200, 1,260 steps).
+
+A GPU that isn't listed is decided by the H200's: only their ratios matter, and those move less than
+the figures.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from penstock.kernels.prefix_cost import MeasuredSharing, PrefixCostTimes
+from penstock.kernels.triton.attention.prefix import tile_members
+
+MEASURED = (
+    MeasuredSharing(
+        "NVIDIA H200", member_byte=1.17e-13, member=5.4e-12, tile_byte=1.92e-13, step=5.8e-6
+    ),
+)
+
+
+def prefix_cost(
+    heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
+) -> PrefixCostTimes:
+    """Returns the costs that `kernels.prefix_cost.PrefixCost` asks for."""
+    found = [measured for measured in MEASURED if measured.device == device]
+    members = tile_members(heads // kv_heads, width, dtype)
+    return (found or MEASURED)[0].times(kv_heads, width, members, kv_share)

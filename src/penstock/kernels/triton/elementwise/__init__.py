@@ -1,0 +1,1 @@
+"""Norms, activations, embedding: one read and one write of each row."""

@@ -1,0 +1,99 @@
+"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few by
+`stream_fp4.py`; for many the weight is widened some of its outputs at a time, and multiplied by the
+library. It knows rows and a matrix; no layer.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.fixed_row import FixedRow
+from penstock.kernels.fp8_rows import Rows, wide
+from penstock.kernels.triton.grid import cdiv
+from penstock.kernels.triton.linear.linear_four import lone_product
+from penstock.kernels.triton.linear.linear_groups import by_library
+from penstock.kernels.triton.linear.stream_fp4 import (
+    Fp4Weight,
+    fp4_weight,
+    scale_pairs,
+    streamed_fp4,
+)
+from penstock.kernels.triton.linear.widen import widen_fp4
+from penstock.kernels.triton.pdl import has_pdl, wait
+
+MOST_STREAMED = 256  # rows, as of integers
+
+prepare_linear_fp4 = fp4_weight
+
+
+def linear_fp4(
+    x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
+) -> Tensor:
+    """x [T, K], one row in fixed point -> x @ worth.T + bias, [T, N]. The keyword:
+    kernels/tunables.py."""
+    if isinstance(x, FixedRow):
+        return wide(lone_product(x, matrix, bias))
+    x = wide(x)
+    if x.shape[0] <= streamed_rows:
+        return streamed_fp4(x, matrix, bias)
+    return by_library(x, matrix.shape, partial(widened_fp4, matrix), bias)
+
+
+@triton.jit(do_not_specialize=["first", "count"])
+def _widened_fp4(
+    weight,
+    scale,
+    by,
+    out,
+    first,
+    count,
+    N,
+    K,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    row, turn, octet = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, BK)
+    n = tl.minimum(first + row, N - 1)
+    mask = (row < count)[:, None] & (turn * BK + octet < K // 2)[None, :]
+    w = tl.load(
+        weight + n[:, None].to(tl.int64) * (K // 2) + turn * BK + octet[None, :], mask=mask, other=0
+    )
+    kind = out.dtype.element_ty
+    low, high = widen_fp4(w, scale_pairs(scale, n, N, turn, BK), BN, BK, kind, False)
+    times = tl.load(by + n)[:, None]
+    to = (
+        out
+        + row[:, None].to(tl.int64) * K
+        + (turn * 2 * BK + octet // 16 * 32 + octet % 16)[None, :]
+    )
+    tl.store(to, (low.to(tl.float32) * times).to(kind), mask=mask)
+    tl.store(to + 16, (high.to(tl.float32) * times).to(kind), mask=mask)
+
+
+def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
+    """Returns what `count` of the matrix's rows are worth, [count, K] of its dtype."""
+    (n, k), early = matrix.shape, has_pdl(matrix.weight.device)
+    out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
+    _widened_fp4[(cdiv(count, 32), cdiv(k, 256))](
+        matrix.weight,
+        matrix.scale,
+        matrix.by,
+        out,
+        first,
+        count,
+        n,
+        k,
+        BN=32,
+        BK=128,
+        EARLY=early,
+        num_warps=4,
+        launch_pdl=bool(early),
+    )
+    return out

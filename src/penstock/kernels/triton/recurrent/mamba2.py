@@ -1,0 +1,321 @@
+"""Mamba2's recurrence, a program a row and head: convolutions, step, decay, update and answer; and
+its gated norm.
+
+A program reads the head's state once, some values' columns after the others, changes them and
+writes them back. Heads of a group work out its B and C each for itself: the window is a ring, so
+neither spoils what the other reads. Chunks are `mamba2_chunks`' work.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.kernels.fp8_rows import Form, Rows
+from penstock.kernels.inputs import StepInputs
+from penstock.kernels.mamba2 import Mamba2Heads, Mamba2Weights
+from penstock.kernels.triton.grid import next_power_of_2
+from penstock.kernels.triton.linear.fp8 import BITS, empty_rows, pointers, store_rows
+from penstock.kernels.triton.pdl import early_of, release, wait
+from penstock.kernels.triton.recurrent.delta_chunks import softplus
+from penstock.kernels.triton.recurrent.mamba2_chunks import mamba2_chunks
+from penstock.kernels.triton.recurrent.short_conv import of_row, silu
+
+# Numbers of a state that a program has in registers at once, and its warps: as the delta rule's
+# (delta_rule.py).
+_AT_ONCE, _WARPS = 8192, 2
+
+
+@triton.jit
+def _rows(
+    given,
+    taps,
+    taps_bias,
+    a,
+    step_bias,
+    skip,
+    window,
+    matrix,
+    slots,
+    folds,
+    positions,
+    out,
+    window_stride,
+    matrix_stride,
+    stride,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    STATE: tl.constexpr,
+    PART: tl.constexpr,
+    STATE_WIDTH: tl.constexpr,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """PART: values of the head at once."""
+    head, row = (
+        tl.program_id(0),
+        tl.program_id(1).to(tl.int64),
+    )  # heads of a row beside each other: so does its memory
+    slot, position, fold = (
+        tl.load(slots + row).to(tl.int64),
+        tl.load(positions + row),
+        tl.load(folds + row) != 0,
+    )
+    size: tl.constexpr = HEADS * HEAD
+    dtype = given.dtype.element_ty
+    dt = softplus(
+        tl.load(given + row * stride + 2 * size + 2 * GROUPS * STATE + head).to(tl.float32)
+        + tl.load(step_bias + head)
+    )
+    left, past = tl.exp(dt * tl.load(a + head)), tl.load(skip + head)
+    key, some = tl.arange(0, STATE_WIDTH), tl.arange(0, PART)
+    is_key, its_window = key < STATE, slot * window_stride
+    of_group = size + head // (HEADS // GROUPS) * STATE + key
+    b = _convolved(
+        given,
+        taps,
+        taps_bias,
+        window,
+        its_window,
+        position,
+        fold,
+        row,
+        stride,
+        of_group,
+        is_key,
+        HEADS,
+        GROUPS,
+        HEAD,
+        STATE,
+        TAPS,
+        BIAS,
+    )[:, None]
+    c = _convolved(
+        given,
+        taps,
+        taps_bias,
+        window,
+        its_window,
+        position,
+        fold,
+        row,
+        stride,
+        of_group + GROUPS * STATE,
+        is_key,
+        HEADS,
+        GROUPS,
+        HEAD,
+        STATE,
+        TAPS,
+        BIAS,
+    )[:, None]
+    b *= dt
+    held = (
+        matrix + slot * matrix_stride + head * (STATE * HEAD) + key[:, None] * HEAD + some[None, :]
+    )
+    for begin in range(0, HEAD, PART):
+        value = begin + some
+        there = value < HEAD
+        within = is_key[:, None] & there[None, :]
+        state = tl.load(held + begin, mask=within, other=0.0).to(tl.float32)
+        x = _convolved(
+            given,
+            taps,
+            taps_bias,
+            window,
+            its_window,
+            position,
+            fold,
+            row,
+            stride,
+            head * HEAD + value,
+            there,
+            HEADS,
+            GROUPS,
+            HEAD,
+            STATE,
+            TAPS,
+            BIAS,
+        )
+        if fold:
+            state = state * left + b * x[None, :]
+            tl.store(held + begin, state.to(matrix.dtype.element_ty), mask=within)
+        answer = tl.sum(state * c, axis=0) + past * x
+        tl.store(out + row * size + head * HEAD + value, answer.to(dtype), mask=there)
+
+
+@triton.jit
+def _convolved(
+    given,
+    taps,
+    taps_bias,
+    window,
+    its_window,
+    position,
+    fold,
+    row,
+    stride,
+    channel,
+    there,
+    HEADS: tl.constexpr,
+    GROUPS: tl.constexpr,
+    HEAD: tl.constexpr,
+    STATE: tl.constexpr,
+    TAPS: tl.constexpr,
+    BIAS: tl.constexpr,
+):
+    """A row's convolution of some of x, B and C, through silu: float32."""
+    size: tl.constexpr = HEADS * HEAD
+    total = of_row(
+        given + size,
+        taps,
+        window,
+        its_window,
+        position,
+        fold,
+        row,
+        stride,
+        channel,
+        there,
+        size + 2 * GROUPS * STATE,
+        TAPS,
+        False,
+    )
+    if BIAS:
+        total += tl.load(taps_bias + channel, mask=there, other=0.0).to(tl.float32)
+    return silu(total).to(given.dtype.element_ty).to(tl.float32)
+
+
+@triton.jit
+def _gated_norm(
+    x,
+    gate,
+    weight,
+    out,
+    low,
+    scales,
+    stride,
+    gate_stride,
+    eps,
+    width,
+    GROUPS: tl.constexpr,
+    EACH: tl.constexpr,
+    NORM: tl.constexpr,
+    FP8: tl.constexpr,
+    EARLY: tl.constexpr,
+    MOST_GROUPS: tl.constexpr,
+    MOST: tl.constexpr,
+):
+    """A program a row: GROUPS groups of EACH numbers, in tiles of powers of two."""
+    wait(EARLY)
+    release(EARLY)
+    row = tl.program_id(0).to(tl.int64)
+    group, own = tl.arange(0, MOST_GROUPS)[:, None], tl.arange(0, MOST)[None, :]
+    column, there = group * EACH + own, (group < GROUPS) & (own < EACH)
+    opening = tl.load(gate + row * gate_stride + column, mask=there, other=0.0).to(tl.float32)
+    value = tl.load(x + row * stride + column, mask=there, other=0.0).to(tl.float32) * silu(opening)
+    dtype: tl.constexpr = x.dtype.element_ty
+    if NORM:
+        value = (
+            (value * tl.rsqrt(tl.sum(value * value, axis=1) / EACH + eps)[:, None])
+            .to(dtype)
+            .to(tl.float32)
+        )
+        value *= tl.load(weight + column, mask=there, other=0.0).to(tl.float32)
+    value = value.to(dtype)
+    if FP8 > 0:
+        whole: tl.constexpr = MOST_GROUPS * MOST
+        alone = row + tl.zeros((1, 1), tl.int64)
+        at, held = tl.reshape(row * width + column, (1, whole)), tl.reshape(there, (1, whole))
+        flat = tl.reshape(value, (1, whole))
+        store_rows(flat, out, low, scales, at, held, alone, alone >= 0, width, FP8, whole)
+    else:
+        tl.store(out + row * width + column, value, mask=there)
+
+
+def mamba2(
+    given: Tensor,
+    heads: Mamba2Heads,
+    weights: Mamba2Weights,
+    window: Tensor,
+    matrix: Tensor,
+    inputs: StepInputs,
+) -> Tensor:
+    """given [T, columns], window [slots, taps, channels], matrix [slots, heads, state_width,
+    head_width] -> [T, size]. The contract is `ops.Mamba2Scan`."""
+    h, w, states, rows = heads, weights, inputs.states, inputs.rows
+    assert states is not None, "a layer with a recurrent matrix has slots"
+    assert matrix[0].is_contiguous()
+    out = torch.empty((given.shape[0], h.size), dtype=given.dtype, device=given.device)
+    bias = w.taps if w.taps_bias is None else w.taps_bias
+    if rows:
+        key = next_power_of_2(h.state_width)
+        part = min(next_power_of_2(h.head_width), max(1, _AT_ONCE // key))
+        _rows[(h.heads, rows)](
+            given,
+            w.taps,
+            bias,
+            w.a,
+            w.step_bias,
+            w.skip,
+            window,
+            matrix,
+            states.slots,
+            states.folds.view(torch.uint8),
+            inputs.positions,
+            out,
+            window.stride(0),
+            matrix.stride(0),
+            given.stride(0),
+            HEADS=h.heads,
+            GROUPS=h.groups,
+            HEAD=h.head_width,
+            STATE=h.state_width,
+            PART=part,
+            STATE_WIDTH=key,
+            TAPS=w.taps.shape[1],
+            BIAS=w.taps_bias is not None,
+            num_warps=_WARPS if key * part == _AT_ONCE else 1,
+        )
+    if inputs.prefill is not None and given.shape[0] > rows:
+        mamba2_chunks(given, h, w, window, matrix, inputs, out)
+    return out
+
+
+def gated_norm(
+    x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
+) -> Rows:
+    """x [T, F], gate [T, F], whose rows may stand apart, weight [F] -> x * silu(gate), normed in
+    groups of F / groups neighbours, times weight, [T, F]; weight None: x * silu(gate)."""
+    rows, width = x.shape
+    out: Rows = (
+        torch.empty((rows, width), dtype=x.dtype, device=x.device)
+        if form == "wide"
+        else empty_rows(x, form)
+    )
+    if rows:
+        each, early = width // groups, early_of(x.device, rows)
+        most, most_groups = next_power_of_2(each), next_power_of_2(groups)
+        _gated_norm[(rows,)](
+            x,
+            gate,
+            x if weight is None else weight,
+            *pointers(out),
+            x.stride(0),
+            gate.stride(0),
+            eps,
+            width,
+            GROUPS=groups,
+            EACH=each,
+            NORM=weight is not None,
+            FP8=BITS[form],
+            EARLY=early,
+            MOST_GROUPS=most_groups,
+            MOST=most,
+            num_warps=max(1, min(16, most * most_groups // 512)),
+            launch_pdl=bool(early),
+        )
+    return out

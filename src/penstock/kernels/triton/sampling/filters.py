@@ -1,0 +1,673 @@
+"""min_p, top_k and top_p of rows that ask: draw again until a token stays, at most 8 times; then a
+search for the cut.
+
+The decisions are reference/sampling/filters.py's, made without its sort. One program a row; a row that asks
+for nothing returns at once. What a decision needs (mass above a token, count from a value on) is
+one pass over the tiles whose peak reaches that far: their ids are listed first, so a peaked row
+costs a few tiles and a flat one a read of the row.
+
+A bound is (value, id): a token is inside if its logit is larger, or equal and its id not larger.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.pdl import release, wait
+from penstock.kernels.triton.sampling.draw import draw_once, read_row
+from penstock.kernels.triton.sampling.noise import LANES, TILES, gumbel, row_keys
+from penstock.kernels.triton.sampling.tile_sums import load_tiles, row_of
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+_ALL_IDS = tl.constexpr(2147483647)  # the bound of an id that leaves nothing out
+
+
+@triton.jit
+def _key(value):
+    """float32 -> int64 that sorts as the values do."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+
+
+@triton.jit
+def _value(key, shift):
+    """The largest float32 whose key, without its last `shift` bits, is `key`'s, for keys < 0; else
+    the smallest: in both cases the one whose last `shift` bits are 0, as a bfloat16's are with
+    shift 16."""
+    low = tl.where(key < 0, (1 << shift) - 1, 0).to(tl.int64)
+    bits = ((key << shift) | low).to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _list(listed, tile, tiles, flags):
+    """Writes the flagged tiles' ids (of those that there are) into `listed`,
+    in order -> how many."""
+    flags = (flags & (tile < tiles)).to(tl.int32)
+    place = tl.cumsum(flags, axis=0) - 1
+    tl.debug_barrier()  # who still reads the list before
+    tl.store(listed + place, tile, mask=flags > 0)
+    tl.debug_barrier()
+    return tl.sum(flags, axis=0)
+
+
+@triton.jit
+def _some(
+    logits,
+    adjusted,
+    line,
+    listed,
+    first,
+    count,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Ids [SOME, TILE] and logits of the tiles listed[first] and on, -inf past `count`."""
+    place = first + tl.arange(0, SOME)
+    tile = tl.load(listed + place, mask=place < count, other=0)
+    token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    there = (place < count)[:, None] & (token < vocabulary)
+    return token, load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED)
+
+
+@triton.jit
+def _inside(logit, token, value, bound):
+    return (logit > value) | ((logit == value) & (token <= bound))
+
+
+@triton.jit
+def _masses(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    bound,
+    floor,
+    top,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Mass of the tokens inside (value, bound) with e at least floor."""
+    total = tl.zeros((SOME, TILE), tl.float32)
+    for first in range(0, count, SOME):
+        token, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        e = tl.exp2((logit - top) * scale2)
+        total += tl.where(_inside(logit, token, value, bound) & (e >= floor), e, 0.0)
+    return tl.sum(tl.sum(total, axis=1), axis=0)
+
+
+@triton.jit
+def _from(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    top,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of the listed tiles: tokens with logit >= value, tokens with logit > value, mass of those >
+    value."""
+    upto = tl.zeros((SOME, TILE), tl.int32)
+    more = tl.zeros((SOME, TILE), tl.int32)
+    total = tl.zeros((SOME, TILE), tl.float32)
+    for first in range(0, count, SOME):
+        _, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        upto += (logit >= value).to(tl.int32)
+        more += (logit > value).to(tl.int32)
+        total += tl.where(logit > value, tl.exp2((logit - top) * scale2), 0.0)
+    return (
+        tl.sum(tl.sum(upto, axis=1), axis=0),
+        tl.sum(tl.sum(more, axis=1), axis=0),
+        tl.sum(tl.sum(total, 1), axis=0),
+    )
+
+
+@triton.jit
+def _nth_equal(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    nth,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The id of the nth token (from 1) whose logit is `value`; all ids where there are fewer."""
+    seen = tl.full((), 0, tl.int32)
+    found = tl.full((), _ALL_IDS, tl.int32)
+    for first in range(0, count, SOME):
+        token, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        equal = (logit == value).to(tl.int32)
+        each = tl.sum(equal, axis=1)
+        before = tl.cumsum(each, axis=0) - each + seen
+        upto = tl.cumsum(equal, axis=1) + before[:, None]
+        hit = (equal > 0) & (upto == nth)
+        found = tl.minimum(found, tl.min(tl.min(tl.where(hit, token, _ALL_IDS), axis=1), axis=0))
+        seen += tl.sum(each, axis=0)
+    return found
+
+
+@triton.jit
+def _kth_peak(peak, k, low, high):
+    """The largest key that at least k peaks reach, of keys low .. high; low if no key is reached by
+    so many."""
+    keys = _key(peak)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        enough = tl.sum((keys >= middle).to(tl.int32), axis=0) >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _top_k_bound(
+    logits,
+    adjusted,
+    line,
+    listed,
+    tile,
+    tiles,
+    peak,
+    top,
+    k,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    shift,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The k-th token in the order: its logit and id. The k largest lie in tiles that reach the k-th
+    largest peak."""
+    high = _key(top) >> shift
+    low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
+    low = low >> shift
+    count = _list(listed, tile, tiles, peak >= _value(low, shift))
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        upto, _, _ = _from(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            _value(middle, shift),
+            top,
+            scale2,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        low = tl.where(upto >= k, middle, low)
+        high = tl.where(upto >= k, high, middle - 1)
+    value = _value(low, shift)
+    upto, more, _ = _from(
+        logits,
+        adjusted,
+        line,
+        listed,
+        count,
+        value,
+        top,
+        scale2,
+        vocabulary,
+        use_adjusted,
+        HAS_ADJUSTED,
+        SOME,
+        TILE,
+    )
+    bound = tl.full((), _ALL_IDS, tl.int32)
+    if upto > k:
+        bound = _nth_equal(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            value,
+            k - more,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+    return value, bound
+
+
+@triton.jit
+def _top_p_bound(
+    logits,
+    adjusted,
+    line,
+    listed,
+    tile,
+    tiles,
+    peak,
+    top,
+    lowest,
+    allowed,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    shift,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The last token with a mass below `allowed` above it: its logit, at least `lowest`, and id."""
+    low, high = _key(lowest) >> shift, _key(top) >> shift
+    count = _list(listed, tile, tiles, peak >= lowest)
+    while low < high:
+        middle = low + (high - low) // 2
+        _, _, above = _from(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            _value(middle, shift),
+            top,
+            scale2,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        high = tl.where(above < allowed, middle, high)
+        low = tl.where(above < allowed, low, middle + 1)
+    value = _value(low, shift)
+    upto, more, above = _from(
+        logits,
+        adjusted,
+        line,
+        listed,
+        count,
+        value,
+        top,
+        scale2,
+        vocabulary,
+        use_adjusted,
+        HAS_ADJUSTED,
+        SOME,
+        TILE,
+    )
+    # With j equal tokens before it, one stays if above + j * e < allowed.
+    stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
+    bound = tl.full((), _ALL_IDS, tl.int32)
+    if stay < upto - more:
+        nth = tl.maximum(stay, 1.0).to(tl.int32)
+        bound = _nth_equal(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            value,
+            nth,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+    return value, bound
+
+
+@triton.jit
+def _draw_inside(
+    logits,
+    adjusted,
+    line,
+    listed,
+    inner,
+    tile,
+    peak,
+    tiles,
+    top,
+    scale,
+    scale2,
+    value,
+    bound,
+    k_value,
+    k_bound,
+    floor,
+    first,
+    second,
+    position,
+    attempt,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    NT: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """A draw from the row with all but what is inside both bounds, with e at least floor, set to
+    -inf."""
+    count = _list(listed, tile, tiles, peak >= tl.maximum(value, k_value))
+    tl.store(inner + tile, tl.zeros((NT,), tl.float32), mask=tile < tiles)
+    tl.debug_barrier()
+    for start in range(0, count, SOME):
+        place = start + tl.arange(0, SOME)
+        token, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            start,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        e = tl.exp2((logit - top) * scale2)
+        stays = (
+            _inside(logit, token, value, bound)
+            & _inside(logit, token, k_value, k_bound)
+            & (e >= floor)
+        )
+        where = tl.load(listed + place, mask=place < count, other=0)
+        tl.store(inner + where, tl.sum(tl.where(stays, e, 0.0), axis=1), mask=place < count)
+    tl.debug_barrier()
+    log_mass = tl.log(tl.load(inner + tile, mask=tile < tiles, other=0.0))
+    won = tl.argmax(log_mass + gumbel(first, second, position, attempt, TILES, tile), axis=0)
+    lane = tl.arange(0, TILE)
+    token = won * TILE + lane
+    logit = load_tiles(
+        logits, adjusted, line, token, token < vocabulary, use_adjusted, HAS_ADJUSTED
+    )
+    stays = _inside(logit, token, value, bound) & _inside(logit, token, k_value, k_bound)
+    stays = stays & (tl.exp2((logit - top) * scale2) >= floor)
+    score = (logit - top) * scale + gumbel(first, second, position, attempt, LANES, lane)
+    return won * TILE + tl.argmax(tl.where(stays, score, float("-inf")), axis=0)
+
+
+@triton.jit
+def filter_kernel(
+    logits,
+    adjusted,
+    row_ids,
+    temperature,
+    top_p,
+    top_k,
+    min_p,
+    seed,
+    sample,
+    position,
+    done,
+    wants,
+    peaks,
+    masses,
+    lists,
+    inners,
+    tokens,
+    vocabulary,
+    stride,
+    tiles,
+    MIN_T: tl.constexpr,
+    LOG2E: tl.constexpr,
+    ADJUSTS: tl.constexpr,
+    ADDED: tl.constexpr,
+    ATTEMPTS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BY_ROW: tl.constexpr,
+    HAS_ADJUSTED: tl.constexpr,
+    NT: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Program i: tokens[i] (of attempt 0) is drawn again if it doesn't stay."""
+    wait(EARLY)
+    release(EARLY)
+    i = tl.program_id(0)
+    row = row_of(row_ids, i, BY_ROW)
+    live, use_adjusted = True, False
+    if BY_ROW:
+        live = tl.load(done + row) == 0
+    warmth, p, k, floor = (
+        tl.load(temperature + row),
+        tl.load(top_p + row),
+        tl.load(top_k + row),
+        tl.load(min_p + row),
+    )
+    by_k = (k > 0) & (k < vocabulary)
+    asks = (warmth > 0) & (k != 1) & ((p < 1) | by_k | (floor > 0))
+    if live & asks:
+        x = tl.load(tokens + i)
+        if x >= 0:
+            shift = tl.full((), SHIFT, tl.int32)
+            if HAS_ADJUSTED:
+                use_adjusted = (tl.load(wants + row) & ADJUSTS) != 0
+                shift = tl.where(use_adjusted, 0, SHIFT)
+            scale = 1.0 / tl.maximum(warmth, MIN_T)
+            scale2 = scale * LOG2E
+            line = i.to(tl.int64) * stride
+            listed, inner = lists + i.to(tl.int64) * tiles, inners + i.to(tl.int64) * tiles
+            tile, peak, log_mass, top, _good = read_row(
+                peaks, masses, masses, i, tiles, scale, False, NT
+            )
+            k_value, k_bound = (
+                tl.full((), float("-inf"), tl.float32),
+                tl.full((), _ALL_IDS, tl.int32),
+            )
+            if by_k:
+                k_value, k_bound = _top_k_bound(
+                    logits,
+                    adjusted,
+                    line,
+                    listed,
+                    tile,
+                    tiles,
+                    peak,
+                    top,
+                    k,
+                    scale2,
+                    vocabulary,
+                    use_adjusted,
+                    shift,
+                    HAS_ADJUSTED,
+                    SOME,
+                    TILE,
+                )
+            allowed = tl.full((), float("inf"), tl.float32)
+            if p < 1:
+                if by_k | (floor > 0):
+                    reach = (peak >= k_value) & (tl.exp2((peak - top) * scale2) >= floor)
+                    count = _list(listed, tile, tiles, reach)
+                    left = _masses(
+                        logits,
+                        adjusted,
+                        line,
+                        listed,
+                        count,
+                        k_value,
+                        k_bound,
+                        floor,
+                        top,
+                        scale2,
+                        vocabulary,
+                        use_adjusted,
+                        HAS_ADJUSTED,
+                        SOME,
+                        TILE,
+                    )
+                else:
+                    left = tl.sum(tl.exp(log_mass), axis=0)
+                allowed = left * p
+            first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
+            place = tl.load(position + i).to(tl.int32) + ADDED
+            # What was turned down for the mass above it is the lowest end of the search, and turns
+            # down all below it.
+            no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
+            value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)
+            attempt, stays = 0, 0
+            while (stays == 0) & (attempt < ATTEMPTS):
+                if attempt > 0:
+                    x, value, _ = draw_once(
+                        logits,
+                        adjusted,
+                        line,
+                        tile,
+                        log_mass,
+                        top,
+                        scale,
+                        first,
+                        second,
+                        place,
+                        attempt,
+                        vocabulary,
+                        use_adjusted,
+                        0,
+                        HAS_ADJUSTED,
+                        TILE,
+                    )
+                inside = _inside(value, x, k_value, k_bound) & (
+                    tl.exp2((value - top) * scale2) >= floor
+                )
+                inside = inside & ((value > no_value) | ((value == no_value) & (x < no_token)))
+                stays = inside.to(tl.int32)
+                if inside & (p < 1):
+                    count = _list(listed, tile, tiles, peak >= value)
+                    above = _masses(
+                        logits,
+                        adjusted,
+                        line,
+                        listed,
+                        count,
+                        value,
+                        x - 1,
+                        0.0,
+                        top,
+                        scale2,
+                        vocabulary,
+                        use_adjusted,
+                        HAS_ADJUSTED,
+                        SOME,
+                        TILE,
+                    )
+                    if above >= allowed:
+                        stays = 0
+                        no_value, no_token = value, x
+                attempt += 1
+            if stays == 0:
+                value, bound = (
+                    tl.full((), float("-inf"), tl.float32),
+                    tl.full((), _ALL_IDS, tl.int32),
+                )
+                if p < 1:
+                    lowest = tl.maximum(no_value, k_value)
+                    value, bound = _top_p_bound(
+                        logits,
+                        adjusted,
+                        line,
+                        listed,
+                        tile,
+                        tiles,
+                        peak,
+                        top,
+                        lowest,
+                        allowed,
+                        scale2,
+                        vocabulary,
+                        use_adjusted,
+                        shift,
+                        HAS_ADJUSTED,
+                        SOME,
+                        TILE,
+                    )
+                x = _draw_inside(
+                    logits,
+                    adjusted,
+                    line,
+                    listed,
+                    inner,
+                    tile,
+                    peak,
+                    tiles,
+                    top,
+                    scale,
+                    scale2,
+                    value,
+                    bound,
+                    k_value,
+                    k_bound,
+                    floor,
+                    first,
+                    second,
+                    place,
+                    ATTEMPTS,
+                    vocabulary,
+                    use_adjusted,
+                    HAS_ADJUSTED,
+                    NT,
+                    SOME,
+                    TILE,
+                )
+            tl.store(tokens + i, x)

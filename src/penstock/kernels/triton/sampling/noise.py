@@ -1,0 +1,52 @@
+"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which says what they are.
+
+Functions of scalars and blocks for other kernels; nothing is launched here.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+TILES, LANES = tl.constexpr(0), tl.constexpr(1)  # streams
+
+_GOLDEN = tl.constexpr(0x9E3779B9)
+_START_0, _START_1 = tl.constexpr(0x243F6A88), tl.constexpr(0x85A308D3)
+
+
+@triton.jit
+def _mix(x):
+    x ^= x >> 16
+    x *= 0x7FEB352D
+    x ^= x >> 15
+    x *= 0x846CA68B
+    x ^= x >> 16
+    return x
+
+
+@triton.jit
+def _absorb(h, word):
+    return _mix((h ^ word) + _GOLDEN)
+
+
+@triton.jit
+def row_keys(seed, sample):
+    """seed int64, sample int32 -> two uint32 words: what a row's keys have in common."""
+    low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
+    word = sample.to(tl.uint32)
+    zero = word ^ word
+    first = _absorb(_absorb(_absorb(zero + _START_0, low), high), word)
+    second = _absorb(_absorb(_absorb(zero + _START_1, low), high), word)
+    return first, second
+
+
+@triton.jit
+def gumbel(first, second, position, attempt, stream, lane):
+    """first, second from row_keys, lane a block of int32 -> standard Gumbel noise, float32, of the
+    lanes."""
+    counter = (position * 32 + attempt * 2 + stream).to(tl.uint32)
+    first = _absorb(first, counter)
+    second = _absorb(second, counter)
+    bits = _mix(_mix(first + lane.to(tl.uint32) * _GOLDEN) ^ second)
+    uniform = ((bits >> 9).to(tl.int32).to(tl.float32) + 0.5) * 1.1920928955078125e-07
+    return -tl.log(-tl.log(uniform))

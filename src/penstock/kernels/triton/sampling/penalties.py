@@ -1,0 +1,285 @@
+"""adjust: bias, penalties, bars and token masks of rows that ask, into a float32 copy of their
+logits. One launch.
+
+A program is a row; one that asks for nothing returns at once. It counts the row's tokens from the
+pool, in the place where the row's adjusted logits are about to lie (docs/design/penalties.md says
+why no counts are kept):
+
+    1. zeros
+    2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
+    3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more,
+       counts are less
+    4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets;
+       barred ids get -inf,
+       and so do ids that the row's mask has no bit for
+    5. the last id of each bad word whose other ids are the row's latest gets -inf
+
+It knows logits, columns and the pool of tokens. The numbers are the reference's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import VocabularyPart
+from penstock.kernels.row_state import RowState
+from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.kernels.triton.sampling.sample import SampleScratch
+from penstock.kernels.triton.sampling.tile_sums import row_of
+from penstock.row_table import (
+    BAD_WORD_IDS,
+    WANTS_BIAS,
+    WANTS_MASK,
+    WANTS_MIN_TOKENS,
+    WANTS_PENALTY,
+    WANTS_WORDS,
+)
+from penstock.row_table import WANTS_ADJUST as ADJUSTS
+
+_BLOCK, _WARPS = 8192, 16
+_SOME = 512  # tokens and biases at once
+_FEW = 32  # bad words at once
+
+
+@triton.jit
+def _penalized(logit, count, repetition, presence, frequency):
+    by = tl.where(logit > 0, tl.div_rn(logit, repetition + logit * 0), logit * repetition)
+    value = tl.where((count & 1) != 0, by, logit)
+    output = (count >> 1).to(tl.float32)
+    return value - (frequency * output + tl.where(output > 0, presence, 0.0))
+
+
+@triton.jit(do_not_specialize=["table_width"])
+def _adjust(
+    logits,
+    adjusted,
+    counts,
+    row_ids,
+    position,
+    done,
+    wants,
+    prompt_length,
+    min_length,
+    repetition,
+    presence,
+    frequency,
+    block_table,
+    table_width,
+    slot_token,
+    bias_start,
+    bias_count,
+    bias_ids,
+    bias_values,
+    is_end,
+    stop_ids,
+    word_count,
+    mask_slot,
+    masks,
+    mask_words,
+    before,
+    vocabulary,
+    stride,
+    ADJUSTS: tl.constexpr,
+    PENALTY: tl.constexpr,
+    BIAS: tl.constexpr,
+    BARS: tl.constexpr,
+    MASK: tl.constexpr,
+    WORDS: tl.constexpr,
+    WORD_IDS: tl.constexpr,
+    FEW: tl.constexpr,
+    SLOTS: tl.constexpr,
+    STOPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SOME: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    release(EARLY)
+    i = tl.program_id(0)
+    row = row_of(row_ids, i, True)
+    asks = tl.load(wants + row)
+    if ((asks & ADJUSTS) != 0) & (tl.load(done + row) == 0):
+        line = logits + i.to(tl.int64) * stride
+        values = adjusted + i.to(tl.int64) * vocabulary
+        numbers = counts + i.to(tl.int64) * vocabulary
+        stored = tl.load(position + i).to(tl.int32)
+        repeat, flat, rate = (
+            tl.load(repetition + row),
+            tl.load(presence + row),
+            tl.load(frequency + row),
+        )
+        for first in range(0, vocabulary, BLOCK):
+            ident = first + tl.arange(0, BLOCK)
+            tl.store(numbers + ident, tl.zeros((BLOCK,), tl.int32), mask=ident < vocabulary)
+        tl.debug_barrier()
+        if (asks & PENALTY) != 0:
+            prompt = tl.load(prompt_length + row)
+            for first in range(0, stored + 1, SOME):
+                place = first + tl.arange(0, SOME)
+                there = place <= stored
+                block = tl.load(
+                    block_table + row * table_width + place // SLOTS, mask=there, other=0
+                )
+                token = (
+                    tl.load(
+                        slot_token + block.to(tl.int64) * SLOTS + place % SLOTS, mask=there, other=0
+                    )
+                    - before
+                )
+                there = there & (token >= 0) & (token < vocabulary)
+                tl.atomic_or(
+                    numbers + token, tl.full((SOME,), 1, tl.int32), mask=there, sem="relaxed"
+                )
+                tl.atomic_add(
+                    numbers + token,
+                    tl.full((SOME,), 2, tl.int32),
+                    mask=there & (place >= prompt),
+                    sem="relaxed",
+                )
+            tl.debug_barrier()
+        if (asks & BIAS) != 0:
+            start, many = tl.load(bias_start + row), tl.load(bias_count + row)
+            for first in range(0, many, SOME):
+                place = first + tl.arange(0, SOME)
+                ident = tl.load(bias_ids + start + place, mask=place < many, other=-1) - before
+                there = (place < many) & (ident >= 0) & (ident < vocabulary)
+                logit = tl.load(line + ident, mask=there, other=0.0).to(tl.float32)
+                logit += tl.load(bias_values + start + place, mask=there, other=0.0)
+                count = tl.load(numbers + ident, mask=there, other=0)
+                value = _penalized(logit, count, repeat, flat, rate)
+                value = tl.where(
+                    tl.abs(value) < 1.1754943508222875e-38, 1.1754943508222875e-38, value
+                )
+                tl.store(values + ident, value, mask=there)
+            tl.debug_barrier()
+        barred = ((asks & BARS) != 0) & (stored + 1 < tl.load(min_length + row))
+        slot = tl.load(mask_slot + row)
+        masked = ((asks & MASK) != 0) & (slot >= 0)
+        for first in range(0, vocabulary, BLOCK):
+            ident = first + tl.arange(0, BLOCK)
+            there = ident < vocabulary
+            count = tl.load(numbers + ident, mask=there, other=0)
+            logit = tl.load(line + ident, mask=there, other=0.0).to(tl.float32)
+            final = (count & 0x7FFFFFFF) >= 0x800000
+            value = tl.where(
+                final,
+                count.to(tl.float32, bitcast=True),
+                _penalized(logit, count, repeat, flat, rate),
+            )
+            if barred:
+                bars = tl.load(is_end + before + ident, mask=there, other=0) != 0
+                for j in tl.static_range(STOPS):
+                    bars = bars | (before + ident == tl.load(stop_ids + row * STOPS + j))
+                value = tl.where(bars, float("-inf"), value)
+            if masked:
+                word = tl.load(
+                    masks + slot.to(tl.int64) * mask_words + (before + ident) // 32,
+                    mask=there,
+                    other=0,
+                )
+                value = tl.where(((word >> (ident % 32)) & 1) != 0, value, float("-inf"))
+            tl.store(values + ident, value, mask=there)
+        if (asks & WORDS) != 0:
+            tl.debug_barrier()
+            start, many = (
+                tl.load(bias_start + row) + tl.load(bias_count + row),
+                tl.load(word_count + row),
+            )
+            output = tl.load(prompt_length + row)
+            for first in range(0, many, FEW):
+                word = first + tl.arange(0, FEW)
+                fits = word < many
+                for j in tl.static_range(WORD_IDS - 1):
+                    place = stored - (WORD_IDS - 2) + j
+                    at = tl.maximum(place, 0)
+                    block = tl.load(block_table + row * table_width + at // SLOTS).to(tl.int64)
+                    token = tl.where(
+                        place >= output, tl.load(slot_token + block * SLOTS + at % SLOTS), -2
+                    )
+                    asked = tl.load(
+                        bias_ids + start + word * WORD_IDS + j, mask=word < many, other=-1
+                    )
+                    fits = fits & ((asked < 0) | (asked == token))
+                last = tl.load(
+                    bias_ids + start + word * WORD_IDS + WORD_IDS - 1, mask=word < many, other=0
+                )
+                last -= before
+                fits = fits & (last >= 0) & (last < vocabulary)
+                tl.store(values + last, tl.full((FEW,), float("-inf"), tl.float32), mask=fits)
+
+
+def adjust(
+    logits: Tensor,
+    row_ids: Tensor,
+    position: Tensor,
+    rows: RowState,
+    slot_token: Tensor,
+    bias_ids: Tensor,
+    bias_values: Tensor,
+    masks: Tensor,
+    scratch: SampleScratch,
+    part: VocabularyPart | None = None,
+) -> None:
+    """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST,
+    as of position [n]: tokens past it are none of theirs yet.
+
+    logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the tokens up to it.
+    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which
+    are a row's. Behind its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front
+    with -1. masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1:
+    none. part: which tokens the logits are of, where ranks share a vocabulary; all ids and masks
+    are of the whole of it.
+    """
+    (n, vocabulary), adjusted = logits.shape, scratch.adjusted
+    assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
+    if n:
+        early = has_pdl(logits.device)
+        _adjust[(n,)](
+            logits,
+            adjusted,
+            adjusted.view(torch.int32),
+            row_ids,
+            position,
+            rows.done,
+            rows.wants,
+            rows.prompt_length,
+            rows.min_length,
+            rows.repetition,
+            rows.presence,
+            rows.frequency,
+            rows.block_table,
+            rows.block_table.stride(0),
+            slot_token,
+            rows.bias_start,
+            rows.bias_count,
+            bias_ids,
+            bias_values,
+            rows.is_end,
+            rows.stop_ids,
+            rows.word_count,
+            rows.mask_slot,
+            masks,
+            masks.shape[1],
+            0 if part is None else part.first,
+            vocabulary,
+            logits.stride(0),
+            ADJUSTS=ADJUSTS,
+            PENALTY=WANTS_PENALTY,
+            BIAS=WANTS_BIAS,
+            BARS=WANTS_MIN_TOKENS,
+            MASK=WANTS_MASK,
+            WORDS=WANTS_WORDS,
+            WORD_IDS=BAD_WORD_IDS,
+            FEW=_FEW,
+            SLOTS=BLOCK_SIZE,
+            STOPS=rows.stop_ids.shape[1],
+            BLOCK=_BLOCK,
+            SOME=_SOME,
+            EARLY=early,
+            num_warps=_WARPS,
+            launch_pdl=bool(early),
+        )

@@ -1,0 +1,313 @@
+"""The step's own bookkeeping on the device: rows join and grow, a step's arrays are made, its draw
+is taken in.
+
+One launch each, whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no
+sequences.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from penstock.config import BLOCK_SIZE
+from penstock.kernels.inputs import Queries
+from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
+from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
+from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.pdl import has_pdl, release, wait
+from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
+
+_BLOCK = 256
+NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
+
+
+@triton.jit(do_not_specialize=["count"])
+def _take_drafts(
+    row_ids,
+    offset,
+    draft,
+    drafts,
+    count,
+    DEVICE: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < count
+    ahead = tl.load(offset + i, mask=there, other=0)
+    takes = (ahead > 0) & (tl.load(draft + i, mask=there, other=0) == DEVICE)
+    row = tl.load(row_ids + i, mask=takes, other=0).to(tl.int64)
+    token = tl.load(drafts + row * DRAFTS + ahead - 1, mask=takes, other=0)
+    tl.store(draft + i, token, mask=takes)
+
+
+def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
+    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's,
+    of rows.drafts.
+
+    row_ids [S] int32 of queries; queries.draft is written to.
+    """
+    count = row_ids.shape[0]
+    if count:
+        _take_drafts[(cdiv(count, _BLOCK),)](
+            row_ids,
+            queries.offset,
+            queries.draft,
+            rows.drafts,
+            count,
+            DEVICE=FROM_DEVICE,
+            DRAFTS=MAX_DRAFTS,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
+
+
+@triton.jit(
+    do_not_specialize=["count", "dump_block", "table_width"]
+)  # by memory and lengths, which differ by machine
+def _prepare(
+    row_ids,
+    offset,
+    draft,
+    last_token,
+    length,
+    done,
+    block_table,
+    table_width,
+    slot_token,
+    token_ids,
+    positions,
+    slots,
+    count,
+    dump_block,
+    SLOTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    release(EARLY)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    there = i < count
+    row = tl.load(row_ids + i, mask=there, other=0).to(tl.int64)
+    ahead = tl.load(offset + i, mask=there, other=0)
+    token = tl.load(last_token + row, mask=there & (ahead == 0), other=0)
+    token += tl.load(draft + i, mask=there & (ahead > 0), other=0)
+    stored = tl.load(length + row, mask=there, other=0) + ahead
+    over = tl.load(done + row, mask=there, other=1) != 0
+    entry = tl.minimum(stored // SLOTS, table_width - 1)
+    block = tl.load(block_table + row * table_width + entry, mask=there, other=0).to(tl.int64)
+    slot = tl.where(over, dump_block, block) * SLOTS + stored % SLOTS
+    tl.store(token_ids + i, token, mask=there)
+    tl.store(positions + i, stored, mask=there)
+    tl.store(slots + i, slot, mask=there)
+    tl.store(slot_token + slot, token, mask=there)
+
+
+def prepare(
+    row_ids: Tensor,
+    queries: Queries,
+    rows: RowState,
+    slot_token: Tensor,
+    dump_block: int,
+    token_ids: Tensor,
+    positions: Tensor,
+    slots: Tensor,
+) -> None:
+    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (of any
+    integer dtype that holds them), and each query's token stored beside its K and V, slot_token
+    [blocks, 16] int32.
+
+    Rows that are done go to the dump block, at their own offset.
+    """
+    count = row_ids.shape[0]
+    if count:
+        early = has_pdl(row_ids.device)
+        _prepare[(cdiv(count, _BLOCK),)](
+            row_ids,
+            queries.offset,
+            queries.draft,
+            rows.last_token,
+            rows.length,
+            rows.done,
+            rows.block_table,
+            rows.block_table.stride(0),
+            slot_token,
+            token_ids,
+            positions,
+            slots,
+            count,
+            dump_block,
+            SLOTS=BLOCK_SIZE,
+            BLOCK=_BLOCK,
+            EARLY=early,
+            num_warps=4,
+            launch_pdl=bool(early),
+        )
+
+
+@triton.jit(do_not_specialize=["count"])
+def _advance(
+    row_ids,
+    offset,
+    draft,
+    drawn,
+    last_token,
+    length,
+    done,
+    limit,
+    ignore_eos,
+    stop_ids,
+    is_end,
+    told,
+    count,
+    NONE: tl.constexpr,
+    BAD: tl.constexpr,
+    STOPS: tl.constexpr,
+    DRAFTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    wait(EARLY)
+    release(EARLY)
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    first = (i < count) & (
+        tl.load(offset + i, mask=i < count, other=1) == 0
+    )  # a row's queries follow its first one
+    row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
+    was = tl.load(length + row, mask=first, other=0)
+    most = tl.load(limit + row, mask=first, other=0)
+    ends = tl.load(ignore_eos + row, mask=first, other=1) == 0
+    live = first & (tl.load(done + row, mask=first, other=1) == 0)
+    here, going, drew = first, live, tl.full((BLOCK,), NONE, tl.int32)
+    for j in tl.static_range(DRAFTS + 1):
+        if j > 0:
+            at = (i + j < count) & first
+            here = here & at & (tl.load(offset + i + j, mask=at, other=0) == j)
+            going = going & here & (tl.load(draft + i + j, mask=here, other=NONE) == drew)
+        drew = tl.where(going, tl.load(drawn + i + j, mask=going, other=NONE), drew)
+        tl.store(told + i + j, tl.where(going, drew, NONE), mask=here)
+        moved = going & (drew >= 0)
+        over = (tl.load(is_end + drew, mask=moved, other=0) != 0) & ends
+        for k in tl.static_range(STOPS):
+            over = over | (tl.load(stop_ids + row * STOPS + k, mask=moved, other=-1) == drew)
+        over = over | (was + j + 2 >= most)
+        tl.store(last_token + row, drew, mask=moved)
+        tl.store(length + row, was + j + 1, mask=moved)
+        tl.store(done + row, (over | (drew == BAD)).to(tl.int32), mask=going)
+        going = moved & (over == 0)
+
+
+def advance(
+    row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
+) -> Tensor:
+    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host
+    is told, [S] int32.
+
+    A row takes the draw of its first query, and each further one whose draft is the draw before it,
+    up to its end; the rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS
+    is done from now on. A live row's queries come once; the dead row as often as padding needs it.
+    """
+    told = torch.empty_like(drawn) if told is None else told
+    count = row_ids.shape[0]
+    if count:
+        early = has_pdl(row_ids.device)
+        _advance[(cdiv(count, _BLOCK),)](
+            row_ids,
+            queries.offset,
+            queries.draft,
+            drawn,
+            rows.last_token,
+            rows.length,
+            rows.done,
+            rows.limit,
+            rows.ignore_eos,
+            rows.stop_ids,
+            rows.is_end,
+            told,
+            count,
+            NONE=NO_TOKEN,
+            BAD=BAD_LOGITS,
+            STOPS=rows.stop_ids.shape[1],
+            DRAFTS=MAX_DRAFTS,
+            BLOCK=_BLOCK,
+            EARLY=early,
+            num_warps=4,
+            launch_pdl=bool(early),
+        )
+    return told
+
+
+@triton.jit(do_not_specialize=["words", "table_width"])
+def _join(
+    packed,
+    state,
+    base,
+    stride,
+    block_table,
+    words,
+    table_width,
+    WORDS: tl.constexpr,
+    WORDS_PAD: tl.constexpr,
+    SCRATCH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    at = packed + tl.program_id(0).to(tl.int64) * words
+    row = tl.load(at).to(tl.int64)
+    if row >= 0:
+        word = tl.arange(0, WORDS_PAD)
+        there = (word > 0) & (word < WORDS)
+        place = tl.load(base + word, mask=there, other=0) + row * tl.load(
+            stride + word, mask=there, other=0
+        )
+        tl.store(state + place, tl.load(at + word, mask=there, other=0), mask=there)
+        for first in range(0, table_width, BLOCK):
+            entry = first + tl.arange(0, BLOCK)
+            block = tl.load(at + WORDS + entry, mask=entry < words - WORDS, other=SCRATCH)
+            tl.store(block_table + row * table_width + entry, block, mask=entry < table_width)
+
+
+def join(packed: Tensor, rows: RowState) -> None:
+    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are
+    scratch past width."""
+    k, words = packed.shape
+    if k:
+        _join[(k,)](
+            packed,
+            rows.words,
+            rows.word_base,
+            rows.word_stride,
+            rows.block_table,
+            words,
+            rows.block_table.stride(0),
+            WORDS=JOIN_WORDS,
+            WORDS_PAD=next_power_of_2(JOIN_WORDS),
+            SCRATCH=SCRATCH_BLOCK,
+            BLOCK=_BLOCK,
+            num_warps=1,
+        )
+
+
+@triton.jit(do_not_specialize=["count", "table_width"])
+def _grow(new_blocks, block_table, table_width, count, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(new_blocks + i * 3, mask=i < count, other=-1).to(tl.int64)
+    entry = tl.load(new_blocks + i * 3 + 1, mask=row >= 0, other=0)
+    block = tl.load(new_blocks + i * 3 + 2, mask=row >= 0, other=0)
+    tl.store(block_table + row * table_width + entry, block, mask=row >= 0)
+
+
+def grow(new_blocks: Tensor, rows: RowState) -> None:
+    """new_blocks [m, 3] int32: row (-1: nothing), index in its table, block."""
+    count = new_blocks.shape[0]
+    if count:
+        _grow[(cdiv(count, _BLOCK),)](
+            new_blocks,
+            rows.block_table,
+            rows.block_table.stride(0),
+            count,
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )

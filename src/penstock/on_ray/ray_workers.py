@@ -1,0 +1,362 @@
+"""`--on ray`: the engines of a job as workers in a Ray cluster, behind what a job knows of one
+engine.
+
+    job's prompts --pieces--> the worker with least to do --turn--> samples that ended --> the job's
+    journal
+
+The journal stays where it is, in the driver: a worker's death, or the driver's, loses what was in
+flight and nothing else. A worker that dies is started again elsewhere, and what it had open goes to
+whoever has room; seeds come with the prompts, so what is computed twice is the same. It knows Ray's
+actors; no files.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import msgspec
+
+from penstock import __version__
+from penstock.children.carried_error import CarriedError
+from penstock.config import Config
+from penstock.engine.watchdog import STEP_TIMEOUT
+from penstock.errors import EngineError, UsageError
+from penstock.jobs.open_llm import OpenStepped, identity, open_llm
+from penstock.llm import Finished, Prompt
+from penstock.on_ray.cluster import RayCluster, ray_cluster
+from penstock.on_ray.places import place_workers
+from penstock.on_ray.ray_worker import TURN, RayWorker, TurnNews, WorkerHello
+
+PIECE = 256  # samples of one prompt that go to one worker; its prefill is paid once a piece
+# a worker has so many times its rows: where all of them end at once, as many are there to take
+# their places
+AHEAD = 2
+TURNS = 2  # a worker has in line: one runs, one waits
+PATIENCE = 30.0  # seconds from the first worker that is ready to a begin without the others
+MOST_DEATHS = 3  # of a worker in a row, without a sample between them
+INVALID = "the prompt has half a surrogate pair; send valid Unicode"
+
+
+@dataclass(slots=True)
+class SentPrompt:
+    """A piece of a prompt: itself, with the samples that are still to come, and as it crosses."""
+
+    prompt: Prompt
+    left: set[int]
+    encoded: msgspec.Raw
+
+
+@dataclass(slots=True, eq=False)
+class WorkerSeat:
+    """A worker's place. actor: who has it now; rows: of its engine, 0 until it is ready. calls:
+    under way, in their order. work: pieces by their numbers; samples: of all of them. tokens: made
+    by earlier actors, and by this one."""
+
+    actor: Any
+    opening: Any
+    rows: int = 0
+    calls: deque[Any] = field(default_factory=deque)
+    outbox: list[msgspec.Raw] = field(default_factory=list)
+    work: dict[int, SentPrompt] = field(default_factory=dict)
+    samples: int = 0
+    deaths: int = 0
+    tokens: tuple[int, int] = (0, 0)
+
+    @property
+    def room(self) -> int:
+        return AHEAD * self.rows - self.samples
+
+
+class RayWorkers:
+    """A job's engine over a cluster; `with` leaves it. Raises CapacityError where the cluster lacks
+    what is asked, and UsageError or what an engine raised while it loaded."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        address: str | None = None,
+        workers: int | None = None,
+        open_engine: OpenStepped = open_llm,
+        step_timeout: float = STEP_TIMEOUT,
+    ) -> None:
+        if config.parallel.data_parallel_size > 1:
+            raise UsageError(
+                "--on ray has a worker a replica: leave --data-parallel-size out, and say --workers"
+            )
+        named = {
+            name: getattr(config.model, name) for name in ("model", "tokenizer", "chat_template")
+        }
+        here = {
+            name: os.path.abspath(path)
+            for name, path in named.items()
+            if path and Path(path).exists()
+        }
+        if here:  # a worker runs in another folder
+            config = Config.of(**config.told() | here)
+        self.restarts = 0
+        self._made = (msgspec.msgpack.encode(config.told()), open_engine, step_timeout)
+        self._identity = identity(config)
+        self._hello: WorkerHello | None = None
+        self._backlog: deque[SentPrompt] = deque()
+        self._count = 0
+        with ExitStack() as stack:
+            self.cluster: RayCluster = stack.enter_context(ray_cluster(address))
+            self._places = place_workers(self.cluster, workers, config)
+            self._seats = [WorkerSeat(*self._start()) for _ in range(self._places.workers)]
+            stack.callback(self._end)
+            self._wait_for_workers()
+            self._left = stack.pop_all()
+
+    # --- what a job knows of an engine
+
+    @property
+    def facts(self) -> WorkerHello:
+        """Returns the first worker's; they are alike."""
+        assert self._hello is not None
+        return self._hello
+
+    @property
+    def generation_tokens(self) -> int:
+        return sum(before + now for before, now in [seat.tokens for seat in self._seats])
+
+    def stats(self) -> dict[str, float]:
+        """Returns how many workers there were, how many began anew, and the tokens they made."""
+        return {
+            "generation_tokens": self.generation_tokens,
+            "workers": len(self._seats),
+            "worker_restarts": self.restarts,
+        }
+
+    def __enter__(self) -> RayWorkers:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._left.close()
+
+    def stream(
+        self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
+    ) -> Iterator[Finished]:
+        """Pulls prompts as workers have room, and yields each sample as it is told. after_step:
+        called at least every TURN seconds or so. Raises EngineError where a worker keeps dying, or
+        what it raised while it loaded."""
+        source, refused = iter(prompts), list[Finished]()
+        pieces = (piece for prompt in source for piece in self._pieces(prompt, refused))
+        while True:
+            more = self._hand_out(pieces)
+            yield from refused
+            refused.clear()
+            if not more and not any(seat.work for seat in self._seats):
+                return
+            for seat in self._seats:
+                self._call(seat)
+            for seat, call in self._told():
+                yield from self._hear(seat, call)
+            after_step()
+
+    # --- handing out
+
+    def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
+        """A prompt in pieces of PIECE samples, in one where it may end early: one worker hears all
+        its answers. What can't cross is refused."""
+        wanted = list(range(prompt.params.n) if prompt.samples is None else prompt.samples)
+        size = PIECE if prompt.params.stop_when is None else len(wanted)
+        for at in range(0, len(wanted), size):
+            piece = wanted[at : at + size]
+            try:
+                encoded = _encode(prompt, piece)
+            except UnicodeEncodeError:
+                refused.append(
+                    Finished(key=prompt.key, output=None, error=INVALID, prompt_tokens=0)
+                )
+                return
+            yield SentPrompt(prompt, set(piece), encoded)
+
+    def _hand_out(self, pieces: Iterator[SentPrompt]) -> bool:
+        """Gives pieces to whoever has least, what lost its worker first.
+        False once there are none."""
+        seats = [
+            (seat.samples / seat.rows, number)
+            for number, seat in enumerate(self._seats)
+            if seat.room > 0
+        ]
+        heapq.heapify(seats)
+        while seats:
+            piece = self._backlog.popleft() if self._backlog else next(pieces, None)
+            if piece is None:
+                return False
+            _, number = seats[0]
+            seat = self._seats[number]
+            self._give(seat, piece)
+            if seat.room > 0:
+                heapq.heapreplace(seats, (seat.samples / seat.rows, number))
+            else:
+                heapq.heappop(seats)
+        return True
+
+    def _give(self, seat: WorkerSeat, piece: SentPrompt) -> None:
+        self._count += 1
+        seat.work[self._count] = piece
+        seat.samples += len(piece.left)
+        seat.outbox.append(msgspec.Raw(msgspec.msgpack.encode((self._count, piece.encoded))))
+
+    def _call(self, seat: WorkerSeat) -> None:
+        """Keeps a turn in line behind the one that runs, as long as there is something to do."""
+        while seat.rows and seat.work and len(seat.calls) < TURNS:
+            seat.calls.append(seat.actor.turn.remote(msgspec.msgpack.encode(seat.outbox)))
+            seat.outbox.clear()
+
+    # --- hearing
+
+    def _told(self) -> list[tuple[WorkerSeat, Any]]:
+        """What is over, after a wait of TURN seconds at most; a worker's turns in their order."""
+        import ray
+
+        calls = {
+            seat.opening if not seat.rows else seat.calls[0]: seat
+            for seat in self._seats
+            if _waits(seat)
+        }
+        first, _ = ray.wait(list(calls), timeout=TURN)
+        over = ray.wait(list(calls), num_returns=len(calls), timeout=0)[0] if first else []
+        return [(calls[call], call) for call in over]
+
+    def _hear(self, seat: WorkerSeat, call: Any) -> Iterator[Finished]:
+        import ray
+
+        try:
+            said: bytes = ray.get(call)
+        except ray.exceptions.RayTaskError as fault:
+            raise EngineError(f"a worker can't run here: {_line(fault)}") from fault
+        except ray.exceptions.RayError as death:
+            self._lost(seat, death)
+            return
+        if not seat.rows:
+            self._opened(seat, said)
+            return
+        seat.calls.popleft()
+        news = msgspec.msgpack.decode(said, type=TurnNews)
+        seat.tokens = seat.tokens[0], news.tokens
+        for finished in news.finished:
+            seat.deaths = 0
+            yield self._ended(seat, finished)
+
+    def _ended(self, seat: WorkerSeat, finished: Finished) -> Finished:
+        """A sample, or a prompt that was refused, under the key that the job gave."""
+        piece = seat.work[finished.key]
+        over = piece.left if finished.output is None else {finished.output.index}
+        seat.samples -= len(over)
+        piece.left = piece.left - over
+        if not piece.left:
+            del seat.work[finished.key]
+        return replace(finished, key=piece.prompt.key)
+
+    # --- workers that come and go
+
+    def _start(self) -> tuple[Any, Any]:
+        import ray
+
+        places = self._places
+        worker = ray.remote(RayWorker).options(num_cpus=places.cpus, num_gpus=places.gpus)
+        actor = worker.remote(*self._made)
+        return actor, actor.open.remote()
+
+    def _end(self) -> None:
+        """Ends the workers, whose cores and GPUs are free then, also where the driver stays."""
+        import ray
+
+        for seat in self._seats:
+            ray.kill(seat.actor)
+
+    def _wait_for_workers(self) -> None:
+        """Until all are ready, or one is and the others have had their time: who is late takes part
+        from then on."""
+        print(f"penstock: {self._places}", file=sys.stderr, flush=True)
+        begin: float | None = None
+        while not all(seat.rows for seat in self._seats):
+            for seat, call in self._told():
+                list(self._hear(seat, call))
+            if begin is None and any(seat.rows for seat in self._seats):
+                begin = time.monotonic()
+            if begin is not None and time.monotonic() - begin > PATIENCE:
+                return
+
+    def _opened(self, seat: WorkerSeat, said: bytes) -> None:
+        hello = msgspec.msgpack.decode(said, type=WorkerHello | CarriedError)
+        if isinstance(hello, CarriedError):
+            raise hello.error()
+        if hello.penstock != __version__:
+            raise UsageError(
+                f"penstock {hello.penstock} is installed at {hello.machine} and {__version__} here:"
+                " install the same version on every machine of the cluster"
+            )
+        if hello.identity != self._identity:
+            raise UsageError(
+                f"{self._identity['model']} has other files at {hello.machine} than here: "
+                "put the model into a folder that all machines share, or name one of the hub"
+            )
+        seat.rows = hello.rows
+        self._hello = self._hello or hello
+
+    def _lost(self, seat: WorkerSeat, death: Exception) -> None:
+        """Another one takes the seat; what it had goes to whoever has room."""
+        import ray
+
+        seat.deaths += 1
+        if seat.deaths >= MOST_DEATHS:
+            raise EngineError(
+                f"a worker died {seat.deaths} times in a row before it ended one sample"
+                f" ({_line(death)}); its last words are above"
+            ) from death
+        print(
+            f"penstock: a worker died and is started again ({_line(death)})",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.restarts += 1
+        for piece in seat.work.values():
+            self._backlog.append(
+                SentPrompt(piece.prompt, piece.left, _encode(piece.prompt, sorted(piece.left)))
+            )
+        ray.kill(seat.actor)  # where it is its answer that was lost
+        actor, opening = self._start()
+        tokens = (sum(seat.tokens), 0)
+        self._seats[self._seats.index(seat)] = WorkerSeat(
+            actor, opening, deaths=seat.deaths, tokens=tokens
+        )
+
+
+def _encode(prompt: Prompt, samples: list[int]) -> msgspec.Raw:
+    """A prompt as it crosses, without the job's key. Raises UnicodeEncodeError."""
+    some = None if len(samples) == prompt.params.n else samples
+    return msgspec.Raw(msgspec.msgpack.encode(replace(prompt, key=None, samples=some)))
+
+
+def _waits(seat: WorkerSeat) -> bool:
+    return not seat.rows or bool(seat.calls)
+
+
+def _line(error: Exception) -> str:
+    """What Ray says, in a line: the first words of its page, and the last,
+    which are the cause's."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return (
+        " ... ".join(dict.fromkeys([lines[0][:120], lines[-1][:200]]))
+        if lines
+        else type(error).__name__
+    )

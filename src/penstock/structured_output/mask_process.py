@@ -1,0 +1,399 @@
+"""The processes that compile grammars and make token masks: `python -m penstock.structured_output.mask_process
+FD...`, started by engine/mask_pool and by nobody else, with an end of a socket pair for each
+process.
+
+The first reads the vocabulary and forks the others, which share it. Each keeps the states of its
+samples, each of which has a place of the board that it shares with the engine (mask_board.py): what
+is asked for there, it makes. Who was asked first comes first; samples whose masks have taken long
+come last, so that no other waits for more than one of them. What is said by socket is what else
+there is to do, and to look at the board. It knows grammars and places; no rows.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, NoReturn
+
+import msgspec
+import numpy as np
+
+from penstock.children.frames import Frames, frame
+from penstock.children.lifetime import leave_signals
+from penstock.children.process_limits import ProcessMemory, bound
+from penstock.errors import PenstockError
+from penstock.mask_board import AS_IT_STANDS, FORCED, MaskBoard, fence
+from penstock.structured_output.form_trials import Compile, Compiled, FormTrials, compiled
+from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Words
+from penstock.text.tokenizer import Tokenizer
+
+MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
+ROUND = 8  # masks between two looks at the board; none behind a slow one
+OTHERS = 32  # masks that a slow one waits for, at most
+# seconds without work in which it looks by itself, each millisecond; then it waits for a word
+AWAKE = 0.05
+SLOW = 5e-4  # seconds of a mask, from which on its sample comes behind others
+LONG = (
+    0.02  # seconds of processor time of a mask, from which on a thread makes those of its grammar
+)
+MOST = 0.25  # the same of a mask that ends its sample
+GROWN = 256 * 2**20  # bytes by which a process has grown, from which on it tells the pool
+TELLING = 1.0  # seconds between two looks at that
+
+
+class MaskStart(msgspec.Struct):
+    """What processes are started with: those from `first` on, of so many in all that make masks,
+    each of which has as many of the places; the one behind the last tries forms. memory: the
+    descriptor of the board's, of `places` masks of `words` int32."""
+
+    folder: str
+    vocab_size: int
+    ends: list[int]
+    memory: int
+    places: int
+    words: int
+    first: int
+    processes: int
+
+    def mine(self, index: int) -> range:
+        """Returns the places of a process."""
+        each = self.places // self.processes
+        return range(index * each, (index + 1) * each)
+
+
+class Begin(msgspec.Struct, tag="begin"):
+    """A sample of a grammar that was compiled here; said before its first mask is asked for."""
+
+    place: int
+    grammar: int
+    min_tokens: int
+    stop_ids: tuple[int, ...]
+    forces: bool
+    turn: int = 0  # the board's `begun` of the place, with it
+
+
+class Look(msgspec.Struct, tag="look"):
+    """Masks are asked for."""
+
+
+class End(msgspec.Struct, tag="end"):
+    """Places, int32, whose samples are over, and grammars that no new sample will name."""
+
+    places: bytes = b""
+    grammars: tuple[int, ...] = ()
+
+
+class Grown(msgspec.Struct, tag="grown"):
+    """Up: this process has grown by more than GROWN: what grammars take while samples go through
+    them was not known when they were compiled."""
+
+
+Down = Compile | Begin | Look | End
+Up = Compiled | Grown
+
+
+class NoMatcher:
+    """A sample that can't go on: nothing may come next, which ends its row with an error."""
+
+    def __init__(self, out: Words) -> None:
+        self._out = out
+
+    def mask(self) -> Words:
+        self._out[:] = 0
+        return self._out
+
+    def forced(self) -> list[int]:
+        return []
+
+    def accept(self, token: int) -> None:
+        """Nothing comes of it."""
+
+
+@dataclass(slots=True, eq=False)
+class HeldSample:
+    """One sample's state. grammar: its number."""
+
+    grammar: int
+    matcher: GrammarMatcher | NoMatcher
+
+
+class MadeMask(NamedTuple):
+    """A mask was made, in so many seconds of processor time. certain: what comes before it."""
+
+    certain: list[int]
+    words: Words
+    seconds: float
+
+
+class MaskDesk:
+    """Grammars, and samples of the places `mine` of a board.
+
+    What may take long is done in threads, which hold the interpreter's lock for little of it: forms
+    are compiled there, slow ones in one of their own, where masks of grammars are made, too, of
+    which one took long."""
+
+    def __init__(
+        self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range
+    ) -> None:
+        self._compiler, self._board, self._first = compiler, board, mine.start
+        self._asked, self._made = (
+            each[mine.start : mine.stop] for each in (board.asked, board.made)
+        )
+        self._seen = np.zeros(
+            len(mine), np.int32
+        )  # by place: the number that was asked for at the last look,
+        self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
+        self._looks = 0
+        self._begun = board.begun[mine.start : mine.stop]
+        self._told = np.zeros(
+            len(mine), np.int32
+        )  # by place: the turn of the last sample that was begun here
+        self._grammars: dict[
+            int, CompiledGrammar | None
+        ] = {}  # None: it could not be compiled here
+        self._samples: dict[int, HeldSample] = {}  # by place
+        self._slow: set[int] = set()  # places whose last mask took long: the next will too
+        self._others = 0  # masks since one of these
+        self._lanes = {
+            slow: ThreadPoolExecutor(1) for slow in (False, True)
+        }  # by whether they take long
+        self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
+        self._let_go: set[int] = (
+            set()
+        )  # grammars that are being compiled, and no new sample will name
+        self._long: set[int] = set()  # grammars of which a mask, or to compile them, took long
+        self._waiting: dict[
+            int, Begin
+        ] = {}  # samples, by place, until their grammar and their place are free
+        # Masks that threads make, by place: whose, which number, and what comes of it. The sample
+        # may be over by then.
+        self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether something is done in threads."""
+        return bool(self._compiling or self._working)
+
+    def due(self) -> list[tuple[int, int]]:
+        """Returns the masks that are asked for and not being made, by place and number: who has
+        waited longest first, slow ones last."""
+        asked = self._asked.copy()
+        fence()
+        self._looks += 1
+        self._since[asked != self._seen] = self._looks
+        self._seen = asked
+        # A mask may be asked for before the word of its sample is read: it isn't the last one's.
+        behind = np.flatnonzero((asked != self._made) & (self._begun == self._told))
+        behind = behind[np.argsort(self._since[behind], kind="stable")]
+        found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
+        if self._waiting or self._working:
+            found = [
+                each
+                for each in found
+                if each[0] not in self._waiting and each[0] not in self._working
+            ]
+        slow = [each for each in found if each[0] in self._slow] if self._slow else []
+        if not slow:
+            return found
+        others = [each for each in found if each[0] not in self._slow]
+        return slow[:1] if self._others >= OTHERS else others + slow
+
+    def take(self, word: Down) -> None:
+        """Does what a word says, or has it begun."""
+        if isinstance(word, Begin):
+            self._waiting[word.place] = word
+            self._told[word.place - self._first] = word.turn
+            self._begin()
+        elif isinstance(word, End):
+            for place in np.frombuffer(word.places, np.int32).tolist():
+                self._end(place)
+            for each in word.grammars:
+                if each in self._compiling:
+                    self._let_go.add(each)
+                self._grammars.pop(each, None)
+                self._long.discard(each)
+        elif isinstance(word, Compile):
+            if word.slow:
+                self._long.add(word.grammar)
+            self._compiling[word.grammar] = self._lanes[word.slow].submit(self._compiled, word)
+
+    def _begin(self) -> None:
+        """Begins the samples that can."""
+        for place, word in list(self._waiting.items()):
+            if word.grammar not in self._compiling and place not in self._working:
+                del self._waiting[place]
+                row, grammar = self._board.words[place], self._grammars[word.grammar]
+                how = (word.min_tokens, word.stop_ids)
+                made = (
+                    NoMatcher(row)
+                    if grammar is None
+                    else grammar.matcher(*how, forces=word.forces, out=row)
+                )
+                self._samples[place] = HeldSample(word.grammar, made)
+
+    def _end(self, place: int) -> None:
+        self._slow.discard(place)
+        if self._waiting.pop(place, None) is None:
+            del self._samples[place]
+
+    def settle(self) -> list[Compiled]:
+        """Takes in what threads have done. Returns what came of forms."""
+        out = []
+        for number in [number for number, work in self._compiling.items() if work.done()]:
+            found = self._compiling.pop(number).result()
+            self._grammars[number] = None if isinstance(found, PenstockError) else found
+            out.append(Compiled(number, str(found) if isinstance(found, PenstockError) else None))
+        for place in [place for place, (_, _, work) in self._working.items() if work.done()]:
+            sample, ticket, work = self._working.pop(place)
+            if self._samples.get(place) is sample:
+                self._put(place, sample, ticket, work.result())
+            else:
+                self._board.made[place] = ticket
+        if self._waiting:
+            self._begin()
+        for number in self._let_go - self._compiling.keys():
+            self._let_go.discard(number)
+            del self._grammars[number]
+        return out
+
+    def make(self, place: int, ticket: int) -> bool:
+        """Makes the mask that a place is asked for, or has it begun where it takes long; of a
+        sample that has ended none, and nobody waits for it. Returns whether it took long."""
+        if place in self._waiting:  # since it was found due
+            return False
+        sample, board = self._samples.get(place), self._board
+        if sample is None:
+            board.made[place] = ticket
+            return False
+        token = int(board.token[place])
+        if sample.grammar in self._long:
+            self._working[place] = (
+                sample,
+                ticket,
+                self._lanes[True].submit(_make, sample.matcher, token),
+            )
+            return False
+        begun, made = time.perf_counter(), _make(sample.matcher, token)
+        self._put(place, sample, ticket, made)
+        self._others = 0 if place in self._slow else self._others + 1
+        slow = time.perf_counter() - begun > SLOW
+        if slow:
+            self._slow.add(place)
+        else:
+            self._slow.discard(place)
+        return slow
+
+    def _put(self, place: int, sample: HeldSample, ticket: int, made: MadeMask) -> None:
+        if made.seconds > LONG:
+            self._long.add(sample.grammar)
+        if made.seconds > MOST:
+            sample.matcher = NoMatcher(self._board.words[place])
+            made = MadeMask([], sample.matcher.mask(), made.seconds)
+        self._board.put(place, ticket, made.certain, made.words)
+
+    def _compiled(self, word: Compile) -> CompiledGrammar | PenstockError:
+        try:
+            return compiled(self._compiler, word.asked)
+        except PenstockError as error:
+            return error
+
+
+def _make(matcher: GrammarMatcher | NoMatcher, token: int) -> MadeMask:
+    begun = time.thread_time()
+    if token != AS_IT_STANDS:
+        matcher.accept(token)
+    certain = matcher.forced()[:FORCED]
+    for each in certain:
+        matcher.accept(each)
+    return MadeMask(certain, matcher.mask(), time.thread_time() - begun)
+
+
+class Growth:
+    """What a process has grown by since this was made, looked at now and then."""
+
+    def __init__(self) -> None:
+        self._memory, self._looked = ProcessMemory(), time.monotonic()
+        _, self._first = self._memory.read()
+
+    def is_much(self) -> bool:
+        """Returns whether it is more than GROWN; False within TELLING of the last look."""
+        if (now := time.monotonic()) - self._looked < TELLING:
+            return False
+        self._looked = now
+        return self._memory.read()[1] - self._first > GROWN
+
+
+def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
+    """Works until the engine has gone, which raises EOFError or OSError."""
+    decoder, frames, poll = msgspec.msgpack.Decoder(Down), Frames(channel), select.poll()
+    poll.register(channel, select.POLLIN)
+    worked, growth = time.monotonic(), Growth()
+    while True:
+        for reply in desk.settle():
+            channel.sendall(frame(reply))
+        if growth.is_much():
+            channel.sendall(frame(Grown()))
+        due = desk.due()  # before the words: a sample that is asked about has begun in one of them
+        resting = not due and not desk.busy and time.monotonic() - worked > AWAKE
+        while poll.poll(None if resting else 0 if due else 1):
+            resting = False
+            due = due or desk.due()
+            for data in frames.read():
+                desk.take(decoder.decode(data))
+        for place, ticket in due[:ROUND]:
+            if desk.make(place, ticket):
+                break
+        if due:
+            worked = time.monotonic()
+
+
+def main() -> int:
+    leave_signals()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
+    start = msgspec.json.decode(sys.argv[1], type=MaskStart)
+    channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]
+    compiler = _opened(start)
+    index = 0
+    for other in range(1, len(channels)):
+        if not os.fork():
+            index = other
+            break
+    for channel in channels[:index] + channels[index + 1 :]:
+        channel.close()
+    bound(resource.RLIMIT_CORE, 0)
+    number = start.first + index
+    try:
+        if number == start.processes:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for its own
+            FormTrials(channels[index], compiler).serve()
+        addresses, _ = ProcessMemory().read()
+        if addresses:
+            bound(resource.RLIMIT_AS, addresses + MEMORY)
+        board = MaskBoard.over(
+            np.frombuffer(mmap.mmap(start.memory, 0), np.int32), start.places, start.words
+        )
+        serve(channels[index], MaskDesk(compiler, board, start.mine(number)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):  # the engine has gone
+        return 0
+
+
+def _opened(start: MaskStart) -> GrammarCompiler | PenstockError:
+    try:
+        return GrammarCompiler(
+            Tokenizer.load(Path(start.folder), vocab_size=start.vocab_size), start.ends
+        )
+    except PenstockError as error:
+        return error
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,81 @@
+"""Tool calls as LFM2 writes them, a list of Python's calls, or of objects:
+
+    <|tool_call_start|>[get_weather(city="Paris"), ping()]<|tool_call_end|>
+    <|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>
+
+A list is read when it is whole. It knows this format alone. Source: the chat templates of these
+models.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from penstock.text.parsers.json_mending import json_text_of
+from penstock.text.parsers.tool import Tool, lark_text, schema_rule
+
+BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
+_WORDS = {"true": True, "false": False, "null": None}  # JSON's, among Python's names
+_NO_LIST = (
+    SyntaxError,
+    ValueError,
+    RecursionError,
+    MemoryError,
+)  # what reading a text as Python may raise
+
+
+def read_calls(listed: str) -> list[tuple[str, str]]:
+    """Returns a list's calls, names and arguments in JSON;
+    none where it is no list of calls alone."""
+    try:
+        parsed = ast.parse(listed.strip(), mode="eval").body
+        each = parsed.elts if isinstance(parsed, ast.List) else [parsed]
+        return [(name, json_text_of(arguments)) for name, arguments in map(_call, each)]
+    except _NO_LIST:
+        return []
+
+
+def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
+    """Returns a call's name and arguments. Raises ValueError for what is none."""
+    if (
+        isinstance(node, ast.Call)
+        and not node.args
+        and all(word.arg is not None for word in node.keywords)
+    ):
+        return ast.unparse(node.func), {str(word.arg): _value(word.value) for word in node.keywords}
+    made = _value(node)
+    if not isinstance(made, dict) or not isinstance(made.get("name"), str):
+        raise ValueError("no call")
+    arguments = made.get("arguments", {})
+    if not isinstance(arguments, dict):
+        raise ValueError("no arguments")
+    return made["name"], arguments
+
+
+def _value(node: ast.expr) -> Any:
+    """Returns what a literal says. Raises ValueError for what is none, or none of JSON's."""
+    if isinstance(node, ast.List | ast.Tuple):
+        return [_value(each) for each in node.elts]
+    if isinstance(node, ast.Dict):
+        keys = [None if key is None else _value(key) for key in node.keys]
+        if not all(isinstance(key, str) for key in keys):
+            raise ValueError("no key")
+        return dict(zip(keys, map(_value, node.values), strict=True))
+    if isinstance(node, ast.Name) and node.id in _WORDS:
+        return _WORDS[node.id]
+    said = ast.literal_eval(node)
+    if not isinstance(said, str | int | float | None):
+        raise ValueError("none of JSON's")
+    return said
+
+
+def call_rest(tools: Sequence[Tool]) -> str:
+    """Returns Lark whose rule `call_rest` is what stands between a call's marks: an object, of one
+    of these tools."""
+    heads = [lark_text(f'[{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
+    bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
+    rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))
+    return f"call_rest: ({bodies}) {lark_text('}]')}\n{rules}\n"

@@ -1,0 +1,148 @@
+"""Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers.
+Where the prompt ends says how the answer begins: templates open the thought themselves, or have it
+closed already.
+
+    qwen3, glm45, glm47          the model writes `<think>`, unless the template has
+    ernie45                      so it does, and the answer may stand in `<response>` and
+    `</response>`
+    deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
+    gemma4                       as qwen3, in marks of its own
+
+It knows these marks and texts. Source: the chat templates of these models.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from penstock.text.parsers.pieces import find_mark
+
+THINK = OPEN, CLOSE = "<think>", "</think>"
+FORMATS = ("qwen3", "deepseek_r1", "ernie45", "gemma4", "glm45", "glm47", "minimax_m2")
+MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}  # of who doesn't write THINK
+AT_ONCE = ("deepseek_r1", "minimax_m2")
+WRAPPED = {"ernie45": ("<response>", "</response>")}  # what may stand around an answer
+Thinking = Literal["open", "may open", "closed"]  # as the answer begins
+
+
+def token_of(mark: str) -> str:
+    """Returns the special token that a mark begins with, where the vocabulary has it."""
+    return mark[: mark.find(">") + 1]
+
+
+def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
+    """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the
+    answer's own beginning, so that a thought may have been opened further up in it."""
+    begin, end = MARKS.get(name, THINK)
+    begin, ending = begin.rstrip(), prompt.rstrip()
+    if inside_answer and begin in prompt:
+        return "closed" if prompt.rfind(end) > prompt.rfind(begin) else "open"
+    if ending.endswith(begin):
+        return "open"
+    if ending.endswith(end):
+        return "closed"
+    return "open" if name in AT_ONCE else "may open"
+
+
+class ReasoningParser:
+    """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to
+    neither."""
+
+    def __init__(self, thinking: Thinking, marks: tuple[str, str] = THINK) -> None:
+        self._begins, self._ends = marks
+        self._held = ""  # not decided on yet
+        self._at = "answer" if thinking == "closed" else "start"
+        self._open = thinking == "open"
+        self._thought = self._spoken = False  # it has begun, and some of it was said
+        self._fed = 0
+        self.length = 0  # characters up to the answer, or of all where that hasn't begun
+
+    def feed(self, text: str) -> tuple[str, str]:
+        """Returns the reasoning and the answer that this text brings."""
+        if self._at == "answer":
+            return "", text
+        self._held += text
+        self._fed += len(text)
+        if self._at == "start" and not self._begin():
+            return "", ""
+        reasoning = self._think() if self._at == "thought" else ""
+        if self._at == "behind":
+            self._held = self._held.lstrip()
+            self._at = "answer" if self._held else "behind"
+        answer = ""
+        if self._at == "answer":
+            answer, self._held = self._held, ""
+        self.length = self._fed - len(answer) if self._thought else 0
+        return reasoning, answer
+
+    def end(self) -> tuple[str, str]:
+        """Returns what was held back."""
+        text, self._held = self._held, ""
+        if self._at == "thought" or (self._at == "start" and self._open):
+            return text.rstrip(), ""
+        return "", "" if self._at == "behind" else text
+
+    def _begin(self) -> bool:
+        """Decides whether a thought begins. Returns whether enough is there to say."""
+        text = self._held.lstrip()
+        if text != self._begins and self._begins.startswith(text):
+            return False
+        if self._open or text.startswith(self._begins):
+            self._held = text.removeprefix(self._begins).lstrip()
+            self._at, self._thought = "thought", True
+        else:
+            self._at = "answer"
+        return True
+
+    def _think(self) -> str:
+        self._held = self._held if self._spoken else self._held.lstrip()
+        at, mark = find_mark(self._held, (self._ends,))
+        shown = self._held[:at].rstrip()
+        self._spoken = self._spoken or bool(shown)
+        if mark:
+            self._held, self._at = self._held[at + len(mark) :], "behind"
+        else:
+            self._held = self._held[len(shown) :]
+        return shown
+
+
+class Unwrapped:
+    """A text without the marks that may stand around it, and the space beside them."""
+
+    def __init__(self, begin: str, end: str) -> None:
+        self._begin, self._end = begin, end
+        self._held = ""
+        self._at = "start"  # then "within", "open" without the first mark, and "behind" the last
+        self._spoken = False  # some of what is within
+
+    def feed(self, text: str) -> str:
+        """Returns what of the text this brings."""
+        self._held += text
+        if self._at == "start" and not self._starts():
+            return ""
+        if self._at == "within":
+            self._held = self._held if self._spoken else self._held.lstrip()
+            at, mark = find_mark(self._held, (self._end,))
+            shown = self._held[:at].rstrip()
+            self._spoken = self._spoken or bool(shown)
+            if not mark:
+                self._held = self._held[len(shown) :]
+                return shown
+            self._held, self._at = self._held[at + len(mark) :], "behind"
+            return shown + self.feed("")
+        shown, self._held = self._held, ""
+        return shown
+
+    def end(self) -> str:
+        """Returns what was held back."""
+        text, self._held = self._held, ""
+        return text
+
+    def _starts(self) -> bool:
+        """Decides whether the first mark is there. Returns whether enough is there to say."""
+        text = self._held.lstrip()
+        if text != self._begin and self._begin.startswith(text):
+            return False
+        self._at = "within" if text.startswith(self._begin) else "open"
+        self._held = text.removeprefix(self._begin) if self._at == "within" else self._held
+        return True

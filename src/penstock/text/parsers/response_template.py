@@ -1,0 +1,372 @@
+"""Answers read by a model's own `response_template`, where its tokenizer_config.json has one:
+regions of text that open and close at marks, each a field of the message.
+
+    fields            name -> region; the one without an opening mark is where an answer begins, and
+    between the others
+    open, close       literals, or lists of them; open_pattern, close_pattern: regexes
+    content           how a region is read: text, json, xml-inline, kv-lines; what `transform` makes
+    of it
+    start_anchor      what the prompt's own part of the answer begins behind
+
+A template comes with a model, from anybody: its regexes run under a limit of time. It says how a
+call is read, not how it is written, so it holds nothing. It knows the template alone. Source:
+transformers' `utils/chat_parsing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import regex
+
+from penstock.errors import TokenizerError
+from penstock.text.parsers.argument_text import Arguments
+from penstock.text.parsers.json_mending import json_text_of, mended
+from penstock.text.parsers.pieces import AnswerPiece, ContentBuffer, portions
+from penstock.text.parsers.region_content import CONTENTS, parse_content, transformed
+from penstock.text.parsers.tool import Tool
+
+LOOKED_AT = 256  # characters at once, by each regex, behind each mark
+PATIENCE = 0.1  # seconds that a regex may take
+KINDS = {
+    "content": "content",
+    "reasoning_content": "reasoning",
+    "reasoning": "reasoning",
+    "thinking": "reasoning",
+}
+CALLS = "tool_calls"
+_TEMPLATE_KEYS = {"version", "defaults", "fields", "start_anchor", "start_anchor_pattern"}
+_FIELD_KEYS = {
+    "open",
+    "open_pattern",
+    "close",
+    "close_pattern",
+    "content",
+    "content_args",
+    "repeats",
+    "join",
+    "optional",
+    "transform",
+    "transform_each",
+}
+Pattern = Any  # regex.Pattern
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What opens or closes a region. grows: a match at the text's end may become another with more
+    text."""
+
+    pattern: Pattern
+    grows: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A field of the message."""
+
+    name: str
+    open: Mark | None
+    close: Mark | None
+    content: str
+    content_args: Mapping[str, Any]
+    transform: Any
+    each: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTemplate:
+    """A template, read. implicit: the region without an opening mark."""
+
+    regions: tuple[Region, ...]
+    implicit: Region | None
+    anchor: Mark
+
+
+def read_template(spec: Any) -> ResponseTemplate:
+    """Returns the template of tokenizer_config.json. Raises TokenizerError for what is none, or
+    isn't known."""
+    if (
+        not isinstance(spec, dict)
+        or spec.get("version", 1) != 1
+        or not isinstance(spec.get("fields"), dict)
+    ):
+        raise _wrong("must be an object of version 1 with fields")
+    _check_keys(spec, _TEMPLATE_KEYS, "")
+    regions = tuple(_read_region(name, field) for name, field in spec["fields"].items())
+    implicit = [region for region in regions if region.open is None]
+    anchor = _read_mark(spec, "start_anchor", "start_anchor_pattern")
+    if len(implicit) > 1 or anchor is None:
+        raise _wrong("must have a start_anchor, and at most one field without open")
+    return ResponseTemplate(regions, implicit[0] if implicit else None, anchor)
+
+
+def _read_region(name: str, field: Any) -> Region:
+    if not isinstance(field, dict):
+        raise _wrong(f"has a field {name} that is no object")
+    _check_keys(field, _FIELD_KEYS, f" in {name}")
+    content, args = field.get("content", "text"), field.get("content_args", {})
+    if content not in CONTENTS or not isinstance(args, dict):
+        raise _wrong(f"has a content in {name} that is none of {', '.join(CONTENTS)}")
+    opening, closing = (_read_mark(field, side, f"{side}_pattern") for side in ("open", "close"))
+    each = field.get("transform_each") is True
+    return Region(name, opening, closing, content, args, field.get("transform"), each)
+
+
+def _read_mark(field: Mapping[str, Any], literal: str, pattern: str) -> Mark | None:
+    if (said := field.get(literal)) is not None:
+        texts = [said] if isinstance(said, str) else said
+        if (
+            not isinstance(texts, list)
+            or not texts
+            or not all(isinstance(text, str) and text for text in texts)
+        ):
+            raise _wrong(f"has a {literal} that is no text")
+        longest = sorted(set(texts), key=len, reverse=True)
+        grows = any(one != other and one.startswith(other) for one in longest for other in longest)
+        return Mark(regex.compile("|".join(map(regex.escape, longest))), grows)
+    if (said := field.get(pattern)) is None:
+        return None
+    try:
+        return Mark(regex.compile(said, regex.DOTALL), grows=True)
+    except (regex.error, TypeError) as error:
+        raise _wrong(f"has a {pattern} that is no regex ({error})") from error
+
+
+def _check_keys(given: Mapping[str, Any], known: set[str], where: str) -> None:
+    if unknown := sorted(set(given) - known):
+        raise _wrong(f"has a key {unknown[0]!r}{where} that is not known")
+
+
+def _wrong(what: str) -> TokenizerError:
+    return TokenizerError(
+        f"the model's response_template {what}: leave --tool-call-parser response_template out"
+    )
+
+
+class Found(NamedTuple):
+    """A mark in a text, of the region that it opens or closes."""
+
+    opens: bool
+    region: Region
+    match: Any
+
+
+class TemplateReader:
+    """One answer's text, as it comes, to pieces. prompt: its end; what of it stands behind the
+    anchor is the answer's own beginning. tools: those that may be called; without any, calls are
+    text. parallel: more than one is told of."""
+
+    def __init__(
+        self, template: ResponseTemplate, prompt: str, tools: Sequence[Tool], *, parallel: bool
+    ) -> None:
+        self._template, self._parallel = template, parallel
+        self._tools = {tool.name: tool for tool in tools}
+        self._text = ""  # not looked at yet
+        self._region = template.implicit
+        self._opening = ""  # the mark of the open region, as it stood
+        self._captures: dict[str, str] = {}
+        self._body: list[str] = []  # of calls, which are read when they are whole
+        self._space = ContentBuffer()  # of a text: space at its ends is no part of it
+        self._spoken = False
+        self._past = 0  # characters looked at
+        self._idle = 0  # marks behind each other that held no text
+        self.called = self.thought_length = 0
+        begun = [
+            match.end() for match in template.anchor.pattern.finditer(prompt, timeout=PATIENCE)
+        ]
+        if begun:
+            self._text = prompt[begun[-1] :]
+            self._process([], ended=False)
+            self._space.drop_space()
+            self._body, self._past = [], -len(self._text)
+
+    def feed(self, text: str) -> list[AnswerPiece]:
+        """Returns the pieces that this text brings, in order. Raises TokenizerError where a regex
+        takes too long."""
+        found: list[AnswerPiece] = []
+        for part in portions(text, LOOKED_AT):
+            self._text += part
+            self._process(found, ended=False)
+        return found
+
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. A call that has no end is one where the model stopped, and
+        text where a limit cut it."""
+        found = self._process([], ended=True)
+        if self._region is not None and self._region.name == CALLS:
+            if stopped:
+                self._close("", found)
+            else:
+                found.append(AnswerPiece("content", self._opening + "".join(self._body)))
+        return found
+
+    def _process(self, found: list[AnswerPiece], *, ended: bool) -> list[AnswerPiece]:
+        try:
+            while self._turn(found, ended):
+                pass
+        except TimeoutError as error:
+            raise TokenizerError(
+                "the model's response_template takes too long on this answer"
+            ) from error
+        return found
+
+    def _turn(self, found: list[AnswerPiece], ended: bool) -> bool:
+        """Takes one step: to the first mark, or to what may become one. Returns whether there may
+        be another."""
+        mark, held = self._next(ended)
+        if mark is None:
+            self._take(held, found)
+            return False
+        match, spoken = mark.match, self._spoken
+        self._idle = 0 if match.end() else self._idle + 1
+        if self._idle > 2 * len(self._template.regions):
+            raise TokenizerError(
+                "the model's response_template has marks that hold no text, and comes to no end"
+            )
+        self._take(match.start(), found)
+        self._close("" if mark.opens else match[0], found)
+        self._past += match.end() - match.start()
+        self._text = self._text[match.end() - match.start() :]
+        if self._region is not None and KINDS.get(self._region.name) == "reasoning":
+            self.thought_length = max(self._past, 0)
+        named = {name: text for name, text in match.groupdict().items() if text is not None}
+        self._region, self._captures = (
+            (mark.region, named) if mark.opens else (self._template.implicit, {})
+        )
+        self._opening, self._spoken, self._body = match[0], False, []
+        return (
+            match.end() > match.start()
+            or spoken
+            or mark.opens
+            or mark.region is not self._template.implicit
+        )
+
+    def _next(self, ended: bool) -> tuple[Found | None, int]:
+        """The first mark in the text, if it is certain; and where what may become one begins.
+        Raises TimeoutError."""
+        first, held = None, len(self._text)
+        for opens, region, mark in self._watched():
+            match = mark.pattern.search(self._text, partial=not ended, timeout=PATIENCE)
+            if match is None:
+                continue
+            at_edge = match.end() == len(self._text)
+            if not ended and (
+                match.partial or (at_edge and (mark.grows or match.start() == match.end()))
+            ):
+                held = min(held, match.start())
+                continue
+            key = (match.start(), match.start() - match.end(), not opens, region.name)
+            if first is None or key < first[0]:
+                first = key, Found(opens, region, match)
+        if first is None or (not ended and first[1].match.start() >= held):
+            return None, held
+        return first[1], held
+
+    def _watched(self) -> list[tuple[bool, Region, Mark]]:
+        region = self._region
+        closing = (
+            [(False, region, region.close)]
+            if region is not None and region.close is not None
+            else []
+        )
+        if region is not self._template.implicit:
+            return closing
+        return [
+            (True, each, each.open) for each in self._template.regions if each.open is not None
+        ] + closing
+
+    def _take(self, end: int, found: list[AnswerPiece]) -> None:
+        """Gives the text up to here to the open region; there may be none,
+        and then it is nobody's."""
+        text, self._text = self._text[:end], self._text[end:]
+        self._past += end
+        if self._region is None or not text:
+            return
+        if self._region.name == CALLS:
+            self._body.append(text)
+        elif (kind := KINDS.get(self._region.name)) is not None:
+            text = (
+                text
+                if self._spoken or self._region.content_args.get("strip") is False
+                else text.lstrip()
+            )
+            pieces = self._space.put(text)
+            self._spoken = self._spoken or bool(pieces)
+            found += [
+                AnswerPiece("reasoning" if kind == "reasoning" else "content", piece.text)
+                for piece in pieces
+            ]
+
+    def _close(self, mark: str, found: list[AnswerPiece]) -> None:
+        """Ends the open region, with the mark that ended it."""
+        self._space.drop_space()
+        if self._region is None or self._region.name != CALLS:
+            return
+        body, region, captures = "".join(self._body), self._region, self._captures
+        try:
+            value = (
+                parse_content(body, region.content, region.content_args, PATIENCE)
+                if self._tools
+                else None
+            )
+            calls = [
+                (name, self._typed(name, arguments))
+                for name, arguments in _calls_of(value, region, captures)
+            ]
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            RecursionError,
+        ):  # no call of a tool
+            found.append(AnswerPiece("content", self._opening + body + mark))
+            return
+        for name, arguments in calls:
+            if self._parallel or not self.called:
+                found.append(AnswerPiece("name", name, self.called))
+                found.append(AnswerPiece("arguments", arguments, self.called))
+                self.called += 1
+
+    def _typed(self, name: str, said: Any) -> str:
+        """Arguments in JSON; of texts, those that the tool's schema has as something else are that.
+        Raises KeyError for what is no tool, ValueError for arguments that are no object."""
+        arguments = Arguments(self._tools[name])
+        if isinstance(said, dict):
+            members = (
+                f"{json_text_of(key)}:"
+                f" {arguments.read(key, each) if isinstance(each, str) else json_text_of(each)}"
+                for key, each in said.items()
+            )
+            return "{" + ", ".join(members) + "}"
+        made = mended(said) if isinstance(said, str) else "{}" if said is None else None
+        if made is None or not made.startswith("{"):
+            raise ValueError("arguments are an object")
+        return made
+
+
+def _calls_of(value: Any, region: Region, captures: dict[str, str]) -> list[tuple[str, Any]]:
+    """The calls that a region's content is, names and arguments. Raises ValueError, KeyError,
+    TypeError, AttributeError where it is none."""
+    if region.each:
+        told = [transformed(region.transform, {**captures, **each}) for each in value]
+    else:
+        told = (
+            transformed(region.transform, {**captures, "content": value})
+            if region.transform is not None
+            else value
+        )
+    calls = []
+    for call in told if isinstance(told, list) else [told]:
+        function = call.get("function", call)
+        name, arguments = (
+            function["name"],
+            function.get("arguments", function.get("parameters", {})),
+        )
+        if not isinstance(name, str) or not name:
+            raise ValueError("a call has a name")
+        calls.append((name, arguments))
+    return calls

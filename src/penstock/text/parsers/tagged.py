@@ -1,0 +1,212 @@
+"""Tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a text where the
+tool's schema says so, else JSON; an argument goes out when it is whole. It knows tags; no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import regex
+
+from penstock.text.parsers.argument_text import Arguments, ArgumentText
+from penstock.text.parsers.json_mending import JsonMender
+from penstock.text.parsers.pieces import AnswerPiece, TurningParser, find_mark
+from penstock.text.parsers.tags import Tags
+from penstock.text.parsers.tool import NAME, Tool
+
+MOST_TAG = (
+    2048  # characters of a tag, its name and the space beside it; what goes on longer is none
+)
+_FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive, as _KEY is: a text is looked at once
+_KEY = r"(?P<name>[^<>\n\"']++)"
+
+
+class _Marks(NamedTuple):
+    """Regexes of a family's tags, between which models put any space."""
+
+    function: regex.Pattern[str]  # a call's head, behind whose name stands what may
+    parameter: regex.Pattern[str]
+    function_end: regex.Pattern[str]
+    value_end: regex.Pattern[str]  # a close with another tag behind
+    value_stops: regex.Pattern[str]  # the same, or with nothing behind
+
+
+@lru_cache(maxsize=8)
+def _marks_of(tags: Tags) -> _Marks:
+    before, behind = (_spaced(part) for part in tags.function)
+    opened, between = (_spaced(part) for part in tags.parameter)
+    end, close, over = (
+        regex.escape(part.strip()) for part in (tags.end, tags.close, tags.function_end or tags.end)
+    )
+    behind = behind if tags.function[1].strip() else rf"(?={opened}|{end})"
+    value_end = rf"{close}\s*+(?:{opened}|{over}|{end})"
+    return _Marks(
+        regex.compile(rf"\s*+{before}\s*+{_FUNCTION}\s*+{behind}"),
+        regex.compile(rf"\s*+{opened}{_KEY}{between}"),
+        regex.compile(rf"\s*+{over}"),
+        regex.compile(value_end),
+        regex.compile(rf"{value_end}|{close}\s*+$"),
+    )
+
+
+def _spaced(text: str) -> str:
+    """A tag's regex, with any space between its parts."""
+    return r"\s*+".join(regex.escape(part) for part in text.split("\n") if part)
+
+
+class TaggedParser(TurningParser):
+    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
+    in the content. held: a grammar holds the calls, and a value ends at `tags.close`."""
+
+    def __init__(self, tools: Sequence[Tool], *, tags: Tags, held: bool = False) -> None:
+        super().__init__()
+        self._tools, self._tags, self._held = {tool.name: tool for tool in tools}, tags, held
+        self._marks = _marks_of(tags)
+        # what comes: "" content, "call" a head or the end, "function" an argument or the end,
+        # "value"
+        self._within = ""
+        self._opened = ""  # the mark in front of a call, while there may be none
+        self._stopped = False  # no more text comes
+        self._arguments = Arguments(Tool(name=""))  # of the open call
+        self._told = 0  # of them
+        self._key, self._value = "", ArgumentText([])
+        self._looked = 0  # characters of the value in which it doesn't end
+        self._seen = 0  # characters of it that were there at the last look
+
+    def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
+        """Returns what was held back. stopped: the model ended the answer, and what is open with
+        it; else a limit cut it, and of an argument goes out what is there."""
+        found: list[AnswerPiece] = []
+        self._stopped = stopped
+        while stopped and self._text and self._turn(found):
+            pass
+        if self._within == "value":
+            self._end_value(found)
+        if self._within == "function" and stopped:
+            self._end_call(found)
+        text = self._opened + self._text if self._within in ("", "call") else ""
+        if self._within == "call" and not self._opened and self._tags.end.startswith(text.strip()):
+            text = ""
+        return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
+
+    def _turn(self, found: list[AnswerPiece]) -> bool:
+        """Takes one step through the text. Returns whether there may be another before more of it
+        comes."""
+        if self._within == "value":
+            return self._in_value(found)
+        if self._within and not self._stopped and self._text.isspace():
+            return False
+        if self._within == "function":
+            return self._in_function(found)
+        if self._within == "call":
+            return self._in_call(found)
+        at, mark = find_mark(self._text, (self._tags.begin,))
+        found += self._content.put(self._text[:at])
+        self._text = self._text[at + len(mark) :]
+        if mark:
+            self._opened, self._within = mark, "call"
+        return bool(mark)
+
+    def _in_call(self, found: list[AnswerPiece]) -> bool:
+        """Behind the mark, or behind a call in it: a call's head, or the end."""
+        text = self._text.lstrip()
+        if not self._opened and (
+            text.startswith(self._tags.end) or self._tags.end.startswith(text)
+        ):
+            if text.startswith(self._tags.end):
+                self._text, self._within = text.removeprefix(self._tags.end), ""
+            return not self._within
+        head = self._marks.function.match(self._text, partial=not self._stopped)
+        if head is not None and head.partial and head.end() <= MOST_TAG:
+            return False
+        if head is None or head.end() > MOST_TAG or head["name"] not in self._tools:
+            found += self._content.put(self._opened)
+            self._opened, self._within = "", ""
+            return True
+        self._text, self._opened, self._within, self._told = (
+            self._text[head.end() :],
+            "",
+            "function",
+            0,
+        )
+        self._arguments = Arguments(self._tools[head["name"]])
+        self._content.drop_space()
+        found += [
+            AnswerPiece("name", head["name"], self._calls),
+            AnswerPiece("arguments", "{", self._calls),
+        ]
+        return True
+
+    def _in_function(self, found: list[AnswerPiece]) -> bool:
+        """An argument's head, or the call's end. What is neither ends it."""
+        for mark in (self._marks.parameter, self._marks.function_end):
+            tag = mark.match(self._text, partial=not self._stopped)
+            if tag is not None and tag.end() > MOST_TAG:
+                tag = None
+            if tag is not None and tag.partial:
+                return False
+            if tag is not None and mark is self._marks.parameter:
+                self._text, self._within, self._looked = self._text[tag.end() :], "value", 0
+                self._seen = 0
+                self._key = tag["name"].strip()
+                self._value = self._arguments.text(self._key)
+                return True
+            if tag is not None:
+                self._text = self._text[tag.end() :]
+                self._end_call(found, in_tag=bool(self._tags.function_end))
+                return True
+        self._end_call(found)
+        return True
+
+    def _in_value(self, found: list[AnswerPiece]) -> bool:
+        text, close = self._text, self._tags.close if self._held else self._tags.close.strip()
+        if self._held:
+            at = text.find(close, self._looked)
+            self._looked = max(0, len(text) - len(close))
+        else:
+            fresh, self._seen = text[self._seen :], len(text)
+            if not self._stopped and fresh.isspace() and text.startswith(close, self._looked):
+                return False  # a close waits for what stands behind the space
+            ends = self._marks.value_stops if self._stopped else self._marks.value_end
+            mark = ends.search(text, self._looked, partial=not self._stopped)
+            self._looked = len(text) if mark is None else mark.start()
+            at = -1 if mark is None or mark.partial else mark.start()
+        if at < 0:
+            return False
+        self._tell(text[:at], found)
+        self._text, self._within = text[at + len(close) :], "function"
+        return True
+
+    def _end_value(self, found: list[AnswerPiece]) -> None:
+        """Tells of a value behind which no more text comes, without what of its close is there."""
+        text, close = self._text, self._tags.close.strip()
+        mark = self._marks.value_stops.search(text, self._looked)
+        if mark is None:
+            tail = len(text) - len(close) + 1
+            at = max(0, tail) + find_mark(text[max(0, tail) :], (close,))[0]
+        else:
+            at = mark.start()
+        self._tell(text[:at], found, cut=mark is None and not self._stopped)
+        self._text, self._within = "", "function"
+
+    def _tell(self, text: str, found: list[AnswerPiece], *, cut: bool = False) -> None:
+        """Tells of an argument. cut: more of it was to come."""
+        if not cut:
+            value = self._arguments.read(self._key, text)
+        elif self._value.free:
+            value = json.dumps(text, ensure_ascii=False)[:-1]
+        else:
+            mender = JsonMender()
+            value = mender.feed(text) + mender.cut()
+        comma = ", " if self._told else ""
+        self._told += 1
+        head = f"{comma}{json.dumps(self._key, ensure_ascii=False)}: "
+        found.append(AnswerPiece("arguments", head + value, self._calls))
+
+    def _end_call(self, found: list[AnswerPiece], *, in_tag: bool = False) -> None:
+        found.append(AnswerPiece("arguments", "}", self._calls))
+        self._calls += 1
+        self._within = "call" if in_tag else ""

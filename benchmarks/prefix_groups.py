@@ -53,9 +53,8 @@ class Bench:
         dtype = torch.bfloat16
         ops = choose(device, dtype)
         self.ops = ops
-        self.costs = SharingCosts(
-            **asdict(prefix_cost_times(ops, *shape, dtype, device))
-        )  # as they are in the tree
+        # as they are in the tree
+        self.costs = SharingCosts(**asdict(prefix_cost_times(ops, *shape, dtype, device)))
         self.kv = torch.empty(
             blocks + 1, self.kv_heads, 2, 16, self.width, dtype=dtype, device=device
         )

@@ -86,9 +86,8 @@ class Times:
         return cls(told["device"], told["tree"], steps, mixed)
 
 
-Rule = Callable[
-    [list[Part], SharingCosts], list[int]
-]  # parts, the tree's costs -> which to group, the best first
+# parts, the tree's costs -> which to group, the best first
+Rule = Callable[[list[Part], SharingCosts], list[int]]
 
 
 def by_costs(parts: list[Part], costs: SharingCosts) -> list[int]:

@@ -48,9 +48,8 @@ class Shape:
     max_model_len: int = 4096
     rope_scaling: dict[str, Any] | None = None
     other: dict[str, Any] = field(default_factory=dict)
-    products: tuple[tuple[int, int], ...] = field(
-        init=False
-    )  # (in, out) of a layer's matrix products
+    # (in, out) of a layer's matrix products
+    products: tuple[tuple[int, int], ...] = field(init=False)
 
     def __post_init__(self) -> None:
         queries, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim

@@ -290,15 +290,13 @@ def run_session(
     works: list[Work], knobs: dict[str, Any], shape: Shape, options: argparse.Namespace
 ) -> dict[str, Any]:
     """Runs the works of one engine; returns name -> figures, or what went wrong."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job is started deaf to it
+    # a shell's background job is started deaf to it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     rows: dict[str, Any] = {}
     try:
         device = find_device(knobs.get("device", "auto"))
-        machine = probe(
-            shape, device, find_dtype(knobs.get("dtype", "auto"), device)
-        )  # while the memory is free
+        # while the memory is free
+        machine = probe(shape, device, find_dtype(knobs.get("dtype", "auto"), device))
         machine = machine.shared_by(int(knobs.get("tensor_parallel_size", 1)))
         begin = time.monotonic()
         with LLM(**knobs) as llm:

@@ -95,17 +95,15 @@ def spread_experts(engine: str, llm: Any) -> None:
     if engine == "vllm":
         llm.apply_model(_spread_modules)
         return
-    blocks = (
-        llm.engine.runner._model.blocks
-    )  # a model's first ones may be dense; Gemma 4's experts are beside its MLP
+    # a model's first ones may be dense; Gemma 4's experts are beside its MLP
+    blocks = llm.engine.runner._model.blocks
     parts = [
         block.mlp if getattr(block, "routed", None) is None else block.routed.moe
         for block in blocks
     ]
     matrices = [part.router.product.matrix for part in parts if hasattr(part, "router")]
-    _draw(
-        [getattr(matrix, "weight", matrix) for matrix in matrices]
-    )  # a GPU's has room for its products beside it
+    # a GPU's has room for its products beside it
+    _draw([getattr(matrix, "weight", matrix) for matrix in matrices])
 
 
 def _spread_modules(model: Any) -> None:
@@ -136,10 +134,11 @@ class Engine:
         self.name, self.told = name, dict[str, Any]()
         path, self.log = options.out / f"{name}.json", options.out / f"{name}.log"
         path.write_text(json.dumps(task))
+        # which apply_model asks for
         environment = {
             **os.environ,
             "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
-        }  # which apply_model asks for
+        }
         first = {"vllm": options.vllm_site, OTHER: options.other and options.other / "src"}.get(
             name
         )

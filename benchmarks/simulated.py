@@ -121,9 +121,8 @@ def drive(engine: Engine, work: Work, rows: int, clock: Callable[[], float]) -> 
         now = clock() - begun
         if news is None or not news.count:
             continue
-        lengths[news.request * work.n + news.sample] += np.diff(
-            news.start
-        )  # a sample stands here once
+        # a sample stands here once
+        lengths[news.request * work.n + news.sample] += np.diff(news.start)
         if arrives:
             first[news.request[np.isnan(first[news.request])]] = now
         for number in news.request[news.finish != GOES_ON].tolist():
@@ -212,9 +211,8 @@ def arriving(work: Work, ran: Ran, seconds: float) -> Work:
     count = int(rate * seconds)
     turn = [place % len(work.prompts) for place in range(count)]
     arrival = np.cumsum(draw.exponential(1 / rate, count)).tolist()
-    shuffled = [
-        draw.permutation(work.prompts[place]).tolist() for place in turn
-    ]  # nothing is cached
+    # nothing is cached
+    shuffled = [draw.permutation(work.prompts[place]).tolist() for place in turn]
     return Work(
         f"{SHARE:.0%} of its rate",
         shuffled,

@@ -105,9 +105,8 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
         finally:
             seconds[name] = seconds.get(name, 0.0) + time.perf_counter() - at
 
-    import_module("penstock.execute.wake_gpu").wake_gpu(
-        knobs.get("device", "auto")
-    )  # as LLM does it
+    # as LLM does it
+    import_module("penstock.execute.wake_gpu").wake_gpu(knobs.get("device", "auto"))
     with import_module("penstock.execute.unswept").unswept():  # the same
         timed("torch imported", lambda: import_module("torch"))
         timed(

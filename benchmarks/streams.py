@@ -204,9 +204,8 @@ def token_steps(part: dict[str, Any], log: Any, words: int) -> tuple[Any, Any, A
     residue = part["tokens"].astype(np.int64)
     gap = np.diff(residue, prepend=0) % words
     first = np.flatnonzero(np.diff(stream, prepend=-1))
-    known = (
-        np.searchsorted(log, arrival[first], "right") - 1
-    )  # the last step that was ready when it arrived
+    # the last step that was ready when it arrived
+    known = np.searchsorted(log, arrival[first], "right") - 1
     gap[first] = known - (known - residue[first]) % words
     steps = np.cumsum(gap)
     before = np.zeros(len(first), np.int64)

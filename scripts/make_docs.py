@@ -94,9 +94,8 @@ def cli_page() -> str:
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        own = [
-            p for p in options if p.help != helps.get(p.name)
-        ]  # a knob's name alone makes none an engine option
+        # a knob's name alone makes none an engine option
+        own = [p for p in options if p.help != helps.get(p.name)]
         shared = [p for p in options if p not in own]
         line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
         parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")

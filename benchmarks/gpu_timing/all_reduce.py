@@ -33,6 +33,7 @@ from torch import Tensor
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from penstock.kernels.triton import all_reduce as ours
+from penstock.kernels.triton.all_reduce_kernels import HUNG
 from penstock.ranks.gpu_collectives import NO_MULTICAST, GpuCollectives
 
 SIZES = {
@@ -221,13 +222,13 @@ def hang(end: GpuCollectives, rank: int) -> list[str]:
         return []
     shared, told = end._shared, []
     assert shared is not None
-    x, most = torch.zeros(4096, dtype=torch.bfloat16, device="cuda"), ours.MOST.value
+    x = torch.zeros(4096, dtype=torch.bfloat16, device="cuda")
     for looks in (100_000, None):
         if looks is None:
             end.ready()
         else:
-            shared.memory.state[most] = looks
-        shared.memory.state[ours.HUNG.value] = 0
+            shared.memory.wait_at_most(looks)
+        shared.memory.state[HUNG.value] = 0
         shared.hung[0] = 0
         torch.cuda.synchronize()
         begun = time.monotonic()

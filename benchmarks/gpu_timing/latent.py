@@ -316,9 +316,8 @@ def time_prompts(table: Table, name: str, model: Model, asked: Sequence[str]) ->
         table.sweep(
             f"{told}, absorbed", case.calls, latent, "_tall_shape", model.tall, flops, more=more
         )
-        wide = replace(
-            chunks, seen=ChunkSight(seen.tokens, seen.stored, 1 << 60)
-        )  # made whatever it costs
+        # made whatever it costs
+        wide = replace(chunks, seen=ChunkSight(seen.tokens, seen.stored, 1 << 60))
         case.step = replace(step, prefill=wide)
         flops = 2.0 * model.heads * (seen.stored * s.expansion + seen.pairs * s.expanded_pair)
         more = "fewer" if fewer else ""

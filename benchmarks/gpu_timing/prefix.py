@@ -28,11 +28,12 @@ from penstock.kernels.triton.attention.attention import prefix
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 GROUPS, SHARED, CALLS = 8, 656, 10
+# Llama-3.2-1B; Qwen3-30B-A3B, Llama-3-8B; Gemma 3 4B
 HEADS = {
     64: [(32, 8)],
     128: [(32, 4), (32, 8)],
     256: [(8, 4)],
-}  # Llama-3.2-1B; Qwen3-30B-A3B, Llama-3-8B; Gemma 3 4B
+}
 Tile = tuple[int, int, int, int]  # query rows, tokens, warps, stages
 TILES: list[Tile] = [
     (64, 64, 4, 2),

@@ -123,9 +123,8 @@ def step(rows: int, chunks: int, length: int) -> StepInputs:
 def time_rows(layer: Layer, count: int, dtype: torch.dtype, copy: float) -> None:
     given, asked, weights = layer.drawn(count), step(count, 0, 0), layer.weights()
     size = count * torch.Size(layer.matrix).numel() * dtype.itemsize
-    states = [
-        layer.states(count, dtype) for _ in range(timing.copies_of(size))
-    ]  # more than a cache holds
+    # more than a cache holds
+    states = [layer.states(count, dtype) for _ in range(timing.copies_of(size))]
     calls = [partial(layer.call, *given, layer.heads, weights, *own, asked) for own in states]
     took = 1e3 * timing.timed(calls)
     least = 2 * size / copy * 1e6

@@ -104,9 +104,8 @@ class FittedService:
 def main(model: str) -> None:
     """Runs all prompts of this example."""
     service, prompts = FittedService(model), all_prompts()
-    service.answer(
-        prompts[:4], Settings(max_tokens=4)
-    )  # the first batch of a process is no measure of the others
+    # the first batch of a process is no measure of the others
+    service.answer(prompts[:4], Settings(max_tokens=4))
     batch = service.answer(prompts, Settings())
     for prompt, answer in list(zip(prompts, batch.answers, strict=True))[:: len(prompts) // SHOWN]:
         print(f"{prompt}\n    {answer.text.strip()[:200] or answer.error}\n")

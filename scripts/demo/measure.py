@@ -57,14 +57,12 @@ def sample(
     generator = torch.Generator(device=device).manual_seed(seed)
     longest = max(len(p) for p in prompts)
     ids = torch.tensor([[pad] * (longest - len(p)) + p for p in prompts], device=device)
-    lead = torch.tensor(
-        [longest - len(p) for p in prompts], device=device
-    )  # padding before each prompt
+    # padding before each prompt
+    lead = torch.tensor([longest - len(p) for p in prompts], device=device)
     column = torch.arange(longest + most, device=device)
     positions = (column[None, :longest] - lead[:, None]).clamp(min=0)
-    own = torch.eye(
-        longest, dtype=torch.bool, device=device
-    )  # padding sees itself: no row without a key
+    # padding sees itself: no row without a key
+    own = torch.eye(longest, dtype=torch.bool, device=device)
     seen = (
         (column[:longest, None] >= column[:longest]) & (column[:longest] >= lead[:, None, None])
     ) | own

@@ -90,9 +90,8 @@ class Attention(nn.Module):
             cache[0][:, :, at : at + t], cache[1][:, :, at : at + t] = k, v
             k, v = cache[0][:, :, : at + t], cache[1][:, :, : at + t]
             group = q.shape[1] // k.shape[1]
-            rows = q.reshape(
-                b, k.shape[1], group * t, width
-            )  # query heads of a KV head, one after the other
+            # query heads of a KV head, one after the other
+            rows = q.reshape(b, k.shape[1], group * t, width)
             seen = None if mask is None else mask.repeat(1, 1, group, 1)
             out = F.scaled_dot_product_attention(rows, k, v, attn_mask=seen).view(b, -1, t, width)
         done: Tensor = self.o_proj(out.transpose(1, 2).reshape(b, t, -1))
@@ -178,9 +177,8 @@ class SmallLlama(nn.Module):
         if positions is None:
             positions = torch.arange(ids.shape[1], device=ids.device)[None]
         steps = torch.arange(0, s.head_dim, 2, device=ids.device, dtype=torch.float32) / s.head_dim
-        angles = (
-            positions[:, None, :, None].float() * s.rope_theta**-steps
-        )  # [batch, 1, time, width / 2]
+        # [batch, 1, time, width / 2]
+        angles = positions[:, None, :, None].float() * s.rope_theta**-steps
         angles = torch.cat((angles, angles), dim=-1)
         x = self.model.embed_tokens(ids)
         x = (

@@ -30,10 +30,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from penstock.demo import model_folder
 
+# warm-up's share of the training; the last rate as a share of the highest
 WARM_UP, LAST = (
     0.02,
     0.05,
-)  # warm-up's share of the training; the last rate as a share of the highest
+)
 
 
 class Batches(IterableDataset[Tensor]):

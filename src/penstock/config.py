@@ -15,9 +15,8 @@ from penstock.errors import UsageError
 
 # a row takes memory before it runs: a slot in every batch array, a line of the block table
 MAX_ROWS = 262_144
-MAX_BATCHED_TOKENS = (
-    1 << 20
-)  # each takes memory before the first step: places in arrays, and what it computes
+# each takes memory before the first step: places in arrays, and what it computes
+MAX_BATCHED_TOKENS = 1 << 20
 MAX_REPLICAS = 64
 BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
 
@@ -240,19 +239,16 @@ class Config:
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    tuned: dict[str, Any] = field(
-        default_factory=dict
-    )  # kernels' tunables (kernels/tunables.py), an artifact's
-    kv_scales: dict[str, tuple[list[float], list[float]]] = field(
-        default_factory=dict
-    )  # the manifest's, an artifact's
+    # kernels' tunables (kernels/tunables.py), an artifact's
+    tuned: dict[str, Any] = field(default_factory=dict)
+    # the manifest's, an artifact's
+    kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     end_of_text: int | None = None  # the id of the tokenizer's eos_token, from who opens the model
     plain_graphs: bool = (
         False  # an artifact's, whose work shares no prefix: other graphs when they are met
     )
-    named: frozenset[str] = (
-        frozenset()
-    )  # knobs that the user set, if to their defaults; an artifact sets the others
+    # knobs that the user set, if to their defaults; an artifact sets the others
+    named: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, **knobs: Any) -> Config:

@@ -55,9 +55,8 @@ def check_writable(path: Path, *, link: bool = False) -> None:
 def open_plain(path: Path) -> BufferedReader:
     """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a
     pipe would be waited for, and a device has no end."""
-    handle = os.open(
-        path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
-    )  # a pipe without a writer is open at once then
+    # a pipe without a writer is open at once then
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(errno.EINVAL, "it is no plain file")

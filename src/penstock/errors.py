@@ -15,9 +15,8 @@ class PenstockError(Exception):
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         line = " ".join(message.split())
-        super().__init__(
-            line.encode("utf-8", "backslashreplace").decode()
-        )  # half a surrogate could not be printed
+        # half a surrogate could not be printed
+        super().__init__(line.encode("utf-8", "backslashreplace").decode())
         self.param = param
 
 

@@ -45,9 +45,8 @@ from penstock.key_set import Key, KeySet
 COMMIT_SECONDS = 0.5
 COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
-_ODD = {
-    odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"
-}  # some readers end a line at them
+# some readers end a line at them
+_ODD = {odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"}
 
 
 @dataclass(slots=True)

@@ -62,6 +62,5 @@ def text_of(key: Key) -> str:
 
 
 def _hash(key: Key) -> int:
-    return (
-        int.from_bytes(blake2b(text_of(key).encode(), digest_size=8).digest()) or 1
-    )  # 0 marks an empty place
+    # 0 marks an empty place
+    return int.from_bytes(blake2b(text_of(key).encode(), digest_size=8).digest()) or 1

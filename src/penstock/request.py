@@ -51,9 +51,8 @@ _WHOLE: dict[
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of forms
-_LARGEST = (
-    sys.float_info.max
-)  # compared with, and never converted to: a whole number may be larger than any float
+# compared with, and never converted to: a whole number may be larger than any float
+_LARGEST = sys.float_info.max
 
 
 @dataclass(slots=True, kw_only=True)

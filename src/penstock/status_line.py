@@ -24,9 +24,8 @@ class StatusLine:
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        self._cell = type(self._out).__module__.startswith(
-            "ipykernel"
-        )  # Jupyter's, VS Code's and Colab's
+        # Jupyter's, VS Code's and Colab's
+        self._cell = type(self._out).__module__.startswith("ipykernel")
         self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
         self._long = 0  # characters of the line that a cell shows

@@ -88,9 +88,8 @@ def test_past_the_highest_rate_what_was_served_counts_not_what_was_offered() -> 
     done = one_line(sent, np.full(len(sent), 1 / 25))
     samples = samples_of(sent, done - 0.03, [np.full(3, 0.01)] * len(sent), window=(10, 70))
     made = point(samples, opens=10.0, rate=50.0)
-    assert made.complete / 60 == pytest.approx(
-        50, rel=0.05
-    )  # complete, of those issued in the window: the offer
+    # complete, of those issued in the window: the offer
+    assert made.complete / 60 == pytest.approx(50, rel=0.05)
     assert made.figures.request_rate is not None and made.figures.output_rate is not None
     assert made.figures.request_rate.value == pytest.approx(25, rel=0.01)
     assert made.figures.output_rate.value == pytest.approx(100, rel=0.01)
@@ -114,9 +113,8 @@ def test_everything_at_once_is_an_amount_over_the_whole_time() -> None:
     ) and rates.output_rate.value == pytest.approx(100)
     assert rates.total_rate.value == pytest.approx(25 * 132)
     assert rates.output_rate.low is not None and rates.output_rate.low > 95
-    assert (
-        made.effective is not None and made.effective > 700
-    )  # in a queue's order they would be worth two
+    # in a queue's order they would be worth two
+    assert made.effective is not None and made.effective > 700
     assert made.marks == []
     turned = samples.of(np.arange(1000)[::-1])
     assert point(turned, kind="saturation", rate=None, seconds=None) == made
@@ -141,9 +139,8 @@ def test_a_failed_request_meets_no_goal_and_has_no_times() -> None:
     assert made.figures.end_to_end is not None
     assert "failed requests" in made.marks
     failed = [at for at, end in enumerate(made.sample.end_to_end) if end == -1]
-    assert len(failed) == pytest.approx(
-        500 * 100 / made.requests, abs=1
-    )  # one in each stretch of equal length
+    # one in each stretch of equal length
+    assert len(failed) == pytest.approx(500 * 100 / made.requests, abs=1)
     assert all(made.sample.first[at] == -1 and made.sample.per_token[at] == -1 for at in failed)
 
 
@@ -283,9 +280,8 @@ def test_poissons_upper_ends_are_those_of_the_distribution() -> None:
         assert below == pytest.approx(0.025, rel=1e-3)
 
 
-Asked = tuple[
-    float, float, float | None, float, float, float
-]  # offered, rate, low; share, its low, its high
+# offered, rate, low; share, its low, its high
+Asked = tuple[float, float, float | None, float, float, float]
 
 
 @pytest.mark.parametrize(

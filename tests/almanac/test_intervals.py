@@ -140,10 +140,11 @@ def test_the_same_data_give_the_same_interval() -> None:
     assert intervals.mean_ends([row], SeededRandom("a", row)) != intervals.mean_ends(
         [row], SeededRandom("b", row)
     )
+    # the stream itself: records hang on it
     assert SeededRandom(7).below(10, (5,)).tolist() == [
         8,
         3,
         5,
         6,
         3,
-    ]  # the stream itself: records hang on it
+    ]

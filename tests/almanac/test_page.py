@@ -124,9 +124,8 @@ def test_a_sample_loses_less_than_a_twentieth_of_a_per_cent() -> None:
     back[whole == 0], back[whole == 65_535] = 0.0, -1.0
     order = np.argsort(values, kind="stable")
     np.testing.assert_allclose(back[0], np.array(values)[order], rtol=5e-4)
-    np.testing.assert_allclose(
-        back[1], np.array(values[::-1])[order], rtol=5e-4
-    )  # rows stay together
+    # rows stay together
+    np.testing.assert_allclose(back[1], np.array(values[::-1])[order], rtol=5e-4)
     np.testing.assert_array_equal(back[0], back[2])
 
 
@@ -239,9 +238,8 @@ def test_hostile_texts_stay_texts_in_every_file(tmp_path: Path) -> None:
     build([Record.model_validate(made)], tmp_path / "page")
     ((only,),) = groups(tmp_path / "page")
     assert (only["machine"]["cpu"], only["failures"][0]["log"]) == ("=1+1" + line, HOSTILE)
-    assert (
-        csv_rows(tmp_path / "page" / "data")[0]["cpu"] == "'=1+1" + line
-    )  # no formula to a spreadsheet
+    # no formula to a spreadsheet
+    assert csv_rows(tmp_path / "page" / "data")[0]["cpu"] == "'=1+1" + line
     assert "<script>hacked" not in (tmp_path / "page" / "index.html").read_text()
 
 

@@ -40,9 +40,8 @@ def test_gpus_are_those_that_the_engine_sees(
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
         gpu = this_machine().gpu
         assert (gpu.count if gpu is not None else None) == count
-    hidden = this_machine(
-        {"CUDA_VISIBLE_DEVICES": "0"}
-    ).gpu  # by --env, whatever this process may see
+    # by --env, whatever this process may see
+    hidden = this_machine({"CUDA_VISIBLE_DEVICES": "0"}).gpu
     assert hidden is not None and hidden.count == 1
 
 
@@ -58,9 +57,8 @@ def test_a_machine_elsewhere_is_what_its_file_says(
         UsageError, match=r"the server is on 192\.0\.2\.1: describe that machine"
     ) as refused:
         machine_of(None, "http://192.0.2.1:8000", started=False)
-    (tmp_path / "m.json").write_text(
-        str(refused.value).split("FILE.json, as ")[1]
-    )  # what the line says is taken
+    # what the line says is taken
+    (tmp_path / "m.json").write_text(str(refused.value).split("FILE.json, as ")[1])
     shown = machine_of(tmp_path / "m.json", "http://192.0.2.1:8000", started=False)
     assert shown.gpu is not None and shown.gpu.name == "NVIDIA H200"
     with pytest.raises(UsageError, match="describes no machine: No such file"):

@@ -70,15 +70,13 @@ def test_a_point_that_kills_the_server_costs_itself_alone(tmp_path: Path) -> Non
     folder = measured(run_of(tmp_path, "dies_above=20", f"count={starts}"))
     assert failures(folder)[0] == (SATURATION, "crashed")
     assert SINGLE in kinds(folder) and OPEN in kinds(folder)
-    assert len(starts.read_text().splitlines()) == 1 + len(
-        failures(folder)
-    )  # a fresh one after each
+    # a fresh one after each
+    assert len(starts.read_text().splitlines()) == 1 + len(failures(folder))
     told = folder.state.failures[0].failure
     assert told.message.startswith("the server ended") and "going down" in told.log
     assert "\x1b" not in told.log and "\x07" not in told.log and "\u200b" not in told.log
-    kept = read_parquet(
-        folder.path / "points" / "saturation.0.failed.parquet"
-    )  # of no figure, but there to look into
+    # of no figure, but there to look into
+    kept = read_parquet(folder.path / "points" / "saturation.0.failed.parquet")
     assert len(kept) == QUICK.at_once and "cut" in set(kept.outcome)
     run = run_of(tmp_path, "dies_above=20", f"count={starts}")
     record = write_record(run, workload("8x4"), folder)
@@ -259,9 +257,8 @@ def test_a_stopped_run_and_a_killed_one_end_their_servers_and_go_on(tmp_path: Pa
     while Path(f"/proc/{server}").exists():
         assert time.monotonic() < until, "the server has outlived its run"
         time.sleep(0.05)
-    (tmp_path / "8x4" / "points" / "open-9.0.parquet").write_text(
-        "{"
-    )  # samples that run.json doesn't name are none
+    # samples that run.json doesn't name are none
+    (tmp_path / "8x4" / "points" / "open-9.0.parquet").write_text("{")
     folder = measured(run_of(tmp_path, f"count={tmp_path}/starts"))
     after = {path.name: path.stat().st_mtime_ns for path in tmp_path.glob("8x4/points/*.parquet")}
     assert before and before.items() <= after.items() and len(after) > len(before)
@@ -304,9 +301,8 @@ def test_another_runs_folder_is_refused_by_what_differs(
         {"more": {"top_k": 1}},
         {"without": ["seed"]},
     ):
-        other = replace(
-            run, subject=replace(run.subject, peer=fake_peer(**more))
-        )  # an own .toml, edited since
+        # an own .toml, edited since
+        other = replace(run, subject=replace(run.subject, peer=fake_peer(**more)))
         with pytest.raises(UsageError, match=r"holds another run \(engine differ\)"):
             RunFolder(tmp_path / "f", fingerprint(other, work))
     with (
@@ -316,10 +312,11 @@ def test_another_runs_folder_is_refused_by_what_differs(
         installed.setattr("penstock.bench.run_spec.__version__", "99.0")
         RunFolder(tmp_path / "f", fingerprint(run, work))
     again = RunFolder(tmp_path / "f", fingerprint(run, work))
+    # a refused one has not opened it
     assert (again.state.run, again.state.opened) == (
         folder.state.run,
         2,
-    )  # a refused one has not opened it
+    )
     again.close()
     (tmp_path / "f" / "run.json").write_text(json.dumps({"asked": 1}))
     with pytest.raises(UsageError, match="is no run's"):

@@ -167,9 +167,8 @@ def test_windows_hold_enough_requests_and_never_none() -> None:
         assert windows and all(
             window * rate >= 0.99 * min(1000.0, max(FEWEST, 600 * rate)) for window, rate in windows
         )
-        assert all(
-            abs(window * rate - round(window * rate)) < 1e-6 for window, rate in windows
-        )  # issued as planned
+        # issued as planned
+        assert all(abs(window * rate - round(window * rate)) < 1e-6 for window, rate in windows)
         assert min(window for window, _ in windows) >= 0.9 * least
 
 
@@ -269,9 +268,8 @@ def test_the_load_of_each_kind() -> None:
     assert all(math.isnan(ask.intended) for ask in single.asks)
     opened = load_of(plan_of(OPEN, rate=8.0, drain=48.0), 9.0, prompts(), 0)
     assert (opened.window, opened.stop_after, opened.stall) == ((10.0, 70.0), 118.0, 118.0)
-    assert (
-        8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2
-    )  # they go on arriving until the window's have ended
+    # they go on arriving until the window's have ended
+    assert 8 * 118 * 0.8 < len(opened.asks) < 8 * 118 * 1.2
     closed = load_of(plan_of(CLOSED, concurrency=4, requests=100), 9.0, prompts(), 0)
     assert closed.closed == 4 and len(closed.asks) == 100
     assert len({ask.body for ask in opened.asks}) == len(opened.asks)

@@ -74,9 +74,8 @@ def test_its_figures_come_out_again(tmp_path: Path) -> None:
     assert figures.end_to_end.mean.value == pytest.approx(
         ttfts.mean() + itls.sum() / len(rows), rel=1e-4
     )
-    span = file["duration"] - (
-        file["start_times"][0] - 1000.0
-    )  # from the first sending, not from the client's start
+    # from the first sending, not from the client's start
+    span = file["duration"] - (file["start_times"][0] - 1000.0)
     assert figures.output_rate.value == pytest.approx(16 * ok.sum() / span, rel=1e-4)
     assert figures.request_rate.value == pytest.approx(ok.sum() / span, rel=1e-4)
 

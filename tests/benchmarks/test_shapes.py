@@ -170,9 +170,8 @@ def test_a_run_gathers_its_rows_and_tells_what_failed(
     assert shapes.main([*words, "--work", "one"]) == 0
     monkeypatch.setattr(shapes, "in_a_process", lambda call, *arguments: call(*arguments))
     assert shapes.main([*words, "--work", "monkeys-stops"]) == 0
-    assert (
-        shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1
-    )  # holds no sequence
+    # holds no sequence
+    assert shapes.main([*words, "--work", "big", "--knob", "kv_cache_tokens=100"]) == 1
     found = json.loads((tmp_path / "results.json").read_text())
     assert set(found) == {"one", "monkeys-stops", "big"}
     assert found["one"]["output_tokens"] == found["one"]["steps"] == 64

@@ -121,9 +121,8 @@ def test_an_artifact_that_moved_is_timed_again(
 ) -> None:
     moved = tmp_path / "elsewhere"
     shutil.copytree(built[0], moved)
-    fewer = Decision(
-        name="steps_ahead", chosen=0, default=1, won_percent=9.0
-    )  # which there is no time for again
+    # which there is no time for again
+    fewer = Decision(name="steps_ahead", chosen=0, default=1, won_percent=9.0)
     whole = read_manifest(moved)
     before = replace(
         whole, engine={**whole.engine, "steps_ahead": 0}, decisions=[whole.decisions[0], fewer]

@@ -28,9 +28,8 @@ from penstock.models.read_config import read_model_config
 
 pytestmark = pytest.mark.torch
 
-Speed = Callable[
-    [dict[str, Any]], float
-]  # knobs that differ from their defaults -> how many times as fast
+# knobs that differ from their defaults -> how many times as fast
+Speed = Callable[[dict[str, Any]], float]
 
 
 class Told:

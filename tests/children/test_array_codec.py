@@ -62,9 +62,8 @@ def same(one: Any, other: Any) -> bool:
 def test_a_plan_comes_back_as_it_was(plan: StepPlan) -> None:
     back = PLANS.decode(PLANS.encode(plan))
     assert same(plan, back)
-    assert (
-        back.rows.flags.aligned and back.rows.flags.writeable
-    )  # torch and kernels take it as it lies
+    # torch and kernels take it as it lies
+    assert back.rows.flags.aligned and back.rows.flags.writeable
 
 
 def a_plan() -> StepPlan:

@@ -30,12 +30,13 @@ from penstock.jobs import doctor as doctor_room
 pytestmark = pytest.mark.torch
 
 ROOT = Path(__file__).parents[2]
+# nothing is merged: texts are equal to the last letter
 EXACT = [
     "--dtype",
     "float32",
     "--prefix-groups",
     "off",
-]  # nothing is merged: texts are equal to the last letter
+]
 
 
 def start(*arguments: str) -> subprocess.Popen[str]:

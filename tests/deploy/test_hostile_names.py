@@ -81,9 +81,8 @@ def test_a_modal_app_holds_names_as_texts_alone(name: str, tmp_path: Path) -> No
         model=f"/penstock/{name}", name="demo", package=f"git+https://{name}", gpu=None
     )
     text = modal_app(given, tmp_path / file)
-    tree = ast.parse(
-        text.encode()
-    )  # as Python reads it from a disk: half a surrogate would be none of UTF-8
+    # as Python reads it from a disk: half a surrogate would be none of UTF-8
+    tree = ast.parse(text.encode())
     found = constants(tree)
     assert (found["MODEL"], found["SERVE"]) == (given.from_hub(), given.serve_options())
     assert (found["BUILD"], found["MONKEYS"]) == (given.build_command(), given.monkeys_options())

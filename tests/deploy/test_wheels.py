@@ -299,9 +299,8 @@ def test_both_in_one_environment_are_refused(wheel: Path, client: Path, tmp_path
 def test_the_wheel_runs_the_demo(wheel: Path, tmp_path: Path) -> None:
     tools = environment(tmp_path / "env", wheel)
     others = [path for path in sys.path if path.endswith("site-packages")]
-    (packages_of(tmp_path / "env") / "lent.pth").write_text(
-        "\n".join(others)
-    )  # a .pth in these is not read
+    # a .pth in these is not read
+    (packages_of(tmp_path / "env") / "lent.pth").write_text("\n".join(others))
     done = run(tools / "penstock", "demo", "--n", "2", "--limit", "1", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert len((tmp_path / "demo-out" / "samples.jsonl").read_text().splitlines()) == 2

@@ -106,9 +106,8 @@ def test_logprobs_are_merged_and_keep_no_message_alive() -> None:
             whole[index].append(each.apart())
         most = max(most, len(stream._news))
         del up, scores, each
-    assert (
-        sum(array() is not None for array in kept) <= 1
-    )  # the first, which came while nobody was behind
+    # the first, which came while nobody was behind
+    assert sum(array() is not None for array in kept) <= 1
     assert most <= BEHIND + 2
     stream.end()
     got: dict[int, list[Delta]] = {0: [], 1: []}

@@ -259,9 +259,10 @@ def test_several_clients_share_an_engine_and_leave_it(tmp_path: Any) -> None:
             clients[1].close(flush=True)  # in the turn of the loop that said it
             assert await hear(engine, 2) == [Cancel(22, 3), Left(1)] and engine.clients == 1
             assert await clients[2].receive() == StepOutputs(None, [], {"a": 1.0}, 1)
+            # of one who has gone
             engine.send_up(
                 StepOutputs(None, [Refused(22, CarriedError("UsageError", "no", None))], {"b": 2.0})
-            )  # of one who has gone
+            )
             assert await clients[2].receive() == StepOutputs(None, [], {"b": 2.0}, 1)
             assert engine.receive(0) == []
         finally:

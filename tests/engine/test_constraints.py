@@ -109,9 +109,8 @@ def grammar(folder: Path, request: pytest.FixtureRequest) -> Grammar:
     if request.param == "regex":
         compiler = GrammarCompiler(Tokenizer.load(folder, vocab_size=VOCABULARY), (END,))
         make = compiler.compile(grammar_text(StructuredOutputsParams(regex=REGEX))).matcher
-        asked = [
-            replace(params, allowed_token_ids=None) for params in ASKED
-        ]  # they bar what the regex needs
+        # they bar what the regex needs
+        asked = [replace(params, allowed_token_ids=None) for params in ASKED]
     twin = logits_of(folder)
     alone = [
         {

@@ -219,9 +219,8 @@ def test_an_artifact_of_another_machine_runs_with_defaults(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["model.safetensors", "tokenizer.json", "config.json", BINARY])
 def test_a_flipped_byte_is_named(folder: Path, name: str) -> None:
-    flip(
-        folder / name, at=-2 if name != "model.safetensors" else 8
-    )  # the header's first: it cannot be read either
+    # the header's first: it cannot be read either
+    flip(folder / name, at=-2 if name != "model.safetensors" else 8)
     with pytest.raises(
         CheckpointError, match=rf"{name} is not as it was built .*: copy the artifact again"
     ):

@@ -188,9 +188,8 @@ def test_refusals_reach_the_one_who_asked(client: AsyncClient, loop: asyncio.Run
         client.submit([5] * CONTEXT, LONG, stream=False)
 
     async def ask() -> None:
-        stream = client.submit(
-            [5], SamplingParams(n=4), stream=False, samples=[4]
-        )  # the engine alone knows this rule
+        # the engine alone knows this rule
+        stream = client.submit([5], SamplingParams(n=4), stream=False, samples=[4])
         with pytest.raises(PenstockError, match="samples"):
             await whole(stream)
         scored = client.submit(
@@ -204,9 +203,8 @@ def test_refusals_reach_the_one_who_asked(client: AsyncClient, loop: asyncio.Run
             7,
         ]
 
-    guarded(
-        loop, ask()
-    )  # the last with this client: `until_at_rest` counts requests, and no refused one is a request
+    # the last with this client: `until_at_rest` counts requests, and no refused one is a request
+    guarded(loop, ask())
     assert not client._client.asked and not client._streams
 
 
@@ -297,9 +295,8 @@ def test_a_parent_that_is_killed_leaves_no_engine(folder: Path) -> None:
         os.kill(engine, 0)  # it lives
         parent.send_signal(signal.SIGKILL)
         parent.wait()
-        readable, _, _ = select.select(
-            [ending], [], [], HANG
-        )  # a pidfd can be read from once its process has ended
+        # a pidfd can be read from once its process has ended
+        readable, _, _ = select.select([ending], [], [], HANG)
         assert readable == [ending]
     finally:
         os.close(ending)

@@ -27,9 +27,8 @@ pytestmark = pytest.mark.torch  # a layer's experts are described beside it
 MODEL = alike_sizes(
     layers=2, hidden=10, heads=4, head_dim=8, vocab=50, layer_weights=1000, kv_numbers=64
 )
-MEMORY = GpuSpecs(
-    item=2, copy=1e6, flops=1e18
-)  # products cost nothing but the reading of their weights
+# products cost nothing but the reading of their weights
+MEMORY = GpuSpecs(item=2, copy=1e6, flops=1e18)
 LIMITS = SchedulerConfig(
     num_blocks=400, max_rows=16, max_model_len=512, max_batched_tokens=64, vocab_size=50
 )
@@ -38,12 +37,10 @@ LIMITS = SchedulerConfig(
 def bytes_of(plan: StepPlan) -> float:
     """What a step reads and writes at least, in bytes of 2 a number."""
     rows = plan.rows.size
-    numbers = (
-        1000 + (1000 + 50 * 10 if rows else 0) + 50 * rows
-    )  # layers, of which the last is for rows; head, logits
-    tokens: list[float] = [
-        int(length) + 1 for length in plan.lengths
-    ]  # each row sees its own new token too
+    # layers, of which the last is for rows; head, logits
+    numbers = 1000 + (1000 + 50 * 10 if rows else 0) + 50 * rows
+    # each row sees its own new token too
+    tokens: list[float] = [int(length) + 1 for length in plan.lengths]
     for group, prefix in enumerate(plan.group_length.tolist()):
         members = range(plan.group_start[group], plan.group_start[group + 1])
         tokens += [-prefix for _ in members] + [prefix]
@@ -150,9 +147,8 @@ def test_products_count_where_they_take_longer_than_their_weights() -> None:
     assert limit_seconds(steps, MODEL, machine) == pytest.approx(2 * 0.2 + 0.1 + stored)
     pairs = steps | {"chunk_pairs": np.array([1000.0])}
     gained = limit_seconds(pairs, MODEL, machine) - limit_seconds(steps, MODEL, machine)
-    assert gained == pytest.approx(
-        1000 * 4 * 4 * 8 / 1e6
-    )  # of one layer: the last attends for rows alone
+    # of one layer: the last attends for rows alone
+    assert gained == pytest.approx(1000 * 4 * 4 * 8 / 1e6)
 
 
 def test_experts_are_read_as_far_as_tokens_meet_them() -> None:
@@ -197,9 +193,8 @@ def test_each_kind_of_layer_reads_what_it_sees_and_a_token_its_row_of_the_table(
     steps.note(plan)
     rows, tokens, chunk, below = 5, 13, 8, 3 / 4
     read = 3 * 10 * (rows * 32 + chunk * below) + 70 * (rows * 100 + chunk * below)
-    moved = (
-        2 * (4 * 1000 + 500 + 500) + read + tokens * (80 + 9) + rows * 50 * 2
-    )  # layers, head, ahead of them
+    # layers, head, ahead of them
+    moved = 2 * (4 * 1000 + 500 + 500) + read + tokens * (80 + 9) + rows * 50 * 2
     assert limit_seconds(
         steps.columns(), model, GpuSpecs(item=2, copy=1.0, flops=1e18)
     ) == pytest.approx(moved)

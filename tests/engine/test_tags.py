@@ -23,9 +23,8 @@ pytestmark = pytest.mark.torch
 
 HEADER = [9 + i * 7 % 120 for i in range(37)]
 PROMPTS = [HEADER, [*HEADER, 30], [8, 20, 31], [*HEADER[:16], 5]]
-ASKED = [
-    (prompt, tag) for prompt in PROMPTS for tag in (0, 1, 3)
-]  # equal prompts of different tags among them
+# equal prompts of different tags among them
+ASKED = [(prompt, tag) for prompt in PROMPTS for tag in (0, 1, 3)]
 Said = list[dict[int, list[int]]]  # of each request: sample -> tokens
 
 

@@ -173,9 +173,8 @@ def test_bad_logits_end_their_row_alone() -> None:
         told[poison] = host.run([*rows, bad], 8, 2)
         runner.close()
     for clean, beside in zip(told[None][:3].tolist(), told[100][:3].tolist(), strict=True):
-        own = [*clean, 100].index(
-            100
-        ) + 1  # a row that draws the bad token itself goes bad behind it, no sooner
+        # a row that draws the bad token itself goes bad behind it, no sooner
+        own = [*clean, 100].index(100) + 1
         assert beside[:own] == clean[:own] and BAD_LOGITS not in beside[:own]
     assert told[100][3, 0] == BAD_LOGITS and (told[100][3, 1:] == NO_TOKEN).all()
 

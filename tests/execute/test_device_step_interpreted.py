@@ -116,9 +116,8 @@ def test_one_row_of_four_bits_is_the_plain_step(
     shape = {"hidden_size": 256, "intermediate_size": 256, "numbers": "int4"}
     want = _plain(ASKS[1:2], 2, **shape)
     request.getfixturevalue("by_triton")
-    monkeypatch.setattr(
-        linear_four, "band_of", lambda *_: Band(128, 8, 4, 2)
-    )  # few programs: each takes 0.1 s
+    # few programs: each takes 0.1 s
+    monkeypatch.setattr(linear_four, "band_of", lambda *_: Band(128, 8, 4, 2))
     runner = tiny_runner(**shape)
     try:
         layer = runner._state.model.blocks[0]  # type: ignore[union-attr]

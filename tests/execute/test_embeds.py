@@ -19,6 +19,7 @@ from penstock.schedule.step import Chunks, Drafts, Embeds
 pytestmark = pytest.mark.torch
 
 PROMPT = [9 + i * 7 % 100 for i in range(41)]
+# where embeddings are handed; never the last token, which is a row's
 AT = [
     0,
     3,
@@ -29,7 +30,7 @@ AT = [
     17,
     30,
     39,
-]  # where embeddings are handed; never the last token, which is a row's
+]
 STEPS = 6
 
 

@@ -44,9 +44,8 @@ def test_a_step_is_captured_when_it_comes_again(free: list[int]) -> None:
     assert graphs.forward(24, True, _states) is None and not graphs.hidden.any()
     graph = graphs.forward(24, True, _states)
     assert graph is not None and graphs.forward(24, True, _states) is graph
-    assert (graphs.hidden[:24] == 2).all() and not graphs.hidden[
-        24:
-    ].any()  # where a captured draw looks
+    # where a captured draw looks
+    assert (graphs.hidden[:24] == 2).all() and not graphs.hidden[24:].any()
     assert graphs.forward(24, False, _states) is None, "of rows that stand alone"
 
     def draw(size: int, hidden: torch.Tensor, every: bool, forces: bool) -> None:

@@ -326,9 +326,8 @@ def test_the_checkpoints_scales_are_taken_and_what_it_lacks_is_measured(tmp_path
     assert second.scales is not None and torch.equal(
         second.scales.log2(), second.scales.log2().round()
     )
-    told, eight = open_with(
-        folder, kv_cache_tokens=512, dtype="float32"
-    )  # no scheme: they are not read
+    # no scheme: they are not read
+    told, eight = open_with(folder, kv_cache_tokens=512, dtype="float32")
     assert told["kv_cache_dtype"] == "float32" and eight == [0, 0]
 
 

@@ -52,9 +52,8 @@ def test_kv_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = BatchLimits(1024, 2048, 1000)
     some = with_kv(batch, Config.of(), 16384, CPU)  # a quarter of 4 GiB at 16 KiB a token
     assert (some.kv_tokens, some.num_blocks) == (65536, 65536 // 16 + 3)
-    most = with_kv(
-        BatchLimits(4, 2048, 1000), Config.of(), 16384, CPU
-    )  # no more than its rows can use
+    # no more than its rows can use
+    most = with_kv(BatchLimits(4, 2048, 1000), Config.of(), 16384, CPU)
     assert most.kv_tokens == 4 * 1008
     with pytest.raises(CapacityError, match="set max_model_len to 1024 or less"):
         with_kv(batch, Config.of(), 1 << 20, CPU) and with_kv(
@@ -153,9 +152,8 @@ def test_open_runner_runs_what_the_folder_says(tmp_path: Path) -> None:
         and about["kv_tokens"] == 400
     )
     assert about["kernels"]["sample"].startswith("reference") and about["weights_bytes"] > 0
-    assert about["kv_bytes"] == 29 * 16 * (
-        2 * 2 * 2 * 8 * 2 + 4
-    )  # layers x heads x (K, V) x width x 2 bytes; the id
+    # layers x heads x (K, V) x width x 2 bytes; the id
+    assert about["kv_bytes"] == 29 * 16 * (2 * 2 * 2 * 8 * 2 + 4)
     host = Host(runner)
     tokens = host.run([host.row(0, [9] * 20, 20, Ask(temperature=1.0))], 5)
     assert (tokens >= 0).all() and np.unique(tokens).size > 1

@@ -60,10 +60,11 @@ WINDOWS = LLAMA | {
     "query_pre_attn_scalar": 16,
     "hidden_activation": "gelu_pytorch_tanh",
 }
+# norms add to what they normed
 BEHIND = LLAMA | {
     "model_type": "olmo2",
     "architectures": ["Olmo2ForCausalLM"],
-}  # norms add to what they normed
+}
 LATENT = LLAMA | {
     "model_type": "deepseek_v3",
     "architectures": ["DeepseekV3ForCausalLM"],
@@ -81,11 +82,12 @@ LATENT = LLAMA | {
     "first_k_dense_replace": 1,
 }
 LATENT.pop("head_dim")
+# of int4: one row is multiplied in fixed point
 FOUR = {
     "hidden_size": 256,
     "intermediate_size": 512,
     "head_dim": 32,
-}  # of int4: one row is multiplied in fixed point
+}
 EIGHT = {"quantization": "fp8", "kv_cache_dtype": "fp8"}
 CASES: dict[str, dict[str, Any]] = {
     "plain": {"shape": LLAMA, "knobs": {"max_num_seqs": 2200}},

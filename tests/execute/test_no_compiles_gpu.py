@@ -123,9 +123,8 @@ def test_a_moved_artifact_starts_sealed_with_an_empty_cache(tmp_path: Path) -> N
     assert tokens and compiled and not late
     seal_folder(folder, torch.device("cuda"))
     moved = folder.rename(tmp_path / "moved")
-    tokens, compiled, loaded, late, _, took = start(
-        "sealed", moved, tmp_path / "empty"
-    )  # what it met late it loaded
+    # what it met late it loaded
+    tokens, compiled, loaded, late, _, took = start("sealed", moved, tmp_path / "empty")
     assert tokens and (compiled, late) == (0, 0) and loaded > 20
     print(f"start: {cold:.1f} s with an empty cache, {took:.1f} s from the artifact's binaries")
     binary = next(moved.glob("kernels/*/*.cubin"))

@@ -137,10 +137,11 @@ def test_rows_may_rest_for_steps(runner: TorchRunner) -> None:
 def test_a_step_that_draws_late_takes_masks_and_leaves_rows_out(runner: TorchRunner) -> None:
     first, second = late_steps(runner)
     assert first[1] in (40, 41, 42) and second[1] == 70
+    # it sat out, and goes on as if it had not been there
     assert [first[2], second[2]] == [
         NO_TOKEN,
         158,
-    ]  # it sat out, and goes on as if it had not been there
+    ]
     alone = _alone(Ask(temperature=1.0, seed=1), [8, 9, 10], 2)
     assert [first[0], second[0]] == alone
 

@@ -19,9 +19,8 @@ from penstock.schedule.step import Chunks, plain_step
 pytestmark = pytest.mark.torch
 
 NONE, PLACE = np.zeros(0, np.int32), PagePlace(0, 0, 64)
-PAGES = np.array(
-    [[2, 12, 22], [3, 13, 23], [4, 14, 24], [5, 15, 25]], np.int32
-)  # four blocks, each with two pages
+# four blocks, each with two pages
+PAGES = np.array([[2, 12, 22], [3, 13, 23], [4, 14, 24], [5, 15, 25]], np.int32)
 
 
 def cleared_by(chunks: Chunks | None) -> list[int]:

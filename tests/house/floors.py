@@ -121,6 +121,5 @@ DISTRIBUTIONS = {
     "prometheus_client": "prometheus-client",
     "python_multipart": "python-multipart",
 }
-NOT_OURS_TO_INSTALL = frozenset(
-    {"triton", "ray", "modal"}
-)  # come with torch, or with who deploys there
+# come with torch, or with who deploys there
+NOT_OURS_TO_INSTALL = frozenset({"triton", "ray", "modal"})

@@ -27,6 +27,5 @@ def test_gateways_take_what_the_server_takes() -> None:
 
 def test_prometheus_sends_a_key() -> None:
     (job,) = yaml.safe_load(block("yaml"))["scrape_configs"]
-    assert (
-        job["authorization"]["type"] == "Bearer" and "metrics_path" not in job
-    )  # /metrics is its default
+    # /metrics is its default
+    assert job["authorization"]["type"] == "Bearer" and "metrics_path" not in job

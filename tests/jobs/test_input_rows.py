@@ -161,9 +161,8 @@ def test_no_json() -> None:
             parse_row(line, 3, seed=0)
     with pytest.raises(UsageError, match="'utf-8' codec"):  # whatever else its bytes might be
         parse_row(b'\xff\xfe{"id": 1}', 3, seed=0)
-    assert (
-        parse_row(b'\xef\xbb\xbf{"id": 1, "prompt": "x"}', 3, seed=0).id == 1
-    )  # a byte-order mark
+    # a byte-order mark
+    assert parse_row(b'\xef\xbb\xbf{"id": 1, "prompt": "x"}', 3, seed=0).id == 1
 
 
 def test_survey_counts_and_finds_doubles(tmp_path: Path) -> None:

@@ -58,9 +58,8 @@ def test_the_interval_holds_the_truth_as_often_as_it_says(
     name: str, problems: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A percentile bootstrap over problems held it 10 to 96 times of 100."""
-    monkeypatch.setattr(
-        pass_at_k_room, "BOOTSTRAPS", 2_000
-    )  # enough for a count, in a fifth of the time
+    # enough for a count, in a fifth of the time
+    monkeypatch.setattr(pass_at_k_room, "BOOTSTRAPS", 2_000)
     likely, truth = POPULATIONS[name]
     draw, held = np.random.default_rng(3), 0
     for trial in range(100):

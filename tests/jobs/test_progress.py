@@ -47,9 +47,8 @@ def test_the_end_is_by_the_pace_since_the_first(monkeypatch: pytest.MonkeyPatch)
     for second in range(1, FEW):
         assert "not known yet" in job.line(600 + second, 100 * second, 1 + second)
     line = job.line(600 + FEW, 100 * FEW, 1 + FEW)
-    assert line.endswith("about 16 min 29 s left"), (
-        line
-    )  # one a second; by all that went before it would be 15 h
+    # one a second; by all that went before it would be 15 h
+    assert line.endswith("about 16 min 29 s left"), line
     assert " 100 tok/s" in line
 
 

@@ -24,15 +24,15 @@ import json
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from penstock.kernels.triton import all_reduce
+from penstock.kernels.triton import all_reduce_kernels
 
 told = []
 for fn, more in (
-    (all_reduce._one_shot, {"UNIT": 16, "KIND": tl.bfloat16}),
-    (all_reduce._two_shots, {"UNIT": 16, "KIND": tl.bfloat16}),
-    (all_reduce._one_shot, {"UNIT": 1, "KIND": tl.float32}),
-    (all_reduce._two_shots, {"UNIT": 1, "KIND": tl.float16}),
-    (all_reduce._gather, {}),
+    (all_reduce_kernels.one_shot_kernel, {"UNIT": 16, "KIND": tl.bfloat16}),
+    (all_reduce_kernels.two_shots_kernel, {"UNIT": 16, "KIND": tl.bfloat16}),
+    (all_reduce_kernels.one_shot_kernel, {"UNIT": 1, "KIND": tl.float32}),
+    (all_reduce_kernels.two_shots_kernel, {"UNIT": 1, "KIND": tl.float16}),
+    (all_reduce_kernels.gather_kernel, {}),
 ):
     consts = {"RANKS": 3, "WIDTH": 4, "BLOCK": 512, "EARLY": 1} | more
     types = {"x": "*i32", "out": "*i32", "addresses": "*i64", "state": "*i64", "units": "i32", "count": "i32",

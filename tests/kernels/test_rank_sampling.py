@@ -106,9 +106,8 @@ def test_filtered_draws_are_those_of_one(ranks: int, vocabulary: int, step: floa
 def test_ranks_whose_shares_differ_meet_as_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Llama 3's 1,002 tiles are 250 or 251 for each of four ranks. Rows go in pieces, the same ones
     on every rank."""
-    monkeypatch.setattr(
-        rank_filters, "_PIECE", 5 * 3 * TILE
-    )  # 5 rows of three tiles a piece, 7 of two
+    # 5 rows of three tiles a piece, 7 of two
+    monkeypatch.setattr(rank_filters, "_PIECE", 5 * 3 * TILE)
     logits = torch.randn(35, 9 * TILE, generator=torch.Generator().manual_seed(2))
     asked = inputs(35, 3)
     shapes: list[list[tuple[int, ...]]] = [[] for _ in range(4)]

@@ -71,9 +71,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     processes = made.replicas.supervisor.processes
     made.two.close()
     made.two.close()
-    assert processes and all(
-        process.returncode in (0, -9) for process in processes
-    )  # -9: it was still loading
+    # -9: it was still loading
+    assert processes and all(process.returncode in (0, -9) for process in processes)
     with pytest.raises(EngineError, match="closed"):
         made.two.generate([PROMPTS[0]], SamplingParams())
 

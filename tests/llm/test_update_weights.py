@@ -273,9 +273,8 @@ def test_each_rank_takes_its_part_once_all_have_theirs(
         before = told(llm)
         runner: Any = llm.engine.runner
         beside = runner.beside
-        runner.beside = lambda _: beside(
-            folders[1]
-        )  # rank 0's part is sound, and yet it is not taken
+        # rank 0's part is sound, and yet it is not taken
+        runner.beside = lambda _: beside(folders[1])
         with pytest.raises(
             CheckpointError, match=r"rank 1: .*down_proj.weight' holds what is no finite number"
         ):

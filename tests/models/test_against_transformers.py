@@ -37,16 +37,16 @@ def _theirs(name: str) -> transformers.PreTrainedModel:
         one_plus = kind.startswith(("Gemma2", "Gemma3")) or (
             recurrent and "linear_attn" not in parameter_name
         )
-        centre = (
-            1.0 if "norm" in parameter_name and not one_plus else 0.0
-        )  # where the norm is w, and 1 + w counts
+        # where the norm is w, and 1 + w counts
+        centre = 1.0 if "norm" in parameter_name and not one_plus else 0.0
         if "embed_tokens" in parameter_name and gemma:
             spread = 0.02  # tied, and multiplied by 8: else each token is its own successor
         if kind == "Olmo2" and ("q_norm" in parameter_name or "embed_tokens" in parameter_name):
+            # else norms even out what a token is
             centre, spread = (
                 3.0 * (parameter.dim() == 1),
                 1.0,
-            )  # else norms even out what a token is
+            )
         torch.nn.init.normal_(parameter, centre, spread)
     for buffer_name, buffer in model.named_buffers():
         if buffer_name.endswith("_bias"):  # what routers add for the choice
@@ -73,9 +73,8 @@ def test_logits_and_greedy_tokens_are_those_of_transformers(pair: tuple[Any, Dec
     assert len(set(greedy)) > 10, "a model that repeats itself shows little"
     assert_close(PagedCache(ours, 1, 9).step([], [(0, prompt + greedy)]), logits)
 
-    cache = PagedCache(
-        ours, 3, 9, seed=1
-    )  # chunked prefill of sequence 1, beside another sequence that decodes
+    # chunked prefill of sequence 1, beside another sequence that decodes
+    cache = PagedCache(ours, 3, 9, seed=1)
     cache.step([], [(0, prompt[:33])])
     cache.step([(0, prompt[33])], [(1, prompt[:19])])
     seen = cache.step([(0, prompt[34])], [(1, prompt[19:20]), (2, prompt[:40])])

@@ -11,6 +11,7 @@ from penstock.kernels.choose import choose
 from penstock.kernels.routing import Routing
 from penstock.layers.maker import Maker
 from penstock.layers.moe import Moe
+from penstock.layers.moe_maker import make_moe, make_shared_expert
 from penstock.parallel.layout import ALONE, Layout
 from penstock.parallel.sharded_weight import Part, Weight
 from penstock.quant.choose import choose_schemes
@@ -24,9 +25,9 @@ ROUTING = Routing(top_k=2, renormalise=True, sigmoid=True, scale=1.7)
 
 def made(layout: Layout, drawn: dict[str, Tensor], gate: str | None) -> Moe:
     make = Maker(torch.float32, CPU, 1, layout)
-    shared = make.shared_expert("a.shared_expert", HIDDEN, SHARED, gate=gate)
+    shared = make_shared_expert(make, "a.shared_expert", HIDDEN, SHARED, gate=gate)
     correction = Part("a.gate.e_score_correction_bias", (EXPERTS,))
-    moe = make.moe("a", HIDDEN, INNER, EXPERTS, ROUTING, correction=correction, shared=shared)
+    moe = make_moe(make, "a", HIDDEN, INNER, EXPERTS, ROUTING, correction=correction, shared=shared)
     for weight in moe.weights():
         for part, place in weight.places():
             rng = torch.Generator().manual_seed(len(drawn))
@@ -79,8 +80,10 @@ def test_its_answer_is_added_whole_and_in_parts(gate: str | None, tokens: int) -
 
 def test_it_is_quantized_and_its_gate_is_not() -> None:
     make = Maker(torch.bfloat16, CPU, 1, scheme_of=choose_schemes("fp8"))
-    shared = make.shared_expert("a.shared_expert", HIDDEN, SHARED, gate="a.shared_expert_gate")
-    moe = make.moe("a", HIDDEN, INNER, EXPERTS, ROUTING, shared=shared)
+    shared = make_shared_expert(
+        make, "a.shared_expert", HIDDEN, SHARED, gate="a.shared_expert_gate"
+    )
+    moe = make_moe(make, "a", HIDDEN, INNER, EXPERTS, ROUTING, shared=shared)
     assert [*moe.matrices()] == [shared.mlp.gate_up, shared.mlp.down]
     assert type(shared.gate) is Weight
     kinds = [type(weight).__name__ for weight in moe.weights()]

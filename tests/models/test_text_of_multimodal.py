@@ -78,9 +78,8 @@ def test_the_text_of_a_multimodal_checkpoint(
     prompt = list(range(50, 120))
     with torch.inference_mode():
         logits = theirs(input_ids=torch.tensor([prompt])).logits[0]
-    logits = logits * getattr(
-        inner, "logit_scale", 1.0
-    )  # transformers' Cohere2Vision leaves it out
+    # transformers' Cohere2Vision leaves it out
+    logits = logits * getattr(inner, "logit_scale", 1.0)
     ours = decoder_of(tmp_path)
     assert_close(PagedCache(ours, 1, 9).step([], [(0, prompt)]), logits)
     assert "its vision part is left out" in capsys.readouterr().err

@@ -147,9 +147,8 @@ def test_an_engine_that_hangs_or_raises_ends_its_actor(
     prompts = ["hang", "raise", *(f"prompt {i}" for i in range(20))]
     rows = [{"id": i, "prompt": prompt, "seed": 7} for i, prompt in enumerate(prompts)]
     rows.append({"id": "half", "prompt": "a\ud800"})
-    rows.append(
-        {"id": "many", "prompt": "x", "n": 2 * room.PIECE + 3, "seed": 1}
-    )  # three pieces, of both workers
+    # three pieces, of both workers
+    rows.append({"id": "many", "prompt": "x", "n": 2 * room.PIECE + 3, "seed": 1})
     source, out = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     outcome = run_file(source, out, Config(), on_ray(step_timeout=2.0))
     found = read(out)
@@ -368,9 +367,8 @@ def test_a_dead_engine_ends_its_streams_and_an_update_right_after_it_holds(
             write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=1))
             last = [json.loads(line[6:]) for line in events][-1]
         assert last["error"]["type"] == "server_error" and "engine died" in last["error"]["message"]
-        until(
-            lambda: served.streams([5]) == []
-        )  # by another replica; until Serve knows of it, an error
+        # by another replica; until Serve knows of it, an error
+        until(lambda: served.streams([5]) == [])
         write_orders(served.folder, Orders(step_seconds=0.02, fault="exit", serial=2))
         with suppress(httpx.HTTPError):
             assert http.post("/completions", json={**asked, "stream": False}).status_code == 500

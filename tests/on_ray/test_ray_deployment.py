@@ -61,14 +61,12 @@ def test_what_serve_is_asked_for() -> None:
         == f"{wanted_replicas.__module__}:{wanted_replicas.__name__}"
     )
     assert (made.gpus(there=0), RayDeployment.of({"device": "cpu"}).gpus(8)) == (0, 0)
-    assert (
-        RayDeployment.of({"device": "cuda"}).gpus(0) == 1
-    )  # and is refused by the cluster's count
+    # and is refused by the cluster's count
+    assert RayDeployment.of({"device": "cuda"}).gpus(0) == 1
     environment = serve_environment()
     assert environment["RAY_SERVE_ENABLE_HA_PROXY"] == "1"
-    assert (
-        int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600
-    )  # of a stream that outlives a reload
+    # of a stream that outlives a reload
+    assert int(environment["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"]) >= 3600
 
 
 @pytest.mark.parametrize(
@@ -223,9 +221,8 @@ def test_how_many_there_should_be(shares: list[float], requests: float, wanted: 
 
 def test_a_replica_is_full_where_something_waits() -> None:
     assert share_of({"expected_seconds_left": 90.0, "waiting": 4}, 30.0) == 3.0
-    assert (
-        share_of({"expected_seconds_left": 90.0, "waiting": 0}, 30.0) == 1.0
-    )  # no second one would speed it up
+    # no second one would speed it up
+    assert share_of({"expected_seconds_left": 90.0, "waiting": 0}, 30.0) == 1.0
     assert share_of({"expected_seconds_left": 6.0, "waiting": 0}, 30.0) == 0.2
     assert share_of({}, 30.0) == 0.0
 
@@ -266,10 +263,11 @@ def test_the_command_writes_or_deploys(
     )
     assert run(*asked[:-2], "--out", "app.yaml") == 0 and not deployed
     file = read_serve_file(tmp_path / "app.yaml")
+    # as seen from anywhere
     assert file.deployment.knobs == {
         "model": str(tmp_path / "model"),
         "max_num_seqs": 7,
-    }  # as seen from anywhere
+    }
     assert (file.deployment.most, file.host, file.port) == (3, "127.0.0.1", 81)
     assert run("app.yaml", "--address", "h:1") == 0 and deployed == [(file, "h:1")]
     assert (

@@ -38,9 +38,8 @@ def test_turns_bring_what_an_engine_gives() -> None:
     hello = msgspec.msgpack.decode(worker.open(), type=WorkerHello | CarriedError)
     assert isinstance(hello, WorkerHello) and hello.rows == 4 and hello.identity["model"] == "demo"
     assert turn(worker) == []  # nothing to do
-    found = turn(worker, 1, 2) + turn(
-        worker, 3
-    )  # 3 comes to an engine that may have had all before
+    # 3 comes to an engine that may have had all before
+    found = turn(worker, 1, 2) + turn(worker, 3)
     while len(found) < 9:
         found += turn(worker)
     assert turn(worker) == []

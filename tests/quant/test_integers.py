@@ -78,9 +78,8 @@ def test_what_our_tests_write_by_hand_is_what_the_library_reads(bits: int, symme
     stored, worth = packed(16, 96, 32, 5, bits=bits, symmetric=symmetric)
     scheme = QuantizationScheme(targets=["Linear"], weights=args_of(bits, 32, symmetric))
     read = PackedQuantizationCompressor.decompress(stored, scheme)["weight"]
-    assert (
-        read.float() - worth
-    ).abs().max() <= worth.abs().max() * 2**-8  # it rounds to its scales' bfloat16
+    # it rounds to its scales' bfloat16
+    assert (read.float() - worth).abs().max() <= worth.abs().max() * 2**-8
 
 
 @pytest.mark.parametrize("made, bits", [("int8", 8), ("int4", 4)])
@@ -141,9 +140,8 @@ def test_a_tied_head_is_made_of_the_table_which_stays(tmp_path: Path) -> None:
         numbers, scale = to_int(model.embedding.table.value, 8, 64, torch.float32)
         torch.testing.assert_close(model.logits(hidden), hidden @ (numbers.float() * scale).T)
     model = loaded("fp8")
-    torch.testing.assert_close(
-        model.logits(hidden), hidden @ model.embedding.table.value.T
-    )  # float8 leaves the head
+    # float8 leaves the head
+    torch.testing.assert_close(model.logits(hidden), hidden @ model.embedding.table.value.T)
 
 
 def test_rows_that_groups_cannot_divide_are_refused() -> None:
@@ -190,6 +188,5 @@ def test_a_model_in_integers_answers_alike_alone_and_together(
         wide = [
             o.outputs[0].cumulative_logprob for o in llm.generate(prompts, score, use_tqdm=False)
         ]
-    assert scores != wide and scores == pytest.approx(
-        wide, abs=0.6
-    )  # it is on: other numbers, not by much
+    # it is on: other numbers, not by much
+    assert scores != wide and scores == pytest.approx(wide, abs=0.6)

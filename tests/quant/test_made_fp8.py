@@ -13,6 +13,7 @@ from penstock import LLM, SamplingParams
 from penstock.demo import model_folder
 from penstock.kernels.routing import Routing
 from penstock.layers.maker import Maker
+from penstock.layers.moe_maker import make_moe
 from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.parallel.layout import Layout
@@ -73,7 +74,7 @@ def test_the_head_and_routers_stay_wide() -> None:
         for name in ("lm_head", "a.mlp.gate", "a.q_proj")
     }
     assert kinds == {"lm_head": Weight, "a.mlp.gate": Weight, "a.q_proj": MadeFp8}
-    moe = make.moe("a.mlp", 16, 8, 2, Routing(top_k=1, renormalise=True))
+    moe = make_moe(make, "a.mlp", 16, 8, 2, Routing(top_k=1, renormalise=True))
     assert [type(weight) for weight in moe.weights()] == [Weight, MadeFp8, MadeFp8]
 
 
@@ -100,6 +101,5 @@ def test_a_model_in_float8_takes_less_room_and_answers_alike_alone_and_together(
     ]
     model = build_model(config, torch.bfloat16, torch.device("meta"))
     numbers = sum(matrix.numbers for block in model.blocks for matrix in block.matrices())
-    assert (
-        0 < numbers - (sizes[0] - sizes[1]) < numbers / 50
-    )  # a byte less each, but for the scales
+    # a byte less each, but for the scales
+    assert 0 < numbers - (sizes[0] - sizes[1]) < numbers / 50

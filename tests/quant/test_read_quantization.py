@@ -44,10 +44,11 @@ def test_what_is_read() -> None:
         "fp8", "channel"
     )
     assert read(HF_FP8).form_of(AT) == StoredForm("fp8", "block", 128, scale="weight_scale_inv")
+    # as transformers writes it, and AutoFP8
     one_scale = {
         "quant_method": "fp8",
         "activation_scheme": "static",
-    }  # as transformers writes it, and AutoFP8
+    }
     assert read({**one_scale, "weight_block_size": None}).form_of(AT) == StoredForm(
         "fp8", "tensor", scale="weight_scale_inv"
     )

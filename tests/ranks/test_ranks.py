@@ -148,9 +148,8 @@ def together(folder: Path, ranks: int, poison: int | None = None, **config: Any)
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
-    return [
-        8 + (seed * 31 + i * 37) % 280 for i in range(length)
-    ]  # the first three tiles, and those of the corpus
+    # the first three tiles, and those of the corpus
+    return [8 + (seed * 31 + i * 37) % 280 for i in range(length)]
 
 
 def drive(runner: Runner) -> list[list[list[int]]]:
@@ -322,9 +321,8 @@ def test_every_rank_has_drawn_a_token_when_they_are_ready(
 
 @pytest.fixture
 def two(folder: Path) -> Iterator[RankRunner]:
-    runner = open_ranks(
-        Config.of(**KNOBS), folder, 2, seconds=4.0
-    )  # a stopped rank is waited for so long
+    # a stopped rank is waited for so long
+    runner = open_ranks(Config.of(**KNOBS), folder, 2, seconds=4.0)
     yield runner
     runner.close()
     (other,) = runner.others

@@ -88,9 +88,8 @@ def evaluated(trial: Trial) -> str:
     folder.mkdir(parents=True)
     count = len(write_tasks(folder))
     start = json.loads((trial.folder / "config.json").read_text())["bos_token_id"]
-    bos = (
-        "gemma" in trial.folder.name.lower()
-    )  # lm_eval's own backend begins texts of this family so
+    # lm_eval's own backend begins texts of this family so
+    bos = "gemma" in trial.folder.name.lower()
     with serving(trial.folder) as client:
         asked = {
             "base_url": f"{client.base_url}completions",

@@ -30,20 +30,22 @@ from bare_http import CHAT, COMPLETIONS
 from fake_runner import Orders
 from service import Serving, commands, make_folder, own_memory, parent_of
 
+# at p99, on two cores that nobody else has
 MOST_SECONDS = {
     "health": 0.1,
     "plain": 1.0,
     "form": 3.0,
     "chat": 3.0,
-}  # at p99, on two cores that nobody else has
+}
 MOST_MB = 256
 AFTER = 5.0  # seconds in which memory comes back
+# between two of the bystander's requests
 PAUSES = {
     "health": 0.02,
     "plain": 0.2,
     "form": 0.2,
     "chat": 0.2,
-}  # between two of the bystander's requests
+}
 REFUSED = {400, 413, 429, 503}
 ASK = {"prompt": "x", "max_tokens": 20}
 NAMES = [f"p{number}" for number in range(5000)]

@@ -31,9 +31,8 @@ def request(
 
 def connect(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
-    return socket.create_connection(
-        (host, int(port)), timeout=600
-    )  # ends a test that would never end
+    # ends a test that would never end
+    return socket.create_connection((host, int(port)), timeout=600)
 
 
 def exchange(url: str, data: bytes) -> tuple[int, bytes]:

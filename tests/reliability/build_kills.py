@@ -19,6 +19,7 @@ from penstock.artifact.checksums import verify_files
 from penstock.artifact.manifest import STATE, Manifest, read_manifest
 from penstock.errors import PenstockError
 
+# seconds
 LONGEST = {
     "fetch": 0.3,
     "work": 0.3,
@@ -27,7 +28,7 @@ LONGEST = {
     "compile": 0.2,
     "check": 5.0,
     "pack": 0.2,
-}  # seconds
+}
 
 
 @dataclass

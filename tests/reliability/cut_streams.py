@@ -18,9 +18,8 @@ from fake_runner import Orders, expected
 from in_loop import Events, close, post, serving_here
 from service import make_folder
 
-HEADERS = [
-    [3 + 5 * k + i % 90 for i in range(64)] for k in range(4)
-]  # what prompts begin with: shared blocks
+# what prompts begin with: shared blocks
+HEADERS = [[3 + 5 * k + i % 90 for i in range(64)] for k in range(4)]
 
 
 @dataclass

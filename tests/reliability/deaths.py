@@ -23,13 +23,14 @@ import httpx
 from fake_runner import Orders
 from service import COMPLETIONS, Serving, alive, make_folder, wait_until
 
+# of the engine, by orders: it ends at once
 FAULTS = (
     "exit",
     "kill",
     "raise",
     "raise_late",
     "memory",
-)  # of the engine, by orders: it ends at once
+)
 HANGS = ("hang", "hang_with_lock", "stop")  # the engine lives and completes no step
 # Of several ranks, whose rank 0 is the engine's process.
 RANKS = {"rank": signal.SIGKILL, "rank stopped": signal.SIGSTOP}

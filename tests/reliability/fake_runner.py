@@ -171,9 +171,8 @@ class FakeRunner:
         self.asleep: tuple[str, ...] = ()
         self._folder, self._words = folder, np.array(shape.words, np.int32)
         width = -(-shape.longest // 16)
-        self._slots = np.zeros(
-            shape.num_blocks * 16, np.uint64
-        )  # hash of all tokens up to each slot
+        # hash of all tokens up to each slot
+        self._slots = np.zeros(shape.num_blocks * 16, np.uint64)
         self._table = np.zeros((shape.rows, width), np.int64)
         self._last, self._length, self._limit = (np.zeros(shape.rows, np.int64) for _ in range(3))
         self._noise = np.zeros(shape.rows, np.uint64)
@@ -182,9 +181,8 @@ class FakeRunner:
         self._done = np.ones(shape.rows, bool)
         self._due = 0.0
         self._orders, self._seen = Orders(), (0, 0)
-        self._struck = (
-            self.orders().serial
-        )  # faults that were ordered before this engine began are not its own
+        # faults that were ordered before this engine began are not its own
+        self._struck = self.orders().serial
 
     def counts(self) -> dict[str, int]:
         return {"jit_compiles": 0, "jit_loads": 0}

@@ -27,9 +27,9 @@ class App:
     """
 
     def __init__(self, folder: Path) -> None:
-        from penstock.server.api_server.routes import build_app
         from server_fake import FakeEngine, make_tokenizer
 
+        from penstock.server.api_server.routes import build_app
         from penstock.server.online.app_state import AppState
         from penstock.server.online.metrics import Metrics
         from penstock.server.openai.http_limits import HttpLimits

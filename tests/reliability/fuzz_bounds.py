@@ -21,9 +21,8 @@ import pytest
 from penstock.errors import PenstockError
 
 PATIENCE = 20  # seconds of processor time after which a target hangs: a busy machine is no hang
-ROOM = (
-    2 << 30
-)  # bytes of address space that a target may take beyond what there is; a thread takes 0.1 of it
+# bytes of address space that a target may take beyond what there is; a thread takes 0.1 of it
+ROOM = 2 << 30
 LONGEST_ERROR = 1_500  # characters: a line that a person reads, paths and all
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 from bare_http import CLOSE, request
 from fake_process import COMMAND
-from penstock.server.api_server.port import bind
-from penstock.server.api_server.shutdown import StopSignals
-from penstock.server.api_server.site import Site, serve_engine
 
 from penstock.config import Config
 from penstock.engine.async_client import AsyncClient
 from penstock.engine.launch import launch
+from penstock.server.api_server.port import bind
+from penstock.server.api_server.shutdown import StopSignals
+from penstock.server.api_server.site import Site, serve_engine
 from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.auth import AccessPolicy
 from penstock.server.openai.http_limits import HttpLimits
@@ -86,9 +86,8 @@ async def serving_here(
                 (serving, asyncio.ensure_future(ready.wait())), return_when=asyncio.FIRST_COMPLETED
             )
             port = listener.getsockname()[1]
-            reader, writer = await post(
-                port, {"prompt": "x", "max_tokens": 1}
-            )  # stats are there from here on
+            # stats are there from here on
+            reader, writer = await post(port, {"prompt": "x", "max_tokens": 1})
             await reader.read()
             await close(writer)
             await asyncio.sleep(0.3)

@@ -455,9 +455,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a twentieth of each")
     parser.add_argument("--no-page", action="store_true", help="print the table alone")
     asked = parser.parse_args()
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job ignores it, and so would tests
+    # a shell's background job ignores it, and so would tests
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     chosen = [
         part for part in PARTS if not asked.only or any(word in part.name for word in asked.only)
     ]

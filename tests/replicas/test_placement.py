@@ -57,10 +57,11 @@ def test_without_gpus_the_cores_are_shared_out() -> None:
     none = HostFacts((), None, range(8))
     assert put(3, none) == [Place(None, [0, 1]), Place(None, [2, 3]), Place(None, [4, 5])]
     assert put(2, host(), device="cpu") == [Place(None, [0, 1, 2, 3]), Place(None, [4, 5, 6, 7])]
+    # all are hidden
     assert put(2, host(visible="")) == [
         Place(None, [0, 1, 2, 3]),
         Place(None, [4, 5, 6, 7]),
-    ]  # all are hidden
+    ]
     assert put(3, HostFacts((), None, range(2))) == [Place()] * 3
 
 

@@ -87,9 +87,8 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
         done = sandbox.run(TextJob(texts, special))
         assert done.ids == tokenizer.encode_batch(texts, add_special_tokens=special)
         told = json.loads(sandbox.run(TellJob(PROSE, special, spelt=not special)).told)
-        ids = tokenizer.encode(
-            PROSE, add_special_tokens=special
-        )  # of more text than the context holds
+        # of more text than the context holds
+        ids = tokenizer.encode(PROSE, add_special_tokens=special)
         spelt = None if special else [tokenizer.token_text(token) for token in ids]
         assert told == {
             "count": len(ids),
@@ -107,9 +106,8 @@ def test_it_gives_the_tokenizers_ids(tokenizer: Tokenizer, sandbox: Sandbox) -> 
 @pytest.mark.parametrize("value", [2**70, "\ud800"])
 def test_what_no_frame_can_hold_is_a_fault_of_its_field(sandbox: Sandbox, value: object) -> None:
     held: list[dict[str, Any]] = [{"a": value}]
-    whole = (
-        "prompt" if isinstance(value, str) else "messages"
-    )  # the text of a chat is a prompt until its body is known
+    # the text of a chat is a prompt until its body is known
+    whole = "prompt" if isinstance(value, str) else "messages"
     for job, field in (
         (ChatJob(messages=held), whole),
         (ChatJob(messages=HI, tools=held), "tools"),

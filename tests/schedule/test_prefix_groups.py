@@ -27,9 +27,8 @@ def drawn(rng: random.Random, count: int) -> list[Unit]:
     units = []
     for slot in range(count):
         words = tuple(rng.randrange(2) for _ in range(rng.randrange(0, 7)))
-        path = [
-            words[: n + 1] for n in range(len(words)) for _ in (0, 1)
-        ]  # branches come after even numbers of blocks
+        # branches come after even numbers of blocks
+        path = [words[: n + 1] for n in range(len(words)) for _ in (0, 1)]
         steps = [(*part, n % 2) for n, part in enumerate(path)]
         blocks = [numbers.setdefault((n, *step), len(numbers) + 1) for n, step in enumerate(steps)]
         units.append(Unit(slot, np.array(blocks, np.int32), rng.choice([1, 1, 2, 3, 8])))

@@ -48,10 +48,11 @@ class Twin:
             return found.size
         self.pool.share(found)
         fresh = self.make(chain, found.size)
+        # as two chunks do
         words, middle = (
             words_of(tokens_of(chain)),
             (found.size + len(chain)) // 2,
-        )  # as two chunks do
+        )
         for a, b in ((found.size, middle), (middle, len(chain))):
             place = self.tree.insert(
                 words[a:b], fresh[a - found.size : b - found.size].tolist(), place

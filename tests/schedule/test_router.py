@@ -96,9 +96,8 @@ def test_a_prompt_goes_where_its_beginning_lies_until_that_costs_more_than_readi
     assert [router.route([*prompt, i], 0, 1, 100.0, range(2))[0].replica for i in range(3)] == [
         first.replica
     ] * 3
-    assert (
-        router.route(prompt, 5, 1, 100.0, [first.replica])[0].prompt_tokens == 319
-    )  # another salt: nothing is found
+    # another salt: nothing is found
+    assert router.route(prompt, 5, 1, 100.0, [first.replica])[0].prompt_tokens == 319
     router.sent(Share(first.replica, 1, 200.0, 0), 0)
     assert router.route(prompt, 0, 1, 100.0, range(2))[0].replica == first.replica
     router.sent(Share(first.replica, 1, 200.0, 0), 1)

@@ -72,9 +72,8 @@ def test_prompts_beside_rows(costs: StepCosts, rows: int, sizes: list[tuple[int,
     pairs = sum(size * context + size * (size + 1) / 2 for context, size in sizes)
     wanted = step_seconds(rows, 64, tokens, pairs)
     plan = plan_of([64] * rows, sizes)
-    base = (
-        0.0 if tokens >= LENGTH else 0.05 * wanted
-    )  # between 1 and LENGTH tokens the usual length isn't the table's
+    # between 1 and LENGTH tokens the usual length isn't the table's
+    base = 0.0 if tokens >= LENGTH else 0.05 * wanted
     assert costs.seconds(plan) == pytest.approx(wanted, rel=1e-6, abs=base)
 
 

@@ -28,9 +28,8 @@ def steady(held: int, free: int, masks_a_second: float) -> float:
 
 def test_a_draw_of_few_rows_waits_for_its_masks_and_one_of_many_does_not() -> None:
     assert steady(100, 0, 50_000) > 1.8e-3  # 100 masks take 2 ms: 250 come in a step's time
-    assert (
-        steady(1000, 0, 50_000) < 5e-4
-    )  # 250 rows of a thousand would gain a step, and a thousand wait
+    # 250 rows of a thousand would gain a step, and a thousand wait
+    assert steady(1000, 0, 50_000) < 5e-4
     assert steady(100, 50, 50_000) < 5e-4  # a free row's wait counts as eight
 
 
@@ -46,11 +45,9 @@ def test_masks_that_no_longer_come_are_not_waited_for() -> None:
 def test_the_least_wait_grows_while_the_device_is_busy_when_the_draw_goes_out() -> None:
     patience = MaskPatience()
     for step in range(10):
-        patience.begin(
-            float(step), 1000, 0, 500
-        )  # seconds apart: nothing is known of a step's length
+        # seconds apart: nothing is known of a step's length
+        patience.begin(float(step), 1000, 0, 500)
         patience.ended(500, paused=False)
     patience.begin(100.0, 1000, 0, 500)
-    assert patience.goes_on(100.0035, 500) and not patience.goes_on(
-        100.0045, 500
-    )  # 1 ms, 15 % more ten times
+    # 1 ms, 15 % more ten times
+    assert patience.goes_on(100.0035, 500) and not patience.goes_on(100.0045, 500)

@@ -102,9 +102,8 @@ def test_a_process_that_dies_costs_its_own_samples(pool: MaskPool) -> None:
         for text in Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
     ]
     assert len(children) == 2
-    os.kill(
-        children[0], signal.SIGKILL
-    )  # the one that was forked first: process 1; the other tries forms
+    # the one that was forked first: process 1; the other tries forms
+    os.kill(children[0], signal.SIGKILL)
     its = [_process_of(pool, place) == 1 for place in samples]
     others = [place for place, gone in zip(samples, its, strict=True) if not gone]
     token = _allowed(_made(pool, others)[0])[0]
@@ -232,9 +231,8 @@ def test_slow_samples_come_last(compiler: GrammarCompiler) -> None:
     board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))
     asked = desk.due()
     desk.take(End(places[1:2].tobytes()))
-    board.ask(
-        places[1:2], np.array([AS_IT_STANDS], np.int32)
-    )  # of the next sample, which has not begun here
+    # of the next sample, which has not begun here
+    board.ask(places[1:2], np.array([AS_IT_STANDS], np.int32))
     desk.make(*asked[0])
     assert board.made[3] == 2 and board.asked[3] == 3
 
@@ -274,9 +272,8 @@ def test_a_process_that_reads_nothing_holds_nobody_up(
     letters, digits = pool.compiled(LETTERS), pool.compiled(DIGITS)
     (first,), (worker,) = pool._children, pool.processes
     os.kill(first.pid, signal.SIGSTOP)
-    rescue = threading.Timer(
-        60, os.kill, (first.pid, signal.SIGCONT)
-    )  # where a send waits for it after all
+    # where a send waits for it after all
+    rescue = threading.Timer(60, os.kill, (first.pid, signal.SIGCONT))
     rescue.start()
     for number in range(2000):
         place = pool.sample(digits if number % 2 else letters)

@@ -98,9 +98,8 @@ def want(case: Case, tokens: list[int], window: int | None = None) -> Tensor:
         position = case.positions[token]
         seen = torch.arange(0 if window is None else max(0, position - window + 1), position + 1)
         blocks = case.tables[token].long()[seen // 16]
-        keys, values = (
-            case.kv[blocks, :, :, seen % 16].double().permute(2, 1, 0, 3)
-        )  # [2, Hkv, seen, D]
+        # [2, Hkv, seen, D]
+        keys, values = case.kv[blocks, :, :, seen % 16].double().permute(2, 1, 0, 3)
         queries = case.q[token].double().view(kv_heads, -1, case.q.shape[2])
         weights = torch.softmax(queries @ keys.mT * case.scale, -1)
         found.append((weights @ values).view(case.q.shape[1:]))

@@ -72,9 +72,8 @@ def make_hybrid(folder: Path) -> Path:
     seen = float(embedding[0].square().mean().sqrt())  # the same for each token
     for layer, mixer in enumerate((_memory(seen), _looks_up())):
         at = f"model.layers.{layer}"
-        named |= {
-            f"{at}.{norm}.weight": torch.zeros(_HIDDEN) for norm in _NORMS
-        }  # norms are by 1 + w
+        # norms are by 1 + w
+        named |= {f"{at}.{norm}.weight": torch.zeros(_HIDDEN) for norm in _NORMS}
         named |= {
             f"{at}.mlp.{part}_proj.weight": torch.zeros(32, _HIDDEN) for part in ("gate", "up")
         }
@@ -119,10 +118,11 @@ def _memory(seen: float) -> dict[str, Tensor]:
             part[head, :, _ONE] = -one
     for part in (q, k):
         part[_MEMORY, 0, _ONE] = one
+    # what is above 0 of the code, and below
     v[:, code, code], v[:, _CODE + code, code] = (
         _OPEN * seen,
         -_OPEN * seen,
-    )  # what is above 0 of the code, and below
+    )
     z[:, :, _ONE] = one
     taps = torch.zeros(3, _HEADS, _KEY, 4)
     taps[..., -1] = 1.0

@@ -158,9 +158,8 @@ def _looks_up() -> dict[str, Tensor]:
     """A token's code against the notes, in the places that hardly turn: 64 for the right one, 32 at
     most for others."""
     weights, rms = _empty(), _rms(2 * _CODE)
-    still = torch.cat(
-        (torch.arange(32, 64), torch.arange(96, 128))
-    )  # both parts of the slow frequencies
+    # both parts of the slow frequencies
+    still = torch.cat((torch.arange(32, 64), torch.arange(96, 128)))
     code = torch.arange(_CODE)
     weights["q"][still, code] = 5.0 * rms
     weights["k"][still, code + _CODE] = 5.0 * rms

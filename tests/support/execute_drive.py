@@ -157,9 +157,8 @@ class Ask:
     bias: dict[int, float] = field(default_factory=dict)
     min_tokens: int = 0
     labels: list[int] = field(default_factory=list)  # as many as logprobs says
-    allowed: list[int] = field(
-        default_factory=list
-    )  # its mask lies in the slot with the row's number
+    # its mask lies in the slot with the row's number
+    allowed: list[int] = field(default_factory=list)
     tag: int = 0
 
     def wants(self) -> int:

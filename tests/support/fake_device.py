@@ -142,15 +142,13 @@ class FakeDevice:
     ) -> None:
         self.slots = np.full((num_blocks, 16), -7, np.int64)
         self.window, self.snapshots = window, snapshots
-        self.states = np.full(
-            snapshots.stop, -7, np.int64
-        )  # as a slot of a block: of all tokens that were folded in
+        # as a slot of a block: of all tokens that were folded in
+        self.states = np.full(snapshots.stop, -7, np.int64)
         self.folded = np.full(snapshots.stop, -7, np.int64)  # how many those were
         self._empty_state()
         self.states_moved = 0
-        self.pages = np.zeros(
-            (num_blocks, window_tables), np.int64
-        )  # of a block, for layers with windows
+        # of a block, for layers with windows
+        self.pages = np.zeros((num_blocks, window_tables), np.int64)
         self.table = np.zeros((rows, width), np.int64)
         self.length = np.zeros(rows, np.int64)
         self.last = np.zeros(rows, np.int64)

@@ -612,9 +612,8 @@ class Comparison:
     half: Any  # in bfloat16
     ours: list[Tensor] = field(default_factory=list)
     noise: list[Tensor] = field(default_factory=list)  # at the tokens of `ours`
-    gaps: list[Tensor] = field(
-        default_factory=list
-    )  # of greedy tokens: how far below the likeliest
+    # of greedy tokens: how far below the likeliest
+    gaps: list[Tensor] = field(default_factory=list)
     largest: float = 0.0  # noise of all
 
     @classmethod

@@ -110,9 +110,8 @@ def alone(case: dict[str, Any]) -> dict[str, Any]:
         torch.tensor([each.data_ptr() for each in held]), state, me, case["room"]
     )
     words = held[me][: case["room"]].view(torch.int32)
-    sent = case["count"] // (
-        1 if case["one_shot"] else ranks
-    )  # by each rank to this one, which lie one behind another
+    # by each rank to this one, which lie one behind another
+    sent = case["count"] // (1 if case["one_shot"] else ranks)
     words[:] = 0
     words[absent * sent : (absent + 1) * sent] = -1
     for looks in (FEW, FOREVER):

@@ -301,9 +301,8 @@ def attend(
     kv: [blocks, Hkv, 2, 16, D], or in any form."""
     kv = LayerKv.plain(kv) if isinstance(kv, Tensor) else kv
     kind = replace(kind_of(q.shape[1], kv.kv_heads, q.shape[2], scale, window), softcap=softcap)
-    reads = (
-        inputs.positions.numel() and not q.is_cuda
-    )  # the GPU's plan turns nothing, and may be captured
+    # the GPU's plan turns nothing, and may be captured
+    reads = inputs.positions.numel() and not q.is_cuda
     most = int(inputs.positions.max()) + 1 if reads else 1
     turned = torch.zeros(most, 2, q.shape[2] // 2, device=q.device)
     return column.attention(q, kv, inputs, kind, column.plan(inputs, kind, turned, q.dtype), sinks)

@@ -55,9 +55,8 @@ def made_records(count: int, seed: int = 0, rows: int = SAMPLE_ROWS) -> Iterator
     noise."""
     cases = [(e, m, g, s) for s in SHAPES for m in MODELS for g in GPUS for e in ENGINES]
     for number in range(count):
-        engine, model, gpu, shape = cases[
-            number * 37 % len(cases)
-        ]  # 37 and the cases have no common factor
+        # 37 and the cases have no common factor
+        engine, model, gpu, shape = cases[number * 37 % len(cases)]
         rng = np.random.default_rng([seed, number])
         yield Record.model_validate(_record(rng, number, engine, model, gpu, shape, rows))
 
@@ -204,9 +203,8 @@ class _Curve:
         """first, per token, end to end of `count` requests at this share of the highest rate; sum
         exactly."""
         wait = self.prefill * min(load / max(1 - load, 0.02), 50)
-        wait += 60 * max(
-            load - 1, 0
-        )  # beyond the highest rate the queue grows as long as the window lasts
+        # beyond the highest rate the queue grows as long as the window lasts
+        wait += 60 * max(load - 1, 0)
         first = self.prefill * rng.lognormal(0, 0.1, count) + wait * rng.gamma(1.5, 1 / 1.5, count)
         token = self.token * (1 + 4 * min(load, 1.0)) * rng.lognormal(0, 0.05, count)
         return first, token, first + token * (self.output - 1)

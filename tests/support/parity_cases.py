@@ -226,6 +226,7 @@ COHERE_MOE = {
     "sliding_window": 21,
     "rope_theta": 500.0,
 }
+# what transformers has no default for that it computes with
 NEEDED: dict[str, dict[str, Any]] = {
     "DeepseekV2": {"num_key_value_heads": 4},
     "DeepseekV3": {"num_key_value_heads": 4},
@@ -239,7 +240,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "Lfm2Moe": {"layer_types": CONV_LAST},
     "Glm4": {"eos_token_id": []},
     "Gemma4Text": {"vocab_size_per_layer_input": 211},
-}  # what transformers has no default for that it computes with
+}
 GEMMA4 = {
     "head_dim": 16,
     "global_head_dim": 32,

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of a word, from its lowest four bits up
-Stored = tuple[
-    dict[str, Tensor], Tensor
-]  # tensors by suffix; what the matrix is worth [out, in] float32
+# tensors by suffix; what the matrix is worth [out, in] float32
+Stored = tuple[dict[str, Tensor], Tensor]
 
 
 def words(numbers: Tensor, bits: int) -> Tensor:

@@ -137,9 +137,8 @@ class Drive:
         self.cut_waiting = 0  # of those, scored ones of samples that were preempted and had no row
         self.carried = 0  # scores that were brought to a resumed row's blocks
         self._count_carried()
-        self._named: deque[tuple[set[int], ...]] = (
-            deque()
-        )  # rows, blocks, mask slots of each flight that is not read
+        # rows, blocks, mask slots of each flight that is not read
+        self._named: deque[tuple[set[int], ...]] = deque()
         self._count_requeues()
         if (
             misled
@@ -189,9 +188,8 @@ class Drive:
 
         self.scheduler.submit(request, constrain if constrained else None)
         longest = self.limits.max_model_len
-        told = (
-            dataclasses.replace(params, min_tokens=0) if constrained else params
-        )  # a constraint sees to it by itself
+        # a constraint sees to it by itself
+        told = dataclasses.replace(params, min_tokens=0) if constrained else params
         alone = {
             k: sample_alone(
                 prompt,

@@ -20,8 +20,6 @@ from typing import Any
 
 import numpy as np
 import uvicorn
-from penstock.server.api_server.http_protocol import http_protocol
-from penstock.server.api_server.routes import build_app
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -48,6 +46,8 @@ from penstock.sandbox.sandbox_process import (
     TokensJob,
     tokens_json,
 )
+from penstock.server.api_server.http_protocol import http_protocol
+from penstock.server.api_server.routes import build_app
 from penstock.server.batch.manager import BatchManager
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -360,9 +360,8 @@ class Running:
         self.url, self.engine, self.service, self.loop = url, engine, service, loop
 
     def on_loop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self.loop).result(
-            600
-        )  # ends a test that would never end
+        # ends a test that would never end
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(600)
 
     def hold(self, held: bool) -> None:
         async def turn() -> None:

@@ -23,9 +23,8 @@ if torch.cuda.is_available():
     pytest.skip("kernels are compiled where there is a GPU", allow_module_level=True)
 os.environ["TRITON_INTERPRET"] = "1"
 
-interpreter = pytest.importorskip(
-    "triton.runtime.interpreter"
-)  # Triton comes with CUDA builds of PyTorch
+# Triton comes with CUDA builds of PyTorch
+interpreter = pytest.importorskip("triton.runtime.interpreter")
 
 _plain = interpreter._patch_lang_tensor
 
@@ -93,9 +92,8 @@ interpreter._get_np_dtype = _get_np_dtype
 
 
 _init_plainly = _language.core.tensor.__init__
-_shapes: dict[
-    tuple[int, ...], tuple[Any, Any]
-] = {}  # a tensor's -> its numel and shape, as the language has them
+# a tensor's -> its numel and shape, as the language has them
+_shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
 
 
 def _init(tensor: Any, handle: Any, kind: Any) -> None:

@@ -65,9 +65,8 @@ def check_products(
     fixed = cut is None and matrix.form(rows) == "fixed"
     given_rows = fp8.quantize_rows(there, "fixed") if fixed else there
     size = x.double().abs() @ worth.abs().T  # of the sums before anything cancels
-    rounded = (
-        cut is None and rows > linear_fp4.MOST_STREAMED
-    )  # the weight, on its way to the library
+    # the weight, on its way to the library
+    rounded = cut is None and rows > linear_fp4.MOST_STREAMED
     kept = torch.finfo(dtype).eps if rounded else 2.0 ** (-15 if fixed else -18)
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
@@ -89,9 +88,8 @@ def check_many_rows(device: str, dtype: torch.dtype, rows: int, n: int, k: int, 
     for first, count in ((0, n), (n // 3, n - n // 2)):
         got = linear_fp4.widened_fp4(matrix, first, count).double().cpu()
         right = worth[first : first + count]
-        assert (
-            (got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24
-        ).all()  # float16's least
+        # float16's least
+        assert ((got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24).all()
     x = drawn(rows, k, seed=1, dtype=dtype)
     got = linear_fp4.linear_fp4(x.to(device), matrix, streamed_rows=1)
     wanted, size = x.double() @ worth.T, x.double().abs() @ worth.abs().T

@@ -88,9 +88,8 @@ def check_products(device: str, dtype: torch.dtype, rows: int, n: int, k: int) -
     for more in (None, bias):
         wanted = seen @ worth.T + (0 if more is None else more.double())
         got = linear_fp8.linear_fp8(there, matrix, None if more is None else more.to(device))
-        kept = (
-            2.0**-10 if device != "cpu" and form != "wide" else 2.0**-20
-        )  # bits that Hopper's float8 products keep
+        # bits that Hopper's float8 products keep
+        kept = 2.0**-10 if device != "cpu" and form != "wide" else 2.0**-20
         written = torch.bfloat16 if rows > linear_fp8.MOST_STREAMED and matrix.by_library else dtype
         bound = wanted.abs() * 2 * torch.finfo(written).eps + size * kept + 1e-6
         assert got.dtype == dtype and ((got.double().cpu() - wanted).abs() <= bound).all()

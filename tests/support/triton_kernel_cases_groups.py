@@ -80,9 +80,8 @@ def check_products(
     there, fixed = apart.to(device)[:, :k], cut is None and matrix.form(rows) == "fixed"
     given_rows = fp8.quantize_rows(there, "fixed") if fixed else there
     size = x.double().abs() @ worth.abs().T  # of the sums before anything cancels
-    rounded = (
-        cut is None and rows > linear_groups.MOST_STREAMED
-    )  # the weight, on its way to the library
+    # the weight, on its way to the library
+    rounded = cut is None and rows > linear_groups.MOST_STREAMED
     kept = torch.finfo(dtype).eps if rounded else 2.0 ** (-15 if fixed else -18)
     for more in (None, bias):
         wanted = x.double() @ worth.T + (0 if more is None else more.double())
@@ -112,9 +111,8 @@ def check_many_rows(
     for first, count in ((0, n), (n // 3, n - n // 2)):
         got = linear_groups.widened(matrix, first, count).double().cpu()
         right = worth[first : first + count]
-        assert (
-            (got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24
-        ).all()  # float16's least
+        # float16's least
+        assert ((got - right).abs() <= right.abs() * torch.finfo(dtype).eps + 2.0**-24).all()
     x, bias = drawn(rows, k, seed=1, dtype=dtype), drawn(n, seed=2, dtype=dtype)
     size = x.double().abs() @ worth.abs().T
     for more in (None, bias):

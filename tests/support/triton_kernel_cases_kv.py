@@ -160,9 +160,8 @@ def check_gemma4_store(device: str, dtype: torch.dtype, eight: int, width: int =
         alone = rotate(
             column, q.clone().to(where), cos_sin.to(where), step, None, *own, normed_values=True
         )
-        assert_close(
-            alone.cpu(), turned.double(), factor=2.0
-        )  # of another program's sums: the same but for rounding
+        # of another program's sums: the same but for rounding
+        assert_close(alone.cpu(), turned.double(), factor=2.0)
 
 
 def check_one_row_apart(

@@ -38,9 +38,8 @@ def check_routes(
 ) -> None:
     """Weights and choices are the reference's; a pair has a slot, slots of an expert lie together,
     tiles hold all."""
-    scores = drawn(
-        tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16
-    )  # so short that many are equal
+    # so short that many are equal
+    scores = drawn(tokens, count, seed=tokens, by=3.0, dtype=torch.bfloat16)
     top_k = by.top_k
     correction = drawn(1, count, seed=5)[0] if corrected else None
     weights, chosen = plain.route(scores, by, correction)

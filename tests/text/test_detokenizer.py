@@ -104,9 +104,8 @@ def test_text_behind_a_prompt_is_the_whole_text_less_the_prompts(
     prompt, answer = data.draw(ids), data.draw(ids)
     begins = tokenizer.begins_behind(prompt)
     before, whole = tokenizer.decode(prompt), tokenizer.decode(prompt + answer)
-    assume(
-        whole.startswith(before) and "\ufffd" not in whole
-    )  # no character is torn between the two
+    # no character is torn between the two
+    assume(whole.startswith(before) and "\ufffd" not in whole)
     if not begins or not prompt:
         assert tokenizer.decode(answer, begins=begins) == whole[len(before) :]
     pushed = Detokenizer(tokenizer, begins=begins)

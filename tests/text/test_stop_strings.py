@@ -132,9 +132,8 @@ def test_equal_stops_are_made_once(tmp_path: Path) -> None:
     for number in range(600):
         tokenizer.stop_strings([str(number)])
     assert len(tokenizer._stops) <= 256
-    assert tokenizer.stop_strings(["599"]).stops == ("599",) and not tokenizer.has_stops(
-        ["a"]
-    )  # the oldest went
+    # the oldest went
+    assert tokenizer.stop_strings(["599"]).stops == ("599",) and not tokenizer.has_stops(["a"])
 
 
 def test_find_takes_what_is_complete_first() -> None:

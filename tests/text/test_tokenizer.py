@@ -228,11 +228,12 @@ def test_a_torn_run_of_bytes_that_begins_with_a_space_has_none_to_strip(tmp_path
         "\ufffd\ufffd\n",
     ]
     assert [tokenizer.tokens_until(ids, end) for end in range(4)] == [0, 3, 3, 3]
+    # "\n\ufffd"
     assert [tokenizer.tokens_until([space, line, torn], end) for end in range(3)] == [
         0,
         2,
         3,
-    ]  # "\n\ufffd"
+    ]
 
 
 @pytest.mark.parametrize("maker", sorted(MAKERS))

@@ -310,9 +310,8 @@ def test_a_written_folder_is_read_by_both_and_fused_matrices_share_the_whole_s_s
     write_quantized(model_folder(), tmp_path, "nvfp4", keep_wide=["*layers.0.mlp.down_proj"])
     told = json.loads((tmp_path / "config.json").read_text())["quantization_config"]
     (group,) = QuantizationConfig.model_validate(told).config_groups.values()
-    assert (
-        "lm_head" in told["ignore"]
-    )  # tied: transformers has a matrix there, and there is none in the file
+    # tied: transformers has a matrix there, and there is none in the file
+    assert "lm_head" in told["ignore"]
     assert group.weights.num_bits == 4 and group.weights.scale_dtype == torch.float8_e4m3fn
     stored, wide = (
         load_file(tmp_path / "model.safetensors"),

@@ -87,9 +87,8 @@ def quantized(folder: Path, out: Path, form: Any, config: dict[str, Any]) -> Pat
         if tensor.dim() != 2 or at.rpartition(".")[2] in WIDE:
             continue
         stored, worth = form(*tensor.shape, seed)
-        size = (
-            2.0 ** (tensor.std() / worth.std()).log2().round()
-        )  # so that it is about as large as it was
+        # so that it is about as large as it was
+        size = 2.0 ** (tensor.std() / worth.std()).log2().round()
         (scale,) = stored.keys() - {"weight"}
         del eight[name]
         eight |= {f"{at}.weight": stored["weight"], f"{at}.{scale}": stored[scale] * size}

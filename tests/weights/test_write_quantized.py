@@ -42,14 +42,12 @@ def test_a_written_folder_answers_as_what_is_made_at_load(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(
-        integers, "SHORT", 0
-    )  # a folder has one size of groups, and the demo's rows would have two
+    # a folder has one size of groups, and the demo's rows would have two
+    monkeypatch.setattr(integers, "SHORT", 0)
     write_quantized(model_folder(), tmp_path / "out", kind)
     assert answers(tmp_path / "out") == answers(model_folder(), quantization=kind)
-    assert capsys.readouterr().err.count(SLOW_FP8) == (
-        2 if kind == "fp8" else 0
-    )  # a CPU widens it, and says so
+    # a CPU widens it, and says so
+    assert capsys.readouterr().err.count(SLOW_FP8) == (2 if kind == "fp8" else 0)
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == sorted(
         p.name
         for p in model_folder().iterdir()
@@ -82,10 +80,11 @@ def test_a_head_of_fp8_is_made_of_what_scores_the_vocabulary(tied: bool, tmp_pat
     assert torch.equal(stored["lm_head.weight_scale"], scale)
     assert torch.equal(stored["model.embed_tokens.weight"], table)
     groups = json.loads((out / "config.json").read_text())["quantization_config"]["config_groups"]
+    # by its name, as vLLM asks it
     assert [group["targets"] for group in groups.values()] == [
         ["lm_head"],
         ["Linear"],
-    ]  # by its name, as vLLM asks it
+    ]
     hidden = torch.randn(20, head.shape[1], generator=torch.Generator().manual_seed(1))
     scores = loaded(out).logits(hidden)
     torch.testing.assert_close(

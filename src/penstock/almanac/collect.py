@@ -134,9 +134,8 @@ def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
     problems: dict[str, str] = {}
     if not root.is_dir():
         return records, {one_line(str(root)): "is no folder of records"}
-    runs: dict[
-        str, str
-    ] = {}  # by name, and by the checksum of the raw data, which is longer than any name
+    # by name, and by the checksum of the raw data, which is longer than any name
+    runs: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()
         if path.is_dir():

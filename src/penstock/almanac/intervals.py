@@ -130,9 +130,8 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
         return Ends(None, None)
     ranks = np.arange(1, count + 1) * (effective / count)
     middle, away = level * effective, 8 * (1 + math.sqrt(level * (1 - level) * effective))
-    near = (
-        np.abs(ranks - middle) <= away
-    )  # beyond 8 standard deviations it is surely one or the other
+    # beyond 8 standard deviations it is surely one or the other
+    near = np.abs(ranks - middle) <= away
     below = np.where(ranks < middle, 1.0, 0.0)  # P(F(value_r) <= level)
     below[near] = beta_cdf(level, ranks[near], effective + 1 - ranks[near])
     tail = (1 - CONFIDENCE) / 2
@@ -249,10 +248,11 @@ def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
         return Ends(None, None)
     value, worth = sum(float(each.sum()) for each in series) / count, effective(series)
     drawn = draw_means(series, block_length(series, worth), dice)
+    # a moving block misses the ends of a series a little
     middle, spread = (
         float(drawn.mean()),
         float(drawn.std()),
-    )  # a moving block misses the ends of a series a little
+    )
     if spread <= 1e-15 * abs(value):
         return Ends(value, value)
     low, high = np.quantile(drawn, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2]) - middle

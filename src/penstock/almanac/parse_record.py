@@ -52,9 +52,8 @@ def record_of(content: bytes, name: str) -> Record:
             f"{name}: {'nested too deeply' if deep else one_line(str(error))}"
         ) from error
     try:
-        return Record.model_validate(
-            told
-        )  # the form is no deeper than it is: what nests deeper is refused by its kind
+        # the form is no deeper than it is: what nests deeper is refused by its kind
+        return Record.model_validate(told)
     except ValidationError as error:
         raise RecordError(f"{name}: {faults_in_a_line(error)}") from error
 

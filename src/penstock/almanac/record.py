@@ -21,11 +21,12 @@ BUSY = 0.5  # of one that was not calibrated: the share of a core that stands fo
 # seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
 LATE = 0.005
 LATE_SHARE = 0.05
+# the whole method's: a run with less of one is a short one
 FULL = {
     "warm_up": 10.0,
     "window": 60.0,
     "enough": 1000,
-}  # the whole method's: a run with less of one is a short one
+}
 
 # Control characters but line ends and tabs; marks that turn or hide the text around them;
 # separators that some readers take for a new line.
@@ -144,9 +145,8 @@ class Method(RecordForm):
     warm_up: Time
     window: Time  # the longest window of a point
     enough: Count  # requests that a point near a crossing aimed at
-    starts: Annotated[
-        int, Field(ge=1, le=100)
-    ]  # starts of the server that each point was measured on
+    # starts of the server that each point was measured on
+    starts: Annotated[int, Field(ge=1, le=100)]
     quantile: Share
     goals: list[Time] = Field(max_length=20)  # first token within so many seconds
     short: bool  # windows or counts below the method's: to be read as a hint
@@ -205,9 +205,8 @@ class ClientHealth(RecordForm):
 
     lag_p99: Time  # of its event loops
     busy: Share  # CPU of its busiest process
-    headroom: (
-        Annotated[float, Field(ge=0, le=1e9)] | None
-    )  # ceiling over what was asked of it; None: not calibrated
+    # ceiling over what was asked of it; None: not calibrated
+    headroom: Annotated[float, Field(ge=0, le=1e9)] | None
     late_p99: Time  # a request was taken up so long after its intended start
     short: bool
 
@@ -244,9 +243,8 @@ class Point(RecordForm):
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
-    marks: list[Line] = Field(
-        max_length=50
-    )  # why to read it with care: "cached prompts", "few requests", ...
+    # why to read it with care: "cached prompts", "few requests", ...
+    marks: list[Line] = Field(max_length=50)
     sample: Sample
 
 

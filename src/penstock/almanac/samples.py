@@ -41,19 +41,16 @@ class Samples:
     point's start."""
 
     point: npt.NDArray[np.object_]  # the point's name in its record
-    start: npt.NDArray[
-        np.int32
-    ]  # which start of the server, 0 up: points are measured again after a restart
+    # which start of the server, 0 up: points are measured again after a restart
+    start: npt.NDArray[np.int32]
     intended: npt.NDArray[np.float64]  # when the plan wanted it sent
     actual: npt.NDArray[np.float64]  # when it was handed to the socket: stamped before the write
-    first: npt.NDArray[
-        np.float64
-    ]  # when the first event with output arrived; NaN: never, or not streamed
+    # when the first event with output arrived; NaN: never, or not streamed
+    first: npt.NDArray[np.float64]
     end: npt.NDArray[np.float64]  # when the answer was complete, or had failed
     events: npt.NDArray[np.int32]  # events with output
-    gaps: npt.NDArray[
-        np.object_
-    ]  # seconds between neighbouring events with output: a float32 array a request
+    # seconds between neighbouring events with output: a float32 array a request
+    gaps: npt.NDArray[np.object_]
     prompt_tokens: npt.NDArray[np.int32]  # by the server's usage; -1: it told none
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]

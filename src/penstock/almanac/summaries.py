@@ -96,9 +96,8 @@ def _drawn_gaps(
 ) -> dict[str, Floats]:
     """Returns [GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
-    at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (
-        len(ordered) - 1
-    )  # finer where a quantile is read
+    # finer where a quantile is read
+    at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)
     edges = np.unique(ordered[at.astype(np.int64)])
     place, number = np.searchsorted(edges, gaps), int(block.max()) + 1
     held = np.bincount(block * len(edges) + place, minlength=number * len(edges)).reshape(

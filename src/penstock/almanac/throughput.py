@@ -21,10 +21,11 @@ from penstock.almanac.samples import OK, Samples
 from penstock.almanac.summaries import around
 
 BINS = 200  # of time, over all starts together
+# of the tokens: between these a point without a steady state runs at its own speed
 PLATEAU = (
     0.1,
     0.9,
-)  # of the tokens: between these a point without a steady state runs at its own speed
+)
 
 
 @dataclass(frozen=True)

@@ -96,9 +96,8 @@ class Quality(_Told, kw_only=True, frozen=True):
     kl_worst: float
     bound: float  # of kl_mean
     tokens: int
-    by_matrix: dict[
-        str, float
-    ] = {}  # a matrix's name -> kl_mean where it alone is as built; those that cost most
+    # a matrix's name -> kl_mean where it alone is as built; those that cost most
+    by_matrix: dict[str, float] = {}
     kept_wide: list[str] = []
 
 
@@ -174,9 +173,8 @@ class Manifest(_Told, kw_only=True, frozen=True):
     price: float | None = None  # dollars an hour of the machine, where the user named it
     engine: dict[str, Value]  # a knob of Config -> what the build decided or was told
     tunables: dict[str, Value] = {}  # a kernels' number -> what was measured best
-    kv_scales: dict[
-        str, tuple[list[float], list[float]]
-    ] = {}  # an attention -> of its heads' K (none: wide) and V
+    # an attention -> of its heads' K (none: wide) and V
+    kv_scales: dict[str, tuple[list[float], list[float]]] = {}
     decisions: list[Decision] = []
     quality: Quality | None = None  # None: nothing about the numbers was changed
     step_seconds: StepSeconds = StepSeconds()

@@ -35,15 +35,15 @@ from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
-RATES = [
-    1_000 * 1.25**power for power in range(28)
-]  # events a second and process that are tried: to 413,000
+# events a second and process that are tried: to 413,000
+RATES = [1_000 * 1.25**power for power in range(28)]
 THROUGH = 0.95  # share of the offered events that must have come
+# of a process, where requests are counted: the first at which the loop keeps time
 SLOTS = (
     32,
     8,
     1,
-)  # of a process, where requests are counted: the first at which the loop keeps time
+)
 PROMPT = list(range(128))
 
 

@@ -65,9 +65,8 @@ class ClientConnection(asyncio.Protocol):
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # uvloop's own class is none of asyncio's
+        # uvloop's own class is none of asyncio's
+        self._transport = cast(asyncio.Transport, transport)
 
     def send(self, post: SentRequest) -> None:
         assert self._transport is not None and self._post is None
@@ -77,9 +76,8 @@ class ClientConnection(asyncio.Protocol):
         self._most = math.inf if asked < 0 else EVENTS_OVER + 2 * asked
         self.used += 1
         words = b"%b%d\r\n\r\n%b" % (self._head, len(post.ask.body), post.ask.body)
-        post.actual = post.heard = (
-            monotonic()
-        )  # before: whoever is descheduled behind a write sees a faster server
+        # before: whoever is descheduled behind a write sees a faster server
+        post.actual = post.heard = monotonic()
         self._transport.write(words)
 
     def data_received(self, data: bytes) -> None:
@@ -93,9 +91,8 @@ class ClientConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            raise RuntimeError(
-                "a callback of the parser failed"
-            ) from error  # our fault, not the server's
+            # our fault, not the server's
+            raise RuntimeError("a callback of the parser failed") from error
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
             return

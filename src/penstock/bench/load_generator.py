@@ -213,10 +213,11 @@ class LoadGenerator:
         self._flying.discard(post)
         self._so_far.ended += 1
         self._so_far.unfinished += post.outcome == "unfinished"
+        # what we cut off is no fault
         self._so_far.failed += post.outcome not in (
             "ok",
             "unfinished",
-        )  # what we cut off is no fault
+        )
         answer = post.answer
         if answer is not None:
             self._events += len(answer.times)

@@ -50,9 +50,8 @@ DYING = 3.0  # seconds from broken connections to the end of a process that dies
 UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-_CONTEXT = re.compile(
-    r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I
-)  # what engines say of one too short
+# what engines say of one too short
+_CONTEXT = re.compile(r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I)
 
 Kind = Literal[
     "out of memory",

@@ -20,6 +20,7 @@ GROWS = 1.05  # a rung of the ladder that adds less than this is its last
 NARROW = (
     0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
 )
+# less of one is a short run
 COUNTED = (
     "warm_up",
     "window",
@@ -28,7 +29,7 @@ COUNTED = (
     "at_once",
     "alone",
     "bisections",
-)  # less of one is a short run
+)
 PLENTY = 5400.0  # seconds in which a shape is measured by the full method
 GAIN = 4  # of many requests at once over one: a low guess
 END_SHARE = 0.7  # of a shape's time, in a hurry
@@ -91,6 +92,7 @@ class Settings:
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
+# what `--short` is
 SHORT = Settings(
     starts=1,
     warm_up=2.0,
@@ -101,7 +103,7 @@ SHORT = Settings(
     at_once=200,
     alone=5,
     bisections=2,
-)  # what `--short` is
+)
 
 
 def within(seconds: float) -> Settings:
@@ -254,9 +256,8 @@ def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
     takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
     highest = max(each.request_rate for each in done)
-    drain = max(
-        _drain(settings, done), 2 * concurrency / highest
-    )  # one among many takes as long as all of them do
+    # one among many takes as long as all of them do
+    drain = max(_drain(settings, done), 2 * concurrency / highest)
     most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # a second
     requests = concurrency + math.ceil(most * (opens + window + drain))
     return PointPlan(

@@ -20,9 +20,8 @@ def main() -> int:
     if (cores := sys.argv[1]) != "all":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(
-            each, lambda *_: None
-        )  # the group's signals are the server's; a handler isn't passed on to it
+        # the group's signals are the server's; a handler isn't passed on to it
+        signal.signal(each, lambda *_: None)
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
     except OSError as error:

@@ -70,9 +70,8 @@ def arrivals(
     before and behind is independent of them. A drawn number would differ from the rate by 10 % at
     100 requests: by that much luck decided what was offered."""
     window = np.sort(draw.uniform(begin, end, round(rate * (end - begin))))
-    window = np.minimum(
-        window, np.nextafter(end, begin)
-    )  # a uniform number may be rounded up to the end
+    # a uniform number may be rounded up to the end
+    window = np.minimum(window, np.nextafter(end, begin))
     return np.concatenate(
         [poisson(rate, begin, draw), window, end + poisson(rate, until - end, draw)]
     )

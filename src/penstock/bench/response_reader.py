@@ -13,14 +13,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-LONGEST_LINE = (
-    256 << 10
-)  # bytes of a server-sent event; a worker has a thousand connections, and holds one of each
+# bytes of a server-sent event; a worker has a thousand connections, and holds one of each
+LONGEST_LINE = 256 << 10
+# what msgspec raises for hostile bytes
 NOT_JSON = (
     msgspec.DecodeError,
     UnicodeDecodeError,
     RecursionError,
-)  # what msgspec raises for hostile bytes
+)
 # what tells a clamped answer from one that ended by itself
 OWN_LIMIT = "the server ran into a limit of its own"
 _QUOTED = 200  # bytes of what is wrong that a message shows
@@ -106,9 +106,8 @@ class StreamReader:
         self.fault: tuple[str, str] | None = None
         self.ended = False
         self.finished = self.limited = 0
-        self._rest = (
-            bytearray()
-        )  # of a line that goes on: what comes is put behind it, and nothing copied
+        # of a line that goes on: what comes is put behind it, and nothing copied
+        self._rest = bytearray()
 
     def feed(self, data: bytes, now: float) -> None:
         if (
@@ -244,9 +243,8 @@ def judge(
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    ended_itself = (
-        answer.reason == "stop" and asked_output == -1
-    )  # at once, say: its end token is all that it has
+    # at once, say: its end token is all that it has
+    ended_itself = answer.reason == "stop" and asked_output == -1
     if output and not answer.times and not ended_itself:
         return "usage", f"no event with output, but a usage of {output} tokens"
     if usage.total_tokens is not None and usage.total_tokens != prompt + output:

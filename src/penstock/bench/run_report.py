@@ -81,10 +81,11 @@ def costs(record: Record) -> list[str]:
     )
     if whole is None:
         return []
+    # of a lower bound of a rate comes an upper one of a cost
     rates, least = (
         whole.figures,
         cut_off(whole),
-    )  # of a lower bound of a rate comes an upper one of a cost
+    )
     if rates.request_rate is None or rates.output_rate is None or rates.total_rate is None:
         return []
     if gpu is not None and gpu.count > 1:

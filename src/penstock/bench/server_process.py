@@ -22,10 +22,11 @@ from penstock.children.spawn import how_ended
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
+# seconds until it serves; between two questions whether it does
 LOAD_PATIENCE, BETWEEN = (
     600.0,
     0.1,
-)  # seconds until it serves; between two questions whether it does
+)
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
 LONGEST_BODY = 16 << 20  # bytes of what a server says of itself
@@ -121,9 +122,8 @@ class ServerProcess:
     def get(self, path: str) -> str:
         """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't
         answered with 200, in UTF-8 and LONGEST_BODY."""
-        straight = urllib.request.build_opener(
-            urllib.request.ProxyHandler({})
-        )  # whatever proxy the machine has
+        # whatever proxy the machine has
+        straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with straight.open(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
             body: bytes = answer.read(LONGEST_BODY + 1)
         if len(body) > LONGEST_BODY:

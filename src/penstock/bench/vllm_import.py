@@ -70,9 +70,8 @@ class VllmResult(msgspec.Struct):
     ttfts: list[Seconds]
     itls: list[list[Seconds]]
     errors: list[Any]
-    start_times: list[
-        Seconds
-    ] = []  # 0: never sent; old files have none, and everything at once needs none
+    # 0: never sent; old files have none, and everything at once needs none
+    start_times: list[Seconds] = []
     queue_times: list[float] | None = None  # that its client held requests back, where it tells
     request_rate: Annotated[float, msgspec.Meta(gt=0, lt=1e9)] | Literal["inf"] = "inf"
     max_concurrency: Annotated[int, msgspec.Meta(gt=0, lt=10**9)] | None = None

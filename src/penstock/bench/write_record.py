@@ -43,6 +43,7 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
+# files that a record holds
 CONFIGURATIONS = (
     ".json",
     ".yaml",
@@ -52,14 +53,13 @@ CONFIGURATIONS = (
     ".ini",
     ".cfg",
     ".conf",
-)  # files that a record holds
+)
 LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of one, and of a line
 HOUSE = Path(__file__).parent.parent  # the package
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
-_FOLDERS = re.compile(
-    r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+"""
-)  # of a path from the root; a URL's are none
+# of a path from the root; a URL's are none
+_FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")
 
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
@@ -142,9 +142,8 @@ def _engine(run: RunSpec) -> EngineInfo:
         name, command = subject.engine, f"found running at {subject.url}"
     else:
         name = peer.name
-        here = (
-            subject.name if Path(subject.model).exists() else subject.model
-        )  # whose folders are nobody's business
+        # whose folders are nobody's business
+        here = subject.name if Path(subject.model).exists() else subject.model
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
     return EngineInfo(

@@ -47,11 +47,12 @@ from penstock.quant.scheme import PLAIN
 from penstock.status_line import Bar
 
 KEPT = 256  # likeliest tokens of a position
+# of the sample: texts, tokens of an answer and of a text at most
 TEXTS, ANSWER, LONGEST = (
     32,
     128,
     1024,
-)  # of the sample: texts, tokens of an answer and of a text at most
+)
 OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
 SLICE = 128  # positions whose logits exist at once
 REFERENCE = "reference.npz"
@@ -179,9 +180,8 @@ def draw_texts(
 
     more: so many other texts than these: of prompts that are not among them, where there are any,
     and drawn."""
-    config = asked.source_config(
-        str(folder), **UNBUILT, max_num_seqs=more or TEXTS
-    )  # fewer graphs, a shorter start
+    # fewer graphs, a shorter start
+    config = asked.source_config(str(folder), **UNBUILT, max_num_seqs=more or TEXTS)
     first = read_model_config(folder).bos_id
     texts: list[list[int]] = []
     with OpenModel(config, folder) as model:
@@ -338,14 +338,12 @@ def _compare(
         mine = logprobs.gather(1, ids.long())
         rest = _others(logprobs, ids)
         kl = (theirs.exp() * (theirs - mine)).sum(-1)
-        whole = torch.isfinite(others) & torch.isfinite(
-            rest
-        )  # a vocabulary of KEPT tokens has no others
+        # a vocabulary of KEPT tokens has no others
+        whole = torch.isfinite(others) & torch.isfinite(rest)
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
-        sames.append(
-            (mine[:, 0] >= logprobs.amax(-1)).cpu()
-        )  # bf16 has ties: as likely as any is the same
+        # bf16 has ties: as likely as any is the same
+        sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())
     order = torch.cat(places).argsort()
     return torch.cat(kls)[order], torch.cat(sames)[order]
 

@@ -26,12 +26,13 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.load import find_adapter
 from penstock.weights.write_quantized import write_merged, write_quantized
 
+# another disk, or one without links
 _NO_LINK = (
     errno.EXDEV,
     errno.EPERM,
     errno.EMLINK,
     errno.EOPNOTSUPP,
-)  # another disk, or one without links
+)
 
 
 def make_weights(

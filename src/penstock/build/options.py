@@ -17,6 +17,7 @@ KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
 USUAL_SHAPE = "256x256:128"
+# what --retune leaves as it is
 OF_NUMBERS = (
     "quantization",
     "kv_cache_dtype",
@@ -26,7 +27,7 @@ OF_NUMBERS = (
     "max_kl",
     "revision",
     "lora",
-)  # what --retune leaves as it is
+)
 
 
 class WorkShape(msgspec.Struct, frozen=True):

@@ -56,17 +56,17 @@ from penstock.status_line import duration, size_of
 from penstock.text.tokenizer import Tokenizer
 
 Defaults = Mapping[str, float | int]
-Rows = tuple[
-    int, Callable[[Defaults], Iterator[WorkRow]]
-]  # how many; the model's sampling defaults -> the rows
+# how many; the model's sampling defaults -> the rows
+Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]
 ReadRows = Callable[[Path], Rows]  # a file, every row of which is checked
+# nats a token, mean
 USUAL_KL = {
     "fp8": 0.02,
     "int8": 0.02,
     "int4": 0.15,
     "nvfp4": 0.15,
     "none": 0.02,
-}  # nats a token, mean
+}
 STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
 
@@ -104,9 +104,8 @@ class _Build:
         """Runs what is left of a build."""
         rows = None
         if self._options.workload is not None and self._state.known("work") is None:
-            rows = self._read_rows(
-                Path(self._options.workload)
-            )  # before anything long: broken rows are told by number
+            # before anything long: broken rows are told by number
+            rows = self._read_rows(Path(self._options.workload))
         source = msgspec.convert(self._stage("fetch", self._fetch), SourceModel)
         check_unchanged(source)
         if self._state.known("weights") is None:

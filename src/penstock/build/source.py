@@ -73,9 +73,8 @@ def fetch(options: BuildOptions) -> SourceModel:
         )
     quantized = read_model_config(folder).quantization
     shards = {entry.shard for entry in read_entries(folder).values()}
-    hub = (
-        folder.parent.name == "snapshots"
-    )  # where the hub's client keeps a revision under its commit's name
+    # where the hub's client keeps a revision under its commit's name
+    hub = folder.parent.name == "snapshots"
     with ThreadPoolExecutor(thread_name_prefix="penstock-sums") as pool:
         sums = dict(
             zip(_names(folder), pool.map(lambda n: _sum(folder / n), _names(folder)), strict=True)

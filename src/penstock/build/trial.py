@@ -65,9 +65,8 @@ class OpenModel:
         told: dict[str, Any] = {
             name: getattr(place, name) for name, place in self.config.places().items()
         }
-        engine = engine_over(
-            self.runner, Config.of(**{**told, **(knobs or {})})
-        )  # its model, and kernels, are open
+        # its model, and kernels, are open
+        engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))
         return _sum([_timed(engine, self.runner, work) for work in works])
 
     def look(self, work: WorkSample) -> WorkSample:

@@ -37,15 +37,15 @@ from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
+# of the time: kernels, the steps' table, the last comparison
 KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (
     0.2,
     0.1,
     0.2,
-)  # of the time: kernels, the steps' table, the last comparison
+)
 RUNS = 16  # of the work in a round of all choices, about: what runs are cut to the time by
-SCHEDULING = frozenset(
-    {"max_num_batched_tokens", "steps_ahead", "prefix_groups"}
-)  # may differ over one open model
+# may differ over one open model
+SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
 
 
 Run = Callable[[Sequence[WorkSample]], Timing]

@@ -19,9 +19,8 @@ from penstock.errors import EngineError
 
 ARRAY = 1  # the extension's code
 LONGEST_WHY = 200  # characters of why bytes cannot be read
-_HEAD = struct.Struct(
-    "<cBHiii"
-)  # the dtype's character, dimensions' count, two bytes' room, three dimensions
+# the dtype's character, dimensions' count, two bytes' room, three dimensions
+_HEAD = struct.Struct("<cBHiii")
 Word = TypeVar("Word")
 
 

@@ -84,9 +84,8 @@ class LossyFile(io.FileIO):
         data = b"\n" * self._torn + bytes(data)
         why: str | None = "no room"
         try:
-            written = (
-                super().write(data) or 0
-            )  # None: a pipe that is full, and that nobody waits for
+            # None: a pipe that is full, and that nobody waits for
+            written = super().write(data) or 0
         except OSError as error:
             written, why = 0, error.strerror
         if written:

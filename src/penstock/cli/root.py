@@ -21,12 +21,10 @@ from penstock.cli.exit_codes import misread
 
 HERE = Path(__file__).parent
 ENGINE = (HERE / "commands.py").is_file()  # whether the engine's commands are installed
-CLIENT = (
-    HERE / "client.txt"
-).is_file()  # whether penstock-client is: its wheel alone has this file
-MISREAD: type[Exception] = typer.BadParameter.__bases__[
-    0
-]  # the parser's UsageError, whose module moved with typer's
+# whether penstock-client is: its wheel alone has this file
+CLIENT = (HERE / "client.txt").is_file()
+# the parser's UsageError, whose module moved with typer's
+MISREAD: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
     name="penstock",

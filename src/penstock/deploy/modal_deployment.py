@@ -21,9 +21,8 @@ LONGEST_GRACE = 3600  # Modal's bound of exit_grace_period, seconds
 GRACE_OVER_DRAIN = 30  # seconds from the end of the drain to Modal's kill
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GPU = re.compile(r"[A-Za-z][A-Za-z0-9-]*!?(?::([1-8]))?")
-_HUB_ID = re.compile(
-    r"\w[\w.-]*/\w[\w.-]*"
-)  # with - before it, it would be an option of our own commands
+# with - before it, it would be an option of our own commands
+_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*:[1-9]\d*")
 _SERVED_ONLY = ("data_parallel_size",)  # knobs that no artifact keeps
 

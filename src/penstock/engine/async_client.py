@@ -99,9 +99,8 @@ class AsyncClient:
         """on_stats: takes each stats that come, and how many of our requests are in them."""
         self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
-        self._progress = (
-            time.monotonic()
-        )  # when a step was last heard of, or work began where there was none
+        # when a step was last heard of, or work began where there was none
+        self._progress = time.monotonic()
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
         self._changing = False  # something is done between steps
@@ -216,9 +215,8 @@ class AsyncClient:
         if self._closing:
             return
         self._closing = True
-        patience = (
-            END_PATIENCE if self._dead is None else HURRIED
-        )  # what failed has nothing to bring to an end
+        # what failed has nothing to bring to an end
+        patience = END_PATIENCE if self._dead is None else HURRIED
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
             self._end.send_down(Close())
@@ -329,9 +327,8 @@ class AsyncClient:
             return
         for place, part in enumerate(word.deltas.in_parts(PART)):
             if place:
-                await asyncio.sleep(
-                    0
-                )  # the loop turns: a large message takes longer than others' streams can wait
+                # the loop turns: a large message takes longer than others' streams can wait
+                await asyncio.sleep(0)
             self._deltas(part)
 
     def _deltas(self, news: Deltas) -> None:

@@ -100,9 +100,8 @@ class EngineEnd:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        self._clients: dict[
-            zmq.Socket[bytes], int
-        ] = {}  # by socket, and by the monitor that tells of its end
+        # by socket, and by the monitor that tells of its end
+        self._clients: dict[zmq.Socket[bytes], int] = {}
         self.owners = ClientIds(len(addresses))
         self._heard = [0] * len(addresses)  # requests, a client
         for client, address in enumerate(addresses):

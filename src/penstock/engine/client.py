@@ -57,9 +57,8 @@ class PendingRequest:
     stream: bool
     stops: StopStrings | None
     remaining: int
-    samples: dict[int, SampleDecoder] = field(
-        default_factory=dict
-    )  # those that have had news before their end
+    # those that have had news before their end
+    samples: dict[int, SampleDecoder] = field(default_factory=dict)
     over: set[int] = field(default_factory=set)  # samples that have ended
     group_stop: GroupStop | None = None
     begins: bool = True  # whether the samples' text does, or goes on behind the prompt's
@@ -209,9 +208,8 @@ class Client:
             except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
                 self._fault(news.request, error)
         out: list[Delta] = []
-        late: list[
-            tuple[Delta, PendingRequest]
-        ] = []  # whole samples without stop strings: decoded together
+        # whole samples without stop strings: decoded together
+        late: list[tuple[Delta, PendingRequest]] = []
         # Whole columns become lists at once: taking numbers out of arrays one by one was a third of
         # this loop.
         columns = up.request.tolist(), up.sample.tolist(), up.finish.tolist(), up.stop_id.tolist()
@@ -279,9 +277,8 @@ class Client:
         return delta
 
     def _finish(self, asked: PendingRequest, delta: Delta, finish: int, stop_id: int) -> None:
-        stopped = (
-            delta.stop_reason is not None
-        )  # by a stop string, which the engine doesn't know of
+        # by a stop string, which the engine doesn't know of
+        stopped = delta.stop_reason is not None
         if stopped:
             delta.finish_reason = "stop"
             if finish == GOES_ON:

@@ -73,9 +73,8 @@ async def launch(
 def addresses(clients: int) -> Iterator[list[str]]:
     """An address a client. Inside, both ends of each must come to hold it; afterwards nobody else
     can join."""
-    folder = Path(
-        tempfile.mkdtemp(prefix="penstock-")
-    )  # readable by this user alone, and so are the sockets in it
+    # readable by this user alone, and so are the sockets in it
+    folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
         yield [f"ipc://{folder / f'client{client}'}" for client in range(clients)]
     finally:
@@ -102,9 +101,8 @@ async def start(
         raise could_not_start("the engine's process", error) from error
     # The line on standard input, which stays open: its end would be the engine's.
     assert process.stdin is not None
-    knobs = {
-        name: value for name, value in config.told().items() if name != "data_parallel_size"
-    }  # it is one of them
+    # it is one of them
+    knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}
     said = {
         "addresses": list(addresses),
         "knobs": knobs,

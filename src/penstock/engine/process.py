@@ -111,9 +111,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
     engine.runner.watch(goes_on)
     compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
-    later: list[
-        Heard
-    ] = []  # while something is to be done between steps, or it sleeps: what came for requests
+    # while something is to be done between steps, or it sleeps: what came for requests
+    later: list[Heard] = []
     while True:
         refused: list[Refused] = []
         words = later if later and not controls.defers else []

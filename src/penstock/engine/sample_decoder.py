@@ -34,10 +34,11 @@ class SampleDecoder:
         from penstock.text.stop_strings import StopChecker
 
         self.params, self.stops, self.tokenizer, self.stream = params, stops, tokenizer, stream
+        # its text is made
         self._how = {
             "skip_special_tokens": params.skip_special_tokens,
             "begins": begins,
-        }  # its text is made
+        }
         self.ids: list[int] = []
         self.scores: list[LazyLogprobs] = []
         spoken = tokenizer is not None and params.detokenize
@@ -100,9 +101,8 @@ class SampleDecoder:
                 and (run := self._detokenizer.held_run())
                 and self._checker.would_stop(new + run)
             ):
-                new += (
-                    self._detokenizer.flush()
-                )  # no further token is waited for, as no whole sample waits for one
+                # no further token is waited for, as no whole sample waits for one
+                new += self._detokenizer.flush()
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()
             emitted, stop = self._checker.push(new, armed=armed)
@@ -121,9 +121,8 @@ class SampleDecoder:
         shown = self.ids[:-1] if self._hides_last(finish) else self.ids
         read = self.tokenizer.settled if finish == GOES_ON else self.tokenizer.decode
         delta.text = read(shown, **self._how)
-        barred = (
-            self.params.min_tokens
-        )  # as an end id, a stop string ends no sample within its first min_tokens tokens
+        # as an end id, a stop string ends no sample within its first min_tokens tokens
+        barred = self.params.min_tokens
         if self.stops is None or len(self.ids) <= barred:
             return
         seen = len(self.tokenizer.settled(self.ids[:barred], **self._how)) if barred else 0

@@ -21,9 +21,8 @@ class Watchdog:
 
     def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
         self._timeout = step_timeout
-        self._again = min(
-            1.0, step_timeout / 20
-        )  # it is set no more often than that: it starts a thread, 50 us
+        # it is set no more often than that: it starts a thread, 50 us
+        self._again = min(1.0, step_timeout / 20)
         self._set: float | None = None  # when it was
 
     def began(self) -> None:

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import torch
 
+# proc_stat(5), cgroup v2's cpu controller
 STAT, QUOTA = (
     Path("/proc/stat"),
     Path("/sys/fs/cgroup/cpu.max"),
-)  # proc_stat(5), cgroup v2's cpu controller
+)
+# seconds that are looked at, and how often where cores are busy: a start nearby is short
 WINDOW, WINDOWS = (
     0.05,
     20,
-)  # seconds that are looked at, and how often where cores are busy: a start nearby is short
+)
 IDLE = (3, 4)  # of a core's times in /proc/stat: idle, and waiting for a disk
 
 Times = dict[int, tuple[int, int]]  # of a core: clock ticks in which it was idle, and all

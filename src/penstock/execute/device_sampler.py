@@ -29,9 +29,8 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 Int32 = NDArray[np.int32]
-BIAS_POOL = (
-    1 << 18
-)  # biases of all rows that graphs know the place of; more of them move to a larger pool
+# biases of all rows that graphs know the place of; more of them move to a larger pool
+BIAS_POOL = 1 << 18
 
 
 class DeviceSampler:
@@ -58,9 +57,8 @@ class DeviceSampler:
         # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it
         # never moves.
         self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
-        self.forced = torch.full(
-            (capacity,), -1, dtype=torch.int32, device=device
-        )  # a query's token; -1: it is drawn
+        # a query's token; -1: it is drawn
+        self.forced = torch.full((capacity,), -1, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)

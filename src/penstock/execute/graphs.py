@@ -34,21 +34,18 @@ CAPTURE_SECONDS = 6.0
 SPARE_BYTES = 1 << 30  # that a capture at work leaves free, beside what the largest step takes
 
 Forward = Callable[[int, bool], Tensor]  # size, with prefix groups -> hidden states
-Draw = Callable[
-    [int, Tensor, bool, bool], None
-]  # size, hidden states, of all that rows may ask, with forced tokens
+# size, hidden states, of all that rows may ask, with forced tokens
+Draw = Callable[[int, Tensor, bool, bool], None]
 
 
 @dataclass(slots=True)
 class Captured:
     """The graphs of one size."""
 
-    forward: dict[bool, torch.cuda.CUDAGraph] = field(
-        default_factory=dict
-    )  # with prefix groups or without
-    draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(
-        default_factory=dict
-    )  # as Draw's two last
+    # with prefix groups or without
+    forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)
+    # as Draw's two last
+    draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(default_factory=dict)
     whole: torch.cuda.CUDAGraph | None = None  # forward of rows that stand alone, and plain draw
 
 
@@ -59,15 +56,13 @@ class Graphs:
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
-        self.beside: dict[
-            tuple[int, int, bool], torch.cuda.CUDAGraph
-        ] = {}  # of rows and chunks: forward
+        # of rows and chunks: forward
+        self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
         self._full = False
         self._sizes: list[int] = []  # in order
-        self._later: frozenset[int] = (
-            frozenset()
-        )  # of these, those that are captured as soon as they come
+        # of these, those that are captured as soon as they come
+        self._later: frozenset[int] = frozenset()
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
 

@@ -139,9 +139,8 @@ def open_share(
             load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed
         )
     if layout.size > 1:
-        agree(
-            sized
-        )  # all have come so far, and nobody is waited for while another compiles or captures
+        # all have come so far, and nobody is waited for while another compiles or captures
+        agree(sized)
     return runner
 
 

@@ -34,9 +34,8 @@ class StagedChunks:
     inputs: PrefillInputs
     states: Tensor | None  # [chunks] int64: slots of recurrent state; None: layers have none
     tags: Tensor | None  # [tokens] int32, where the model reads them
-    embeds: (
-        tuple[Tensor, Tensor] | None
-    )  # indices into the step's tokens [k] int64, rows [k, hidden] float32
+    # indices into the step's tokens [k] int64, rows [k, hidden] float32
+    embeds: tuple[Tensor, Tensor] | None
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:

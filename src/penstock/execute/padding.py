@@ -22,13 +22,14 @@ WHOLE_ROWS = 4
 BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 BESIDE_CHUNKS = 16  # at most of them; chunk_capacity's least
+# tokens of a step of one row and a prompt's chunk that is captured at the start
 CHUNK_GRAPHS = (
     32,
     64,
     128,
     256,
     512,
-)  # tokens of a step of one row and a prompt's chunk that is captured at the start
+)
 
 
 def padded(rows: int) -> int:
@@ -116,9 +117,8 @@ class StepSizes:
     """What a step of so many rows, groups, chunks and tokens runs as."""
 
     rows: Callable[[int], int]
-    groups: Callable[
-        [int, int], int
-    ]  # the rows' size, groups -> places for groups; those past them go alone
+    # the rows' size, groups -> places for groups; those past them go alone
+    groups: Callable[[int, int], int]
     chunks: Callable[[int], int]
     beside: Callable[[int, int], BesideSizes]  # rows, tokens of chunks
 

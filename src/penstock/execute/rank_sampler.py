@@ -4,9 +4,11 @@ get the same ones.
     every row             the column's own draw from what this rank has; 12 bytes a row go round
     (its top, then the
                           winner's score and id)
-    rows with filters     reference/sampling/rank_filters.py    | the rows of a step that ask, whose numbers
+    rows with filters     reference/sampling/rank_filters.py    | the rows of a step that ask, whose
+    numbers
     the host knows: no
-    rows with logprobs    reference/sampling/logprobs.py        | graph holds these, and nobody waits for the
+    rows with logprobs    reference/sampling/logprobs.py        | graph holds these, and nobody
+    waits for the
     device
 
 It knows rows, columns and what ranks exchange; no head, no plans.

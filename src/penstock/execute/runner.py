@@ -87,9 +87,8 @@ class TorchRunner:
         self.sampling_defaults = sampling_defaults
         self.model_sizes = ModelSizes.of(model)
         kind = next((kind for kind in model.kinds if kind.window is None), next(iter(model.kinds)))
-        read = model.kv_share / (
-            1 if kind.latent is None else 2
-        )  # a latent vector is key and value at once
+        # a latent vector is key and value at once
+        read = model.kv_share / (1 if kind.latent is None else 2)
         times = prefix_cost_times(
             ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read
         )
@@ -266,9 +265,8 @@ class TorchRunner:
 
     def _rest(self, level: int) -> None:
         if self._model.device.type == "cuda":
-            torch.cuda.synchronize(
-                self._model.device
-            )  # the last steps are done, whoever has read them
+            # the last steps are done, whoever has read them
+            torch.cuda.synchronize(self._model.device)
         self._state, self._kv_sleeps = None, True
         if self._resting is None:
             self._resting = RestingWeights(self._model, level)

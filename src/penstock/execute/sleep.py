@@ -90,9 +90,8 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
         if isinstance(part, (list, dict)):
             part[name] = other
         else:
-            object.__setattr__(
-                part, name, other
-            )  # many are frozen: they were, for as long as they had numbers
+            # many are frozen: they were, for as long as they had numbers
+            object.__setattr__(part, name, other)
     return twin
 
 

@@ -66,9 +66,8 @@ class Staging:
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
-        self._now: dict[
-            str, tuple[Int32, int, int]
-        ] = {}  # what write() was given since begin(): values, fill, size
+        # what write() was given since begin(): values, fill, size
+        self._now: dict[str, tuple[Int32, int, int]] = {}
         self._sent: dict[str, tuple[Int32, int, int]] = {}  # what the device holds of it
 
     def begin(self) -> None:

@@ -32,10 +32,11 @@ MUCH = (
 FEW = 64  # tokens before rows that prompts stand beside
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
+# tokens either way, before so many rows
 _SPREAD, _SPREAD_ROWS = (
     512,
     (16, 128, 256, 512, 1024, 4096),
-)  # tokens either way, before so many rows
+)
 
 
 class TimedStep(NamedTuple):
@@ -232,9 +233,8 @@ class _Plans:
             )
         self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
-        self._chunked = (
-            1 + self._groups * self._prefix + step.rows * self._own
-        )  # the first block of chunks
+        # the first block of chunks
+        self._chunked = 1 + self._groups * self._prefix + step.rows * self._own
         self._tokens = np.random.default_rng(0).integers(
             runner.vocab_size, size=step.prompt_tokens, dtype=np.int32
         )

@@ -22,6 +22,5 @@ def _retain_context() -> None:
         return  # no driver
     gpu, context = ctypes.c_int(), ctypes.c_void_p()
     if driver.cuInit(0) == 0 and driver.cuDeviceGet(ctypes.byref(gpu), 0) == 0:
-        driver.cuDevicePrimaryCtxRetain(
-            ctypes.byref(context), gpu
-        )  # the one that torch uses; kept to the end
+        # the one that torch uses; kept to the end
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu)

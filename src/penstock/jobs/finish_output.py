@@ -22,12 +22,13 @@ from penstock.disk import write_whole
 from penstock.errors import JournalError
 from penstock.journal import journal_of
 
+# a carried column's values, where all are of one; else they are JSON, as text
 _PLAIN = (
     str,
     int,
     float,
     bool,
-)  # a carried column's values, where all are of one; else they are JSON, as text
+)
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
@@ -143,9 +144,8 @@ def _json(value: Any) -> str | None:
 
 
 def _text(key: str | int) -> str:
-    return (
-        str(key).encode("utf-8", "backslashreplace").decode()
-    )  # half a surrogate pair has no place there
+    # half a surrogate pair has no place there
+    return str(key).encode("utf-8", "backslashreplace").decode()
 
 
 def _rows(ledger: Path) -> Iterator[dict[str, Any]]:

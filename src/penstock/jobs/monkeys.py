@@ -379,9 +379,8 @@ def _prompts(
 def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
     output = finished.output
     assert output is not None
-    answer = (
-        None if output.finish_reason == "abort" else find_answer(output.text)
-    )  # what was cut has given none
+    # what was cut has given none
+    answer = None if output.finish_reason == "abort" else find_answer(output.text)
     row = {
         "problem": problem.index,
         "sample": output.index,

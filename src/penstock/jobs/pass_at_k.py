@@ -53,9 +53,10 @@ def coverage(
     """samples, right: of each problem, how many were drawn and how many are right. One problem at
     least."""
     ks = list(ks)
+    # [problems, k]
     estimates = np.array(
         [[pass_at_k(n, c, k) for k in ks] for n, c in zip(samples, right, strict=True)]
-    )  # [problems, k]
+    )
     low, high = _interval(estimates, seed)
     return [
         Coverage(k, float(v), float(a), float(b))
@@ -74,10 +75,11 @@ def _interval(
         rows = min(CHUNK, BOOTSTRAPS - start)
         weights = draw.standard_gamma(counts, (rows, len(counts)))
         another = draw.standard_gamma(1, (rows, 1))
+        # [rows, 1], [rows, k]
         total, solved = (
             weights.sum(1, keepdims=True) + another,
             weights @ distinct,
-        )  # [rows, 1], [rows, k]
+        )
         lows.append(solved / total)
         highs.append((solved + another) / total)
     low = np.percentile(np.concatenate(lows), 2.5, axis=0)

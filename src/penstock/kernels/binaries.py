@@ -26,13 +26,11 @@ class Binaries:
     """One a process, as the compiler's memory of kernels is. Names are appended by any thread,
     which needs no lock."""
 
-    folders: list[Path] = field(
-        default_factory=list
-    )  # artifacts': looked into before the compiler's own cache
+    # artifacts': looked into before the compiler's own cache
+    folders: list[Path] = field(default_factory=list)
     into: Path | None = None  # a build's: what is compiled or found is written there, too
-    sealed: list[Path] = field(
-        default_factory=list
-    )  # artifacts of the engines that refuse to compile
+    # artifacts of the engines that refuse to compile
+    sealed: list[Path] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
 

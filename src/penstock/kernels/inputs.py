@@ -144,9 +144,8 @@ class StepInputs:
     alone: DecodeInputs | None = (
         None  # the same rows without prefix groups, for windows; None: `decode` has none
     )
-    plans: dict[AttentionKind, Any] = field(
-        default_factory=dict
-    )  # what `ops.plan` worked out, once a step
+    # what `ops.plan` worked out, once a step
+    plans: dict[AttentionKind, Any] = field(default_factory=dict)
     by_layer: list[StepInputs] | None = (
         None  # the step as each layer sees it, where they keep K and V in other blocks
     )

@@ -27,9 +27,8 @@ from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
 TURNED = 8  # tokens whose V lies beside each other, where it is in eight bits
-LEAST_KV_SCALE = (
-    2.0**-40
-)  # that a scale may be: kernels mask scores by a large number, which is scaled too
+# that a scale may be: kernels mask scores by a large number, which is scaled too
+LEAST_KV_SCALE = 2.0**-40
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +112,8 @@ class LayerKv:
     # them
     storage: Tensor
     scales: Tensor | None = None  # [2, kv_heads] float32: KvForm's
-    arrived: Tensor = field(
-        init=False
-    )  # [kv_heads] int32, zeros between launches: programs that share a row meet here
+    # [kv_heads] int32, zeros between launches: programs that share a row meet here
+    arrived: Tensor = field(init=False)
 
     def __post_init__(self) -> None:
         self.arrived = torch.zeros(self.kv_heads, dtype=torch.int32, device=self.keys.device)

@@ -200,9 +200,8 @@ class OneRowOps:
 
     # x, residual [1, d], norm's weight, eps, qkv's weight, bias, cos_sin, inputs, kv, H, Hkv, D;
     # weight and KV plain
-    norm_qkv: Callable[
-        ..., tuple[Tensor, Tensor]
-    ]  # -> q [1, H, D], rotated, k and v stored; the next residual
+    # -> q [1, H, D], rotated, k and v stored; the next residual
+    norm_qkv: Callable[..., tuple[Tensor, Tensor]]
     # the product of qkv [1, (H + 2 Hkv) * D], cos_sin, kv, inputs, the attention's kind, its sinks
     # [H] or None, the form that is wanted of the answer, which is wide where it can't be
     rotate_and_attend: Callable[..., Rows]  # k and v stored -> [1, H * D]
@@ -216,12 +215,10 @@ class Ops:
     doctor."""
 
     dtype: torch.dtype  # of a model's rows
-    prepare_linear: Callable[
-        [Tensor], Any
-    ]  # weight [out, in] -> what `linear` takes; once, at load
-    linear: Callable[
-        [Tensor, Any, Tensor | None], Tensor
-    ]  # x [T, in], prepared weight, bias [out] | None -> [T, out]
+    # weight [out, in] -> what `linear` takes; once, at load
+    prepare_linear: Callable[[Tensor], Any]
+    # x [T, in], prepared weight, bias [out] | None -> [T, out]
+    linear: Callable[[Tensor, Any, Tensor | None], Tensor]
     # x [T, in], prepared weight [2F, in] (the gate's rows first), "silu" or "gelu_tanh" ->
     # act(gate) * up [T, F], rounded once; None where `linear` and the gate one after the other are
     # as fast
@@ -257,16 +254,14 @@ class Ops:
     # dtype
     plan: Callable[[StepInputs, AttentionKind, Tensor, torch.dtype], Any]
     rotary_and_store: RotaryAndStore
-    silu_mul: Callable[
-        [Tensor, Form], Rows
-    ]  # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
+    # gate_up [T, 2F] (gate first; may be overwritten), form -> [T, F]
+    silu_mul: Callable[[Tensor, Form], Rows]
     gelu_mul: Callable[[Tensor, Form], Rows]  # the same with tanh's GELU
     # x [T, F], gate [T, F], whose rows may stand apart, form -> x * sigmoid(gate), rounded once
     sigmoid_mul: Callable[[Tensor, Tensor, Form], Rows]
     relu2: Callable[[Tensor, Form], Rows]  # x [T, F], form -> max(x, 0) squared, rounded once
-    prepare_experts: Callable[
-        [Experts], Any
-    ]  # a layer's experts -> what `experts` takes; once, at load
+    # a layer's experts -> what `experts` takes; once, at load
+    prepare_experts: Callable[[Experts], Any]
     # x [T, d], the router's scores [T, E], prepared experts -> [T, d]: each token through the k
     # that the routing chooses (of equals the lower number), by the weights that it gives them,
     # added up in float32
@@ -284,22 +279,19 @@ class Ops:
     # out [T, d], made [T, d], x [T, d], gate [1, d] or None, scale -> out + scale * made *
     # sigmoid(x . gate), in out
     add_opened: Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
-    softcap: Callable[
-        [Tensor, float], Tensor
-    ]  # logits (may be overwritten), cap -> cap * tanh(logits / cap)
+    # logits (may be overwritten), cap -> cap * tanh(logits / cap)
+    softcap: Callable[[Tensor, float], Tensor]
     # ids [T], table [rows, d], the token of its first row -> [T, d], 0 where a token is not in it.
     # None: all are
     embed: Callable[..., Tensor]
     copy_blocks: Callable[[list[Tensor], Tensor, Tensor], None]  # storages of KV, src [c], dst [c]
-    sample: Callable[
-        [Tensor, SamplerInputs], Tensor
-    ]  # logits [n, vocabulary] -> tokens [n] int32; reference/sampling/sample.py
+    # logits [n, vocabulary] -> tokens [n] int32; reference/sampling/sample.py
+    sample: Callable[[Tensor, SamplerInputs], Tensor]
     token_logprobs: TokenLogprobs
     # These three change float32 logits in place, in some rows: reference/sampling/penalties.py.
     apply_bias: Callable[[Tensor, Tensor, Tensor, Tensor], None]  # logits, rows, ids, values [m]
-    bar_ids: Callable[
-        [Tensor, Tensor, Tensor, Tensor], None
-    ]  # logits, rows [m], ids [m, j], active [m]
+    # logits, rows [m], ids [m, j], active [m]
+    bar_ids: Callable[[Tensor, Tensor, Tensor, Tensor], None]
     apply_penalties: Callable[..., None]
     one_row: OneRowOps | None = None
     binaries: Binaries | None = None  # of this process, where kernels are compiled
@@ -317,9 +309,8 @@ class RowOps:
     grow: Callable[..., None]  # new blocks [m, 3], rows
     # row_ids, queries, rows: a query whose draft is FROM_DEVICE gets its row's own, rows.drafts
     take_drafts: Callable[..., None]
-    prepare: Callable[
-        ..., None
-    ]  # row_ids, queries, rows, slot_token, dump block, -> token_ids, positions, slots
+    # row_ids, queries, rows, slot_token, dump block, -> token_ids, positions, slots
+    prepare: Callable[..., None]
     advance: Callable[..., Tensor]  # row_ids, queries, drawn, rows, told -> told
     sample_scratch: Callable[..., Any]  # rows, vocabulary, device -> scratch of the three below
     # logits, row_ids, position, rows, slot_token, bias_ids, bias_values, masks, scratch, part

@@ -52,9 +52,8 @@ class RowState:
     ) -> None:
         self.device, self.max_model_len = device, max_model_len
         rows = max_rows + 1
-        starts = np.cumsum(
-            [0, *(-(-field.words * rows // 4) * 4 for field in FIELDS)]
-        ).tolist()  # 16 bytes apart
+        # 16 bytes apart
+        starts = np.cumsum([0, *(-(-field.words * rows // 4) * 4 for field in FIELDS)]).tolist()
         self.words = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self._columns: dict[str, Tensor] = {}
         base, stride = (

@@ -12,18 +12,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from penstock.errors import CheckpointError, UsageError
-from penstock.kernels.expert_matrix import FOURS, Gate
+from penstock.errors import CheckpointError
 from penstock.kernels.inputs import TILE, AttentionKind, VocabularyPart
 from penstock.kernels.layer_kv import KvForm
-from penstock.kernels.routing import Routing
 from penstock.kernels.state_forms import RecurrentForm, StatePart
 from penstock.layers.attention import Attention
 from penstock.layers.embedding import Embedding
 from penstock.layers.gate_form import GateForm
 from penstock.layers.linear import Linear
 from penstock.layers.mlp import Activation, Mlp, Relu2Mlp
-from penstock.layers.moe import Moe, SharedExpert, Stacked
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.layers.rope import lanes, rope_table
 from penstock.layers.rope_config import RopeConfig
@@ -32,8 +29,7 @@ from penstock.parallel.layout import ALONE, Layout
 from penstock.parallel.sharded_weight import Part, Weight
 from penstock.quant.choose import SchemeOf, all_plain
 from penstock.quant.gathered import Gathered
-from penstock.quant.scheme import PLAIN, ForExperts, Scheme
-from penstock.quant.whole_experts import down_of, gate_up_of
+from penstock.quant.scheme import Scheme
 
 SHOWN = 4  # names of an error
 
@@ -321,131 +317,9 @@ class Maker:
             up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, in_parts=in_parts)
         )
 
-    def moe(
-        self,
-        at: str,
-        hidden: int,
-        middle: int,
-        experts: int,
-        routing: Routing,
-        *,
-        router: str = "gate",
-        names: tuple[str, str, str] | None = None,
-        correction: Part | None = None,
-        shared: SharedExpert | None = None,
-        score_cap: float | None = None,
-        gate: Gate = "silu",
-        latent: tuple[str, int, str] | None = None,
-        answer_scale: str | None = None,
-    ) -> Moe:
-        """at: the name before `router`'s and `.experts`, of each of which every rank has a share.
-        names: of an expert's gate, up and down, where they aren't an MLP's.   correction: the
-        tensor of `Experts.correction`. score_cap: as in Moe.   gate: as Experts takes it.   latent:
-        behind at, the product ahead of experts that are so narrow, the width, and the product
-        behind them.   answer_scale: the name of Experts'."""
-        opened, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
-        each = [f"{at}.experts.{number}" for number in range(experts)]
-        shares, share = self.layout.share(middle, f"the inner size of {at}.experts")
-        first = [
-            f"{name}.{n}" for name in each for n in ((up,) if gate == "none" else (opened, up))
-        ]
-        around, width = None, hidden
-        if latent is not None:
-            width = latent[1]
-            around = (
-                self.linear(f"{at}.{latent[0]}", width, hidden),
-                self.linear(f"{at}.{latent[2]}", hidden, width),
-            )
-        gate_up = [Part(name, (middle, width), 0, shares, share) for name in first]
-        down = [Part(f"{name}.{down_of}", (width, middle), 1, shares, share) for name in each]
-        return Moe(
-            self.linear(f"{at}.{router}", experts, hidden),
-            self._stacked(gate_up, experts),
-            self._stacked(down, experts),
-            routing,
-            None if self.layout.size == 1 else self.layout,
-            correction=(
-                None
-                if correction is None
-                else Weight([correction], torch.float32, self.device, shape=(experts,))
-            ),
-            shared=shared,
-            score_cap=score_cap,
-            gate=gate,
-            latent=around,
-            answer_scale=(
-                None
-                if answer_scale is None
-                else Weight([Part(answer_scale, (experts,))], torch.float32, self.device)
-            ),
-        )
-
-    def shared_expert(
-        self,
-        at: str,
-        hidden: int,
-        middle: int,
-        *,
-        gate: str | None = None,
-        scale: float = 1.0,
-        fused: bool = False,
-        gated: bool = True,
-    ) -> SharedExpert:
-        """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has
-        them.   gate: the product whose sigmoid multiplies the answer, None: it has none.   scale:
-        of the answer.   gated: whether it is no `relu2_mlp`."""
-        opened = (
-            None
-            if gate is None
-            else Weight([Part(f"{gate}.weight", (1, hidden))], self.dtype, self.device)
-        )
-        if not gated:
-            return SharedExpert(self.relu2_mlp(at, hidden, middle, in_parts=True), opened, scale)
-        return SharedExpert(self.mlp(at, hidden, middle, fused=fused, in_parts=True), opened, scale)
-
-    def whole_moe(
-        self,
-        at: str,
-        hidden: int,
-        middle: int,
-        experts: int,
-        routing: Routing,
-        *,
-        clamp: tuple[float, float],
-        four: bool,
-    ) -> Moe:
-        """Makes experts that a checkpoint has in one tensor, with biases. at: the name before
-        `.router` and `.experts`. four: their numbers are in four bits."""
-        name = f"{at}.experts"
-        if self.scheme_of(name) is not PLAIN:
-            raise UsageError(
-                f"{name} are served as the checkpoint has them, in mxfp4 or wide: leave"
-                " --quantization out, or take such a checkpoint",
-                param="quantization",
-            )
-        cut = self.layout.near_share(
-            middle // FOURS, f"the inner size of {name} in groups of {FOURS}"
-        )
-        sizes = (name, experts, middle, hidden, cut, self.dtype, self.device)
-        router = self.linear(f"{at}.router", experts, hidden, bias=True)
-        summed = None if self.layout.size == 1 else self.layout
-        return Moe(
-            router,
-            gate_up_of(*sizes, four=four),
-            down_of(*sizes, four=four),
-            routing,
-            summed,
-            clamp,
-        )
-
     def _sinks(self, at: str, heads: int) -> Weight:
         part = Part(f"{at}.sinks", (heads,), 0, *self.layout.share(heads, f"heads of {at}"))
         return Weight([part], torch.float32, self.device)
-
-    def _stacked(self, parts: list[Part], experts: int) -> Stacked:
-        scheme = self._scheme(parts)
-        assert isinstance(scheme, ForExperts), "every scheme gives experts their numbers"
-        return Stacked(scheme.weights(parts, self.dtype, self.device), scheme, experts)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
         """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there
@@ -474,7 +348,7 @@ class Maker:
         self, parts: list[Part], bias: bool = False, summed: Layout | None = None
     ) -> Linear:
         """Fuses parts of a checkpoint's tensors, one below the other, as they are cut already."""
-        scheme = self._scheme(parts)
+        scheme = self.scheme_for(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
         if bias:
@@ -489,7 +363,7 @@ class Maker:
             added = Weight(rows, self.dtype, self.device)
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
-    def _scheme(self, parts: list[Part]) -> Scheme:
+    def scheme_for(self, parts: list[Part]) -> Scheme:
         """Returns the one scheme of matrices that are multiplied together."""
         schemes = {self.scheme_of(part.name) for part in parts}
         if len(schemes) > 1:

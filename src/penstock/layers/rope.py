@@ -14,9 +14,8 @@ from torch import Tensor
 
 from penstock.layers.rope_config import RopeConfig
 
-AT_ONCE = (
-    1 << 16
-)  # positions: what stands beside the table while it is filled is a few times their part of it
+# positions: what stands beside the table while it is filled is a few times their part of it
+AT_ONCE = 1 << 16
 
 
 def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.device) -> Tensor:

@@ -74,9 +74,8 @@ class LLM(BetweenCalls, LabelScorer):
             self._open_replicas()
         self._process = os.getpid()
         self._sandbox: Sandbox | None = None
-        self._turning = (
-            threading.Lock()
-        )  # held by the one generate, chat or stream that turns the engine
+        # held by the one generate, chat or stream that turns the engine
+        self._turning = threading.Lock()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
@@ -436,9 +435,8 @@ def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
-    import_module(
-        "torch"
-    )  # not before: an import leaves other threads no time, loading the model does
+    # not before: an import leaves other threads no time, loading the model does
+    import_module("torch")
     size = read_model_config(folder).vocab_size
     return Tokenizer.load(
         model.tokenizer_folder(folder), vocab_size=size, chat_template=model.chat_template

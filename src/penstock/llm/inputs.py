@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
-AnyPrompt = (
-    TextOrIds | dict[str, Any]
-)  # {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
+# {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
+AnyPrompt = TextOrIds | dict[str, Any]
 Message = dict[str, Any]
 
 

@@ -260,9 +260,8 @@ def _take(job: _Job, news: _News) -> Iterator[tuple[Delta, PendingRequest | None
     if news.error is None:
         return
     wanted = range(one.prompt.params.n) if one.prompt.samples is None else one.prompt.samples
-    left = replace(
-        one.prompt, samples=[sample for sample in wanted if sample not in done]
-    )  # what it had drawn stays
+    # what it had drawn stays
+    left = replace(one.prompt, samples=[sample for sample in wanted if sample not in done])
     if isinstance(news.error, NoReplicaError):
         job.backlog.appendleft(_Asked(left, one.ids, one.suspect))
     elif isinstance(news.error, ReplicaError) and not one.suspect:

@@ -72,9 +72,8 @@ class Decoder:
         self.handed: dict[int, Tensor] = {}  # `hand_out`'s
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        self.weights_bytes = sum(
-            weight.nbytes for weight in self.weights() if not weight.in_host
-        )  # on its device
+        # on its device
+        self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)
         self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
         self.reads_tags = False  # whether a block looks at StepInputs.tags

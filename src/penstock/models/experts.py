@@ -192,15 +192,18 @@ def experts_or_mlp(
     shared_gate: those of the router, the shared expert and its gate (None: it has none);
     correction: of what is added for the choice (None: nothing is), alone: which is a row [1,
     experts]."""
+    from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.parallel.sharded_weight import Part
 
     c, lone = config, (1, config.experts) if alone else (config.experts,)
 
     def feed_forward(layer: int, at: str) -> FeedForward:
+
         if layer not in c.expert_layers:
             return make.mlp(at, hidden, middle)
         at = f"{at.removesuffix('mlp')}{part}"
-        return make.moe(
+        return make_moe(
+            make,
             at,
             hidden,
             c.expert_size,
@@ -210,7 +213,8 @@ def experts_or_mlp(
             names=names,
             correction=None if correction is None else Part(f"{at}.{correction}", lone),
             shared=(
-                make.shared_expert(
+                make_shared_expert(
+                    make,
                     f"{at}.{shared}",
                     hidden,
                     c.shared_size,

@@ -18,9 +18,8 @@ SCORE_CAP, LOGITS_CAP, PATTERN, CONTEXT = 50.0, 30.0, 2, 8192
 
 def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
     """Reads config.json."""
-    keys.take(
-        "hidden_act", None
-    )  # published configs have it beside hidden_activation, which is what counts
+    # published configs have it beside hidden_activation, which is what counts
+    keys.take("hidden_act", None)
     caps = {
         field: keys.positive(name, None if name in keys.rest else absent)
         for field, name, absent in (

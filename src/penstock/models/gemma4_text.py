@@ -220,6 +220,7 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
     from penstock.layers.gemma4_layer import Gemma4Layer, OwnInput, RoutedBeside
     from penstock.layers.layer_inputs import LayerInputs
     from penstock.layers.maker import Heads
+    from penstock.layers.moe_maker import make_moe
     from penstock.layers.norm import Norm
     from penstock.layers.reading_attention import ReadingAttention
     from penstock.models.decoder import Decoder
@@ -255,11 +256,13 @@ def build(config: Gemma4Config, make: Maker) -> Decoder:
         return owners[number]
 
     def routed(at: str) -> RoutedBeside:
+
         scale = Part(f"{at}.router.scale", (hidden,))
         before_router = Weight(
             [scale], torch.float32, make.device, transform=lambda read: read * hidden**-0.5
         )
-        moe = make.moe(
+        moe = make_moe(
+            make,
             at,
             hidden,
             c.expert_size,

@@ -63,12 +63,22 @@ def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
 
 def build(config: GptOssConfig, make: Maker) -> Decoder:
     """Makes the decoder."""
+    from penstock.layers.moe_maker import make_whole_moe
+
     c, stored = config, config.quantization
     four = stored is not None and stored.method == "mxfp4"
 
     def feed_forward(layer: int, at: str) -> FeedForward:
-        return make.whole_moe(
-            at, c.hidden_size, c.intermediate_size, c.experts, c.routing, clamp=c.clamp, four=four
+
+        return make_whole_moe(
+            make,
+            at,
+            c.hidden_size,
+            c.intermediate_size,
+            c.experts,
+            c.routing,
+            clamp=c.clamp,
+            four=four,
         )
 
     return build_dense(c, make, feed_forward)

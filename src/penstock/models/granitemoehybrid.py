@@ -83,6 +83,7 @@ def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
+    from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
 
@@ -93,11 +94,13 @@ def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
         return make.norm(f"{name}.weight", hidden, c.rms_norm_eps)
 
     def feed_forward(at: str) -> FeedForward:
+
         if not c.experts:
             return make.mlp(f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
-        shared = make.shared_expert(f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
+        shared = make_shared_expert(make, f"{at}.shared_mlp", hidden, c.shared_size, fused=True)
         experts = f"{at}.block_sparse_moe"
-        return make.moe(
+        return make_moe(
+            make,
             experts,
             hidden,
             c.intermediate_size,

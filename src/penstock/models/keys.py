@@ -73,9 +73,8 @@ class Keys:
         return inner
 
     def fail(self, text: str) -> CheckpointError:
-        text = (
-            text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."
-        )  # a value may be megabytes
+        # a value may be megabytes
+        text = text if len(text) <= LONGEST_FAULT else text[: LONGEST_FAULT - 3] + "..."
         return CheckpointError(f"{self.where}: {text}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:

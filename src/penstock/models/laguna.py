@@ -63,9 +63,8 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     )
     experts, each = read_experts(keys, 256, 8)
     expert_layers = read_listed(keys, layers, first=1)
-    keys.past(
-        decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers)
-    )  # the same once more
+    # the same once more
+    keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))
     return MoeConfig(
         **fields,
         windows=windows,

@@ -52,16 +52,25 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvMoeConfig:
 
 def build(config: ConvMoeConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
+    from penstock.layers.moe_maker import make_moe
     from penstock.parallel.sharded_weight import Part
 
     c, hidden = config, config.hidden_size
 
     def feed_forward(layer: int, at: str) -> FeedForward:
+
         if layer < c.dense_layers:
             return make.mlp(at, hidden, c.intermediate_size, names=lfm2.NAMES)
         correction = Part(f"{at}.expert_bias", (c.experts,)) if c.corrected else None
-        return make.moe(
-            at, hidden, c.expert_size, c.experts, c.routing, names=lfm2.NAMES, correction=correction
+        return make_moe(
+            make,
+            at,
+            hidden,
+            c.expert_size,
+            c.experts,
+            c.routing,
+            names=lfm2.NAMES,
+            correction=correction,
         )
 
     return lfm2.build(config, make, feed_forward)

@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from penstock.layers.mamba2 import Mamba2
 
 MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
+# of dt; transformers 5 writes the second
 _NO_LIMIT = (
     [0.0, float("inf")],
     [0.0, {"__float__": "Infinity"}],
-)  # of dt; transformers 5 writes the second
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

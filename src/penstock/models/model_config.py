@@ -50,15 +50,12 @@ class ModelConfig:
         None  # how the checkpoint's matrices are stored; None: in floats
     )
     text_part: TextOfWhole | None = None  # of a multimodal checkpoint
-    left_out: tuple[
-        str, ...
-    ] = ()  # how tensors begin that a checkpoint has for what is not served: drafting heads
-    renames: tuple[
-        tuple[str, str], ...
-    ] = ()  # parts of tensors' names that a checkpoint may have, and ours for them
-    eos_ids: tuple[
-        int, ...
-    ] = ()  # config.json's; generation_config.json's come first: see `end_ids`
+    # how tensors begin that a checkpoint has for what is not served: drafting heads
+    left_out: tuple[str, ...] = ()
+    # parts of tensors' names that a checkpoint may have, and ours for them
+    renames: tuple[tuple[str, str], ...] = ()
+    # config.json's; generation_config.json's come first: see `end_ids`
+    eos_ids: tuple[int, ...] = ()
 
 
 def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:

@@ -161,6 +161,7 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
     """Makes the model, its weights not filled."""
     from penstock.layers.decoder_layer import FeedForwardLayer, MixerLayer
     from penstock.layers.maker import Heads
+    from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.layers.norm import Norm
     from penstock.models.decoder import Decoder
     from penstock.parallel.sharded_weight import Part
@@ -172,6 +173,7 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
         return make.norm(f"{name}.weight", hidden, c.rms_norm_eps, wide=True)
 
     def layer(number: int, kind: str) -> Block:
+
         at, before = f"model.layers.{number}.mixer", norm(f"model.layers.{number}.norm")
         match kind:
             case "mamba":
@@ -180,7 +182,8 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
                 return MixerLayer(before, make.attention(at, hidden, shape, c.rope))
             case "mlp":
                 return FeedForwardLayer(before, make.relu2_mlp(at, hidden, c.intermediate_size))
-        experts = make.moe(
+        experts = make_moe(
+            make,
             at,
             hidden,
             c.expert_size,
@@ -188,7 +191,9 @@ def build(config: NemotronConfig, make: Maker) -> Decoder:
             c.routing,
             gate="none",
             correction=Part(f"{at}.gate.e_score_correction_bias", (c.experts,)),
-            shared=make.shared_expert(f"{at}.shared_experts", hidden, c.shared_size, gated=False),
+            shared=make_shared_expert(
+                make, f"{at}.shared_experts", hidden, c.shared_size, gated=False
+            ),
             latent=None if c.latent is None else ("fc1_latent_proj", c.latent, "fc2_latent_proj"),
         )
         return FeedForwardLayer(before, experts)

@@ -41,9 +41,8 @@ def read_rope(
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
-        rope.take(
-            "original_max_position_embeddings", None
-        )  # transformers 5 writes it beside any kind
+        # transformers 5 writes it beside any kind
+        rope.take("original_max_position_embeddings", None)
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
     elif kind == "proportional" and proportional:

@@ -20,9 +20,8 @@ from typing import Any
 
 from penstock.errors import CapacityError, UsageError
 
-OBJECT_STORE = (
-    128 << 20
-)  # bytes: what we send is small; Ray's own would take a third of the machine's memory
+# bytes: what we send is small; Ray's own would take a third of the machine's memory
+OBJECT_STORE = 128 << 20
 KNOCK = 10.0  # seconds
 # Ray reads these once, when it is imported. Under `uv run` every worker would make its environment
 # anew, by a registry.
@@ -140,9 +139,8 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
-    joins = (
-        {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
-    )  # its machines have another one
+    # its machines have another one
+    joins = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
     try:
         ray.init(
             "local" if folder else address, logging_level="warning", **own if folder else joins

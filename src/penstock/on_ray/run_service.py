@@ -126,9 +126,8 @@ def _parts(value: object) -> int:
 def serve_environment() -> dict[str, str]:
     """Settings of Serve's own, which it reads when it is imported: HAProxy in front of the
     replicas, since its usual proxy takes half of a stream's events a second."""
-    files = resource.getrlimit(resource.RLIMIT_NOFILE)[
-        1
-    ]  # HAProxy wants two and a half of a connection
+    # HAProxy wants two and a half of a connection
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = (
         MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, files // 3)
     )

@@ -15,18 +15,18 @@ from penstock.quant.scheme import PLAIN, Scheme
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization
 from penstock.quant.write_compressed import MadeKind
 
-SchemeOf = Callable[
-    [str], Scheme
-]  # a matrix's name in the checkpoint, without `.weight` -> how it lies there
+# a matrix's name in the checkpoint, without `.weight` -> how it lies there
+SchemeOf = Callable[[str], Scheme]
 
 ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")  # the last weighs one expert
+# of a gated delta rule: a head's decay and rate
 RATES = (
     ".in_proj_a",
     ".in_proj_b",
     ".in_proj_ba",
     ".linear_attn.a_proj",
     ".linear_attn.b_proj",
-)  # of a gated delta rule: a head's decay and rate
+)
 MADE: dict[MadeKind, Scheme] = {
     "fp8": Fp8FromFloats(),
     "int8": IntFromFloats(8),
@@ -82,9 +82,8 @@ def choose_schemes(
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
     """vLLM's scripts name what the checkpoint has, by its method; we take its numbers' name too."""
-    theirs = (
-        ("modelopt_fp4",) if stored.method == "modelopt" else ()
-    )  # vLLM's name for NVFP4 of that writer
+    # vLLM's name for NVFP4 of that writer
+    theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()
     if quantization not in ("auto", stored.method, *stored.kinds, *theirs):
         raise UsageError(
             f"quantization {quantization!r} is not what this checkpoint has: its config.json says"

@@ -214,9 +214,8 @@ def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor
     """matrix [out, in] in a float dtype -> its numbers [out, in] uint8 of 0 to 15, scales [out, in
     / 16] e4m3, and the float32 [1] that divides them. most: the largest magnitude that the last
     goes by, None: the matrix's own."""
-    wide = (
-        matrix.float() if matrix.dtype == torch.float16 else matrix
-    )  # which doesn't hold the whole's scale
+    # which doesn't hold the whole's scale
+    wide = matrix.float() if matrix.dtype == torch.float16 else matrix
     groups = wide.view(wide.shape[0], -1, NV_GROUP)
     largest = groups.abs().amax(2)
     divisor = whole_divisor(largest.max() if most is None else most.to(wide))

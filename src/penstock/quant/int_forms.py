@@ -33,6 +33,7 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.stored_quantization import StoredForm
 
 WORDS = frozenset({"I32"})
+# where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
 AWQ_ORDER = (
     0,
     4,
@@ -42,11 +43,10 @@ AWQ_ORDER = (
     6,
     3,
     7,
-)  # where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
+)
 SCALES = (1e-5, 2e-5)  # dummy ones
-Unpack = Callable[
-    [Tensor, Part], Tensor
-]  # what lies on disk, the array that is made of it -> unsigned numbers
+# what lies on disk, the array that is made of it -> unsigned numbers
+Unpack = Callable[[Tensor, Part], Tensor]
 
 
 # --- shapes and cuts

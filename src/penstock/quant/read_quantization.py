@@ -124,11 +124,12 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         )
     told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
     ignored = told.names("modules_to_not_convert", "ignored_layers")
+    # DeepSeek leaves routers as they are, and doesn't say so
     ignored = (
         *ignored,
         "lm_head",
         "gate",
-    )  # DeepSeek leaves routers as they are, and doesn't say so
+    )
     return StoredQuantization("fp8", (Targets(("Linear",), form),), ignored, by_part=True)
 
 
@@ -188,10 +189,11 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
     told.past(*WRITERS)
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
+    # its writers leave routers of experts as they are, and don't say so
     ignored = (
         "gate",
         *_dynamic(told),
-    )  # its writers leave routers of experts as they are, and don't say so
+    )
     zeros, kind = not told.flag("sym", True), cast(Kind, f"int{bits}")
     form = StoredForm(
         kind, *_grouped(told, told.take("group_size", -1)), zeros=zeros, packing=form_name

@@ -16,9 +16,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-CLIPS = tuple(
-    n / 20 for n in range(10, 23)
-)  # of the scale with which nothing is cut off: 0.5 to 1.1
+# of the scale with which nothing is cut off: 0.5 to 1.1
+CLIPS = tuple(n / 20 for n in range(10, 23))
 # of the middle moment, added to each: few inputs seen leave directions of which nothing is known
 DAMPING = 0.01
 AT_ONCE = 128  # inputs whose errors are carried on together

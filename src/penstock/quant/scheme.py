@@ -22,9 +22,8 @@ from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.ops import Ops
 from penstock.parallel.sharded_weight import Part, Weight
 
-Multiply = Callable[
-    [Any, Any, Tensor | None], Tensor
-]  # Rows [T, in], what prepare made, bias [out] -> [T, out]
+# Rows [T, in], what prepare made, bias [out] -> [T, out]
+Multiply = Callable[[Any, Any, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,9 +150,8 @@ class SharedMemory:
         count = 2 * self.kernels.ROOM
         if rank == 0:
             store.set("name", f"penstock-{os.urandom(8).hex()}")
-        name = store.get(
-            "name"
-        ).decode()  # torch keeps groups by their names: each model's is another
+        # torch keeps groups by their names: each model's is another
+        name = store.get("name").decode()
         with torch.cuda.device(device):
             MEETINGS.keep_pace(
                 store, rank, size, lambda nth: _map(f"{name}-{rank}-{nth}", store, 0, 1, 1, device)
@@ -172,7 +171,7 @@ class SharedMemory:
     def be_quick(self) -> None:
         """From the launches on that come after this one, a rank that doesn't come is waited for 1.7
         s."""
-        self.memory.state[self.kernels.MOST.value] = AT_WORK // self.memory.ranks
+        self.memory.wait_at_most(AT_WORK // self.memory.ranks)
 
 
 @dataclass

@@ -131,9 +131,8 @@ class RankChannel:
         self._socket, self._sending = end, threading.Lock()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         wait = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        end.setsockopt(
-            socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait
-        )  # a timeout of Python's would be receive()'s too
+        # a timeout of Python's would be receive()'s too
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
     def send(self, data: bytes | bytearray) -> None:
         """Raises OSError where nobody takes it."""

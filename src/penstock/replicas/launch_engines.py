@@ -21,8 +21,9 @@ async def launch_engines(
     launch.launch's."""
     if config.parallel.data_parallel_size == 1:
         return await launch(config, engine, step_timeout)
+    # 20 ms, which one engine need not wait for
     from penstock.replicas.launch_replicas import (
         launch_replicas,
-    )  # 20 ms, which one engine need not wait for
+    )
 
     return await launch_replicas(config, engine, step_timeout)

@@ -268,9 +268,8 @@ class ReplicaSet:
                 made.asked = made.asked or part.asked
                 self.router.sent(share, part.asked.request_id)
         except PenstockError as error:
-            made.fail(
-                error
-            )  # parts that went out bring nothing now: whoever reads it must not take them for all
+            # parts that went out bring nothing now: whoever reads it must not take them for all
+            made.fail(error)
             raise
 
     def _part_over(self, part: RequestPart) -> None:

@@ -214,9 +214,8 @@ class Supervisor:
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
             if not life.ready.done():
-                await asyncio.wait(
-                    (life.ready,), timeout=LAST_WORDS
-                )  # its last words may still be on the way
+                # its last words may still be on the way
+                await asyncio.wait((life.ready,), timeout=LAST_WORDS)
         failed = life.ready.exception() if life.ready.done() else None
         if life.ready.done() and failed is None and not first.done():
             first.set_result(None)

@@ -37,16 +37,18 @@ PATIENCE = 120.0
 HOLD = 0.001
 SHORT = 8_192  # bytes of a job that it may stand still for
 RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
+# of a ChatJob, beside its messages
 _FIELDS = {
     "template_kwargs": "chat_template_kwargs",
     "tools": "tools",
-}  # of a ChatJob, beside its messages
+}
+# raised for what msgpack cannot hold
 _NO_WORDS = (
     TypeError,
     OverflowError,
     RecursionError,
     ValueError,
-)  # raised for what msgpack cannot hold
+)
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # no threads: they would share the limits
     "RUST_BACKTRACE": "0",
@@ -155,9 +157,8 @@ class Sandbox:
     def _ask_soon(self, data: bytearray) -> bytearray | None:
         """Returns what there is of the answer within `hold`, its length before it."""
         try:
-            self._channel.sendall(
-                data
-            )  # a short one: there is room, since nothing else is on its way
+            # a short one: there is room, since nothing else is on its way
+            self._channel.sendall(data)
             if not self._poll.poll(self._hold * 1000):
                 return bytearray()
             return bytearray(self._channel.recv(PIECE)) or None
@@ -283,9 +284,8 @@ class SandboxPool:
             begun = error
         if isinstance(begun, Coroutine):
             work = asyncio.create_task(self._finish(sandbox, begun))
-            work.add_done_callback(
-                lambda done: done.cancelled() or done.exception()
-            )  # nobody may be there to be told
+            # nobody may be there to be told
+            work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return asyncio.shield(work)
         self._put_back(sandbox)
         future: asyncio.Future[list[Reply]] = asyncio.get_running_loop().create_future()

@@ -130,11 +130,12 @@ class Reply(msgspec.Struct):
     last: bool = False
 
 
+# errors that a job may end in; others become a UsageError
 KINDS = (
     UsageError,
     ContextLengthError,
     TokenizerError,
-)  # errors that a job may end in; others become a UsageError
+)
 
 
 # Made once: to make one for the union of jobs takes six times as long as to read a job.

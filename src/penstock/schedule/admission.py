@@ -208,9 +208,8 @@ class Admission:
         """Own blocks of the running rows, and the tokens that each is expected to make."""
         rows = self.rows
         live = rows.state == RUNNING
-        left = (
-            rows.limit - rows.planned_length
-        )  # whole columns first: gathering costs more than computing
+        # whole columns first: gathering costs more than computing
+        left = rows.limit - rows.planned_length
         remaining = self.lengths.remaining(rows.planned_length + 1 - rows.prompt, left)
         ignores = rows.traits & IGNORES_EOS
         if ignores.any():

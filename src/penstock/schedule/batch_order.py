@@ -60,15 +60,12 @@ class BatchOrder:
         self._patience = _PATIENCE
         self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
         self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
-        self._tails_then: Int32 = np.zeros(
-            64, np.int32
-        )  # the same when the prefix groups were found, 0: in none
-        self._first: Int32 = np.zeros(
-            64, np.int32
-        )  # fork group slot -> first full block, or the scratch block
-        self._whole: Bool = np.zeros(
-            64, np.bool_
-        )  # fork group slot -> it is a prefix group by itself, all its blocks
+        # the same when the prefix groups were found, 0: in none
+        self._tails_then: Int32 = np.zeros(64, np.int32)
+        # fork group slot -> first full block, or the scratch block
+        self._first: Int32 = np.zeros(64, np.int32)
+        # fork group slot -> it is a prefix group by itself, all its blocks
+        self._whole: Bool = np.zeros(64, np.bool_)
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
 

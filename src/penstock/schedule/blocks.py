@@ -29,15 +29,13 @@ class BlockPool:
         # blocks: 9 ms).
         self.refs: Int32 = np.full(num_blocks, 0, np.int32)
         self.refs[SCRATCH_BLOCK] = 1
-        self.kept: Bool = np.full(
-            num_blocks, False, np.bool_
-        )  # in the prefix tree, which sets it: once released these stay idle instead of free
+        # in the prefix tree, which sets it: once released these stay idle instead of free
+        self.kept: Bool = np.full(num_blocks, False, np.bool_)
         self.stamp: Int64 = np.full(num_blocks, 0, np.int64)  # when an idle block was last held
         self.on_evict = on_evict
         self._stack: Int32 = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
-        self._top = (
-            num_blocks - 1
-        )  # entries of the stack that are free; the scratch block lies above them
+        # entries of the stack that are free; the scratch block lies above them
+        self._top = num_blocks - 1
         self._idle = 0
         self._tick = 0
         self._mark: Int32 = np.full(num_blocks, 0, np.int32)

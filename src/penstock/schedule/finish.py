@@ -43,9 +43,8 @@ class Finisher:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
         self.admission, self.lengths, self.deferred = admission, lengths, deferred
         self._distrusted: set[int] = set()  # rows, until they are free
-        self._to_keep: list[
-            int
-        ] = []  # rows whose generated blocks the tree will take before they go
+        # rows whose generated blocks the tree will take before they go
+        self._to_keep: list[int] = []
 
     @property
     def waits(self) -> bool:

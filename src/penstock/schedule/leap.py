@@ -98,9 +98,8 @@ class Leaper:
         """Gives rows the blocks that they come to need, in the order in which the steps would."""
         columns = self.scheduler.rows
         held = columns.blocks.take(rows)
-        first = np.maximum(
-            1, held * BLOCK_SIZE - columns.planned_length.take(rows)
-        )  # the step that needs one more
+        # the step that needs one more
+        first = np.maximum(1, held * BLOCK_SIZE - columns.planned_length.take(rows))
         counts = np.where(steps >= first, 1 + (steps - first) // BLOCK_SIZE, 0)
         total = int(counts.sum())
         if not total:
@@ -108,9 +107,8 @@ class Leaper:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         when = np.repeat(first, counts) + place * BLOCK_SIZE
         owner = np.repeat(rows, counts)
-        order = np.lexsort(
-            (owner, -when)
-        )  # the pool gives from its end: the last step's blocks lie first
+        # the pool gives from its end: the last step's blocks lie first
+        order = np.lexsort((owner, -when))
         columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = (
             self.scheduler.pool.take(total)
         )

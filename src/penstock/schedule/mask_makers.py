@@ -64,9 +64,8 @@ class MasksHere:
     _free: list[int] = field(init=False)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
     _under_way: dict[int, Future[None]] = field(default_factory=dict)
-    _leaving: set[int] = field(
-        default_factory=set
-    )  # whose samples have ended, and whose masks are under way
+    # whose samples have ended, and whose masks are under way
+    _leaving: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         words = -(-self.vocabulary // 32)

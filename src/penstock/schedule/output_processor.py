@@ -82,10 +82,11 @@ class OutputProcessor:
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
         """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused
         before this."""
+        # numpy gathers fastest by its own type
         rows, tokens = (
             plan.query_rows.astype(np.int64),
             result.tokens,
-        )  # numpy gathers fastest by its own type
+        )
         positions = self.rows.read_length.take(rows) + np.int32(1)
         if plan.drafts is not None:
             positions += plan.drafts.offset

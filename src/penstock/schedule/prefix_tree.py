@@ -46,9 +46,8 @@ class PrefixTree:
         self.enabled = enabled
         self.pool, self._slots = pool, slots
         self.slot_token = slot_token
-        self._entries: dict[
-            Key, tuple[int, int]
-        ] = {}  # -> block, the entry's own number; in their numbers' order
+        # -> block, the entry's own number; in their numbers' order
+        self._entries: dict[Key, tuple[int, int]] = {}
         self._key_of: dict[int, Key] = {}  # by block
         self._last = 0  # the last entry's number
         self._resets = 0

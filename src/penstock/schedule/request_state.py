@@ -137,9 +137,8 @@ class RequestState:
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
     scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
-    guides: dict[int, Guide | None] = field(
-        default_factory=dict
-    )  # sample -> its own, once it had a row
+    # sample -> its own, once it had a row
+    guides: dict[int, Guide | None] = field(default_factory=dict)
     came: float = field(default_factory=time.monotonic)
     waited: float = -1.0  # seconds until a step first took it up
 
@@ -235,20 +234,17 @@ class ForkGroup:
     next: int = 0
     state: int = WAITING
     words: list[bytes] = field(default_factory=list)  # of its full blocks, as the tree knows them
-    blocks: Int32 = field(
-        default_factory=lambda: np.zeros(0, np.int32)
-    )  # held: the full ones, then the partial one
+    # held: the full ones, then the partial one
+    blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
     passed: int = 0  # leading blocks that layers with windows need no more
     place: int = 0  # the tree's, behind which its next block goes
     stored: int = 0  # tokens whose prefill is planned, or that were cached
     rows: int = 0  # rows that are not released, ended ones in flight included
     running: int = 0  # rows that are in the steps
-    borders: list[int] = field(
-        default_factory=list
-    )  # tokens behind which its recurrent state is kept
-    state_slot: int = (
-        -1
-    )  # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
+    # tokens behind which its recurrent state is kept
+    borders: list[int] = field(default_factory=list)
+    # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
+    state_slot: int = -1
     last_flight: int = -1
     scored: TokenScores | None = (
         None  # scores of the tokens from `sent` on, where its request asks for them

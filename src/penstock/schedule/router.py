@@ -44,15 +44,13 @@ class _Load:
     up: bool = False
     tokens: float = 0.0  # to be drawn, as it said
     prompt_tokens: float = 0.0  # to be prefilled, as it said
-    unheard: dict[int, Share] = field(
-        default_factory=dict
-    )  # by the request's number: sent, and not in those
+    # by the request's number: sent, and not in those
+    unheard: dict[int, Share] = field(default_factory=dict)
     sent_tokens: float = 0.0  # of all those: a burst is thousands, each of which asks
     sent_prompt_tokens: int = 0
     blocks: int = 0  # that its cache holds
-    cache: OrderedDict[int, int] = field(
-        default_factory=OrderedDict
-    )  # place of a prompt's block -> when it was sent
+    # place of a prompt's block -> when it was sent
+    cache: OrderedDict[int, int] = field(default_factory=OrderedDict)
     last: int = 0  # when something was sent to it
     token_seconds: float = 0.0  # 0: not known
     prompt_token_seconds: float = 0.0
@@ -68,9 +66,8 @@ class _Load:
         """It was heard of, or is over."""
         share = self.unheard.pop(number, None)
         if share is not None:
-            self.sent_tokens = (
-                self.sent_tokens - share.tokens if self.unheard else 0.0
-            )  # no rounding is kept
+            # no rounding is kept
+            self.sent_tokens = self.sent_tokens - share.tokens if self.unheard else 0.0
             self.sent_prompt_tokens -= share.prompt_tokens
 
 

@@ -19,9 +19,8 @@ FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # what is above ENDED takes
 
 # Bits of a row's traits. Its tokens go up with each step, with each that its watch table names, or
 # else at its end.
-EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (
-    1 << bit for bit in range(5)
-)  # more: than the device's
+# more: than the device's
+EACH_TOKEN, ON_WATCH, IGNORES_EOS, STOP_IDS, MORE_STOP_IDS = (1 << bit for bit in range(5))
 
 BACKGROUND = 2**40  # added to the `order` of rows in the background: all others are older than they
 
@@ -39,40 +38,32 @@ class Rows:
         self.group: Int32 = ints()  # slot of its fork group
         self.request: Int64 = np.zeros(count, np.int64)  # id of its request
         self.sample: Int32 = ints()  # index within the request
-        self.planned_length: Int32 = (
-            ints()
-        )  # stored tokens once all launched steps have run: read + in flight, at most
-        self.drafted: Int32 = (
-            ints()
-        )  # drafts launched and not read: planned_length may be too far by so many
-        self.read_length: Int32 = (
-            ints()
-        )  # stored tokens as far as was read: the position of the last token known
+        # stored tokens once all launched steps have run: read + in flight, at most
+        self.planned_length: Int32 = ints()
+        # drafts launched and not read: planned_length may be too far by so many
+        self.drafted: Int32 = ints()
+        # stored tokens as far as was read: the position of the last token known
+        self.read_length: Int32 = ints()
         self.prompt: Int32 = ints()  # tokens of the request's prompt
         self.limit: Int32 = ints()  # prompt + max_tokens
         self.sent: Int32 = ints()  # position of the first token that has not gone up
         self.shared: Int32 = ints()  # leading table entries that belong to its group
         self.blocks: Int32 = ints()  # table entries in use
         self.passed: Int32 = ints()  # leading entries that layers with windows need no more
-        self.bound: Int32 = (
-            ints()
-        )  # of them, those that no tail of its group needs once the prompt is stored
-        self.order: Int64 = np.zeros(
-            count, np.int64
-        )  # of admission: the youngest is preempted first
+        # of them, those that no tail of its group needs once the prompt is stored
+        self.bound: Int32 = ints()
+        # of admission: the youngest is preempted first
+        self.order: Int64 = np.zeros(count, np.int64)
         self.last_flight: Int64 = np.full(count, -1, np.int64)
         self.traits: NDArray[np.uint8] = np.zeros(count, np.uint8)
         self.watch: Int32 = ints()  # slot of its watch table
         self.wants: NDArray[np.uint8] = np.zeros(count, np.uint8)
-        self.mask_slot: Int32 = np.full(
-            count, -1, np.int32
-        )  # of its token mask; -1: any token may come
-        self.constrained: Bool = np.zeros(
-            count, np.bool_
-        )  # a constraint says what may come after each token
-        self.top: Int32 = np.full(
-            count, -1, np.int32
-        )  # logprobs asked for: of so many likely tokens; -1: none
+        # of its token mask; -1: any token may come
+        self.mask_slot: Int32 = np.full(count, -1, np.int32)
+        # a constraint says what may come after each token
+        self.constrained: Bool = np.zeros(count, np.bool_)
+        # logprobs asked for: of so many likely tokens; -1: none
+        self.top: Int32 = np.full(count, -1, np.int32)
         self.single: Bool = np.zeros(count, np.bool_)  # its request's only sample
         self.stop_ids: Int32 = np.full((count, MAX_STOP_IDS), -1, np.int32)
         self.table: Int32 = np.zeros((count, width), np.int32)

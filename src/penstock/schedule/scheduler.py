@@ -75,9 +75,8 @@ class Scheduler:
             )
         self.rows = Rows(limits.max_rows, width)
         self.pool = pool_of(limits)
-        self.slot_token = np.full(
-            (limits.num_blocks, BLOCK_SIZE), 0, np.int32
-        )  # full: pages now, not amid a step
+        # full: pages now, not amid a step
+        self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)
         self.slots = StateSlots(limits.snapshots)
         self.tree = PrefixTree(
             self.pool,
@@ -137,9 +136,8 @@ class Scheduler:
         tokens = np.frombuffer(request.prompt, np.int32)
         self._check(request, tokens)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
-        drawn = int(
-            self._seeds.integers(0, 2**63 - 1)
-        )  # drawn for each request, so that one's seed moves no other's
+        # drawn for each request, so that one's seed moves no other's
+        drawn = int(self._seeds.integers(0, 2**63 - 1))
         seed = drawn if request.sampling.seed is None else request.sampling.seed
         live = RequestState.of(
             request, self.counts["requests"], seed, self.limits.max_model_len, watch, constrain
@@ -192,9 +190,8 @@ class Scheduler:
             self.preempter.preempt_background()
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
-            self.pool.pass_rows(
-                short, self.rows
-            )  # not rows that join now: their prompts may be stored in this very step
+            # not rows that join now: their prompts may be stored in this very step
+            self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
         joins = joins_of(admitted.pieces, self.rows)
@@ -245,9 +242,8 @@ class Scheduler:
     def plan_is_stuck(self) -> bool:
         """After a plan() that gave nothing with nothing in flight: whether another one gives
         nothing again."""
-        self._idle_plans = (
-            0 if self.finisher.waits else self._idle_plans + 1
-        )  # what waits comes back bit by bit
+        # what waits comes back bit by bit
+        self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1
         return self._idle_plans > 3
 
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
@@ -321,9 +317,8 @@ class Scheduler:
         columns.planned_length += drawn
         drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.may:
-            drained = drained[
-                columns.drafted[drained] == 0
-            ]  # the others may be shorter than planned
+            # the others may be shorter than planned
+            drained = drained[columns.drafted[drained] == 0]
         if drained.size:
             columns.state[drained] = DRAINED
             self.batch_order.changed = True

@@ -18,9 +18,8 @@ class SchedulerConfig:
     window_tables: int = (
         0  # pages that a block has for layers with windows; 0: its one page holds all layers
     )
-    snapshots: range = range(
-        0
-    )  # slots of recurrent state that are no row's (state_slots.py); none: layers have none
+    # slots of recurrent state that are no row's (state_slots.py); none: layers have none
+    snapshots: range = range(0)
     max_rows: int
     max_model_len: int  # tokens, prompt and output
     max_batched_tokens: int  # of a step; at least max_rows

@@ -44,9 +44,8 @@ class StateSlots:
         self.empty = snapshots.start - 1
         self._snapshots = snapshots
         self._free = [*reversed(snapshots)]
-        self._kept: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # the tree's place -> slot, the least recently used first
+        # the tree's place -> slot, the least recently used first
+        self._kept: OrderedDict[int, int] = OrderedDict()
         self._of_tree: set[int] = set()  # the slots of these
         self._moves: list[Int32] = []
         self._moved: set[int] = set()  # slots that moves of the coming step read or write

@@ -168,9 +168,8 @@ class Drafts:
     """Tokens that rows are offered; a CSR over the step's rows, at most MAX_DRAFTS each."""
 
     start: Int32  # [S + 1]
-    tokens: (
-        Int32 | None
-    )  # [start[S]], FROM_DEVICE where the device made the token; None: it made them all
+    # [start[S]], FROM_DEVICE where the device made the token; None: it made them all
+    tokens: Int32 | None
 
     @property
     def told(self) -> Int32:

@@ -48,9 +48,8 @@ class WindowedPool(BlockPool):
         self.window, self.tables, self.per_block = window, tables, 1 + tables
         self.near = max(1, -(-(window - 1) // BLOCK_SIZE))
         self.pages: Int32 = np.full((num_blocks, tables), 0, np.int32)
-        self._is_loose: Bool = np.full(
-            num_blocks, False, np.bool_
-        )  # held, by nobody who needs a window of it
+        # held, by nobody who needs a window of it
+        self._is_loose: Bool = np.full(num_blocks, False, np.bool_)
         self._loose = 0  # pages of such blocks
         self._fresh: list[Int32] = []
 

@@ -88,12 +88,10 @@ class Fleet:
         self._next = 0  # the request that comes next
         self._held: deque[int] = deque()  # requests that came while nobody was up
         self._left: list[int] = load.samples.tolist()
-        self._parts: list[dict[int, int]] = [
-            {} for _ in range(count)
-        ]  # request -> its number at the replica
-        self._done: list[
-            tuple[float, int, int]
-        ] = []  # when, samples that ended, tokens: an entry a step that was read
+        # request -> its number at the replica
+        self._parts: list[dict[int, int]] = [{} for _ in range(count)]
+        # when, samples that ended, tokens: an entry a step that was read
+        self._done: list[tuple[float, int, int]] = []
         self.first = np.full(len(load), np.nan)
         self.end = np.full(len(load), np.nan)
 

@@ -12,12 +12,13 @@ from penstock.schedule.deltas import NO_STOP_ID, STOP, Deltas, empty_deltas
 from penstock.schedule.output_processor import OutputProcessor, Read
 from penstock.schedule.step import NO_TOKEN, Int32, StepPlan, StepTokens
 
+# ids: an answer's end, what else it is of; prompts' are from FIRST on
 END, WORD, FIRST, VOCABULARY = (
     0,
     1,
     2,
     65_536,
-)  # ids: an answer's end, what else it is of; prompts' are from FIRST on
+)
 _NO_ROWS, _NO_PLACES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 

@@ -44,9 +44,8 @@ class ModelledDevice:
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        self._last: Int32 = np.zeros(
-            rows, np.int32
-        )  # tokens stored when each row draws its answer's last
+        # tokens stored when each row draws its answer's last
+        self._last: Int32 = np.zeros(rows, np.int32)
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
         """Returns what a step draws, and the requests whose rows draw their first token in it."""

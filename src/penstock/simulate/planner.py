@@ -23,10 +23,11 @@ from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
 FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated of many
+# samples of a job's replica that are simulated, and that its beginning and its end
 TURNS_OF_ROWS, EDGE_OF_ROWS = (
     8,
     2,
-)  # samples of a job's replica that are simulated, and that its beginning and its end
+)
 # take of them each: so many times its rows
 ALONE, APART = 24, 1e5  # requests that are asked one by one, and seconds between them
 # seconds behind the last arrival, or so many times the longest goal, then what is open is given up
@@ -46,9 +47,8 @@ class FleetAnswer:
     figures: FleetFigures
     goals: Sequence[FleetGoal] = ()  # that were asked
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
-    counts: list[tuple[float, int]] = field(
-        default_factory=list
-    )  # when so many replicas were up, where that changes
+    # when so many replicas were up, where that changes
+    counts: list[tuple[float, int]] = field(default_factory=list)
 
     @property
     def gpus(self) -> int:

@@ -210,9 +210,8 @@ class StepCosts:
         if plan.group_length.size:
             own[: plan.group_start[-1]] -= plan.group_skip
         own -= own.sum() / own.size
-        evenly = math.sqrt(
-            3 * float(own @ own) / own.size
-        )  # either way, if they lay evenly; np.std is slower
+        # either way, if they lay evenly; np.std is slower
+        evenly = math.sqrt(3 * float(own @ own) / own.size)
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
     def _chunks(self, rows: int, tokens: int, chunks: Chunks) -> float:

@@ -165,10 +165,11 @@ class _Line:
     it came."""
 
     def __init__(self) -> None:
+        # by whether they are of background
         self._forms: dict[bool, deque[Compile]] = {
             False: deque(),
             True: deque(),
-        }  # by whether they are of background
+        }
 
     def __bool__(self) -> bool:
         return any(self._forms.values())

@@ -47,10 +47,11 @@ PLACES = 4096  # samples that have a state: rows with one, and those that were p
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two looks at the sockets
+# it forks, so it has no threads
 _ALONE = {
     "TOKENIZERS_PARALLELISM": "false",
     "OPENBLAS_NUM_THREADS": "1",
-}  # it forks, so it has no threads
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -251,9 +252,8 @@ class MaskPool:
 
     def start(self, places: Int32, tokens: Int32) -> None:
         board, shape = self.board, (self._count, -1)
-        awake = (
-            (board.made != board.asked).reshape(shape).any(1).tolist()
-        )  # they will look by themselves
+        # they will look by themselves
+        awake = (board.made != board.asked).reshape(shape).any(1).tolist()
         board.ask(places, tokens)
         self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
         due = np.bincount(places // (self.places // self._count), minlength=self._count).tolist()

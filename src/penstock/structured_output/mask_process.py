@@ -1,6 +1,6 @@
-"""The processes that compile grammars and make token masks: `python -m penstock.structured_output.mask_process
-FD...`, started by engine/mask_pool and by nobody else, with an end of a socket pair for each
-process.
+"""The processes that compile grammars and make token masks: `python -m
+penstock.structured_output.mask_process FD...`, started by engine/mask_pool and by nobody else, with
+an end of a socket pair for each process.
 
 The first reads the vocabulary and forks the others, which share it. Each keeps the states of its
 samples, each of which has a place of the board that it shares with the engine (mask_board.py): what
@@ -148,32 +148,26 @@ class MaskDesk:
         self._asked, self._made = (
             each[mine.start : mine.stop] for each in (board.asked, board.made)
         )
-        self._seen = np.zeros(
-            len(mine), np.int32
-        )  # by place: the number that was asked for at the last look,
+        # by place: the number that was asked for at the last look,
+        self._seen = np.zeros(len(mine), np.int32)
         self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
         self._looks = 0
         self._begun = board.begun[mine.start : mine.stop]
-        self._told = np.zeros(
-            len(mine), np.int32
-        )  # by place: the turn of the last sample that was begun here
-        self._grammars: dict[
-            int, CompiledGrammar | None
-        ] = {}  # None: it could not be compiled here
+        # by place: the turn of the last sample that was begun here
+        self._told = np.zeros(len(mine), np.int32)
+        # None: it could not be compiled here
+        self._grammars: dict[int, CompiledGrammar | None] = {}
         self._samples: dict[int, HeldSample] = {}  # by place
         self._slow: set[int] = set()  # places whose last mask took long: the next will too
         self._others = 0  # masks since one of these
-        self._lanes = {
-            slow: ThreadPoolExecutor(1) for slow in (False, True)
-        }  # by whether they take long
+        # by whether they take long
+        self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
         self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
-        self._let_go: set[int] = (
-            set()
-        )  # grammars that are being compiled, and no new sample will name
+        # grammars that are being compiled, and no new sample will name
+        self._let_go: set[int] = set()
         self._long: set[int] = set()  # grammars of which a mask, or to compile them, took long
-        self._waiting: dict[
-            int, Begin
-        ] = {}  # samples, by place, until their grammar and their place are free
+        # samples, by place, until their grammar and their place are free
+        self._waiting: dict[int, Begin] = {}
         # Masks that threads make, by place: whose, which number, and what comes of it. The sample
         # may be over by then.
         self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}

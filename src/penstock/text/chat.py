@@ -27,10 +27,11 @@ MESSAGE_KEYS = (
     "reasoning",
     "reasoning_content",
 )
+# roles whose content may be missing: a turn of calls or thought, no result
 MAY_SAY_NOTHING = (
     "assistant",
     "tool",
-)  # roles whose content may be missing: a turn of calls or thought, no result
+)
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 # plain letters, which no filter escapes; the space tells whether ends are trimmed
 MARK = "PENSTOCK_CONTINUES_HERE "

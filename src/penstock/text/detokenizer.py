@@ -33,12 +33,10 @@ class Detokenizer:
         self._skip_special = skip_special_tokens
         self._held = b""  # bytes of an unfinished character
         self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
-        self._strip = (
-            vocabulary.style.strip_left if begins else 0
-        )  # leading spaces that may still be stripped
-        self._lead = begins and bool(
-            vocabulary.first_pieces
-        )  # the first token is still to come and spells its own way
+        # leading spaces that may still be stripped
+        self._strip = vocabulary.style.strip_left if begins else 0
+        # the first token is still to come and spells its own way
+        self._lead = begins and bool(vocabulary.first_pieces)
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that these further ids complete; "" while a character is unfinished."""

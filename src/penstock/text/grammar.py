@@ -100,9 +100,8 @@ def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
             each = " | ".join(
                 json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice)
             )
-            return LLMatcher.grammar_from_lark(
-                f"start: CHOICE\nCHOICE: {each}"
-            )  # a terminal: 10,000 are no burden
+            # a terminal: 10,000 are no burden
+            return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {each}")
         return grammar_from("grammar", asked.grammar or "")
     except UsageError:  # of a number; it is a ValueError too
         raise

@@ -39,9 +39,8 @@ class StopIndex:
         self._sorted = [piece for _, piece in entries]
         self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
         self._bytes = np.frombuffer(b"".join(self._sorted), np.uint8)
-        self._ends = np.cumsum(
-            np.fromiter(map(len, self._sorted), np.int64, len(entries))
-        )  # [entries]
+        # [entries]
+        self._ends = np.cumsum(np.fromiter(map(len, self._sorted), np.int64, len(entries)))
         self.longest = max(map(len, self._sorted), default=0)  # bytes of the longest token
         self._counts = np.bincount(self._bytes, minlength=256)
 
@@ -92,9 +91,8 @@ class StopStrings:
         self.max_bytes = max(map(len, self._bytes), default=0)
         self._index, self._skip_special = index, skip_special_tokens
         self._bits: Bits | None = None
-        self._inner = frozenset(
-            letter for stop in stops for letter in stop[:-1]
-        )  # what a beginning can end with
+        # what a beginning can end with
+        self._inner = frozenset(letter for stop in stops for letter in stop[:-1])
 
     @property
     def has_bits(self) -> bool:

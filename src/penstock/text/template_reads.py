@@ -14,9 +14,8 @@ from typing import Any
 
 from penstock.text.turns import Message, Reads, as_read
 
-Run = Callable[
-    [list[Message]], str | None
-]  # renders messages; None where the template refuses them
+# renders messages; None where the template refuses them
+Run = Callable[[list[Message]], str | None]
 
 ASK: Message = {"role": "user", "content": "hi"}
 # Words that no template has.
@@ -146,8 +145,9 @@ def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
     said, apart = _called(1, content=SAID), replace(reads, beside=False)
     if probe.sees(reads, said, FIRST, THIRD, SAID):
         return reads
+    # roles that alternate may forbid it behind a turn more
     later = [
         {"role": "assistant", "content": "ok"},
         ASK,
-    ]  # roles that alternate may forbid it behind a turn more
+    ]
     return apart if probe.sees(apart, [*said, *later], FIRST, THIRD, SAID) else reads

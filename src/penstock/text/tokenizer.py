@@ -126,14 +126,12 @@ class Tokenizer:
 
     def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
         """The last `count` ids of a text, or all where it has fewer."""
-        enough = (
-            count + self.longest
-        )  # ids; the first few of a part are not those that the whole text has there
+        # ids; the first few of a part are not those that the whole text has there
+        enough = count + self.longest
         size = _USUAL * enough
         while size < len(text):
-            end = _WORD.search(
-                text, len(text) - size, len(text) - size // 2
-            )  # behind it too little would be left
+            # behind it too little would be left
+            end = _WORD.search(text, len(text) - size, len(text) - size // 2)
             start = len(text) - size if end is None else end.start() + 1
             ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
             if len(ids) >= enough:

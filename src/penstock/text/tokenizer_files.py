@@ -229,9 +229,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         return {}
     try:
         value = json.loads(_read_text(path))
-        json.dumps(
-            value, ensure_ascii=False
-        ).encode()  # half a surrogate pair, which no token's text can be
+        # half a surrogate pair, which no token's text can be
+        json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
     if not isinstance(value, dict):

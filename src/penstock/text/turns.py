@@ -180,9 +180,8 @@ def _read_arguments(given: Any) -> tuple[str, Any]:
     if not given.strip():
         return "{}", {}
     try:
-        return given, json.loads(
-            given, strict=False
-        )  # models write line ends into strings as they are
+        # models write line ends into strings as they are
+        return given, json.loads(given, strict=False)
     except (ValueError, RecursionError):
         return given, None
 

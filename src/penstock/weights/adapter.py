@@ -56,6 +56,7 @@ _KNOWN = frozenset(
         "eva_config",
     }
 )
+# others change the base's matrices too
 _SOUND_STARTS = (
     None,
     True,
@@ -63,7 +64,7 @@ _SOUND_STARTS = (
     "gaussian",
     "eva",
     "orthogonal",
-)  # others change the base's matrices too
+)
 
 
 @dataclass(slots=True)

@@ -144,11 +144,12 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     return found
 
 
+# one above the other
 _STACKED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "up_proj": ("up_proj",),
     "down_proj": ("down_proj",),
-}  # one above the other
+}
 
 
 def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
@@ -232,9 +233,8 @@ def _indexed(folder: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
     shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        long = (
-            len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE
-        )  # whether one is there could not even be asked
+        # whether one is there could not even be asked
+        long = len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE
         if Path(file).name != file or not file.endswith(".safetensors") or long:
             raise CheckpointError(
                 f"{index} puts tensor {shown(name)} in {shown(file)}, which is no safetensors file"

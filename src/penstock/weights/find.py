@@ -14,10 +14,11 @@ from penstock.errors import CapacityError, CheckpointError, UsageError
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
+# what the hub's client heeds
 ENDPOINT, OFFLINE = (
     "HF_ENDPOINT",
     ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
-)  # what the hub's client heeds
+)
 MOST_TOLD = 5  # revisions
 
 NO_GGUF = (
@@ -35,9 +36,8 @@ def find_model(model: str, revision: str | None = None) -> Path:
     revision: the hub's branch, tag or commit; UsageError for a folder. CheckpointError where
     nothing is found.
     """
-    path = os.path.expanduser(
-        model
-    )  # os.path's own tests say no, not raise, for names that no file can have
+    # os.path's own tests say no, not raise, for names that no file can have
+    path = os.path.expanduser(model)
     if os.path.isdir(path):
         if revision is not None:
             raise UsageError(

@@ -91,9 +91,8 @@ def load_weights(
     read: Read = read_tensors if opened is None else opened.read
     count, hosted = LoadedCount(len(wanted)) if told else None, list[Entry]()
     if opened is None and model.device.type == "cuda":
-        hosted = [
-            entry for entry in wanted if places[entry.name][0].in_host
-        ]  # they come to no GPU, which has no room
+        # they come to no GPU, which has no room
+        hosted = [entry for entry in wanted if places[entry.name][0].in_host]
         # Of several ranks each reads its share; mapped files are read no further than they are
         # used.
         wanted = [

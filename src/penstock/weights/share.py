@@ -66,9 +66,8 @@ def _copied(
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     held.callback(file.unlink)
     try:
-        os.posix_fallocate(
-            descriptor, 0, max(end, 1)
-        )  # else a full /dev/shm is a fault at the write
+        # else a full /dev/shm is a fault at the write
+        os.posix_fallocate(descriptor, 0, max(end, 1))
         with mmap.mmap(descriptor, max(end, 1)) as lies:
             for name, tensor in tensors.items():
                 raw = tensor.contiguous().reshape(-1).view(torch.uint8)

@@ -86,9 +86,8 @@ def write_quantized(
     raw = json.loads((folder / "config.json").read_text()) | (
         {"tie_word_embeddings": False} if untied else {}
     )
-    others = {
-        name: of for name, of in kinds.items() if of != kind or name == HEAD
-    }  # vLLM's head is no `Linear`
+    # vLLM's head is no `Linear`
+    others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}
     if config.tie_word_embeddings and not untied:
         if head := made_kind(kind, HEAD):
             others[HEAD] = head  # made of the embedding at load

@@ -62,9 +62,8 @@ def test_it_serves_and_takes_a_renewed_one(tmp_path: Path) -> None:
             body = {"prompt": [5, 6], "max_tokens": 4, "stream": True}
             with http.stream("POST", COMPLETIONS, json=body) as stream:
                 assert stream.read().endswith(b"[DONE]\n\n")
-            large = http.post(
-                COMPLETIONS, content=b"x" * 40_000_000
-            )  # ended by the connection, whose answer arrives
+            # ended by the connection, whose answer arrives
+            large = http.post(COMPLETIONS, content=b"x" * 40_000_000)
             assert large.status_code == 413
             shutil.copy(other, cert)  # half of the pair: the one that serves stays
             until(lambda: "serves stays" in serving.stderr())

@@ -124,9 +124,8 @@ def test_a_slow_engine_is_no_hang_and_an_idle_one_neither(tmp_path: Path) -> Non
     words = make_folder(tmp_path, Orders(step_seconds=0.6))
     with Serving(tmp_path, limits={"step_timeout": QUICK}) as serving:
         body = {"prompt": [1, 2, 3], "max_tokens": 4, "seed": 3, "return_token_ids": True}
-        answer = httpx.post(
-            serving.url + COMPLETIONS, json=body, timeout=600
-        )  # longer in all than a step may take
+        # longer in all than a step may take
+        answer = httpx.post(serving.url + COMPLETIONS, json=body, timeout=600)
         assert answer.json()["choices"][0]["token_ids"] == expected([1, 2, 3], 4, words, seed=3)
         assert wait_until(lambda: serving.process.poll() is not None, 1.5 * QUICK) is None
 

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from bare_http import COMPLETIONS, connect, exchange, read_all, read_one, request
-from penstock.server.api_server.http_protocol import SPARE, most_connections
 from server_fake import Running, running_server
 
+from penstock.server.api_server.http_protocol import SPARE, most_connections
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.text.tokenizer import Tokenizer
 

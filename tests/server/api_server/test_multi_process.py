@@ -17,13 +17,13 @@ import httpx
 import pytest
 from fake_runner import Orders, expected
 from in_loop import Events, close, post
-from penstock.server.api_server.multi_process import share_port
-from penstock.server.api_server.serve import serve
-from penstock.server.api_server.site import tell_unserved
 from service import COMPLETIONS, Serving, commands, make_folder, parent_of, until
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
+from penstock.server.api_server.multi_process import share_port
+from penstock.server.api_server.serve import serve
+from penstock.server.api_server.site import tell_unserved
 
 pytestmark = pytest.mark.torch
 

@@ -15,11 +15,11 @@ import httpx
 import openai
 import pytest
 from batch_fake import CHAT, COMPLETIONS, Batching, batching, jsonl, line
-from penstock.server.api_server.serve import serve
 from server_fake import running_server
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
+from penstock.server.api_server.serve import serve
 from penstock.server.batch import batch_job, input_file
 from penstock.server.batch.batch_limits import BatchJobLimits
 from penstock.server.batch.state_folder import StateFolder

@@ -279,9 +279,8 @@ def test_few_texts_of_batches_are_tokenised_at_once_and_online_ones_do_not_wait(
     monkeypatch.setattr(tokenizer, "encode_batch", encode)
     with batching(tokenizer, tmp_path, max_model_len=100_000) as server:
         ids = [server.submit(jsonl([line("a", prompt="batch" * 1000)])) for _ in range(8)]
-        at_once = min(
-            PREPARED_AT_ONCE, server.running.service.turns.long.capacity[0]
-        )  # one sandbox is left to others
+        # one sandbox is left to others
+        at_once = min(PREPARED_AT_ONCE, server.running.service.turns.long.capacity[0])
         server.running.wait_for(lambda: len(begun) == at_once)
         for each in ids:
             while server.openai.batches.retrieve(each).status != "in_progress":

@@ -60,9 +60,8 @@ def test_a_death_is_noted_though_the_disk_is_slow(
         server.running.hold(True)
 
         async def die() -> int:
-            there = len(
-                server.engine.open
-            )  # in the loop: elsewhere one more may come after it was counted
+            # in the loop: elsewhere one more may come after it was counted
+            there = len(server.engine.open)
             server.engine.alive = False
             server.engine.going.set()
             asyncio.get_running_loop().call_later(0.3, stuck.going.set)
@@ -141,9 +140,8 @@ def test_a_read_that_the_disk_does_not_answer_holds_nothing_up(
     """Closing the file waits for the read, and the loop must not wait for that:
     it serves others."""
     stuck, plain = StuckRead(jsonl(LINES)), input_file._opened
-    at = iter(
-        (False, True) if by == "a cancel" else (True,)
-    )  # the run, or the check, which reads the file first
+    # the run, or the check, which reads the file first
+    at = iter((False, True) if by == "a cancel" else (True,))
     monkeypatch.setattr(
         input_file, "_opened", lambda path: stuck.buffered() if next(at, False) else plain(path)
     )

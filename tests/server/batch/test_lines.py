@@ -475,10 +475,11 @@ def test_what_a_row_of_outputs_has_no_place_for_is_refused_by_name(name: str) ->
 def test_the_loop_doesnt_read_a_long_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
+    # by whether a line is long: threads that read it
     said: dict[bool, set[int]] = {
         False: set(),
         True: set(),
-    }  # by whether a line is long: threads that read it
+    }
 
     def noted(plain: Callable[..., Any]) -> Callable[..., Any]:
         def read(body: bytes, *more: Any) -> Any:

@@ -77,9 +77,8 @@ def refusal(file: str, whole: bytes, left: int) -> str | None:
     """What is said of a file of which so many bytes are left, where it isn't taken up."""
     if not file.endswith(".journal"):
         return "was changed since"  # rows that were vouched for are gone: somebody took them
-    return (
-        "no journal" if left <= whole.index(b"\n") else None
-    )  # the header was synced before any row
+    # the header was synced before any row
+    return "no journal" if left <= whole.index(b"\n") else None
 
 
 def goes_on(folder: Path) -> None:

@@ -22,11 +22,11 @@ import openai
 import pytest
 import server_fake
 from bare_http import COMPLETIONS, connect, read_one, request
-from penstock.server.api_server.port import bind
-from penstock.server.api_server.shutdown import signals
 from server_fake import Running, make_tokenizer, running_server
 
 from penstock.errors import CapacityError, UsageError
+from penstock.server.api_server.port import bind
+from penstock.server.api_server.shutdown import signals
 
 pytestmark = pytest.mark.torch
 

@@ -244,10 +244,8 @@ def test_nothing_waits_for_the_collector(tmp_path: Path, caplog: pytest.LogCaptu
         runner.run(main())
     for name, left in found.items():
         print(name, left.total(), dict(left.most_common(8)))
-    assert not [record for record in caplog.records if record.levelname == "ERROR"], (
-        caplog.text
-    )  # nor was one a fault
-    many = {
-        name: left for name, left in found.items() if left.total() >= ROUNDS
-    }  # an object a request
+    # nor was one a fault
+    assert not [record for record in caplog.records if record.levelname == "ERROR"], caplog.text
+    # an object a request
+    many = {name: left for name, left in found.items() if left.total() >= ROUNDS}
     assert not many, json.dumps({name: left.most_common(12) for name, left in many.items()})

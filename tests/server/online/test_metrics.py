@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx
 import pytest
-from penstock.server.api_server.routes import build_app
 from server_fake import FakeEngine
 from service import COMPLETIONS, Serving, make_folder, until
 
 from penstock.errors import UsageError
+from penstock.server.api_server.routes import build_app
 from penstock.server.online.access_log import open_log
 from penstock.server.online.api_keys import gather_keys
 from penstock.server.online.app_state import AppState
@@ -130,9 +130,8 @@ def test_expected_finish_and_aborts(tmp_path: Path) -> None:
             assert serving.metrics()["penstock:generation_tokens_per_second"] > 50
             limit = "penstock:hardware_limit_perc"
             until(lambda: serving.metrics()[limit] > 0)
-            assert (
-                0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05
-            )  # 0.24 ms of weights and KV in steps of 20 ms
+            # 0.24 ms of weights and KV in steps of 20 ms
+            assert 0.2e-3 / 0.5 < serving.metrics()[limit] < 0.05
         until(serving.at_rest)
         said = serving.metrics()
         assert said[expected] == said["penstock:generation_tokens_per_second"] == said[limit] == 0

@@ -9,10 +9,10 @@ from typing import Any
 
 import httpx
 import pytest
-from penstock.server.api_server.not_served import INSTEAD, not_served
 from server_fake import CONTEXT, Running, make_tokenizer, running_server
 
 from penstock.sandbox.sandbox_process import Job, Reply, TellJob, TokensJob
+from penstock.server.api_server.not_served import INSTEAD, not_served
 from penstock.server.online.request_limits import RequestLimits
 from penstock.server.online.token_handlers import FEW_IDS
 from penstock.server.openai.token_forms import MOST_IDS

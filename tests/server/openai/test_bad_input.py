@@ -307,9 +307,8 @@ def test_errors_say_a_way_out(http: httpx.Client) -> None:
     assert "/v1/chat/completions" in said(COMPLETIONS, json={"messages": USER})
     assert "/v1/completions" in said(CHAT, json={"prompt": "x"})
     long = said(COMPLETIONS, json={"prompt": [1] * 4000})
-    assert (
-        "this model's maximum context length is" in long and "prompt is too long" in long
-    )  # what litellm looks for
+    # what litellm looks for
+    assert "this model's maximum context length is" in long and "prompt is too long" in long
     assert "gzip; send it plain" in said(COMPLETIONS, content=gzip.compress(b'{"prompt": "x"}'))
     assert "byte order mark" in said(COMPLETIONS, content=b'\xef\xbb\xbf{"prompt": "x"}')
     assert check_shape(http.get(COMPLETIONS))["type"] == "invalid_request_error"

@@ -43,9 +43,8 @@ def test_case(server: Batching, case: Case) -> None:
     if status == 200:
         return
     assert len(server.engine.submitted) == before, "it reaches nobody"
-    assert CANARY.encode() not in body or CANARY in str(case.param), body[
-        :600
-    ]  # a field is named by its name
+    # a field is named by its name
+    assert CANARY.encode() not in body or CANARY in str(case.param), body[:600]
     assert str(NUMBER).encode() not in body, body[:600]
     error = json.loads(body)["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -76,10 +75,11 @@ def test_as_lines_of_bulk_they_are_told_as_by_themselves(server: Batching) -> No
         error = told[number]["error"]
         assert CANARY not in error["message"] or CANARY in str(case.param)
         if case.param is not ... and "prompt" not in str(case.param):
+            # a line takes one prompt
             assert error["param"] in (case.param, "prompt"), (
                 case.name,
                 error,
-            )  # a line takes one prompt
+            )
 
 
 def _line_of(case: Case) -> bytes:

@@ -11,11 +11,11 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from penstock.server.api_server.site import check_template
 from server_fake import Running, make_tokenizer, running_server
 from tool_cases import ANSWER, CALLS, CITY, PARSERS, PING, STRICT, TEMPLATE, USER, WEATHER
 
 from penstock.errors import UsageError
+from penstock.server.api_server.site import check_template
 from penstock.text.parsers.reader import AnswerParsers
 from penstock.text.tokenizer import Tokenizer
 

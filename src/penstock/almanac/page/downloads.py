@@ -21,6 +21,7 @@ from penstock.almanac.record import Point, Record, Spread
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
+# of the columns; the others are numbers
 TEXTS = (
     "file",
     "run",
@@ -43,7 +44,7 @@ TEXTS = (
     "marks",
     "failure",
     "message",
-)  # of the columns; the others are numbers
+)
 _OF_POINT = (
     "rate",
     "concurrency",

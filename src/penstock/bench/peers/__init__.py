@@ -31,9 +31,8 @@ from penstock.errors import EngineError, UsageError
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
 _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
-_BUILD = re.compile(
-    r"\(build ([1-9]\d*)"
-)  # llama.cpp's, which releases are named by; 0: whoever built it didn't say
+# llama.cpp's, which releases are named by; 0: whoever built it didn't say
+_BUILD = re.compile(r"\(build ([1-9]\d*)")
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

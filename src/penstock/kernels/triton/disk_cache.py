@@ -42,10 +42,11 @@ from penstock.kernels.binaries import Binaries
 RECORD = "triton.json"  # an artifact's; beside Triton's cache it is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
 _BINARIES_END = (".cubin", ".hsaco")
+# of what Triton writes for a kernel: the rest is for people to read
 _KEPT = (
     ".json",
     *_BINARIES_END,
-)  # of what Triton writes for a kernel: the rest is for people to read
+)
 _BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothing else
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key

@@ -11,9 +11,8 @@ from penstock.kernels import fixed_row
 LEAST: tl.constexpr = tl.constexpr(fixed_row.LEAST_BITS)
 TOP: tl.constexpr = tl.constexpr(fixed_row.TOP)
 DOWN: tl.constexpr = tl.constexpr(2.0**-fixed_row.TOP)
-ROUNDER: tl.constexpr = tl.constexpr(
-    12582912.0
-)  # 1.5 * 2**23: a float32 that this is added to ends at the ones
+# 1.5 * 2**23: a float32 that this is added to ends at the ones
+ROUNDER: tl.constexpr = tl.constexpr(12582912.0)
 ROUNDED: tl.constexpr = tl.constexpr(0x4B400000)  # its bits
 
 

@@ -70,9 +70,8 @@ class HttpProtocol(HttpToolsProtocol):
     limits: HttpLimits
     access: AccessPolicy
     most: int  # that may wait for an answer
-    idle: dict[
-        HttpProtocol, None
-    ]  # those that wait for none; first the one that has for the longest
+    # those that wait for none; first the one that has for the longest
+    idle: dict[HttpProtocol, None]
     # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each
     # connection.
     __slots__ = (
@@ -297,9 +296,8 @@ class HttpProtocol(HttpToolsProtocol):
         begun = self._answering
         answered = begun is not None and begun.response_complete and not self._head_open
         if begun is not None and not begun.response_complete:
-            answered = (
-                begun.response_started
-            )  # in the middle of an answer there is no place for another
+            # in the middle of an answer there is no place for another
+            answered = begun.response_started
             self._disconnect()
         if not answered:
             self._answer(error)

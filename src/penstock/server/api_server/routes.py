@@ -275,9 +275,8 @@ async def _on_fault(access: AccessPolicy, request: Request, error: Exception) ->
     # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never
     # silent.
     response = handlers.refuse(request, FaultError(FAILED))
-    response.headers.update(
-        access.answer_headers(request.headers.raw)
-    )  # it is made around all middleware
+    # it is made around all middleware
+    response.headers.update(access.answer_headers(request.headers.raw))
     return response
 
 

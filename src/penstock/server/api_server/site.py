@@ -41,11 +41,12 @@ if TYPE_CHECKING:
 LOOK_EVERY = 0.1  # seconds between looks at the engine's life
 LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
 BACKLOG = 4096  # connections the kernel holds while the loop is busy
+# the collector's thresholds while we serve; Python's own are 700, 10, 10
 COLLECT_EVERY = (
     20_000,
     20,
     20,
-)  # the collector's thresholds while we serve; Python's own are 700, 10, 10
+)
 
 
 @dataclass(frozen=True, slots=True)

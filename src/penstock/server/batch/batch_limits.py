@@ -15,9 +15,8 @@ class BatchJobLimits:
     max_file_bytes: int = 200_000_000
     max_line_bytes: int = 32 * 1024 * 1024  # also what a body over HTTP may have by default
     max_errors: int = 1_000  # told in full; of those beyond, the numbers alone
-    max_error_bytes: int = (
-        48 * 1024
-    )  # of those told in full, about: a page of batches has a hundred times as many
+    # of those told in full, about: a page of batches has a hundred times as many
+    max_error_bytes: int = 48 * 1024
 
     # Of one owner.
     max_unfinished: int = 1_000  # batches that aren't over; each is taken up at every start
@@ -26,9 +25,8 @@ class BatchJobLimits:
     # How they are run.
     running_batches: int = 8  # side by side
     checked_batches: int = 2  # whose lines are checked side by side
-    in_flight_bytes: int = (
-        256 << 20
-    )  # of lines at the engine, their texts and ids: six million tokens
+    # of lines at the engine, their texts and ids: six million tokens
+    in_flight_bytes: int = 256 << 20
     large_line: int = 1 << 20  # bytes; two lines beyond wait for the engine with all of their ids
     read_bytes: int = 1 << 20  # of an input that are read at a time
     outbox_bytes: int = 32 << 20  # of outcomes on their way to the disk

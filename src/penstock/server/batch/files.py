@@ -33,9 +33,8 @@ from penstock.server.openai.http_errors import HttpError
 FORM_BYTES = 64 * 1024  # of a form's body beside its file's
 MOST_LISTED = 10_000
 READ_BYTES = 256 * 1024  # of a content that are read at a time
-WRITE_BYTES = (
-    64 * 1024
-)  # of an upload that gather before they are written: about what a slow one holds
+# of an upload that gather before they are written: about what a slow one holds
+WRITE_BYTES = 64 * 1024
 _DIGITS = 9
 
 

@@ -144,9 +144,8 @@ class LinePreparer:
     def __init__(self, service: AppState) -> None:
         self.service = service
         self.answers = ResponseBudget(service.responses.most)
-        self._threads = ThreadPoolExecutor(
-            1, "penstock-batch"
-        )  # the end waits for none, as service's
+        # the end waits for none, as service's
+        self._threads = ThreadPoolExecutor(1, "penstock-batch")
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         client, check = service.client, service.patterns.check
         self._tools = PromptTools(
@@ -159,9 +158,8 @@ class LinePreparer:
             service.parsers,
             service.forms,
         )
-        self._told: set[tuple[str, int]] = (
-            set()
-        )  # where faults of ours came from, each told once in full
+        # where faults of ours came from, each told once in full
+        self._told: set[tuple[str, int]] = set()
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:
         """Reads and tokenises a line of this owner's; an outcome at once where that shows that it

@@ -73,9 +73,8 @@ class AccessLog:
             raise
         finally:
             line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
-            self._file.write(
-                msgspec.json.encode(line) + b"\n"
-            )  # in one write: lines of several servers don't mix
+            # in one write: lines of several servers don't mix
+            self._file.write(msgspec.json.encode(line) + b"\n")
 
 
 def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[str, Any]:

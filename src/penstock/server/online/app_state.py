@@ -63,18 +63,15 @@ class AppState:
     responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     yielder: Yielder = field(init=False)
-    threads: ThreadPoolExecutor = field(
-        default_factory=ThreadPoolExecutor, init=False
-    )  # for long work; no end waits
-    reader: ThreadPoolExecutor = field(
-        default_factory=lambda: ThreadPoolExecutor(1), init=False
-    )  # of long bodies
+    # for long work; no end waits
+    threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)
+    # of long bodies
+    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
     sandbox_pool: SandboxPool | None = None  # made when it is first needed
     turns: SandboxTurns = field(init=False)  # at them
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
-    marked: bool = field(
-        default=False, init=False
-    )  # whether it was told that a client sends cache marks
+    # whether it was told that a client sends cache marks
+    marked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
         self.spellings = TokenSpellings(self.client.tokenizer, self.client.facts.vocab_size)

@@ -26,10 +26,11 @@ from penstock.server.openai.http_errors import HttpError, body_of, error_headers
 
 ROOT = "/"
 OPEN_PATHS = ("/health", "/health/live", ROOT)  # what may be asked without a key
+# what begins so is answered in any crowd, and is no line of the access log
 PROBES = (
     "/health",
     "/metrics",
-)  # what begins so is answered in any crowd, and is no line of the access log
+)
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
 # RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has

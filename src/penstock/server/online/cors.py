@@ -14,12 +14,13 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 
+# headers that pages may read
 SHOWN = (
     "retry-after",
     "www-authenticate",
     "x-request-id",
     "x-should-retry",
-)  # headers that pages may read
+)
 KEPT = 600  # seconds for which a browser need not ask again
 
 

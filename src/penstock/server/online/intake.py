@@ -14,18 +14,16 @@ from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
-LARGE = (
-    1024 * 1024
-)  # bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+# bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+LARGE = 1024 * 1024
 # one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no
 # short one
 OF_LONG = 4
 TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
 
 
-BODY_RATE = (
-    16 * 1024
-)  # bytes a second that a body has to come with, once its first seconds are over
+# bytes a second that a body has to come with, once its first seconds are over
+BODY_RATE = 16 * 1024
 
 
 class BodyTimeouts:

@@ -306,9 +306,8 @@ class CallMetrics:
         self.ends: dict[str, int] = {}  # finish reason -> samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
-        self._samples: dict[
-            tuple[int, int], list[float]
-        ] = {}  # (prompt, sample) -> [its last delta's time, tokens]
+        # (prompt, sample) -> [its last delta's time, tokens]
+        self._samples: dict[tuple[int, int], list[float]] = {}
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
         """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""

@@ -18,9 +18,8 @@ from penstock.server.online.api_keys import Key
 from penstock.server.openai.http_errors import HttpError
 
 QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
-QUEUED_TOKENS = (
-    16 * 1024 * 1024
-)  # prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
+# prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
+QUEUED_TOKENS = 16 * 1024 * 1024
 WINDOW = 10.0  # seconds with work over which the drain is measured
 FIRST_WAIT = (
     5  # seconds, while there was work for less than WINDOW and nothing is known of the drain
@@ -48,13 +47,11 @@ class Pool:
         self._clock = clock
         self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
         self._since = 0.0  # where anything is open: since when
-        self._drained: deque[list[float]] = (
-            deque()
-        )  # over the last WINDOW of it: [second, amount given back]
+        # over the last WINDOW of it: [second, amount given back]
+        self._drained: deque[list[float]] = deque()
         keys = max(keys, 1)
-        self._own = max(
-            most // (2 * keys), min(most // keys, 1)
-        )  # each key's alone; of many keys 1, if it can be
+        # each key's alone; of many keys 1, if it can be
+        self._own = max(most // (2 * keys), min(most // keys, 1))
         self._shared = most - self._own * keys
         self._held: dict[str, int] = {}
 

@@ -19,10 +19,11 @@ TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
 _OUR_LARK = re.compile(
     r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL
 )
+# of structured_outputs, also beside another form
 _WHITE = (
     "disable_any_whitespace",
     "whitespace_pattern",
-)  # of structured_outputs, also beside another form
+)
 
 
 def field_of(form: BaseForm, *, of_tools: bool = False) -> str:

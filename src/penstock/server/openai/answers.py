@@ -217,9 +217,8 @@ class CompletionAnswer(BaseAnswer):
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        self._offsets: dict[
-            int, int
-        ] = {}  # choice -> characters of the tokens listed so far, where more are to come
+        # choice -> characters of the tokens listed so far, where more are to come
+        self._offsets: dict[int, int] = {}
         self._prompt_texts: dict[int, str] = {}
         self._prompt_lists: dict[int, Listed] = {}
 

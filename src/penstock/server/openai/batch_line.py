@@ -159,10 +159,11 @@ class LineNumbers:
         return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")
 
 
+# bad rows told in full, of those beyond the numbers alone; characters of what is said of one
 TOLD, LONGEST = (
     20,
     500,
-)  # bad rows told in full, of those beyond the numbers alone; characters of what is said of one
+)
 
 
 class BadRows:

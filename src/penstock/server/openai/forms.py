@@ -364,9 +364,8 @@ def convert(raw: Json, form: type[FormT], where: str = "") -> FormT:
         what, at, place = str(error).rpartition(_AT)
         what, inner = (what, place.removesuffix("`")) if at else (place, "")
         named = (where + inner).removeprefix(".") or None
-        what = re.sub(
-            r"enum value .*", "value", what, flags=re.DOTALL
-        )  # a client's own words are not said again
+        # a client's own words are not said again
+        what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
         message = f"{named}: {what[0].lower()}{what[1:]}" if named else what
         raise HttpError(message, param=named) from error

@@ -149,9 +149,8 @@ def body_of(error: PenstockError) -> bytes:
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
-    message = (
-        str(error) if ours else DIED
-    )  # an engine's own words may name paths, for the log alone
+    # an engine's own words may name paths, for the log alone
+    message = str(error) if ours else DIED
     return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
 

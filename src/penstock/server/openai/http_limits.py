@@ -20,24 +20,20 @@ LONG_BODY = 65_536
 class HttpLimits:
     """What one server takes; `docs/server.md` says what past each limit is answered."""
 
-    max_body_bytes: int = (
-        32 * 1024 * 1024
-    )  # of one body; holds 5 to 6 million token ids as models have them
-    max_values: int = (
-        8 * 1024 * 1024
-    )  # of one body's JSON, counted before it is parsed: what stands between commas
+    # of one body; holds 5 to 6 million token ids as models have them
+    max_body_bytes: int = 32 * 1024 * 1024
+    # of one body's JSON, counted before it is parsed: what stands between commas
+    max_values: int = 8 * 1024 * 1024
     max_texts: int = 1024 * 1024  # ... texts and names
     max_lists: int = 128 * 1024  # ... lists and objects
     max_prompts: int = 8_192  # of one body
     max_messages: int = 16_384
     max_parts: int = 65_536  # of all messages of one body
-    max_answer_bytes: int = (
-        2 * 1024 * 1024 * 1024
-    )  # of all buffered answers; past it the largest is given up
+    # of all buffered answers; past it the largest is given up
+    max_answer_bytes: int = 2 * 1024 * 1024 * 1024
     max_reading_bytes: int = 512 * 1024 * 1024  # of all bodies that are being received
-    max_large_bytes: int = (
-        64 * 1024 * 1024
-    )  # of all large bodies, from their heads until they are token ids
+    # of all large bodies, from their heads until they are token ids
+    max_large_bytes: int = 64 * 1024 * 1024
     body_seconds: float = 30.0  # that a body may take, and one more for each 16 KiB of it
     drain_seconds: float = 30.0  # that running requests get after the first signal
     step_timeout: float = (

@@ -38,9 +38,8 @@ def _excess(
     for at in range(0, len(body), size):
         part = np.frombuffer(body, np.uint8, min(size, len(body) - at), at)
         quote, comma = part == ord('"'), part == ord(",")
-        opening = (part | 0x20) == ord(
-            "{"
-        )  # [ and { differ in that bit, and nothing else becomes {
+        # [ and { differ in that bit, and nothing else becomes {
+        opening = (part | 0x20) == ord("{")
         if not in_texts:
             within = np.bitwise_xor.accumulate(quote) ^ inside  # behind an odd number of quotes
             comma &= ~within

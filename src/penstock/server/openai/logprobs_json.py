@@ -31,9 +31,8 @@ class Tables(NamedTuple):
 
     words: list[bytes]  # b'"word"'
     lengths: NDArray[np.int32]  # characters
-    same: NDArray[
-        np.int64
-    ]  # equal where the spelling is (its hash: an accident is one in 2**64 a pair)
+    # equal where the spelling is (its hash: an accident is one in 2**64 a pair)
+    same: NDArray[np.int64]
 
 
 class ChatTables(NamedTuple):
@@ -149,9 +148,8 @@ def completion_logprobs(
     if likely.shape[1]:
         top = _with_likely(tokens, chosen, likely, values, tables)
     else:
-        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(
-            b"\n"
-        )  # b":-0.5},{" each but the last
+        # b":-0.5},{" each but the last
+        rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")
         top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
     ends = lengths.cumsum(dtype=np.int64) + offset
@@ -203,9 +201,8 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
     _check_length(ids, positions)
     tokens, chosen, _, likely, values = positions.columns
     entries, scores, there = tokens[:, None], chosen[:, None], np.ones((len(ids), 1), np.bool_)
-    before = [
-        b',"top_logprobs":[]},'
-    ]  # what stands before an entry, by its place: an end, and a beginning
+    # what stands before an entry, by its place: an end, and a beginning
+    before = [b',"top_logprobs":[]},']
     if top:
         before = [b"}]},", b',"top_logprobs":['] + [b"},"] * top
         found = _likeliest(tokens, chosen, likely, values, top)

@@ -36,9 +36,8 @@ MANY_PARTS = 256  # messages, calls and tools of a chat that the loop doesn't pu
 A_JOB = 262_144
 
 Result = TypeVar("Result")
-Sandboxed = Callable[
-    [Sequence[Job]], Awaitable[list[Reply]]
-]  # does jobs there, for as long as somebody waits for them
+# does jobs there, for as long as somebody waits for them
+Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]
 
 
 class Aside(Protocol):

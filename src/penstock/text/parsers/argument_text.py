@@ -21,11 +21,12 @@ from penstock.text.parsers.schema_branches import Branch, Plain, Schema, branche
 from penstock.text.parsers.tool import Tool
 
 _NUMBERS = frozenset(("integer", "number"))
+# what a schema without a type is about
 _INFERRED = {
     "object": ("properties", "additionalProperties", "patternProperties"),
     "array": ("items", "prefixItems"),
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
-}  # what a schema without a type is about
+}
 _BOUNDS: dict[str, Callable[[Fraction, Fraction], bool]] = {
     "minimum": operator.ge,
     "maximum": operator.le,

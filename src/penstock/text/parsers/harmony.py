@@ -24,13 +24,14 @@ START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _STOPS = ("<|end|>", "<|call|>", "<|return|>")
 ENDS = (*_STOPS, START, CHANNEL)  # of a message; the last two where its own end is missing
 HEADER_ENDS = (MESSAGE, *_STOPS, START)  # the others where the message's mark is missing
+# a prompt ends with a role, and `to=` may follow
 HEADER_BEGINS = (
     START,
     CHANNEL,
     MESSAGE,
     "<|constrain|>",
     "to=",
-)  # a prompt ends with a role, and `to=` may follow
+)
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([A-Za-z0-9_.:/-]{1,128})")
 _THOUGHT = re.compile(r"<\|channel\|>\s*analysis")
 _TO = r"\s*(?:to=[\w.:/-]+)?\s*"
@@ -52,9 +53,8 @@ class HarmonyReader:
         self, prompt: str, *, names: Container[str] | None = None, parallel: bool = True
     ) -> None:
         self._names, self._parallel = names, parallel
-        self._kind: Kind | None = (
-            "content" if prompt.endswith(MESSAGE) else None
-        )  # of the open message; None: a header
+        # of the open message; None: a header
+        self._kind: Kind | None = "content" if prompt.endswith(MESSAGE) else None
         self._beside: Kind = "content"  # what a call's message is, if it is no call
         self._held = ""
         self._name, self._body = "", ""  # of the call that is open; its text, while it didn't begin

@@ -19,12 +19,13 @@ from penstock.text.parsers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
 _WORDS = {"true": True, "false": False, "null": None}  # JSON's, among Python's names
+# what reading a text as Python may raise
 _NO_LIST = (
     SyntaxError,
     ValueError,
     RecursionError,
     MemoryError,
-)  # what reading a text as Python may raise
+)
 
 
 def read_calls(listed: str) -> list[tuple[str, str]]:

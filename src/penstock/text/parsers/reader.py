@@ -40,10 +40,11 @@ class CallFormat(NamedTuple):
 
 
 TEMPLATE = "response_template"  # the parser that a model brings itself
+# vLLM's names of what reads harmony: calls and thought, thought
 HARMONY, HARMONY_THOUGHT = (
     "openai",
     "openai_gptoss",
-)  # vLLM's names of what reads harmony: calls and thought, thought
+)
 BOTH = (HARMONY, HARMONY_THOUGHT)
 
 

@@ -76,9 +76,8 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
     """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    cell = block[:, None] * kv_heads + torch.arange(
-        kv_heads, device=block.device
-    )  # in [blocks * Hkv]
+    # in [blocks * Hkv]
+    cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     first = cell * (2 * BLOCK_SIZE) + offset[:, None]
     rows = torch.stack((first, first + BLOCK_SIZE), 1).flatten()

@@ -77,9 +77,8 @@ def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> 
 def _group_parts(decode: DecodeInputs, own_blocks: Int, heads: int, kv_heads: int) -> list[_Part]:
     if decode.groups is None:
         return []
-    pieces: list[
-        tuple[int, int, int, int, Int]
-    ] = []  # prefix blocks, members, own blocks, group, rows
+    # prefix blocks, members, own blocks, group, rows
+    pieces: list[tuple[int, int, int, int, Int]] = []
     starts = decode.groups.start.tolist()
     for group, prefix in enumerate(decode.groups.length.tolist()):
         start, end = starts[group : group + 2]

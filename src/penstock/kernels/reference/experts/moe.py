@@ -17,9 +17,8 @@ def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tupl
     `Experts.correction`."""
     scores = scores.float()
     worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
-    plain = (
-        correction is None and by.groups == 1
-    )  # then scores say it, that no rounding has made equal
+    # then scores say it, that no rounding has made equal
+    plain = correction is None and by.groups == 1
     choice = scores if plain else worth if correction is None else worth + correction
     if by.groups > 1:
         choice = _in_groups(choice, by)

@@ -31,13 +31,11 @@ from penstock.kernels.reference.linear.linear import widened_linear
 ROWS_AT_ONCE = (
     32  # whose sums in float32 stay in a cache: 512 of 896 to 9,728 take 63 ms so, 100 at once
 )
-MOST = (
-    127 * 256 + 127
-)  # that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
+# that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
+MOST = 127 * 256 + 127
 MIDDLE = 128  # the products take rows as unsigned bytes
-LONGEST = (
-    2**16
-)  # numbers in a row of which no sum can pass 32 bits: 2**31 / (128 * 128) is twice that
+# numbers in a row of which no sum can pass 32 bits: 2**31 / (128 * 128) is twice that
+LONGEST = 2**16
 FOUR_GROUPS = (32, 64, 128, 256)  # that torch's product of four bits takes
 FOUR_ROWS = 16  # outputs come in multiples of it
 
@@ -113,9 +111,8 @@ def pack_vnni(numbers: Tensor, scale: Tensor, dtype: torch.dtype, by_fbgemm: boo
             torch.ops.onednn.qlinear_prepack(numbers, None), False, scale, zeros, dtype
         )
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="torch.quantize_per_tensor"
-        )  # what `has_fbgemm` says
+        # what `has_fbgemm` says
+        warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
         tensor = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros.long(), 0)
         return VnniMatrix(
             torch.ops.quantized.linear_prepack(tensor, None), True, scale, zeros, dtype

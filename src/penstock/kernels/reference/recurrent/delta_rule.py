@@ -99,9 +99,8 @@ def _block(
     behind them."""
     q, k, v, rate, decay = (x.transpose(0, 1) for x in (q, k, v, rate, decay))
     total = decay.cumsum(1)
-    between = (
-        (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    )  # [H, n, n]: decays from token j to i
+    # [H, n, n]: decays from token j to i
+    between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
     system = rate[..., None] * (k @ k.transpose(1, 2)) * between  # and ones on its diagonal
     since = total.exp()[..., None]
     right = rate[..., None] * (v - since * (k @ state))

@@ -77,9 +77,8 @@ def _block(
     behind them."""
     x, b, c, dt, decay = (each.transpose(0, 1) for each in (x, b, c, dt, decay))
     total = decay.cumsum(1)
-    between = (
-        (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    )  # [H, n, n]: decays from token j to i
+    # [H, n, n]: decays from token j to i
+    between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
     scores = (c @ b.transpose(1, 2)) * between * dt[:, None]
     out = scores @ x + total.exp()[..., None] * (c @ state)
     left = ((total[:, -1:] - total).exp() * dt)[..., None]

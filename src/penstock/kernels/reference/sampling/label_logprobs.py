@@ -43,8 +43,7 @@ def label_logprobs(
     else:
         column, mine = part.columns(wanted, logits.shape[1])
         raw = part.most(torch.where(mine, logits.gather(1, column).to(torch.float32), -torch.inf))
-    log_sum = (
-        raw[:, -1:] - chosen[:, None]
-    )  # the drawn token's logit and logprob are known, so this is too
+    # the drawn token's logit and logprob are known, so this is too
+    log_sum = raw[:, -1:] - chosen[:, None]
     ids.copy_(torch.where(asks, labels, ids))
     top.copy_(torch.where(asks, raw[:, :-1] - log_sum, top))

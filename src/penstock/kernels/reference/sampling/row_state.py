@@ -105,9 +105,8 @@ def advance(
     for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
         at = (queries.offset == offset).nonzero()[:, 0]
         if offset:
-            at = at[
-                told[at - 1] == queries.draft[at]
-            ]  # a draft is no negative number: what told nothing ends here
+            # a draft is no negative number: what told nothing ends here
+            at = at[told[at - 1] == queries.draft[at]]
         told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
     return told
 

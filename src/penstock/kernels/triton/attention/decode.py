@@ -231,9 +231,8 @@ def join_parts(
         for at in range(0, used, JOINED):
             here = place + at + split
             held = at + split < used
-            share = tl.exp2(
-                tl.load(part_lse + here, mask=held, other=-1e30) - largest
-            )  # of none: 0
+            # of none: 0
+            share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)
             each = tl.load(
                 part + here[:, None] * WIDTH + lane[None, :],
                 mask=held[:, None] & inside[None, :],

@@ -59,9 +59,8 @@ def eight_cells(keys, values, block, token, stride_block, stride_values, lane, W
     cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
-    return cell, tl.max_contiguous(
-        tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE]
-    )  # not found by itself
+    # not found by itself
+    return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])
 
 
 @triton.jit

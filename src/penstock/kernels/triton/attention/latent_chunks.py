@@ -206,9 +206,8 @@ def _expanded(
 ):
     """A tile of a chunk's queries of a head, each over its prompt up to itself."""
     head = tl.program_id(1)
-    chunk, row = owner(
-        start, chunks, tiles - 1 - tl.program_id(0), QUERIES
-    )  # a chunk's longest tiles go first
+    # a chunk's longest tiles go first
+    chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0), QUERIES)
     chunk_start, chunk_end = tl.load(start + chunk), tl.load(start + chunk + 1)
     if row < chunk_end:
         member = row + tl.arange(0, QUERIES)

@@ -66,9 +66,8 @@ def _prefill(
     RATIO: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
-    tile = (
-        tiles - 1 - tl.program_id(0) // KV_HEADS
-    )  # a chunk's last tiles are its longest: they go first
+    # a chunk's last tiles are its longest: they go first
+    tile = tiles - 1 - tl.program_id(0) // KV_HEADS
     chunk, row = owner(start, chunks, tile, ROWS)
     chunk_start = tl.load(start + chunk)
     chunk_end = tl.load(start + chunk + 1)

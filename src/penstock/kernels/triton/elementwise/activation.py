@@ -31,9 +31,8 @@ def both(a, b, c, d):
 @triton.jit
 def swish(gate, slope):
     """gate / (1 + exp(-slope * gate)); 1 is silu's slope."""
-    root = tl.rsqrt(
-        1.0 + tl.exp2(gate * slope * -1.4426950408889634)
-    )  # squared: the reciprocal in one instruction
+    # squared: the reciprocal in one instruction
+    root = tl.rsqrt(1.0 + tl.exp2(gate * slope * -1.4426950408889634))
     return gate * root * root
 
 
@@ -135,9 +134,8 @@ def _add_opened(
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     there, at = column < width, row * width + column
     if GATED:
-        weight = tl.load(gate + column, mask=there, other=0.0).to(
-            tl.float32
-        )  # a constant: before the wait
+        # a constant: before the wait
+        weight = tl.load(gate + column, mask=there, other=0.0).to(tl.float32)
     wait(EARLY)
     release(EARLY)
     value = tl.load(made + at, mask=there, other=0.0).to(tl.float32) * scale

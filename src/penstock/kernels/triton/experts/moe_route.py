@@ -112,9 +112,8 @@ def _route(
         at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    which = tl.minimum(
-        which // EACH * size + which % EACH, experts - 1
-    )  # the last, of scores that are no numbers
+    # the last, of scores that are no numbers
+    which = tl.minimum(which // EACH * size + which % EACH, experts - 1)
     real = place < K
     best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)
     best = tl.where(real, _worth(best, most, total, SIGMOID), 0.0)

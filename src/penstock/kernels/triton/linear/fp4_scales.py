@@ -18,10 +18,11 @@ from torch import Tensor
 
 from penstock.kernels.int_matrix import SPAN
 
+# exponents: 31 is infinity in float16; a half times less than LEAST's is no float16
 MOST, LEAST = (
     30,
     6,
-)  # exponents: 31 is infinity in float16; a half times less than LEAST's is no float16
+)
 NV_BY = 22  # an e4m3's exponent 8 becomes 30
 
 

@@ -27,9 +27,8 @@ from penstock.kernels.triton.linear.split import joined
 from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 
 MOST_PAIRED = 16  # rows
-AHEAD: tl.constexpr = tl.constexpr(
-    512
-)  # bytes of an output's weights that are asked for ahead of `wait`
+# bytes of an output's weights that are asked for ahead of `wait`
+AHEAD: tl.constexpr = tl.constexpr(512)
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
 
@@ -67,9 +66,8 @@ def _linear_fp8(
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
     x_row = m[:, None].to(tl.int64) * K + lane[None, :]
-    real = (m < M)[
-        :, None
-    ]  # many programs that load one same row for what pads a tile wait for each other: 1.2 times
+    # many programs that load one same row for what pads a tile wait for each other: 1.2 times
+    real = (m < M)[:, None]
     if EARLY > 0:
         for line in tl.static_range(AHEAD // 128):
             ahead = tl.minimum(part * each + line * 128, K - 1)

@@ -29,9 +29,8 @@ from penstock.kernels.triton.linear.widen import FLOAT8, FOUR, in_halves, widen_
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 MOST_STREAMED = 256  # rows; of an 8B's four products int4 takes 336 us, widened for the library 357
-WIDENED_AT_ONCE = (
-    2**24
-)  # numbers: 32 MB, which stay in the second-level cache until they are multiplied by
+# numbers: 32 MB, which stay in the second-level cache until they are multiplied by
+WIDENED_AT_ONCE = 2**24
 
 
 def prepare_linear_int(
@@ -73,9 +72,8 @@ def _matrix(
     dtype: torch.dtype,
     lone: Tensor | None = None,
 ) -> GroupMatrix:
-    arrived = torch.zeros(
-        8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device
-    )  # of 512 rows
+    # of 512 rows
+    arrived = torch.zeros(8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(
         weight, scale.float().t().contiguous(), zero, kind, shape, group, dtype, arrived, lone

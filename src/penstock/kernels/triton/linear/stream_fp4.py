@@ -130,9 +130,8 @@ def slices_of(m: int, n: int, k: int) -> Slices:
     outputs = 32 if few else 64 if rows == 32 else 128
     octets, warps = (128, 2) if few else (32 if rows == 128 else 64, 4 if rows == 32 else 8)
     tiles = cdiv(n, outputs) * cdiv(m, rows)
-    wanted = (
-        (25_600 if few else 16_384 if rows == 32 else 32_768) // outputs // tiles
-    )  # programs along K
+    # programs along K
+    wanted = (25_600 if few else 16_384 if rows == 32 else 32_768) // outputs // tiles
     split = 1 << max(0, wanted.bit_length() - 1)
     return Slices(
         rows, outputs, octets, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps, not few
@@ -178,9 +177,8 @@ def fp4_weight(
     products take."""
     n, k = numbers.shape[0], 2 * numbers.shape[1]
     weight, short, by = short_scales(numbers.contiguous(), scale, whole)
-    arrived = torch.zeros(
-        8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device
-    )  # of 1,024 rows
+    # of 1,024 rows
+    arrived = torch.zeros(8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device)
     return Fp4Weight(weight, in_pairs(short, k), by, dtype, arrived)
 
 

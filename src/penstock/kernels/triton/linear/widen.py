@@ -147,10 +147,11 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 @triton.jit
 def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
     """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of
-    kernels/triton/linear/fp4_scales.py, for the numbers in the low halves of 16 bytes and for those in the
-    high ones -> the first times what the scale says, and the second, [R, C]. SHARED: a thread
-    widens 16 neighbours by one scale, and what comes of it goes through shared memory to where
-    tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways.
+    kernels/triton/linear/fp4_scales.py, for the numbers in the low halves of 16 bytes and for those
+    in the high ones -> the first times what the scale says, and the second, [R, C]. SHARED: a
+    thread widens 16 neighbours by one scale, and what comes of it goes through shared memory to
+    where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer
+    ways.
     """
     # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads
     # alone

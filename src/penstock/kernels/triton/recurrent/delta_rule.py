@@ -57,10 +57,11 @@ def _rows(
     TAPS: tl.constexpr,
 ):
     """PART: values at once. KEYS, VALUES: the next powers of two of KEY and VALUE."""
+    # heads of a row beside each other: so does its memory
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
-    )  # heads of a row beside each other: so does its memory
+    )
     slot, position, fold = (
         tl.load(slots + row).to(tl.int64),
         tl.load(positions + row),

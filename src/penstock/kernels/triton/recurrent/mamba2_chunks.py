@@ -67,9 +67,8 @@ def _blocks(
             raw = tl.load(of_dt, mask=there, other=0.0).to(tl.float32)
             dt = tl.where(there, softplus(raw + tl.load(step_bias + head)), 0.0)
             total = tl.cumsum(dt * tl.load(a + head), axis=0)
-            last = tl.sum(
-                tl.where(token == BLOCK - 1, total, 0.0)
-            )  # tokens that aren't there have steps of 0
+            # tokens that aren't there have steps of 0
+            last = tl.sum(tl.where(token == BLOCK - 1, total, 0.0))
             between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
             of_head = at * HEADS + head
             seen = (met * between * dt[None, :]).to(mixed.dtype.element_ty)

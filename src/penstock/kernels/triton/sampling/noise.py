@@ -1,4 +1,5 @@
-"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which says what they are.
+"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which says what they
+are.
 
 Functions of scalars and blocks for other kernels; nothing is launched here.
 """

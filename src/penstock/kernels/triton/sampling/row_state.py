@@ -173,9 +173,8 @@ def _advance(
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    first = (i < count) & (
-        tl.load(offset + i, mask=i < count, other=1) == 0
-    )  # a row's queries follow its first one
+    # a row's queries follow its first one
+    first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
     was = tl.load(length + row, mask=first, other=0)
     most = tl.load(limit + row, mask=first, other=0)

@@ -1,5 +1,5 @@
-"""sample: one token a row, the tokens of reference/sampling/sample.py (but for near-ties) without a look at
-the host.
+"""sample: one token a row, the tokens of reference/sampling/sample.py (but for near-ties) without a
+look at the host.
 
 Three launches, the same for every mix of rows: `tile_sums` reads the logits once, `draw` takes a
 token from each row's tiles, `filters` draws again where a row asks for min_p, top_k or top_p (other

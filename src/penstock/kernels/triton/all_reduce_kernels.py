@@ -1,0 +1,332 @@
+"""Kernels of sums and gatherings over the ranks of one model: data that is its own flag, and waits
+that end. What launches them, and how it works, is `all_reduce.py`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.pdl import wait
+
+EMPTY = tl.constexpr(-1)  # of 32 bits or of 64: memory that waits
+
+
+# Numbers in `state`, int64.
+CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
+STATE = 5
+
+
+@triton.jit
+def _begin(addresses, state, room, RANKS: tl.constexpr, WIDTH: tl.constexpr):
+    """-> calls so far, lanes [WIDTH], the address of every rank's half for this call, the most
+    looks."""
+    calls = tl.load(state + CALLS)
+    lane = tl.arange(0, WIDTH)
+    bases = tl.load(addresses + lane, mask=lane < RANKS, other=0) + (calls & 1) * room
+    most = tl.load(state + MOST)
+    # Behind the first hang nobody is waited for.
+    return calls, lane, bases, tl.where(tl.load(state + HUNG) != 0, most * 0 + 1, most)
+
+
+@triton.jit
+def _memory(bases, lane, rank, KIND: tl.constexpr):
+    """A rank's memory, as a pointer to words of KIND."""
+    base = tl.sum(tl.where(lane == rank, bases, 0), axis=0)
+    return tl.multiple_of(base.to(tl.pointer_type(KIND), bitcast=True), 16)
+
+
+@triton.jit
+def _leave(state, calls, programs):
+    """The last program counts the call."""
+    tl.debug_barrier()
+    if tl.atomic_add(state + LEFT, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.store(state + LEFT, 0)
+        tl.store(state + CALLS, calls + 1)
+
+
+@triton.jit
+def _await(
+    words,
+    apart,
+    place,
+    onward,
+    count,
+    me,
+    state,
+    most,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Waits until no word of another rank is EMPTY; notes whose are, where it has looked often
+    enough. Rank r's lie r * apart behind `words` [BLOCK]: as many of them as have r * onward +
+    place [BLOCK] below count."""
+    late, looks = tl.full((), 1, tl.int32), most * 0
+    while (late > 0) & (looks < most):
+        missing = tl.zeros((BLOCK,), tl.int32)
+        for rank in tl.static_range(RANKS):
+            there = (place + rank * onward < count) & (rank != me)
+            seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+            missing = missing | (seen == EMPTY).to(tl.int32)
+        late = tl.max(missing, axis=0)
+        looks += 1
+    if late > 0:  # noqa: SIM102  `and` would look at both
+        if tl.load(state + HUNG) == 0:  # behind the first hang late ranks are no news
+            for rank in tl.static_range(RANKS):
+                there = (place + rank * onward < count) & (rank != me)
+                seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+                if tl.max((seen == EMPTY).to(tl.int32), axis=0) > 0:
+                    absent = tl.full((), rank + 1, tl.int64)
+                    tl.store(state + HUNG, absent)
+                    tl.store(
+                        tl.load(state + HOST).to(tl.pointer_type(tl.int64), bitcast=True), absent
+                    )
+
+
+@triton.jit
+def _sendable(word):
+    return tl.where(word == EMPTY, EMPTY - 1, word)
+
+
+@triton.jit
+def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
+    """A number of KIND in words of 32 bits -> float32. NTH: 0, or 1 for the second of 16 bits."""
+    if tl.float32 == KIND:
+        number = word.to(tl.float32, bitcast=True)
+    else:
+        number = (word >> (16 * NTH)).to(tl.int16).to(KIND, bitcast=True).to(tl.float32)
+    return number
+
+
+@triton.jit
+def _word(first, second, KIND: tl.constexpr):
+    """Numbers in float32 -> words of 32 bits, which hold one of KIND, or two."""
+    if tl.float32 == KIND:
+        word = first.to(tl.int32, bitcast=True)
+    else:
+        low = first.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) & 0xFFFF
+        word = low | (second.to(KIND).to(tl.int16, bitcast=True).to(tl.int32) << 16)
+    return word
+
+
+@triton.jit
+def _sum(
+    words,
+    apart,
+    at,
+    count,
+    own,
+    me,
+    state,
+    most,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Waits for the others' words of `at` -> their sum with `own`; puts EMPTY in their place."""
+    first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
+    if tl.max(missing, axis=0) > 0:
+        _await(words, apart, at, 0, count, me, state, most, RANKS, BLOCK)
+        first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
+    _empty(words, apart, at, 0, count, me, RANKS, BLOCK)
+    return _word(first, second, KIND)
+
+
+@triton.jit
+def _add(
+    words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """-> sums of what there is of the first and the second number in each word; where words are
+    EMPTY: 1."""
+    first, second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    missing = tl.zeros((BLOCK,), tl.int32)
+    for rank in tl.static_range(RANKS):
+        came = tl.load(
+            words + rank * apart, mask=(at < count) & (rank != me), other=0, volatile=True
+        )
+        missing = missing | (came == EMPTY).to(tl.int32)
+        word = tl.where(rank == me, own, came)
+        first += _number(word, KIND, 0)
+        second += _number(word, KIND, 1)
+    return first, second, missing
+
+
+@triton.jit
+def _take(
+    words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr
+):
+    """Copies the others' words to `out` as they are -> where some are EMPTY: 1. As _await."""
+    missing = tl.zeros((BLOCK,), tl.int32)
+    for rank in tl.static_range(RANKS):
+        there = (place + rank * onward < count) & (rank != me)
+        came = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
+        tl.store(out + rank * out_apart, came.to(tl.int32), mask=there)
+        missing = missing | (came == EMPTY).to(tl.int32)
+    return missing
+
+
+@triton.jit
+def _receive(
+    words,
+    apart,
+    out,
+    out_apart,
+    place,
+    onward,
+    count,
+    me,
+    state,
+    most,
+    RANKS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Waits for the others' words, copies rank r's to r * out_apart behind `out` [BLOCK], puts
+    EMPTY in their place."""
+    missing = _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
+    if tl.max(missing, axis=0) > 0:
+        _await(words, apart, place, onward, count, me, state, most, RANKS, BLOCK)
+        _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
+    _empty(words, apart, place, onward, count, me, RANKS, BLOCK)
+
+
+@triton.jit
+def _empty(words, apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
+    tl.debug_barrier()  # a word may be read by another thread than the one that empties it
+    for rank in tl.static_range(RANKS):
+        there = (place + rank * onward < count) & (rank != me)
+        tl.store(words + rank * apart, tl.full((BLOCK,), -1, words.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["units", "room", "me"])
+def one_shot_kernel(
+    x,
+    out,
+    addresses,
+    state,
+    units,
+    room,
+    me,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """x [units * UNIT] int32, words of KIND -> out, the sum's words."""
+    wait(EARLY)
+    count = units * UNIT  # so the compiler knows what divides it, and moves 16 bytes at a time
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    apart = (count + BLOCK - 1) // BLOCK * BLOCK
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        own = _sendable(tl.load(x + at, mask=at < count))
+        for step in tl.static_range(
+            1, RANKS
+        ):  # each begins with another neighbour: all links are at work
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32)
+            tl.store(theirs + me * apart + at, own, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int32)
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        own = tl.load(x + at, mask=at < count, other=0)
+        total = _sum(mine + at, apart, at, count, own, me, state, most, KIND, RANKS, BLOCK)
+        tl.store(out + at, total, mask=at < count)
+    _leave(state, calls, programs)
+
+
+@triton.jit(do_not_specialize=["units", "room", "me"])
+def two_shots_kernel(
+    x,
+    out,
+    addresses,
+    state,
+    units,
+    room,
+    me,
+    KIND: tl.constexpr,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNIT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """Takes and gives what one_shot_kernel does. Of RANKS blocks that lie together rank r adds up
+    the r-th."""
+    wait(EARLY)
+    count = units * UNIT
+    STEP: tl.constexpr = BLOCK * RANKS
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    # words that one rank sends to another, up to a block
+    apart = (count + STEP - 1) // STEP * BLOCK
+    along = tl.arange(0, BLOCK)
+    for first in range(program * STEP, count, programs * STEP):
+        for step in tl.static_range(1, RANKS):
+            rank = (me + step) % RANKS
+            at = first + rank * BLOCK + along
+            own = _sendable(tl.load(x + at, mask=at < count))
+            theirs = _memory(bases, lane, rank, tl.int32) + me * apart + first // STEP * BLOCK
+            tl.store(theirs + along, own, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int32)
+    for first in range(program * STEP, count, programs * STEP):
+        at = first + me * BLOCK + along
+        own = tl.load(x + at, mask=at < count, other=0)
+        parts = mine + first // STEP * BLOCK + along
+        total = _sendable(_sum(parts, apart, at, count, own, me, state, most, KIND, RANKS, BLOCK))
+        tl.store(out + at, total, mask=at < count)
+        for step in tl.static_range(1, RANKS):
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32) + RANKS * apart
+            tl.store(theirs + at, total, mask=at < count)
+    sums = mine + RANKS * apart
+    for first in range(program * STEP, count, programs * STEP):
+        place = first + along
+        _receive(
+            sums + place,
+            BLOCK,
+            out + place,
+            BLOCK,
+            place,
+            BLOCK,
+            count,
+            me,
+            state,
+            most,
+            RANKS,
+            BLOCK,
+        )
+    _leave(state, calls, programs)
+
+
+@triton.jit(do_not_specialize=["count", "room", "me"])
+def gather_kernel(
+    x,
+    out,
+    addresses,
+    state,
+    count,
+    room,
+    me,
+    RANKS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """x [count] int32 -> out [RANKS, count], every rank's. Words go in 64 bits, which are never
+    EMPTY."""
+    wait(EARLY)
+    program, programs = tl.program_id(0), tl.num_programs(0)
+    calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
+    apart = (count + BLOCK - 1) // BLOCK * BLOCK
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        own = tl.load(x + at, mask=at < count)
+        tl.store(out + me * count + at, own, mask=at < count)
+        for step in tl.static_range(1, RANKS):
+            theirs = _memory(bases, lane, (me + step) % RANKS, tl.int64)
+            tl.store(theirs + me * apart + at, own.to(tl.int64) & 0xFFFFFFFF, mask=at < count)
+    mine = _memory(bases, lane, me, tl.int64)
+    for first in range(program * BLOCK, count, programs * BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        _receive(mine + at, apart, out + at, count, at, 0, count, me, state, most, RANKS, BLOCK)
+    _leave(state, calls, programs)

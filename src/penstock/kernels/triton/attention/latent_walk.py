@@ -1,0 +1,136 @@
+"""Pieces of the kernels over latent vectors: the queries of a program, the walk over a sequence's
+vectors, the write of its answers."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _queries(
+    q,
+    row,
+    row_end,
+    part,
+    stride,
+    HEADS: tl.constexpr,
+    HELD: tl.constexpr,
+    QUERIES: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+):
+    """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS
+    -> rows, heads, which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and
+    what turns [M, TURNING_PAD]."""
+    at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
+    high = RANK_PAD // 2 + low
+    member, head = row + at // HELD, part * HELD + at % HELD
+    valid = (member < row_end) & (at < QUERIES // HELD * HELD) & (head < HEADS)
+    cell = q + member.to(tl.int64)[:, None] * stride + head[:, None] * (RANK + TURNING)
+    front = tl.load(cell + low[None, :], mask=valid[:, None] & (low < RANK)[None, :], other=0.0)
+    back = tl.load(cell + high[None, :], mask=valid[:, None] & (high < RANK)[None, :], other=0.0)
+    turned = tl.load(
+        cell + RANK + turn[None, :], mask=valid[:, None] & (turn < TURNING)[None, :], other=0.0
+    )
+    return member, head, valid, front, back, turned
+
+
+@triton.jit
+def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
+    """Queries as they are multiplied by what is stored, the scale of their scores, and that of
+    answers. Vectors in eight bits are widened to float16, as `flash_loop.with_eight` has it:
+    queries, which are 4 powers of two smaller, have the vectors' scale in them."""
+    of_answer = 1.0
+    if EIGHT:
+        of_answer = tl.load(of_eight)
+        if turned.dtype == tl.float32:
+            front, back = front * of_answer, back * of_answer
+        else:
+            front = (front.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            back = (back.to(tl.float32) * (of_answer * 0.0625)).to(tl.float16)
+            turned, scale = (turned * 0.0625).to(turned.dtype), scale * 16
+    return front, back, turned, scale, of_answer
+
+
+@triton.jit
+def _walk(
+    front,
+    back,
+    turned,
+    state_max,
+    state_sum,
+    low,
+    high,
+    vectors,
+    beside,
+    table,
+    begin,
+    end,
+    position,
+    scale,
+    stride_block,
+    stride_beside,
+    EIGHT: tl.constexpr,
+    TOKENS: tl.constexpr,
+    RANK: tl.constexpr,
+    TURNING: tl.constexpr,
+    RANK_PAD: tl.constexpr,
+    TURNING_PAD: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of
+    whole ones, from a block's first token on. A second walk without masks, over what every query
+    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps.
+    """
+    token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
+    beyond = RANK_PAD // 2 + lane
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    BESIDE: tl.constexpr = TURNING if EIGHT else FROM
+    for at in range(begin, end, TOKENS):
+        where = at + token
+        stored = where < end
+        block = tl.load(table + where // 16, mask=stored, other=0).to(tl.int64)
+        cell = vectors + block * stride_block + where % 16 * FROM
+        one = tl.load(
+            cell[:, None] + lane[None, :], mask=stored[:, None] & (lane < RANK)[None, :], other=0.0
+        )
+        two = tl.load(
+            cell[:, None] + beyond[None, :],
+            mask=stored[:, None] & (beyond < RANK)[None, :],
+            other=0.0,
+        )
+        keys = beside + block * stride_beside + where % 16 * BESIDE
+        key = tl.load(
+            keys[:, None] + turn[None, :],
+            mask=stored[:, None] & (turn < TURNING)[None, :],
+            other=0.0,
+        )
+        if EIGHT:
+            one, two = one.to(front.dtype), two.to(front.dtype)
+        scores = tl.dot(turned, tl.trans(key), input_precision=PRECISION)
+        scores = tl.dot(front, tl.trans(one), scores, input_precision=PRECISION)
+        scores = tl.dot(back, tl.trans(two), scores, input_precision=PRECISION)
+        scores = tl.where(stored[None, :] & (where[None, :] <= position[:, None]), scores, -1e30)
+        larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
+        weights = tl.exp2(scores * scale - larger[:, None])
+        shrink = tl.exp2(state_max - larger)
+        state_sum = state_sum * shrink + tl.sum(weights, 1)
+        weights = weights.to(one.dtype)
+        low = tl.dot(weights, one, low * shrink[:, None], input_precision=PRECISION)
+        high = tl.dot(weights, two, high * shrink[:, None], input_precision=PRECISION)
+        state_max = larger
+    return state_max, state_sum, low, high
+
+
+@triton.jit
+def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
+    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid`
+    says."""
+    lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
+    beyond = RANK_PAD // 2 + lane
+    dtype: tl.constexpr = to.dtype.element_ty
+    tl.store(to[:, None] + lane, (low * share[:, None]).to(dtype), mask=there & (lane < RANK))
+    tl.store(to[:, None] + beyond, (high * share[:, None]).to(dtype), mask=there & (beyond < RANK))

@@ -1,0 +1,414 @@
+"""Kernels of the experts' products: rows sorted by expert, tiles of each expert's rows, and the sum
+over a token's experts. What launches them is `moe.py`."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.elementwise.activation import gated
+from penstock.kernels.triton.experts.moe_steps import step, step_of_four, step_of_integers
+from penstock.kernels.triton.linear.fp8 import store_fp8
+from penstock.kernels.triton.linear.stream_fp4 import scale_pairs
+from penstock.kernels.triton.linear.widen import FOUR
+from penstock.kernels.triton.pdl import release, wait
+
+
+@triton.jit
+def _tile(
+    x,
+    x_low,
+    x_scale,
+    w,
+    w_scale,
+    w_more,
+    bias,
+    out,
+    out_low,
+    out_scale,
+    pairs,
+    expert,
+    first,
+    rows,
+    block,
+    N,
+    K,
+    slope,
+    most,
+    TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    FIRST: tl.constexpr,
+    GATED: tl.constexpr,
+    SORTED: tl.constexpr,
+    W_SCALES: tl.constexpr,
+    X_SCALES: tl.constexpr,
+    PAIRED: tl.constexpr,
+    INTEGERS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    WIDE: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WG: tl.constexpr,
+    XG: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr,
+):
+    """BM slots from `first` on, of which `rows` are the expert's, by BN of its outputs:
+    `_grouped`'s arguments."""
+    m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
+    real = m < rows
+    slot = (first + m).to(tl.int64)
+    pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
+    source = pair // TOP_K if FIRST else slot
+    # its row in all experts'
+    matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
+    FLOATS: tl.constexpr = W_SCALES == 3
+    HALVES: tl.constexpr = 2 if FLOATS or INTEGERS == FOUR else 1
+    octet = tl.arange(0, BK // 2)
+    if HALVES == 2:
+        w_row, below = (
+            w + matrix[:, None] * (K // 2) + octet[None, :],
+            tl.cast(N, tl.int64) * (K // 2),
+        )
+        lane = octet // 16 * 32 + octet % 16
+    else:
+        w_row, below = w + matrix[:, None] * K + lane[None, :], tl.cast(N, tl.int64) * K
+    x_row = source[:, None] * K + lane[None, :]
+    sums, low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    up, up_low = tl.zeros((BN, BM), tl.float32), tl.zeros((BN, BM), tl.float32)
+    SCALED: tl.constexpr = (W_SCALES == 2) | (X_SCALES == 2)
+    for at in tl.range(0, K, BK, num_stages=STAGES):
+        inside = (at + lane < K)[None, :]
+        held = real[:, None] if EVEN_K else real[:, None] & inside
+        if INTEGERS > 0:
+            of_w = (expert.to(tl.int64) * tl.cdiv(K, WG) + at // WG) * (
+                2 * N if GATED else N
+            ) + tl.minimum(n, N - 1)
+            w_factor, up_factor = 1.0, 1.0
+            if SCALED:
+                w_factor = tl.load(w_scale + of_w)[:, None]
+                if GATED:
+                    up_factor = tl.load(w_scale + of_w + N)[:, None]
+            sums = step_of_integers(
+                sums,
+                w_row + at // HALVES,
+                w_more + of_w,
+                x,
+                x_row + at,
+                inside,
+                held,
+                w_factor,
+                SCALED,
+                INTEGERS,
+                ZEROS,
+                EVEN_K,
+            )
+            if GATED:
+                up = step_of_integers(
+                    up,
+                    w_row + below + at // HALVES,
+                    w_more + of_w + N,
+                    x,
+                    x_row + at,
+                    inside,
+                    held,
+                    up_factor,
+                    SCALED,
+                    INTEGERS,
+                    ZEROS,
+                    EVEN_K,
+                )
+        elif FLOATS:
+            every = 2 * N if GATED else N
+            own = w_scale + expert.to(tl.int64) * tl.cdiv(K, 256) * every * 8
+            pairs_of = scale_pairs(own, tl.minimum(n, N - 1), every, at // BK, BK // 2)
+            sums = step_of_four(
+                sums,
+                w_row + at // 2,
+                pairs_of,
+                x,
+                x_row + at,
+                inside,
+                held,
+                BN,
+                BK // 2,
+                BN >= 64,
+                EVEN_K,
+            )
+            if GATED:
+                pairs_of = scale_pairs(own, tl.minimum(n, N - 1) + N, every, at // BK, BK // 2)
+                up = step_of_four(
+                    up,
+                    w_row + below + at // 2,
+                    pairs_of,
+                    x,
+                    x_row + at,
+                    inside,
+                    held,
+                    BN,
+                    BK // 2,
+                    BN >= 64,
+                    EVEN_K,
+                )
+        else:
+            factor = 1.0
+            if X_SCALES == 2:
+                factor = tl.load(
+                    x_scale + source * tl.cdiv(K, XG) + at // XG, mask=real, other=0.0
+                )[None, :]
+            w_factor, up_factor = factor, factor
+            if W_SCALES == 2:
+                of_w = w_scale + matrix * tl.cdiv(K, WG) + at // WG
+                w_factor = factor * tl.load(of_w)[:, None]
+                if GATED:
+                    up_factor = factor * tl.load(of_w + N * tl.cdiv(K, WG))[:, None]
+            sums, low = step(
+                sums,
+                low,
+                w_row + at,
+                x,
+                x_low,
+                x_row + at,
+                inside,
+                held,
+                w_factor,
+                SCALED,
+                PAIRED,
+                EVEN_K,
+            )
+            if GATED:
+                up, up_low = step(
+                    up,
+                    up_low,
+                    w_row + below + at,
+                    x,
+                    x_low,
+                    x_row + at,
+                    inside,
+                    held,
+                    up_factor,
+                    SCALED,
+                    PAIRED,
+                    EVEN_K,
+                )
+    if PAIRED and not SCALED:
+        sums += low / 16.0
+        up += up_low / 16.0
+    if X_SCALES == 1:
+        of_row = tl.load(x_scale + source, mask=real, other=0.0)[None, :]
+        sums *= of_row
+        up *= of_row
+    if (W_SCALES == 1) | FLOATS:
+        of_rows = w_more if FLOATS else w_scale
+        sums *= tl.load(of_rows + matrix)[:, None]
+        if GATED:
+            up *= tl.load(of_rows + matrix + N)[:, None]
+    if HAS_BIAS:
+        sums += tl.load(bias + matrix).to(tl.float32)[:, None]
+        if GATED:
+            up += tl.load(bias + matrix + N).to(tl.float32)[:, None]
+    there = (n < N)[None, :] & real[:, None]
+    if FIRST:
+        if CLAMPED:
+            sums, up = tl.minimum(sums, most), tl.minimum(tl.maximum(up, -most), most) + 1.0
+        positive = tl.maximum(sums, 0.0)
+        value = tl.trans(gated(sums, slope, GATED) * up if GATED else positive * positive).to(WIDE)
+        at_slot = slot[:, None] * N + n[None, :]
+        if FP8 > 0:
+            scale_at = slot[:, None] * tl.num_programs(0) + block
+            store_fp8(
+                tl.where(there, value, 0.0),
+                out,
+                out_low,
+                out_scale,
+                at_slot,
+                there,
+                scale_at,
+                real[:, None],
+                FP8,
+            )
+        else:
+            tl.store(out + at_slot, value, mask=there)
+    else:
+        tl.store(out + pair[:, None] * N + n[None, :], tl.trans(sums).to(WIDE), mask=there)
+
+
+@triton.jit
+def _grouped(
+    x,
+    x_low,
+    x_scale,
+    w,
+    w_scale,
+    w_more,
+    bias,
+    out,
+    out_low,
+    out_scale,
+    pairs,
+    tiles,
+    chosen,
+    N,
+    K,
+    slope,
+    most,
+    TOP_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    CLAMPED: tl.constexpr,
+    FIRST: tl.constexpr,
+    GATED: tl.constexpr,
+    SORTED: tl.constexpr,
+    W_SCALES: tl.constexpr,
+    X_SCALES: tl.constexpr,
+    PAIRED: tl.constexpr,
+    INTEGERS: tl.constexpr,
+    ZEROS: tl.constexpr,
+    FP8: tl.constexpr,
+    WIDE: tl.constexpr,
+    BM: tl.constexpr,
+    FEW: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    WG: tl.constexpr,
+    XG: tl.constexpr,
+    EVEN_K: tl.constexpr,
+    STAGES: tl.constexpr,
+    EARLY: tl.constexpr,
+):
+    """FIRST: rows of x by token, out by slot, N of gate and up each (GATED: the kind of
+    `activation.gated`; 0: of up alone); else rows of x by slot, out by pair.
+
+    W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a
+    part; 3: weights in four-bit floats, with pairs of `fp4_scales.py` [experts, ceil(K / 256),
+    outputs, 8], and w_more [experts, outputs], what a row is multiplied by.   INTEGERS: what a byte
+    of them holds, 0: they are none; those have scales, and ZEROS perhaps (w_more), group by group:
+    [experts, K / WG, outputs].   FEW: a tile that holds no more rows than so is multiplied as one
+    of FEW, not of BM: the last of an expert's.
+    """
+    wait(EARLY)
+    tile, block = tl.program_id(1), tl.program_id(0)
+    if SORTED:
+        expert, first, rows = (
+            tl.load(tiles + 3 * tile),
+            tl.load(tiles + 3 * tile + 1),
+            tl.load(tiles + 3 * tile + 2),
+        )
+    else:
+        expert, first, rows = tl.load(chosen + tile), tile, 1
+    if rows > FEW:
+        _tile(
+            x,
+            x_low,
+            x_scale,
+            w,
+            w_scale,
+            w_more,
+            bias,
+            out,
+            out_low,
+            out_scale,
+            pairs,
+            expert,
+            first,
+            rows,
+            block,
+            N,
+            K,
+            slope,
+            most,
+            TOP_K,
+            HAS_BIAS,
+            CLAMPED,
+            FIRST,
+            GATED,
+            SORTED,
+            W_SCALES,
+            X_SCALES,
+            PAIRED,
+            INTEGERS,
+            ZEROS,
+            FP8,
+            WIDE,
+            BM,
+            BN,
+            BK,
+            WG,
+            XG,
+            EVEN_K,
+            STAGES,
+        )
+    elif FEW > 0:  # noqa: SIM102 - it alone is known when this is compiled
+        if rows > 0:
+            _tile(
+                x,
+                x_low,
+                x_scale,
+                w,
+                w_scale,
+                w_more,
+                bias,
+                out,
+                out_low,
+                out_scale,
+                pairs,
+                expert,
+                first,
+                rows,
+                block,
+                N,
+                K,
+                slope,
+                most,
+                TOP_K,
+                HAS_BIAS,
+                CLAMPED,
+                FIRST,
+                GATED,
+                SORTED,
+                W_SCALES,
+                X_SCALES,
+                PAIRED,
+                INTEGERS,
+                ZEROS,
+                FP8,
+                WIDE,
+                FEW,
+                BN,
+                BK,
+                WG,
+                XG,
+                EVEN_K,
+                STAGES,
+            )
+
+
+@triton.jit
+def _summed(
+    made,
+    weights,
+    out,
+    counts,
+    experts,
+    d,
+    K: tl.constexpr,
+    EARLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Adds up a token's rows by their weights, in order, and leaves the experts' counts at zero."""
+    wait(EARLY)
+    release(EARLY)
+    token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for j in tl.static_range(K):
+        row = tl.load(made + (token * K + j) * d + column, mask=column < d, other=0.0).to(
+            tl.float32
+        )
+        total += row * tl.load(weights + token * K + j)
+    tl.store(out + token * d + column, total.to(out.dtype.element_ty), mask=column < d)
+    if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+        for at in range(0, experts, BLOCK):
+            lane = at + tl.arange(0, BLOCK)
+            tl.store(counts + lane, tl.zeros((BLOCK,), tl.int32), mask=lane < experts)

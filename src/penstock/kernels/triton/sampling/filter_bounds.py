@@ -1,0 +1,368 @@
+"""Bounds of the sampling filters, found without a sort: the k-th largest logit, the smallest set of
+tokens whose probability reaches top-p, the tokens at the bound in order of their ids."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from penstock.kernels.triton.sampling.tile_sums import load_tiles
+
+_LOWEST = tl.constexpr(-3.4028234663852886e38)
+
+
+_ALL_IDS = tl.constexpr(2147483647)  # the bound of an id that leaves nothing out
+
+
+@triton.jit
+def _key(value):
+    """float32 -> int64 that sorts as the values do."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
+
+
+@triton.jit
+def _value(key, shift):
+    """The largest float32 whose key, without its last `shift` bits, is `key`'s, for keys < 0; else
+    the smallest: in both cases the one whose last `shift` bits are 0, as a bfloat16's are with
+    shift 16."""
+    low = tl.where(key < 0, (1 << shift) - 1, 0).to(tl.int64)
+    bits = ((key << shift) | low).to(tl.int32)
+    return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _list(listed, tile, tiles, flags):
+    """Writes the flagged tiles' ids (of those that there are) into `listed`,
+    in order -> how many."""
+    flags = (flags & (tile < tiles)).to(tl.int32)
+    place = tl.cumsum(flags, axis=0) - 1
+    tl.debug_barrier()  # who still reads the list before
+    tl.store(listed + place, tile, mask=flags > 0)
+    tl.debug_barrier()
+    return tl.sum(flags, axis=0)
+
+
+@triton.jit
+def _some(
+    logits,
+    adjusted,
+    line,
+    listed,
+    first,
+    count,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Ids [SOME, TILE] and logits of the tiles listed[first] and on, -inf past `count`."""
+    place = first + tl.arange(0, SOME)
+    tile = tl.load(listed + place, mask=place < count, other=0)
+    token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
+    there = (place < count)[:, None] & (token < vocabulary)
+    return token, load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED)
+
+
+@triton.jit
+def _inside(logit, token, value, bound):
+    return (logit > value) | ((logit == value) & (token <= bound))
+
+
+@triton.jit
+def _masses(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    bound,
+    floor,
+    top,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Mass of the tokens inside (value, bound) with e at least floor."""
+    total = tl.zeros((SOME, TILE), tl.float32)
+    for first in range(0, count, SOME):
+        token, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        e = tl.exp2((logit - top) * scale2)
+        total += tl.where(_inside(logit, token, value, bound) & (e >= floor), e, 0.0)
+    return tl.sum(tl.sum(total, axis=1), axis=0)
+
+
+@triton.jit
+def _from(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    top,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Of the listed tiles: tokens with logit >= value, tokens with logit > value, mass of those >
+    value."""
+    upto = tl.zeros((SOME, TILE), tl.int32)
+    more = tl.zeros((SOME, TILE), tl.int32)
+    total = tl.zeros((SOME, TILE), tl.float32)
+    for first in range(0, count, SOME):
+        _, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        upto += (logit >= value).to(tl.int32)
+        more += (logit > value).to(tl.int32)
+        total += tl.where(logit > value, tl.exp2((logit - top) * scale2), 0.0)
+    return (
+        tl.sum(tl.sum(upto, axis=1), axis=0),
+        tl.sum(tl.sum(more, axis=1), axis=0),
+        tl.sum(tl.sum(total, 1), axis=0),
+    )
+
+
+@triton.jit
+def _nth_equal(
+    logits,
+    adjusted,
+    line,
+    listed,
+    count,
+    value,
+    nth,
+    vocabulary,
+    use_adjusted,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The id of the nth token (from 1) whose logit is `value`; all ids where there are fewer."""
+    seen = tl.full((), 0, tl.int32)
+    found = tl.full((), _ALL_IDS, tl.int32)
+    for first in range(0, count, SOME):
+        token, logit = _some(
+            logits,
+            adjusted,
+            line,
+            listed,
+            first,
+            count,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        equal = (logit == value).to(tl.int32)
+        each = tl.sum(equal, axis=1)
+        before = tl.cumsum(each, axis=0) - each + seen
+        upto = tl.cumsum(equal, axis=1) + before[:, None]
+        hit = (equal > 0) & (upto == nth)
+        found = tl.minimum(found, tl.min(tl.min(tl.where(hit, token, _ALL_IDS), axis=1), axis=0))
+        seen += tl.sum(each, axis=0)
+    return found
+
+
+@triton.jit
+def _kth_peak(peak, k, low, high):
+    """The largest key that at least k peaks reach, of keys low .. high; low if no key is reached by
+    so many."""
+    keys = _key(peak)
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        enough = tl.sum((keys >= middle).to(tl.int32), axis=0) >= k
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle - 1)
+    return low
+
+
+@triton.jit
+def _top_k_bound(
+    logits,
+    adjusted,
+    line,
+    listed,
+    tile,
+    tiles,
+    peak,
+    top,
+    k,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    shift,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The k-th token in the order: its logit and id. The k largest lie in tiles that reach the k-th
+    largest peak."""
+    high = _key(top) >> shift
+    low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
+    low = low >> shift
+    count = _list(listed, tile, tiles, peak >= _value(low, shift))
+    while low < high:
+        middle = low + (high - low + 1) // 2
+        upto, _, _ = _from(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            _value(middle, shift),
+            top,
+            scale2,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        low = tl.where(upto >= k, middle, low)
+        high = tl.where(upto >= k, high, middle - 1)
+    value = _value(low, shift)
+    upto, more, _ = _from(
+        logits,
+        adjusted,
+        line,
+        listed,
+        count,
+        value,
+        top,
+        scale2,
+        vocabulary,
+        use_adjusted,
+        HAS_ADJUSTED,
+        SOME,
+        TILE,
+    )
+    bound = tl.full((), _ALL_IDS, tl.int32)
+    if upto > k:
+        bound = _nth_equal(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            value,
+            k - more,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+    return value, bound
+
+
+@triton.jit
+def _top_p_bound(
+    logits,
+    adjusted,
+    line,
+    listed,
+    tile,
+    tiles,
+    peak,
+    top,
+    lowest,
+    allowed,
+    scale2,
+    vocabulary,
+    use_adjusted,
+    shift,
+    HAS_ADJUSTED: tl.constexpr,
+    SOME: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """The last token with a mass below `allowed` above it: its logit, at least `lowest`, and id."""
+    low, high = _key(lowest) >> shift, _key(top) >> shift
+    count = _list(listed, tile, tiles, peak >= lowest)
+    while low < high:
+        middle = low + (high - low) // 2
+        _, _, above = _from(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            _value(middle, shift),
+            top,
+            scale2,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+        high = tl.where(above < allowed, middle, high)
+        low = tl.where(above < allowed, low, middle + 1)
+    value = _value(low, shift)
+    upto, more, above = _from(
+        logits,
+        adjusted,
+        line,
+        listed,
+        count,
+        value,
+        top,
+        scale2,
+        vocabulary,
+        use_adjusted,
+        HAS_ADJUSTED,
+        SOME,
+        TILE,
+    )
+    # With j equal tokens before it, one stays if above + j * e < allowed.
+    stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
+    bound = tl.full((), _ALL_IDS, tl.int32)
+    if stay < upto - more:
+        nth = tl.maximum(stay, 1.0).to(tl.int32)
+        bound = _nth_equal(
+            logits,
+            adjusted,
+            line,
+            listed,
+            count,
+            value,
+            nth,
+            vocabulary,
+            use_adjusted,
+            HAS_ADJUSTED,
+            SOME,
+            TILE,
+        )
+    return value, bound

@@ -23,17 +23,11 @@ from penstock.quant.choose import MADE
 from penstock.quant.read_quantization import READ
 from penstock.quant.told_object import REFUSED
 from penstock.request import SamplingParams
-from penstock.vllm_arguments import (
-    CALL,
-    ENGINE,
-    SAMPLING,
-    SERVE,
-    SHARED,
-    SHARED_SERVE,
-    SPELLINGS,
-    Argument,
-    spelt,
-)
+from penstock.vllm_arguments.argument import Argument
+from penstock.vllm_arguments.engine_table import ENGINE, SHARED, SPELLINGS
+from penstock.vllm_arguments.request_table import CALL, SAMPLING
+from penstock.vllm_arguments.server_table import SERVE, SHARED_SERVE
+from penstock.vllm_arguments.sift import spelt
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"

@@ -8,7 +8,6 @@ engine and no text: stdlib only; ids are plain ints, text is what somebody else 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -16,8 +15,9 @@ from types import NoneType
 from typing import Any, Literal
 
 from penstock.errors import UsageError
+from penstock.request_checks import check_real, check_whole, read_bias, wrong
 from penstock.row_table import RANGES
-from penstock.vllm_arguments import takes_vllms
+from penstock.vllm_arguments.sift import takes_vllms
 
 # numerical_error: its logits were not finite; error: the engine refused it. Both say why beside it.
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
@@ -51,8 +51,6 @@ _WHOLE: dict[
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
 _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of forms
-# compared with, and never converted to: a whole number may be larger than any float
-_LARGEST = sys.float_info.max
 
 
 @dataclass(slots=True, kw_only=True)
@@ -155,7 +153,7 @@ class StopWhen:
         if not isinstance(self.pattern, str) or not 0 < len(self.pattern) <= MAX_STOP_CHARACTERS:
             rule = f"stop_when.pattern must be a regex of 1 to {MAX_STOP_CHARACTERS:,} characters"
             raise UsageError(rule, param="stop_when", rule=rule)
-        _whole("stop_when.agree", self.agree, 1, MAX_SAMPLES, "stop_when")
+        check_whole("stop_when.agree", self.agree, 1, MAX_SAMPLES, "stop_when")
 
 
 class RequestOutputKind(Enum):
@@ -222,7 +220,7 @@ class SamplingParams:
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
             self.stop = [self.stop]
-        self.logit_bias = _bias(self.logit_bias) if self.logit_bias else None
+        self.logit_bias = read_bias(self.logit_bias) if self.logit_bias else None
         self.bad_words = self.bad_words or None
         self._take_labels()
         if -1 in (self.logprobs, self.prompt_logprobs):
@@ -231,7 +229,7 @@ class SamplingParams:
             )
         for name, bounds in _WHOLE.items():
             if getattr(self, name) is not None or name not in _MAY_BE_NONE:
-                _whole(name, getattr(self, name), *bounds)
+                check_whole(name, getattr(self, name), *bounds)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise UsageError(
                 f"min_tokens ({self.min_tokens}) is above max_tokens ({self.max_tokens}): lower"
@@ -241,18 +239,18 @@ class SamplingParams:
             )
         for name in RANGES:
             if name != "logit_bias":
-                _real(name, getattr(self, name))
+                check_real(name, getattr(self, name))
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise _wrong(name, "true or false", getattr(self, name))
+                raise wrong(name, "true or false", getattr(self, name))
         self._check_lists()
         if not isinstance(self.structured_outputs, (StructuredOutputsParams, NoneType)):
-            raise _wrong("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
+            raise wrong("structured_outputs", "a StructuredOutputsParams", self.structured_outputs)
         if self.structured_outputs is not None and self.ignore_eos:
             raise _form("ignore_eos leaves a structured answer no end: leave one of them out")
         self._check_stop_when()
         if not isinstance(self.output_kind, RequestOutputKind):
-            raise _wrong("output_kind", "a RequestOutputKind", self.output_kind)
+            raise wrong("output_kind", "a RequestOutputKind", self.output_kind)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -276,7 +274,7 @@ class SamplingParams:
 
     def _check_stop_when(self) -> None:
         if not isinstance(self.stop_when, (StopWhen, NoneType)):
-            raise _wrong("stop_when", "a StopWhen", self.stop_when)
+            raise wrong("stop_when", "a StopWhen", self.stop_when)
         rule = None
         if self.stop_when is not None and self.stop_when.agree > self.n:
             rule = "stop_when.agree is above n: so many samples are never there to agree"
@@ -294,18 +292,18 @@ class SamplingParams:
                     param="logit_bias",
                     rule=rule,
                 )
-            _real("logit_bias", value, f"logit_bias[{token}]")
+            check_real("logit_bias", value, f"logit_bias[{token}]")
         for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
             ids = getattr(self, name)
             if not isinstance(ids, (list, tuple, NoneType)) or (
                 name == "allowed_token_ids" and ids in ([], ())
             ):
-                raise _wrong(name, "a list of at least one token id", ids)
+                raise wrong(name, "a list of at least one token id", ids)
             for token in ids or ():
-                _whole(name, token, 0, 2**31 - 1)
+                check_whole(name, token, 0, 2**31 - 1)
         for name in ("stop", "bad_words"):
             if not isinstance(getattr(self, name), (list, tuple, NoneType)):
-                raise _wrong(name, "a list of strings", getattr(self, name))
+                raise wrong(name, "a list of strings", getattr(self, name))
             texts = getattr(self, name) or ()
             if any(
                 not isinstance(text, str) or not (text.strip() if name == "bad_words" else text)
@@ -323,44 +321,6 @@ class SamplingParams:
             raise UsageError(
                 "stop strings need text: use stop_token_ids, or leave detokenize on", param="stop"
             )
-
-
-def _bias(bias: object) -> dict[int, float]:
-    try:
-        return {int(token): float(value) for token, value in dict(bias).items()}  # type: ignore[call-overload]
-    except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(
-            "logit_bias must map token ids to numbers, as {17: -100.0}", param="logit_bias"
-        ) from error
-
-
-def _whole(name: str, value: object, low: int, high: int | None, param: str | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise _wrong(name, "a whole number", value, param)
-    if value < low or (high is not None and value > high):
-        raise _wrong(
-            name,
-            f"between {low} and {high}" if high is not None else f"at least {low}",
-            value,
-            param,
-        )
-
-
-def _real(param: str, value: object, name: str | None = None) -> None:
-    low, high, open_low = RANGES[param]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:
-        raise _wrong(name or param, "a finite number", value, param)
-    if value < low or value > high or (open_low and value == low):
-        must_be = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
-        raise _wrong(name or param, must_be, value, param)
-
-
-def _wrong(name: str, must_be: str, value: object, param: str | None = None) -> UsageError:
-    """`name` may hold what was given; `param` doesn't."""
-    param = param or name
-    return UsageError(
-        f"{name} must be {must_be}, not {value!r}", param=param, rule=f"{param} must be {must_be}"
-    )
 
 
 @dataclass(slots=True, kw_only=True)

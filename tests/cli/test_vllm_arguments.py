@@ -13,17 +13,10 @@ from penstock.cli import app
 from penstock.config import Config
 from penstock.errors import UsageError
 from penstock.request import SamplingParams
-from penstock.vllm_arguments import (
-    CALL,
-    ENGINE,
-    SAMPLING,
-    SERVE,
-    SHARED,
-    SHARED_SERVE,
-    SHORT,
-    check_call,
-    engine_knobs,
-)
+from penstock.vllm_arguments.engine_table import ENGINE, SHARED, SHORT
+from penstock.vllm_arguments.request_table import CALL, SAMPLING
+from penstock.vllm_arguments.server_table import SERVE, SHARED_SERVE
+from penstock.vllm_arguments.sift import check_call, engine_knobs
 
 
 def knobs(**given: Any) -> dict[str, Any]:

@@ -145,8 +145,7 @@ def check_scores(tokens: list[int], got: list[Any], want: list[Any], k: int) -> 
         )
 
 
-# --- the sequence itself
-# ----------------------------------------------------------------------------------------------
+# --- the sequence itself --------------------------------------------------------------------------
 
 
 def lazy(tokens: list[int], spell: Any = str) -> LazyLogprobs:

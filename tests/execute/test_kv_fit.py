@@ -290,7 +290,7 @@ def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_spellings_and_values() -> None:
-    from penstock.vllm_arguments import engine_knobs
+    from penstock.vllm_arguments.sift import engine_knobs
 
     assert engine_knobs("m", {"kv_cache_dtype": "fp8_e4m3"})[0]["kv_cache_dtype"] == "fp8"
     with pytest.raises(UsageError, match="one of auto, bfloat16, fp8, not 'fp8_e5m2'"):

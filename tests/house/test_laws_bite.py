@@ -134,13 +134,13 @@ PLANTED: list[tuple[Law, str, str, str]] = [
     ),
     (
         laws.nothing_runs_strangers_code,
-        "vllm_arguments.py",
+        "vllm_arguments/engine_table.py",
         "f(trust_remote_code=True)",
         "trust_remote_code",
     ),
     (
         laws.nothing_runs_strangers_code,
-        "text/vllm_arguments.py",
+        "text/engine_table.py",
         "f('trust_remote_code')",
         "trust_remote_code",
     ),

@@ -108,8 +108,7 @@ def test_what_scripts_for_vllm_say_is_taken(
         open_llm(folder, pipeline_parallel_size=2)
 
 
-# --- against transformers
-# ---------------------------------------------------------------------------------------------
+# --- against transformers -------------------------------------------------------------------------
 
 
 def test_greedy_tokens_are_those_of_transformers_up_to_an_end_id(
@@ -199,8 +198,7 @@ def check_scores(twin: Twin, ids: list[int], scores: list[Any], *, first: int, k
         assert set(found) == {ids[at], *row.topk(k).indices.tolist()}
 
 
-# --- ends
-# -------------------------------------------------------------------------------------------------------------
+# --- ends -----------------------------------------------------------------------------------------
 
 
 def test_stop_ids_few_and_many_end_a_sample_and_are_named(llm: LLM, twin: Twin) -> None:
@@ -281,8 +279,7 @@ def test_ids_alone(folder: Path, twin: Twin) -> None:
             )
 
 
-# --- order, and errors of single prompts
-# ------------------------------------------------------------------------------
+# --- order, and errors of single prompts ----------------------------------------------------------
 
 
 def test_outputs_come_in_the_order_of_prompts_and_samples(llm: LLM, twin: Twin) -> None:
@@ -412,8 +409,7 @@ def test_a_text_a_list_of_texts_and_ids(llm: LLM) -> None:
     assert len(default.outputs[0].token_ids) <= 16 and default.prompt_token_ids == ids
 
 
-# --- numbers that are not finite, and statistics
-# ----------------------------------------------------------------------
+# --- numbers that are not finite, and statistics --------------------------------------------------
 
 
 def test_a_sample_whose_logits_are_not_finite_ends_and_the_others_go_on(

@@ -16,7 +16,7 @@ from penstock.cli.exit_codes import OneLineCommand, stopped_by_sigterm
 if TYPE_CHECKING:
     from penstock.bench.calibrate import Rung
     from penstock.bench.point_planner import Settings
-    from penstock.bench.run_spec import ServerSpec
+from penstock.cli.bench_subject import subject_of, words_of
 
 bench_app = typer.Typer(
     help="Measure: any server's speed, or this machine's.",
@@ -24,22 +24,8 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# Variables that engines and their libraries heed; keys are left out whatever they begin with.
-HEEDED = (
-    "OMP_",
-    "KMP_",
-    "MKL_",
-    "GGML_",
-    "LLAMA_ARG_",
-    "CUDA_",
-    "NCCL_",
-    "TORCH_",
-    "PYTORCH_",
-    "VLLM_",
-)
 MINUTES = 28.0  # within half an hour: a start and a last point go over
-MOST_GOALS, MOST_WORDS = 20, 200  # that a record holds
-FEWEST_IDS = 1000  # that every model's vocabulary has
+MOST_GOALS = 20  # of a record
 
 
 @bench_app.command("run", cls=OneLineCommand)
@@ -192,7 +178,7 @@ def _run(given: dict[str, Any]) -> None:
     works = named(given["shape"] or [], given["suite"])
     settings = _settings(given, len(works))
     processes = given["processes"] or _processes()
-    subject = _subject(given)
+    subject = subject_of(given)
     cores = cores_here()
     share = (
         server_share(cores, processes, given["server_cores"]) if subject.peer is not None else []
@@ -228,134 +214,6 @@ def _processes() -> int:
     from penstock.bench.cpu_pinning import count_here
 
     return max(1, count_here() // 4)
-
-
-def _subject(given: dict[str, Any]) -> ServerSpec:
-    """What is measured; an engine that we start is asked for its version. Raises UsageError for
-    what doesn't fit."""
-    from penstock.bench.peers import peer
-    from penstock.bench.run_spec import ServerSpec
-    from penstock.bench.write_record import model_config, option_files
-    from penstock.errors import UsageError
-
-    url, engine, named = given["url"], given["engine"], given["model"]
-    python = given["python"] or sys.executable
-    if (url is None) == (engine is None):
-        raise UsageError("say what to measure: a URL, or --engine NAME; not both", param="engine")
-    there = ("engine_name", "engine_version", "api_key", "machine")
-    ours = ("options", "env", "starts", "server_cores", "python")
-    only = there if engine else ours
-    if said := [
-        name for name in only if given[name] and not (name == "api_key" and _from_environment())
-    ]:
-        other = "a URL" if engine else "--engine"
-        raise UsageError(
-            f"--{said[0].replace('_', '-')} goes with {other} alone: leave it out", param=said[0]
-        )
-    known = peer(engine) if engine else None
-    packaged = _packaged(named) if engine else None
-    model = str(packaged) if packaged and engine != "penstock" else named
-    folder = given["folder"] or packaged or (Path(model) if Path(model).is_dir() else None)
-    ids, options = (
-        not given["text"] and (known is None or known.ids),
-        tuple(_words(given["options"], "options")),
-    )
-    if given[unread := "tokenizer" if ids else "vocabulary"]:
-        told = (
-            f"--{unread} is of no use where prompts go as {'ids' if ids else 'texts'}: leave it out"
-        )
-        raise UsageError(told, param=unread)
-    vocabulary = given["vocabulary"] or model_config(folder).get("vocab_size") or FEWEST_IDS
-    return ServerSpec(
-        name=given["model_name"] or Path(named).name,
-        model=model,
-        peer=known,
-        url=url,
-        python=python,
-        version=known.version_of(python) if known else given["engine_version"] or "unknown",
-        engine=given["engine_name"] or "unknown",
-        folder=folder,
-        options=options,
-        environment=(_inherited() if known else {}) | _environment(given["env"] or []),
-        files=option_files(options),
-        api_key=given["api_key"],
-        vocabulary=vocabulary,
-        tokenizer=given["tokenizer"] or folder,
-        ids=ids,
-        dtype=given["dtype"],
-        random_weights=given["random_weights"],
-    )
-
-
-def _words(text: str, option: str) -> list[str]:
-    """As a shell parts them. Raises UsageError for a quote that is not closed, and for more than a
-    record holds."""
-    import shlex
-
-    from penstock.errors import UsageError
-
-    try:
-        words = shlex.split(text)
-    except ValueError as error:
-        raise UsageError(
-            f"--{option} {text!r} is none as a shell takes it: {error}", param=option
-        ) from error
-    if len(words) > MOST_WORDS:
-        raise UsageError(
-            f"--{option} has {len(words)} words: a record holds {MOST_WORDS}", param=option
-        )
-    return words
-
-
-def _from_environment() -> bool:
-    """A key that lies in the environment for other uses is no option that was given."""
-    import os
-
-    return "OPENAI_API_KEY" in os.environ and not any(
-        word.startswith("--api-key") for word in sys.argv
-    )
-
-
-def _packaged(name: str) -> Path | None:
-    """`demo` is a folder of the package, to any engine. Raises UsageError in penstock-client, which
-    has no model."""
-    from importlib.util import find_spec
-
-    from penstock.errors import UsageError
-
-    if name != "demo":
-        return None
-    if find_spec("penstock.demo") is None:
-        raise UsageError(
-            "the demo model is in penstock, and this is penstock-client: name a folder, or pip"
-            " install penstock",
-            param="model",
-        )
-    from penstock.demo import model_folder
-
-    return model_folder()
-
-
-def _inherited() -> dict[str, str]:
-    """What a server that we start takes over from this shell and runs otherwise for: it belongs
-    into the record."""
-    import os
-
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if name.startswith(HEEDED) and "KEY" not in name
-    }
-
-
-def _environment(given: list[str]) -> dict[str, str]:
-    from penstock.errors import UsageError
-
-    pairs = [each.partition("=") for each in given]
-    for name, sign, _ in pairs:
-        if not name or not sign:
-            raise UsageError(f"--env {name!r} is no NAME=VALUE", param="env")
-    return {name: value for name, _, value in pairs}
 
 
 def _ceiling(processes: int) -> Rung | None:
@@ -477,7 +335,8 @@ def _import(given: dict[str, Any]) -> None:
         version=word(given["engine_version"]),
         command=line(given["command"]),
         configuration=Configuration(
-            name="imported", flags=[line(each) for each in _words(given["command"], "command")[1:]]
+            name="imported",
+            flags=[line(each) for each in words_of(given["command"], "command")[1:]],
         ),
     )
     results = read_vllm(given["file"])

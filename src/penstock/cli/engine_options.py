@@ -23,7 +23,13 @@ from penstock.config import Config
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.vllm_arguments import Argument
+    from penstock.vllm_arguments.argument import Argument
+
+
+MODEL = typer.Argument(
+    metavar="MODEL", help="A model folder, a hub id, or `demo` for the model in the package."
+)
+DEMO = "`demo` is the one in the package"
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -103,7 +109,9 @@ class EngineCommand(OneLineCommand):
     serves = False
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        from penstock.vllm_arguments import ENGINE, SERVE, meant, sift
+        from penstock.vllm_arguments.engine_table import ENGINE
+        from penstock.vllm_arguments.server_table import SERVE
+        from penstock.vllm_arguments.sift import meant, sift
 
         table = ENGINE | SERVE if self.serves else ENGINE
         words, given = list[str](), dict[str, Any]()
@@ -135,7 +143,7 @@ def _part(
 ) -> None:
     """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments.
     Raises UsageError."""
-    from penstock.vllm_arguments import ours, sift
+    from penstock.vllm_arguments.sift import ours, sift
 
     own = {
         flag: param
@@ -182,7 +190,7 @@ def _typed(name: str, value: Any) -> str:
 def _split(word: str) -> tuple[str, str | None]:
     """An option's name, vLLM's short ones in full and with dashes, as vLLM takes underscores too;
     and what is joined to it as its value."""
-    from penstock.vllm_arguments import SHORT
+    from penstock.vllm_arguments.engine_table import SHORT
 
     flag, joined, text = word.partition("=")
     if flag.startswith("-O") and flag != "-O":  # -O3

@@ -253,8 +253,7 @@ class Client:
         for request_id in [number for number in self._grouped if number not in self.asked]:
             del self._grouped[request_id]
 
-    # --- one sample
-    # ---------------------------------------------------------------------------------------------------
+    # --- one sample -------------------------------------------------------------------------------
 
     def _news(
         self,
@@ -339,8 +338,7 @@ class Client:
             self._send((request_id, None))
         self._on_fault(request_id, error)
 
-    # --- the rest
-    # -----------------------------------------------------------------------------------------------------
+    # --- the rest ---------------------------------------------------------------------------------
 
     def _prompt_news(self, news: PromptNews) -> None:
         asked = self.asked.get(news.request)

@@ -44,7 +44,7 @@ from penstock.sandbox.sandbox import Sandbox
 from penstock.sandbox.sandbox_process import ChatJob
 from penstock.status_line import Bar
 from penstock.text.chat import check_messages, check_options
-from penstock.vllm_arguments import check_call, engine_knobs
+from penstock.vllm_arguments.sift import check_call, engine_knobs
 
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
@@ -113,8 +113,7 @@ class LLM(BetweenCalls, LabelScorer):
         )
         self._finalizer = weakref.finalize(self, self._replicas.close)
 
-    # --- generate and chat
-    # --------------------------------------------------------------------------------------------
+    # --- generate and chat ------------------------------------------------------------------------
 
     def generate(
         self,
@@ -215,8 +214,7 @@ class LLM(BetweenCalls, LabelScorer):
         on: on a CPU one may take minutes. For who ends an engine that hangs."""
         self.engine.runner.watch(goes_on)
 
-    # --- what else it says
-    # --------------------------------------------------------------------------------------------
+    # --- what else it says ------------------------------------------------------------------------
 
     def get_tokenizer(self) -> HfTokenizer:
         """The model's tokenizer: ours (docs/text.md), and by transformers' names callable,
@@ -268,8 +266,7 @@ class LLM(BetweenCalls, LabelScorer):
     ) -> None:
         self.close()
 
-    # --- the way down and up
-    # ------------------------------------------------------------------------------------------
+    # --- the way down and up ----------------------------------------------------------------------
 
     def _down(self, word: Request | tuple[int, int | None]) -> None:
         if isinstance(word, Request):

@@ -26,7 +26,7 @@ from penstock.llm.inputs import AnyPrompt, as_list, ids_of
 from penstock.llm.outputs import RequestBuilder
 from penstock.request import FIRST_WEIGHTS, RequestOutput, RequestOutputKind, SamplingParams
 from penstock.shared_weights import SharedWeights
-from penstock.vllm_arguments import check_call, engine_knobs
+from penstock.vllm_arguments.sift import check_call, engine_knobs
 
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.config import Config
 from penstock.errors import UsageError
-from penstock.vllm_arguments import engine_knobs
+from penstock.vllm_arguments.sift import engine_knobs
 
 
 class EngineArgs:

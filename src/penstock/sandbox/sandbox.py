@@ -143,8 +143,7 @@ class Sandbox:
             self._process.kill()
         self._process.wait()
 
-    # --- the way there and back
-    # ---------------------------------------------------------------------------------------
+    # --- the way there and back -------------------------------------------------------------------
 
     def _ask(self, data: bytearray) -> bytearray | None:
         self._channel.settimeout(PATIENCE)
@@ -181,8 +180,7 @@ class Sandbox:
             return None
         return memoryview(got)[HEADER:]
 
-    # --- what came back
-    # -----------------------------------------------------------------------------------------------
+    # --- what came back ---------------------------------------------------------------------------
 
     def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)

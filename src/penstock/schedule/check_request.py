@@ -3,8 +3,13 @@ text."""
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from penstock.errors import ContextLengthError, UsageError, too_long
-from penstock.request import SamplingParams
+from penstock.request import MAX_SALT, MAX_TAG, Request, SamplingParams
+from penstock.row_table import BAD_WORD_IDS
+from penstock.schedule.scheduler_config import SchedulerConfig
+from penstock.schedule.step import Int32
 
 
 def check_request(
@@ -30,3 +35,31 @@ def check_request(
         ids = getattr(params, name)
         if ids and max(ids) >= vocabulary:
             raise UsageError(f"{name} names a token outside 0 to {vocabulary - 1}", param=name)
+
+
+def check_new(
+    request: Request, tokens: Int32, limits: SchedulerConfig, live: Container[int]
+) -> None:
+    """Refuses a new request that can never run, or whose id is one of `live`. Raises UsageError."""
+    span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
+    check_request(tokens.size, span, request.sampling, limits.max_model_len, limits.vocab_size)
+    if not 0 <= request.request_id < 2**63 or request.request_id in live:
+        raise UsageError("request_id must be a new number, from 0 to 2**63 - 1", param="request_id")
+    if not 0 <= request.salt <= MAX_SALT:
+        raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
+    if not 0 <= request.tag <= MAX_TAG:
+        raise UsageError(f"tag must be between 0 and {MAX_TAG}", param="tag")
+    for word in request.bad_words:
+        if not 0 < len(word) <= BAD_WORD_IDS or min(word) < 0 or max(word) >= limits.vocab_size:
+            rule = f"bad_words must be of 1 to {BAD_WORD_IDS} ids of the vocabulary each"
+            raise UsageError(rule, param="bad_words", rule=rule)
+    samples = request.samples
+    if samples is not None and (
+        not samples
+        or len(set(samples)) < len(samples)
+        or min(samples) < 0
+        or max(samples) >= request.sampling.n
+    ):
+        raise UsageError(
+            f"samples must be distinct indices below n = {request.sampling.n}", param="samples"
+        )

@@ -136,8 +136,7 @@ class Finisher:
         self.deferred.add_blocks(group.blocks, group.last_flight)
         self.groups.drop(group)
 
-    # --- generated blocks
-    # ---------------------------------------------------------------------------------------------
+    # --- generated blocks -------------------------------------------------------------------------
 
     def _kept_back(self, rows: Int32) -> Int32:
         """Returns the rows that go at once; single samples with new full blocks wait until the tree

@@ -19,11 +19,10 @@ import numpy as np
 
 from penstock.config import BLOCK_SIZE
 from penstock.errors import UsageError
-from penstock.request import MAX_SALT, MAX_TAG, REST, Request
-from penstock.row_table import BAD_WORD_IDS
+from penstock.request import REST, Request
 from penstock.schedule.admission import Admission, Admitted
 from penstock.schedule.batch_order import BatchOrder
-from penstock.schedule.check_request import check_request
+from penstock.schedule.check_request import check_new
 from penstock.schedule.constraint import ConstraintFactory
 from penstock.schedule.deferred_free import DeferredFree
 from penstock.schedule.deltas import Deltas
@@ -127,14 +126,13 @@ class Scheduler:
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
 
-    # --- in
-    # ---------------------------------------------------------------------------------------------------------
+    # --- in ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request, constrain: ConstraintFactory | None = None) -> None:
         """Takes a request; raises UsageError where it can never run. constrain: makes its samples'
         constraints."""
         tokens = np.frombuffer(request.prompt, np.int32)
-        self._check(request, tokens)
+        check_new(request, tokens, self.limits, self.live)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
         # drawn for each request, so that one's seed moves no other's
         drawn = int(self._seeds.integers(0, 2**63 - 1))
@@ -177,8 +175,7 @@ class Scheduler:
     def in_flight(self) -> int:
         return self._planned - 1 - self._read
 
-    # --- a step
-    # -----------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
         """The next step, or None where there is nothing to launch before a flight is read (or at
@@ -370,38 +367,6 @@ class Scheduler:
         columns.blocks[at] = place + 1
         return rows, np.stack((needy, place, blocks), axis=1), stalled
 
-    def _check(self, request: Request, tokens: Int32) -> None:
-        span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
-        check_request(
-            tokens.size, span, request.sampling, self.limits.max_model_len, self.limits.vocab_size
-        )
-        if not 0 <= request.request_id < 2**63 or request.request_id in self.live:
-            raise UsageError(
-                "request_id must be a new number, from 0 to 2**63 - 1", param="request_id"
-            )
-        if not 0 <= request.salt <= MAX_SALT:
-            raise UsageError(f"salt must be between 0 and {MAX_SALT}", param="cache_salt")
-        if not 0 <= request.tag <= MAX_TAG:
-            raise UsageError(f"tag must be between 0 and {MAX_TAG}", param="tag")
-        for word in request.bad_words:
-            if (
-                not 0 < len(word) <= BAD_WORD_IDS
-                or min(word) < 0
-                or max(word) >= self.limits.vocab_size
-            ):
-                rule = f"bad_words must be of 1 to {BAD_WORD_IDS} ids of the vocabulary each"
-                raise UsageError(rule, param="bad_words", rule=rule)
-        samples = request.samples
-        if samples is not None and (
-            not samples
-            or len(set(samples)) < len(samples)
-            or min(samples) < 0
-            or max(samples) >= request.sampling.n
-        ):
-            raise UsageError(
-                f"samples must be distinct indices below n = {request.sampling.n}", param="samples"
-            )
-
     def _free_read(self) -> None:
         """Frees what no flight to be read names; preempted rows go back into the queue."""
         if not self.finisher.waits:
@@ -419,8 +384,7 @@ class Scheduler:
             if live.watch >= 0:
                 self.watch.release(live.watch)
 
-    # --- out
-    # --------------------------------------------------------------------------------------------------------
+    # --- out --------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
         """What was computed so far is found by no prompt that comes; rows that run keep theirs."""

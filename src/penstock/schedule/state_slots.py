@@ -100,8 +100,7 @@ class StateSlots:
         self._moves, self._moved, self._written, self._given_back = [], set(), set(), []
         return moves
 
-    # --- the prefix tree's
-    # --------------------------------------------------------------------------------------------
+    # --- the prefix tree's ------------------------------------------------------------------------
 
     def has(self, place: int) -> bool:
         """Returns whether the state behind a place of the tree is kept, and there before the coming

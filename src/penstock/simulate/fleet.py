@@ -133,8 +133,7 @@ class Fleet:
         low, high = (int(np.searchsorted(ended, count)) for count in (few, many))
         return float(tokens[low + 1 : high + 1].sum() / (when[high] - when[low]))
 
-    # --- requests
-    # ---------------------------------------------------------------------------------------------------
+    # --- requests ---------------------------------------------------------------------------------
 
     def _coming(self) -> float:
         """When the next request comes; never where there is none,
@@ -232,8 +231,7 @@ class Fleet:
             if (name := parts.pop(request, None)) is not None:
                 self.router.ended(replica, name)
 
-    # --- replicas that come and go
-    # ------------------------------------------------------------------------------------
+    # --- replicas that come and go ----------------------------------------------------------------
 
     def _look(self, working: bool) -> float:
         """When it is next looked at how many replicas there should be; never where all is done."""

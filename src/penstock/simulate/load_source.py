@@ -132,8 +132,7 @@ class LoadSource:
         found = np.concatenate([*times, np.zeros(0 if any(each.size for each in times) else 1)])
         return self._load(found)
 
-    # --- columns
-    # ----------------------------------------------------------------------------------------------------
+    # --- columns ----------------------------------------------------------------------------------
 
     def _load(
         self, arrival: NDArray[Any], *, at_once: bool = False, places: NDArray[Any] | None = None
@@ -187,8 +186,7 @@ class LoadSource:
     def _limit(self) -> int:
         return self.options.max_tokens or 8 * self._output
 
-    # --- what is refused
-    # --------------------------------------------------------------------------------------------
+    # --- what is refused --------------------------------------------------------------------------
 
     def _read_shape(self, shape: str) -> None:
         found, options = _SHAPE.match(shape), self.options

@@ -138,8 +138,7 @@ class Planner:
                 high, found = middle, tried
         return found
 
-    # --- one simulation
-    # ---------------------------------------------------------------------------------------------
+    # --- one simulation ---------------------------------------------------------------------------
 
     def _service(self, replicas: int, simulated: int, hurry: bool) -> FleetFigures:
         load = self.source.arriving(simulated / replicas)

@@ -155,8 +155,7 @@ class StepCosts:
         self._groups = self._groups_timed()
         self._group_rows = np.array([each.rows for each in self._groups])
 
-    # --- a step
-    # -----------------------------------------------------------------------------------------------------
+    # --- a step -----------------------------------------------------------------------------------
 
     def seconds(self, plan: StepPlan) -> float:
         """Returns what a step takes. Raises UsageError for one that the table says nothing of."""
@@ -244,8 +243,7 @@ class StepCosts:
         near = min(max(rows, self._groups[0].rows), self._groups[-1].rows)
         return float(np.interp(near, self._group_rows, seconds) * rows / near), int(pairs.sum())
 
-    # --- made once
-    # ----------------------------------------------------------------------------------------------------
+    # --- made once --------------------------------------------------------------------------------
 
     def _spread_timed(self) -> tuple[Float64, Float64]:
         """Numbers of rows, and seconds at each for a token that their contexts lie apart either

@@ -106,8 +106,7 @@ class MaskPool:
         self._poll = select.poll()
         self._decoder = msgspec.msgpack.Decoder[Up](Up)
 
-    # --- forms
-    # --------------------------------------------------------------------------------------------------------
+    # --- forms ------------------------------------------------------------------------------------
 
     def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
         """Returns a form: the one that is kept, else a new one, which is compiled from now on; in
@@ -201,8 +200,7 @@ class MaskPool:
         process.forms.discard(form.number)
         process.send(End(grammars=(form.number,)))
 
-    # --- samples
-    # ------------------------------------------------------------------------------------------------------
+    # --- samples ----------------------------------------------------------------------------------
 
     @property
     def board(self) -> MaskBoard:
@@ -289,8 +287,7 @@ class MaskPool:
             board.words[places], board.count[places] = 0, 0
             board.made[places] = board.asked[places]
 
-    # --- processes
-    # ----------------------------------------------------------------------------------------------------
+    # --- processes --------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
         """Takes in all that has come, deaths too, and sends what is unsent; where nothing came,

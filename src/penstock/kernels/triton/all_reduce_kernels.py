@@ -9,8 +9,6 @@ import triton.language as tl
 from penstock.kernels.triton.pdl import wait
 
 EMPTY = tl.constexpr(-1)  # of 32 bits or of 64: memory that waits
-
-
 # Numbers in `state`, int64.
 CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
 STATE = 5

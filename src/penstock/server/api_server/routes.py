@@ -21,9 +21,9 @@ from penstock import __version__
 from penstock.engine.control import Mode
 from penstock.errors import FaultError, PenstockError
 from penstock.server.api_server.not_served import not_served
-from penstock.server.api_server.openapi import (
+from penstock.server.api_server.openapi import BULK, Told, asked, describe, in_json, page
+from penstock.server.api_server.openapi_schemas import (
     BATCH,
-    BULK,
     BYTES,
     DETOKENIZE,
     EVENTS,
@@ -32,11 +32,6 @@ from penstock.server.api_server.openapi import (
     TOKENIZE,
     UPDATE_WEIGHTS,
     UPLOAD,
-    Told,
-    asked,
-    describe,
-    in_json,
-    page,
     ref,
 )
 from penstock.server.batch import batches, files

@@ -33,7 +33,7 @@ from penstock.server.openai.batch_line import ENDPOINTS
 from penstock.server.openai.forms import read_object
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import HttpLimits
-from penstock.vllm_arguments import named
+from penstock.vllm_arguments.argument import named
 
 MOST_LISTED, USUALLY_LISTED = 100, 20
 _FATES = named("output_expires_after", (), "files stay until they are deleted")

@@ -22,7 +22,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 from penstock.server.openai.tool_forms import Json
 from penstock.server.openai.unsupported_fields import COMPLETION, LONGEST_NAME, sift
-from penstock.vllm_arguments import Argument, named
+from penstock.vllm_arguments.argument import Argument, named
 
 _OWN = {"request_id", "token_ids", "sampling_params", "logprobs_format"}
 _OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}  # beside sampling_params

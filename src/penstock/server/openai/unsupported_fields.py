@@ -12,7 +12,8 @@ from typing import Any
 from msgspec import Struct
 
 from penstock.server.openai.http_errors import HttpError
-from penstock.vllm_arguments import SAMPLING, Argument, named
+from penstock.vllm_arguments.argument import Argument, named
+from penstock.vllm_arguments.request_table import SAMPLING
 
 LONGEST_NAME = 80  # characters of a field's name that an error repeats
 _TAG = "a tag for OpenAI's own records; it changes no token"

@@ -23,8 +23,6 @@ from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import release, wait
 
 JOINED = 4096  # numbers of parts that a program joins at once, of all queries of a KV head
-
-
 EARLY = 2  # pdl.py
 
 

@@ -9,8 +9,6 @@ import triton.language as tl
 from penstock.kernels.triton.sampling.tile_sums import load_tiles
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
-
-
 _ALL_IDS = tl.constexpr(2147483647)  # the bound of an id that leaves nothing out
 
 

@@ -1,5 +1,6 @@
 """Writes docs/cli.md from the command line, docs/config.md from Config, docs/coming_from_vllm.md
-from its table, and the table of models in docs/models.md.
+from its table, docs/http.md from the server's forms, docs/files.md from docstrings, and the lists
+in docs/models.md and docs/README.md.
 
 `--check` fails when one is out of date. Nothing on those pages is written by hand: names, types,
 defaults and help come from the code.
@@ -14,6 +15,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
+from docs_files import files_page, rooms_part
+from docs_http import http_page
 from typer.main import get_command
 
 from penstock.cli import app
@@ -32,10 +35,21 @@ from penstock.vllm_arguments.sift import spelt
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
 ENDINGS = """\
-`penstock --version` says which one it is; `python -m penstock` is the same. An error that can be mended ends with one
-line and exit code 2 (1 where another program or a server is at fault, and where `run --fail-on-error` has a row with an
-error), Ctrl-C with 130 (`serve`, once its model loads, with 0), SIGTERM of a job that goes on where it was with 143.
-[Engine options](config.md) are told there, vLLM's in [coming from vLLM](coming_from_vllm.md).
+`python -m penstock` is the same; `penstock --version` says which one it is. An error that you can
+mend is one line.
+
+exit code | when
+--- | ---
+0 | done; Ctrl-C or SIGTERM of `serve` once its model loads
+1 | another program or a server is at fault; a row has an error and `--fail-on-error` was given
+2 | an error that you can mend, before anything ran
+130 | Ctrl-C
+143 | SIGTERM of a job that goes on where it was
+"""
+ENGINE_OPTIONS = """\
+Commands that open a model take these; [config.md](config.md) says what each does, [coming from
+vLLM](coming_from_vllm.md) which of vLLM's are taken beside them. Switches have a form with `--no-`.
+A command that lacks some names them.
 """
 
 
@@ -52,6 +66,9 @@ def main() -> int:
         "coming_from_vllm.md": vllm_page(),
         "quantization.md": quantization_page(),
         "models.md": models_page(),
+        "http.md": http_page(NOTE),
+        "files.md": files_page(NOTE),
+        "README.md": rooms_part((DOCS / "README.md").read_text()),
     }
     for name, text in pages.items():
         path = DOCS / name
@@ -71,36 +88,59 @@ def main() -> int:
 
 
 def cli_page() -> str:
-    """A section a command: its line, what it does, its arguments and options."""
+    """A section a command: its line, what it does, its arguments and options. Engine options are
+    named once, and so is what a command has like one before it."""
     root: Any = get_command(app)
     helps = {
         knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
     }
-    parts = [f"# The command line\n\n{NOTE}\n{root.help}\n"]
-    parts.append(ENDINGS)
+    engine = _engine_flags(root, helps)
+    parts = [f"# The command line\n\n{NOTE}\n{root.help}\n", ENDINGS]
+    parts.append(f"## Engine options\n\n{ENGINE_OPTIONS}\n{_quoted(engine)}.\n")
+    seen: dict[tuple[Any, ...], str] = {}
     for name, command in _commands(root):
         inner = getattr(command, "commands", None)
         if inner is not None:
-            listed = ", ".join(f"`{name} {word}`" for word in inner)
-            parts.append(
-                f"## `penstock {name}`\n\n{_one_line(command.help)} Its commands: {listed}.\n"
-            )
+            parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)}\n")
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
         # a knob's name alone makes none an engine option
         own = [p for p in options if p.help != helps.get(p.name)]
-        shared = [p for p in options if p not in own]
-        line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
-        parts.append(f"## `penstock {name}`\n\n```\n{line}\n```\n\n{_one_line(command.help)}\n")
-        parts.append(
-            _table(
-                [(_metavar(a).strip("[]"), a) for a in arguments] + [(_names(o), o) for o in own]
-            )
-        )
+        shared = {flag for p in options if p not in own for flag in p.opts}
+        parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)}\n")
+        if arguments:
+            line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
+            parts.append(f"`{line}`\n")
+        told = [(f"`{_metavar(a).strip('[]')}`", a) for a in arguments]
+        rows, again = [], {}
+        for shown, each in [*told, *((_names(o), o) for o in own)]:
+            first = seen.setdefault((shown, _default(each), _help(each)), name)
+            if first == name:
+                rows.append((shown, each))
+            else:
+                again.setdefault(first, []).append(shown)
+        parts.append(_table(rows))
+        for first, names in again.items():
+            parts.append(f"As in `penstock {first}`: {', '.join(names)}.\n")
         if shared:
-            parts.append("Engine options: " + ", ".join(_names(o) for o in shared) + ".\n")
-    return "\n".join(parts)
+            but = [flag for flag in engine if flag not in shared]
+            all_but = f"all but {_quoted(but)}" if but else "all"
+            parts.append(f"Engine options: {all_but}.\n")
+    return "\n".join(part for part in parts if part)
+
+
+def _engine_flags(root: Any, helps: dict[str, str]) -> list[str]:
+    """The flags of all knobs that some command has, in the order of Config."""
+    found = {
+        flag: list(helps).index(option.name)
+        for _, command in _commands(root)
+        for option in command.params
+        if option.name in helps and option.help == helps[option.name]
+        for flag in option.opts
+        if flag.startswith("--")
+    }
+    return sorted(found, key=lambda flag: found[flag])
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -114,10 +154,8 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 def _table(rows: list[tuple[str, Any]]) -> str:
     if not rows:
         return ""
-    lines = ["| | default | |", "| --- | --- | --- |"]
-    for name, parameter in rows:
-        shown = name if name.startswith("`") else f"`{name}`"
-        lines.append(f"| {shown} | {_default(parameter)} | {_help(parameter)} |")
+    lines = ["option: default | what it does", "--- | ---"]
+    lines += [f"{shown}{_default(each)} | {_help(each)}" for shown, each in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -125,7 +163,7 @@ def _help(parameter: Any) -> str:
     told = _one_line(parameter.help or "")
     names = [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
     said = ", else ".join(f"`{name}`" for name in names)
-    return f"{told} {said} in the environment says it too." if names else told
+    return f"{told} Or {said} in the environment." if names else told
 
 
 def _metavar(argument: Any) -> str:
@@ -139,8 +177,8 @@ def _names(option: Any) -> str:
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return "required"
-    return "" if parameter.default in (None, "") else f"`{parameter.default}`"
+        return ": required"
+    return "" if parameter.default in (None, "", False) else f": `{parameter.default}`"
 
 
 def config_page() -> str:
@@ -157,12 +195,12 @@ def config_page() -> str:
     for group in Config().groups():
         hints = get_type_hints(type(group))
         parts.append(f"## {_one_line(type(group).__doc__ or '').rstrip('.')}\n")
-        parts.append("| knob | kind | default | |\n| --- | --- | --- | --- |")
+        parts.append("knob | kind | default | what it does\n--- | --- | --- | ---")
         for knob in fields(group):
             default = "" if knob.default is None else f"`{str(knob.default).lower()}`"
             parts.append(
-                f"| `{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} |"
-                f" {knob.metadata['help']} |"
+                f"`{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} |"
+                f" {knob.metadata['help']}"
             )
         parts.append("")
     return "\n".join(parts)
@@ -183,37 +221,43 @@ def _kind(hint: Any, metadata: Any) -> str:
 
 
 FROM_VLLM = """\
-`from penstock import LLM, SamplingParams` for `from vllm import ...`, `penstock serve MODEL` for `vllm serve MODEL`:
-names, defaults and the shapes of outputs are vLLM's. An argument that only vLLM has is taken where it asks for what is
-done here anyway, or where it can change no answer; everything else is refused, before anything loads, with the sentence
-of these tables. `None` is left out everywhere. On the command line names may have underscores too, `-tp` and its like
-are read, and `--model` is the MODEL that stands by itself.
+Write `from penstock import LLM, SamplingParams` for `from vllm import ...`, and `penstock serve
+MODEL` for `vllm serve MODEL`. Names, defaults and the shapes of outputs are vLLM's.
 
-`LLM` has `generate`, `chat`, `get_tokenizer`, `sleep`, `wake_up`, `update_weights`, `reset_prefix_cache` and, for long
-jobs, `stream`; `AsyncLLM` is there too: [llm.md](llm.md). Its `score` tells how likely given next tokens are, not how
-alike two texts are. It has no `beam_search`, `embed`, `encode`, `classify`, `reward` or `collective_rpc`. Over HTTP
-each field has its place in [server.md](server.md).
+- An argument that only vLLM has is taken at the values in these tables: what is done here anyway,
+  or what changes no answer. Everything else is refused before anything loads, with the sentence
+  beside it. `None` counts as left out.
+- "else a line says so": another value is taken too, and the start says that it changes nothing.
+- On the command line names may have underscores, `-tp` and the like are read, and `--model` is
+  MODEL.
+- `LLM` has `generate`, `chat`, `get_tokenizer`, `sleep`, `wake_up`, `update_weights`,
+  `reset_prefix_cache`, and `stream` for long jobs ([llm.md](llm.md)). Its `score` is of next
+  tokens, not of how alike two texts are. It has no `beam_search`, `embed`, `encode`, `classify`,
+  `reward` or `collective_rpc`.
+- Fields over HTTP: [http.md](http.md).
+
+To compare the two on your machine: [bench_run.md](bench_run.md#compare-with-your-vllm).
 """
 
 
 ASYNC = """\
-| vLLM's | here |
-| --- | --- |
-| `from_engine_args` | the same; AsyncEngineArgs are penstock's, and `AsyncLLM(model, ...)` makes it too |
-| `generate` | the same; it starts the engine where nothing has, and request_id may be left out |
-| `SamplingParams.output_kind` | CUMULATIVE, DELTA, FINAL_ONLY, as there; import RequestOutputKind from penstock |
-| `abort` | the same; a text or several; what was made is the last output, with finish_reason abort |
-| `check_health` | the same; raises EngineError |
-| `errored`, `dead_error`, `is_running`, `is_stopped` | not there: check_health says it |
-| `shutdown` | awaited; `async with` does it |
-| `reset_prefix_cache`, `sleep`, `wake_up`, `is_sleeping` | the same |
-| `collective_rpc`, `update_weights` | update_weights(model_path, shared=..., weights_version=..., mode=...) |
-| `pause_generation`, `resume_generation` | not there: `mode` of update_weights and sleep says it |
-| `get_tokenizer` | not there: LLM has it, over HTTP /tokenize |
-| `encode` | not there: models generate text here |
-| `add_lora`, `remove_lora`, `list_loras`, `pin_lora` | not there: one adapter is merged into the weights, by lora=DIR |
-| `start_profile`, `stop_profile`, `do_log_stats`, `is_tracing_enabled` | not there: a server's /metrics tells |
-| `CompletionOutput.weights_version` | ours alone, of LLM and AsyncLLM: which weights a sample was made with |
+vLLM's | here
+--- | ---
+`from_engine_args` | the same, with penstock's AsyncEngineArgs; or `AsyncLLM(model, ...)`
+`generate` | the same; starts the engine if nothing has; request_id may be left out
+`SamplingParams.output_kind` | CUMULATIVE, DELTA, FINAL_ONLY; RequestOutputKind is penstock's
+`abort` | the same, one id or several; the last output has finish_reason abort
+`check_health` | the same; raises EngineError
+`errored`, `dead_error`, `is_running`, `is_stopped` | not there: check_health
+`shutdown` | awaited; `async with` does it
+`reset_prefix_cache`, `sleep`, `wake_up`, `is_sleeping` | the same
+`collective_rpc`, `update_weights` | update_weights(model_path, shared=..., weights_version=..., mode=...)
+`pause_generation`, `resume_generation` | not there: `mode` of update_weights and sleep
+`get_tokenizer` | not there: LLM has it, over HTTP /tokenize
+`encode` | not there: models generate text
+`add_lora`, `remove_lora`, `list_loras`, `pin_lora` | not there: lora=DIR merges one at load
+`start_profile`, `stop_profile`, `do_log_stats`, `is_tracing_enabled` | not there: /metrics
+`CompletionOutput.weights_version` | ours alone, of LLM and AsyncLLM
 """
 
 
@@ -254,82 +298,105 @@ def vllm_page() -> str:
 
 
 QUANTIZATION = """\
-What a checkpoint's `quantization_config` says is read, and kept in eight or four bits; a wide checkpoint is quantized
-while it is loaded by `--quantization`, `LLM(quantization=...)`. `penstock doctor MODEL` says what the weights take.
+A quantized checkpoint is read by its `quantization_config`, and kept in eight or four bits. A wide
+one is quantized while it loads: `--quantization fp8`, `LLM(quantization="fp8")`, or ahead of time
+by [`penstock build`](build.md), which also measures what it costs. `penstock doctor MODEL` says
+what the weights take.
+
+you have | take
+--- | ---
+a GPU with kernels for fp8 (H100, H200), many requests | `fp8`, with `--kv-cache-dtype fp8`
+a GPU, few requests at a time | `int4` by `penstock build`, or an NVFP4 checkpoint
+a CPU with VNNI | `int8`, or `int4`; fp8 and four-bit floats are slow there
 """
 MADE_ROWS = {
     "fp8": (
         "e4m3, a float32 scale an output, llm-compressor's numbers byte for byte; the head stays"
-        " wide, but in a build with `--quantize-lm-head`"
+        " wide unless a build has `--quantize-lm-head`"
     ),
     "int8": "symmetric, a scale an output, to the nearest; the head too",
     "int4": (
-        "symmetric, groups of 128 inputs (64 or 32 where those don't divide, 32 of fewer than 768;"
-        " of a build the smallest for all), to the nearest, in a build by what is multiplied"
-        " ([build.md](build.md)); the head int8"
+        "symmetric, groups of 128 inputs (64 or 32 where 128 does not divide; 32 below 768), to the"
+        " nearest; [in a build](build.md) by the work's own inputs; the head int8"
     ),
     "nvfp4": (
         "e2m1, an e4m3 scale for 16 inputs and a float32 for the whole, compressed-tensors' numbers"
-        " byte for byte; in a build q, k and v, and gate and up, share the last, as vLLM wants it;"
-        " the head stays wide"
+        " byte for byte; in a build q, k, v and gate, up share the last, as vLLM wants it; the head"
+        " stays wide"
     ),
 }
 QUANTIZATION_NOTES = """\
-Routers of experts stay wide (of GPTQ, which doesn't name them, too); experts have every form above, but
-gpt-oss's, which stay as the checkpoint has them (`mxfp4`, or wide). `lm_head` is as wide as the checkpoint has it.
+- **Experts** have every form above; gpt-oss's stay as the checkpoint has them (`mxfp4`, or wide).
+  Routers stay wide. `lm_head` is as wide as in the checkpoint.
+- **Scales of activations** in a checkpoint (`input_scale`, `input_global_scale`,
+  `activation_scale`) are not used: a row gets its own scale where it is multiplied in eight bits.
+  `kv_cache_scheme` and scales of K and V are read with `kv_cache_dtype`.
+- Matrices that are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks
+  a matrix is cut anywhere by outputs, and between groups or blocks by inputs.
+- A key that is unknown and may change numbers is refused by name.
 
-Scales of activations that a checkpoint brings (`input_scale`, `input_global_scale`, `activation_scale`) are read past:
-a row gets a scale of its own where it is multiplied in eight bits, which is finer, and none elsewhere.
-`kv_cache_scheme` and the scales of K and V are read where KV is (`kv_cache_dtype`). Matrices that are multiplied
-together (q, k, v; gate, up) must be stored alike. Over several ranks a matrix is cut by outputs anywhere, by inputs
-between groups or blocks. A key that nobody knows, and that may change numbers, is refused by name.
+**Four-bit floats** (NVFP4, MXFP4) are for weights only. A checkpoint that also wants activations in
+four bits (`NVFP4` of ModelOpt, `input_activations` of 4 bits) is served with wide ones, and the
+start says so. They are read where 32 divides a row; dense matrices, experts and untied heads may
+have them. `hf_quant_config.json` is read where config.json is silent. A global scale that is 0,
+negative or no number is refused. On a GPU one row is twice as fast as in bfloat16, 16 rows about as
+fast, 128 and more slower: for batches take fp8 or int4.
 
-**Four-bit floats** (NVFP4, MXFP4: [four_bit_floats.md](design/four_bit_floats.md)) are weights here and nothing else:
-a checkpoint that means its activations to be in four bits too (`NVFP4` of ModelOpt, `input_activations` of 4 bits) is
-served with those as wide as the model, which loses less, and the start says so on standard error. Dense matrices have
-them, experts, and heads that are not tied. They are read where 32 divides a row, and on several ranks no cut goes
-through 32 inputs. `hf_quant_config.json` is read where config.json says nothing. A scale of the whole that is 0,
-negative or no number is refused by name.
+**On a CPU** with VNNI one request is 1.4 to 1.8 times as fast as in bfloat16 by int8, 1.7 to 1.9
+times by int4; 512 rows together take 1.5 and 2.5 times as long (Qwen2.5-0.5B's shape). float8 is
+slower than bfloat16 for half of its memory, four-bit floats for 0.28 of it; the start says so.
 
-On a GPU one row is multiplied twice as fast by four-bit floats as in bfloat16, 16 about as fast, 128 and more slower so
-far: for batches take fp8 or int4.
-
-**Which kernels.** On a GPU: [eight_bits.md](design/eight_bits.md), four-bit floats in their own page. On a CPU with
-VNNI int8 goes as integers, with rows in sixteen bits, and int4 in groups by torch's own product: one request of
-Qwen2.5-0.5B's shape is 1.4 to 1.8 and 1.7 to 1.9 times as fast as in bfloat16, its products of 512 rows together take
-1.5 and 2.5 times as long. Everything else is widened for each product there, and slow: float8 is slower than bfloat16,
-for half of its memory, four-bit floats for 0.28 of it, and the start says so.
+Which kernel runs when: [eight_bits.md](design/eight_bits.md),
+[four_bit_floats.md](design/four_bit_floats.md).
 """
 
 
 def quantization_page() -> str:
     """What is read, made and refused."""
-    read = [f"| `{method}` | {what} |" for method, what in READ.items()]
-    made = [f"| `{name}` | {MADE_ROWS[name]} |" for name in MADE]
-    refused = [f"| `{name}` | {why} |" for name, why in REFUSED.items()]
+    read = [f"`{method}` | {what}" for method, what in READ.items()]
+    made = [f"`{name}` | {MADE_ROWS[name]}" for name in MADE]
+    refused = [f"`{name}` | {why}" for name, why in REFUSED.items()]
     return "\n".join(
         [
             f"# Quantized models\n\n{NOTE}\n{QUANTIZATION}",
-            "## Read\n\n| `quant_method` | |\n| --- | --- |",
+            "## Read\n\n`quant_method` | what of it\n--- | ---",
             *read,
             (
                 "\n`--quantization` may name the method, or what its numbers are (`fp8`, `int8`,"
                 " `int4`, `nvfp4`, `mxfp4`); no other.\n"
             ),
-            "## Made at load\n\n| `--quantization` | |\n| --- | --- |",
+            "## Made at load\n\n`--quantization` | numbers\n--- | ---",
             *made,
             f"\n{QUANTIZATION_NOTES}",
             "## Refused\n",
             (
-                "Other methods than those above (AQLM, HQQ, QuIP, EXL2 ...), act-order (`desc_act`,"
-                " `actorder: group`), \nfloat8 e5m2, transforms, sizes of groups and blocks that"
-                " are not above, and by name:\n"
+                "Other methods (AQLM, HQQ, QuIP, EXL2 ...), act-order (`desc_act`, `actorder: group`),"
+                " float8 e5m2, transforms,\nother sizes of groups and blocks, and by name:\n"
             ),
-            "| | |\n| --- | --- |",
+            "method | take instead\n--- | ---",
             *refused,
             "",
         ]
     )
+
+
+MODEL_WORDS = """\
+Every row was compared with transformers on a CPU, "GPU" on a GPU too. "experts": in bfloat16,
+float8, int8, int4, NVFP4 or MXFP4. "text": of a multimodal checkpoint the text is served, and the
+rest left out. "latent": latent attention.
+"""
+_SHORTER = {
+    "experts wide, in float8, int8, int4, NVFP4 or MXFP4": "experts",
+    "its text; the vision part is left out": "text",
+    "latent attention": "latent",
+    ", sound too": "",
+}
+
+
+def _short(notes: str) -> str:
+    for long, short in _SHORTER.items():
+        notes = notes.replace(long, short)
+    return notes
 
 
 def models_page() -> str:
@@ -339,31 +406,29 @@ def models_page() -> str:
     )
     _, end, after = rest.partition("<!-- end -->")
     rows = [
-        f"| `{name}` | {each.models} | {each.on} | {each.notes} |" for name, each in CATALOG.items()
+        f"`{name}` | {each.models} | {_short(each.notes)}{'; GPU' * ('GPU' in each.on)}"
+        for name, each in CATALOG.items()
     ]
-    head = [
-        "| model_type | models | compared with transformers on | |",
-        "| --- | --- | --- | --- |",
-    ]
+    rows = [row.replace("| ; GPU", "| GPU").rstrip() for row in rows]
+    head = [MODEL_WORDS, "model_type | models | served", "--- | --- | ---"]
     return before + made + "\n".join(["", *head, *rows, "", MEASURED, "", ""]) + end + after
 
 
 def _fates(table: dict[str, Argument]) -> str:
-    """A row for the arguments that have one fate."""
-    names: dict[int, list[str]] = {}
+    """A row for the arguments of which the same is said: names with what is taken, then why."""
+    notes: dict[str, dict[str, list[str]]] = {}
     for name, argument in table.items():
-        names.setdefault(id(argument), []).append(name)
+        notes.setdefault(argument.note, {}).setdefault(_taken(argument), []).append(name)
     rows = [
-        f"| {_quoted(names.pop(id(a)))} | {_taken(a)} | {a.note} |"
-        for a in table.values()
-        if id(a) in names
+        f"{'; '.join(f'{_quoted(names)}: {taken}' for taken, names in kinds.items())} | {note}"
+        for note, kinds in notes.items()
     ]
-    return "\n".join(["| argument | taken | |", "| --- | --- | --- |", *rows]) + "\n"
+    return "\n".join(["argument: taken | why", "--- | ---", *rows]) + "\n"
 
 
 def _taken(argument: Argument) -> str:
     if argument.told:
-        return f"{spelt(argument)}; the other way too, with a line that says so"
+        return f"{spelt(argument)} (else a line says so)"
     return spelt(argument) if argument.taken else "no"
 
 

@@ -1,5 +1,5 @@
-"""Docs that fail: every knob, room and link is looked for. What the pages say is for their readers
-to judge."""
+"""Docs that fail: every knob, option, room and link is looked for. What the pages say is for their
+readers to judge."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_decisions_are_listed() -> None:
 def test_every_command_and_option_is_documented() -> None:
     missing = []
     for name, command in commands().items():
-        section = sections().get(name, "")
+        section = told(name)
         flags = [flag for option in command.params for flag in option.opts if flag.startswith("--")]
         missing += [f"{name} {flag}" for flag in flags if not re.search(f"[` ]{flag}`", section)]
         missing += [name] if not section else []
@@ -108,13 +108,10 @@ def test_every_command_and_option_is_documented() -> None:
 def test_an_option_has_its_words_on_the_page() -> None:
     """An engine option's are on config.md; one that only shares a knob's name has its own, as
     `bench run --model`."""
-    helps = {
-        knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
-    }
     missing, seen = [], 0
     for name, command in commands().items():
         for option in command.params:
-            if option.name in ("help", "version") or option.help == helps.get(option.name):
+            if option.name in ("help", "version") or option.help == helps().get(option.name):
                 continue
             seen += 1
             said = " ".join((option.help or "").split()).replace("|", "\\|")
@@ -123,10 +120,40 @@ def test_an_option_has_its_words_on_the_page() -> None:
                 said,
                 *(f"`{each}`" for each in ([given] if isinstance(given, str) else given)),
             ]
-            missing += [
-                f"{name} {option.name}: {word}" for word in words if word not in sections()[name]
-            ]
+            missing += [f"{name} {option.name}: {word}" for word in words if word not in told(name)]
     assert missing == [] and seen > 50
+
+
+def test_a_command_lacks_the_engine_options_that_it_names() -> None:
+    wrong = []
+    for name, command in commands().items():
+        (line,) = re.findall(r"^Engine options: all(.*)$", sections()[name], re.M) or [None]
+        has = [each for each in command.params if each.help == helps().get(each.name)]
+        if line is None:
+            wrong += [name] * bool(has)
+            continue
+        lacks = set(re.findall(r"`(--[\w-]*\w)`", line))
+        flags = set(re.findall(r"`(--[\w-]*\w)`", sections()["Engine options"]))
+        own = {flag for each in has for flag in each.opts if flag.startswith("--")}
+        wrong += [name] * (flags - lacks != own)
+    assert wrong == []
+
+
+def helps() -> dict[str, str]:
+    """Every knob's own words."""
+    return {
+        knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
+    }
+
+
+def told(name: str) -> str:
+    """A command's section, with those that it refers to."""
+    section = sections().get(name, "")
+    others = [
+        f"penstock {each}" for each in re.findall(r"^As in `penstock ([\w ]+)`:", section, re.M)
+    ]
+    engine = ["Engine options"] if re.search(r"^Engine options: all", section, re.M) else []
+    return "\n".join([section, *(sections()[each] for each in [*others, *engine])])
 
 
 def sections() -> dict[str, str]:

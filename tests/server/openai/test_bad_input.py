@@ -281,7 +281,7 @@ def test_every_field_of_the_forms_has_one_place() -> None:
 
 
 def test_the_page_names_every_field() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "server.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "http.md").read_text()
     forms = (*CompletionForm.__struct_fields__, *ChatForm.__struct_fields__)
     fates = (*policies.COMPLETION, *policies.CHAT, *policies.MESSAGE, *policies.STREAM_OPTIONS)
     assert not [name for name in (*forms, *fates) if f"`{name}`" not in page]

@@ -315,9 +315,9 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     if given.get("stop_when") is not None:
         given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
         AnswerPattern(given["stop_when"].pattern)  # raises
+    if given.get("seed") is None:
+        given["seed"] = _seed(seed, own.id)
     params = SamplingParams(**given)
-    if params.seed is None:
-        params.seed = _seed(seed, own.id)
     messages = None if own.messages is None else check_messages(own.messages)
     return Row(own.id, own.prompt, messages, params, chat=chat)
 
@@ -327,7 +327,7 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
     check_id(line.custom_id)
     form, params = read_request(line, facts, _check_served)
     if params.seed is None:
-        params.seed = _seed(seed, line.custom_id)
+        params = replace(params, seed=_seed(seed, line.custom_id))
     if isinstance(form, CompletionForm):
         prompt = msgspec.convert(form.prompt, str | TokenIds)
         return Row(line.custom_id, prompt, None, params, form.model)

@@ -150,7 +150,10 @@ class BulkRun:
         )
         self._service = bulk.service
         self.closing = self._service.closing
-        self._reader = BulkReader(bulk.lines.tools, self._service.model, self._service.limits)
+        tenant = NO_TENANT if key is None else key.number
+        self._reader = BulkReader(
+            bulk.lines.tools, self._service.model, self._service.limits, tenant
+        )
         self._open: dict[BulkLine, None] = {}
         self._ready: list[BulkLine] = []  # of which there is news
         self._results: list[bytes] = []  # that the client hasn't taken
@@ -254,7 +257,6 @@ class BulkRun:
 
     async def _submit(self, number: int, custom_id: str | None, call: Call, packed: bool) -> None:
         service, n = self._service, call.sampling.n
-        call.tenant = NO_TENANT if self._key is None else self._key.number
         spellings = service.spellings
         answer = (
             PackedAnswer(call, service.model, spellings)

@@ -73,8 +73,8 @@ class _Shared:
 class BulkReader:
     """Makes calls of the lines of one body."""
 
-    def __init__(self, tools: PromptTools, model: str, limits: HttpLimits) -> None:
-        self._tools, self._model, self._limits = tools, model, limits
+    def __init__(self, tools: PromptTools, model: str, limits: HttpLimits, tenant: int) -> None:
+        self._tools, self._model, self._limits, self._tenant = tools, model, limits, tenant
         self._known: OrderedDict[bytes, _Shared] = OrderedDict()
 
     async def read(self, raw: Json) -> tuple[Call, bool]:
@@ -91,14 +91,14 @@ class BulkReader:
             raise HttpError("a line takes one prompt: text, or a list of token ids", param="prompt")
         shared = await self._shared(raw)
         prompts = await completion_prompts(prompt, shared.params.form, self._tools)
-        return shared.params.call(prompts, self._tools.facts), shared.packed
+        return shared.params.call(prompts, self._tools.facts, self._tenant), shared.packed
 
     async def _chat(self, raw: Json) -> Call:
         if raw.get("packed"):
             raise HttpError("a chat's answer is not packed: leave packed out", param="packed")
         form = chat_form({name: raw[name] for name in raw if name != "packed"}, self._limits)
         self._check(form)
-        return await make_call(form, self._tools)
+        return await make_call(form, self._tools, self._tenant)
 
     def _check(self, form: CompletionForm | ChatForm) -> None:
         check_model(form.model, self._model)
@@ -122,9 +122,7 @@ class BulkReader:
         self._check(form)
         if packed:
             _check_packed(form)
-        params = await completion_params(form, self._tools)
-        if packed and not params.sampling.stop and params.sampling.structured_outputs is None:
-            params.sampling.detokenize = False  # nobody sees the text
+        params = await completion_params(form, self._tools, shown=not packed)
         return _Shared(params, bool(packed))
 
 

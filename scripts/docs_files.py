@@ -18,10 +18,12 @@ from floors import FLOORS  # noqa: E402
 
 from penstock.models.catalog import CATALOG  # noqa: E402
 
-LONGEST = 7  # words that are told of a file
+LONGEST = 6  # words that are told of a file
 ROOM_WORDS = 12  # words that are told of a room
 # words that no cut ends with
-LOOSE = set("a an the of to in on by for with from and or that which what is are as at its".split())
+LOOSE = frozenset(
+    ("a", "an", "the", "of", "to", "in", "on", "by", "for", "with", "from", "and", "or", "that")
+)
 SHORTEST = 3  # words before a comma at which a sentence may be cut
 PAGES = {"vllm_arguments": "coming_from_vllm"}  # room -> its page, where the names differ
 BEGIN, END = "<!-- rooms: made by scripts/make_docs.py -->", "<!-- end of rooms -->"

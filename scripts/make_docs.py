@@ -325,24 +325,21 @@ MADE_ROWS = {
 }
 QUANTIZATION_NOTES = """\
 - **Experts** have every form above; gpt-oss's stay as the checkpoint has them (`mxfp4`, or wide).
-  Routers stay wide. `lm_head` is as wide as in the checkpoint.
+  Routers stay wide; `lm_head` is as wide as in the checkpoint.
 - **Scales of activations** in a checkpoint (`input_scale`, `input_global_scale`,
-  `activation_scale`) are not used: a row gets its own scale where it is multiplied in eight bits.
-  `kv_cache_scheme` and scales of K and V are read with `kv_cache_dtype`.
+  `activation_scale`) are not used: a row gets its own. `kv_cache_scheme` and scales of K and V are
+  read with `kv_cache_dtype`.
 - Matrices that are multiplied together (q, k, v; gate, up) must be stored alike. Over several ranks
-  a matrix is cut anywhere by outputs, and between groups or blocks by inputs.
+  a matrix is cut anywhere by outputs, between groups or blocks by inputs.
 - A key that is unknown and may change numbers is refused by name.
-
-**Four-bit floats** (NVFP4, MXFP4) are for weights only. A checkpoint that also wants activations in
-four bits (`NVFP4` of ModelOpt, `input_activations` of 4 bits) is served with wide ones, and the
-start says so. They are read where 32 divides a row; dense matrices, experts and untied heads may
-have them. `hf_quant_config.json` is read where config.json is silent. A global scale that is 0,
-negative or no number is refused. On a GPU one row is twice as fast as in bfloat16, 16 rows about as
-fast, 128 and more slower: for batches take fp8 or int4.
-
-**On a CPU** with VNNI one request is 1.4 to 1.8 times as fast as in bfloat16 by int8, 1.7 to 1.9
-times by int4; 512 rows together take 1.5 and 2.5 times as long (Qwen2.5-0.5B's shape). float8 is
-slower than bfloat16 for half of its memory, four-bit floats for 0.28 of it; the start says so.
+- **Four-bit floats** (NVFP4, MXFP4) are for weights only: a checkpoint that wants activations in
+  four bits is served with wide ones, and the start says so. 32 must divide a row; tied heads have
+  none. `hf_quant_config.json` is read where config.json is silent. A global scale that is 0,
+  negative or no number is refused. On a GPU one row is twice as fast as in bfloat16, 16 about as
+  fast, 128 and more slower: for batches take fp8 or int4.
+- **On a CPU** with VNNI one request is 1.4 to 1.8 times as fast as in bfloat16 by int8, 1.7 to 1.9
+  times by int4; 512 rows together take 1.5 and 2.5 times as long. float8 and four-bit floats are
+  slower than bfloat16 there, and the start says so.
 
 Which kernel runs when: [eight_bits.md](design/eight_bits.md),
 [four_bit_floats.md](design/four_bit_floats.md).

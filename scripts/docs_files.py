@@ -19,7 +19,7 @@ from floors import FLOORS  # noqa: E402
 from penstock.models.catalog import CATALOG  # noqa: E402
 
 LONGEST = 6  # words that are told of a file
-ROOM_WORDS = 12  # words that are told of a room
+ROOM_WORDS = 10  # words that are told of a room
 # words that no cut ends with
 LOOSE = frozenset(
     ("a", "an", "the", "of", "to", "in", "on", "by", "for", "with", "from", "and", "or", "that")
@@ -50,8 +50,13 @@ def files_page(note: str) -> str:
             name = folder.relative_to(PACKAGE).as_posix()
             types = [path.name for path in files if room == "models" and path.stem in CATALOG]
             if types:
-                body.append(f"A model type each: {', '.join(f'`{each}`' for each in types)}.\n")
-            rest = [path for path in files if path.name not in types]
+                body.append(f"A model type each: {_quoted(types)}.\n")
+            plain = PACKAGE / "kernels" / "reference" / folder.name
+            fast = "triton" in folder.parts
+            same = [path.name for path in files if fast and (plain / path.name).is_file()]
+            if same:
+                body.append(f"Of `{name}/`, as in `reference/`: {_quoted(same)}.\n")
+            rest = [path for path in files if path.name not in [*types, *same]]
             body.append(f"`{name}/`\n\n" * (folder != PACKAGE / room) + _lines(rest))
         if body:
             parts.append(f"{title}\n\n" + "\n".join(body))
@@ -94,6 +99,10 @@ def _linked(room: str) -> str:
     return f"[`{room}`]({page})" if page else f"`{room}`"
 
 
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
 def _lines(files: list[Path]) -> str:
     return "```\n" + "\n".join(f"{path.name:<24} {_begins(path)}" for path in files) + "\n```\n"
 
@@ -101,19 +110,10 @@ def _lines(files: list[Path]) -> str:
 def _told(path: Path) -> str:
     """The first sentence of a module's docstring, without its own name before it."""
     text = " ".join((ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split())
-    text = re.sub(r"^[\w, `/]{1,40}: ", "", text, count=1) if _names_itself(text, path) else text
+    text = re.sub(r"^(The )?\w+: (?=\w)", "", text, count=1)
     first = re.split(r"(?<=[.;])\s|(?<=\w):\s(?=[A-Z])|: docs/", text, maxsplit=1)[0]
     first = first.rstrip(".;:")
     return first[:1].upper() + first[1:] if first.split(" ")[0].islower() else first
-
-
-def _names_itself(text: str, path: Path) -> bool:
-    """Whether what stands before the first colon is the file's name, or its class's."""
-    name = path.parent.name if path.name == "__init__.py" else path.stem
-    first = text.partition(":")[0].strip("`").replace("_", "").replace(" ", "").lower()
-    return first.removeprefix("the").removesuffix("s") == name.replace(
-        "_", ""
-    ).lower().removesuffix("s")
 
 
 def _begins(path: Path, most: int = LONGEST) -> str:

@@ -21,7 +21,7 @@ from typer.main import get_command
 
 from penstock.cli import app
 from penstock.config import Config
-from penstock.models.catalog import CATALOG, MEASURED
+from penstock.models.catalog import CATALOG
 from penstock.quant.choose import MADE
 from penstock.quant.read_quantization import READ
 from penstock.quant.told_object import REFUSED
@@ -109,7 +109,7 @@ def cli_page() -> str:
         own = [p for p in options if p.help != helps.get(p.name)]
         shared = {flag for p in options if p not in own for flag in p.opts}
         parts.append(f"## `penstock {name}`\n\n{_first(command.help)}\n")
-        if arguments:
+        if len(arguments) > 1:
             line = " ".join(["penstock", name, *(_metavar(a) for a in arguments), "[options]"])
             parts.append(f"`{line}`\n")
         told = [(f"`{_metavar(a).strip('[]')}`", a) for a in arguments]
@@ -194,11 +194,10 @@ def config_page() -> str:
     for group in Config().groups():
         hints = get_type_hints(type(group))
         parts.append(f"## {_one_line(type(group).__doc__ or '').rstrip('.')}\n")
-        parts.append("knob | kind (default) | what it does\n--- | --- | ---")
         for knob in fields(group):
             default = "" if knob.default is None else f" (`{str(knob.default).lower()}`)"
             parts.append(
-                f"`{knob.name}` | {_kind(hints[knob.name], knob.metadata)}{default} |"
+                f"- `{knob.name}`: {_kind(hints[knob.name], knob.metadata)}{default}."
                 f" {knob.metadata['help']}"
             )
         parts.append("")
@@ -235,7 +234,7 @@ MODEL` for `vllm serve MODEL`. Names, defaults and the shapes of outputs are vLL
   `reward` or `collective_rpc`.
 - Fields over HTTP: [http.md](http.md).
 
-To compare the two on your machine: [bench_run.md](bench_run.md#compare-with-your-vllm).
+To compare the two on your machine: [guide](GUIDE.md#compare-with-your-vllm).
 """
 
 
@@ -262,9 +261,7 @@ vLLM's | here
 def vllm_page() -> str:
     """What becomes of each of vLLM's arguments."""
     spellings = "; ".join(
-        f"{name} `{theirs}` is `{here}`"
-        for name, known in SPELLINGS.items()
-        for theirs, here in known.items()
+        f"`{theirs}` is `{here}`" for known in SPELLINGS.values() for theirs, here in known.items()
     )
     own = [field.name for field in fields(SamplingParams) if field.name != "stop_when"]
     return "\n".join(
@@ -376,7 +373,8 @@ def quantization_page() -> str:
 
 
 MODEL_WORDS = """\
-Every row was compared with transformers on a CPU, "GPU" on a GPU too. "experts": in bfloat16,
+Every row was compared with transformers on a CPU (logits within 1e-4, 64 of 64 greedy tokens),
+"GPU" on a GPU too. "experts": in bfloat16,
 float8, int8, int4, NVFP4 or MXFP4. "text": of a multimodal checkpoint the text is served, and the
 rest left out. "latent": latent attention.
 """
@@ -385,6 +383,7 @@ _SHORTER = {
     "its text; the vision part is left out": "text",
     "latent attention": "latent",
     ", sound too": "",
+    ", its text saved alone": ", text alone",
 }
 
 
@@ -400,13 +399,12 @@ def models_page() -> str:
         (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
     )
     _, end, after = rest.partition("<!-- end -->")
-    rows = [
-        f"`{name}` | {each.models} | {_short(each.notes)}{'; GPU' * ('GPU' in each.on)}"
-        for name, each in CATALOG.items()
-    ]
-    rows = [row.replace("| ; GPU", "| GPU").rstrip() for row in rows]
-    head = [MODEL_WORDS, "model_type | models | served", "--- | --- | ---"]
-    return before + made + "\n".join(["", *head, *rows, "", MEASURED, "", ""]) + end + after
+    rows = []
+    for name, each in CATALOG.items():
+        told = [_short(each.notes), "GPU" if "GPU" in each.on else ""]
+        rows.append("; ".join([f"- `{name}`: {_short(each.models)}", *filter(None, told)]))
+    head = [MODEL_WORDS]
+    return before + made + "\n".join(["", *head, *rows, "", ""]) + end + after
 
 
 def _fates(table: dict[str, Argument]) -> str:

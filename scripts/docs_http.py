@@ -38,20 +38,20 @@ generation_config.json comes first. `null` counts as left out, an unknown field 
 DEFAULTS = {"max_tokens": "16; chat: the context"}
 NOTES = {
     "model": "404 if it is another; empty counts as left out",
-    "n": "samples of each prompt",
+    "n": "",
     "temperature": "0 is greedy; below 1e-6 it is 1e-6",
     "top_p": "",
     "top_k": "-1 and 0: all",
     "min_p": "against the likeliest",
-    "repetition_penalty": "of prompt and output",
+    "repetition_penalty": "",
     "presence_penalty": "of output",
     "frequency_penalty": "of output",
     "logit_bias": "token id to number, -100 to 100",
-    "allowed_token_ids": "no other token may come",
+    "allowed_token_ids": "no others",
     "min_tokens": "no end before",
     "max_tokens": "beyond the context the answer ends with it",
     "stop": "of 2,048 characters together",
-    "stop_token_ids": "end a sample",
+    "stop_token_ids": "",
     "bad_words": "of 2,048 characters together, 16 tokens each",
     "ignore_eos": "go on past end ids; not beside a form",
     "seed": "left out: drawn",
@@ -61,9 +61,9 @@ NOTES = {
     "skip_special_tokens": "",
     "add_special_tokens": "completions: true, chat: false",
     "truncate_prompt_tokens": "keeps the last",
-    "return_token_ids": "ids beside text",
+    "return_token_ids": "",
     "return_tokens_as_token_ids": "`token_id:N` in logprobs",
-    "stream": "server-sent events",
+    "stream": "",
     "stream_options": "`include_usage`: one more event with counts; `continuous_usage_stats`: counts in each event",
     "timeout": "seconds from the body's end to the answer's",
     "cache_salt": "requests of different salts share no cached blocks",
@@ -76,22 +76,22 @@ NOTES = {
     "best_of": "only if it equals `n`",
     "messages": "`role`, `content`, `name`, `tool_calls`, `tool_call_id`, `reasoning`",
     "top_logprobs": "needs `logprobs`",
-    "max_completion_tokens": "as `max_tokens`",
+    "max_completion_tokens": "",
     "add_generation_prompt": "",
     "continue_final_message": "with `add_generation_prompt: false`; goes on inside the last message",
-    "chat_template_kwargs": "for the template",
+    "chat_template_kwargs": "",
     "tools": "[functions](tools.md)",
-    "tool_choice": "`none`, `auto`, `required` or a name",
-    "parallel_tool_calls": "false: one call at most",
+    "tool_choice": "`auto` if left out",
+    "parallel_tool_calls": "",
     "include_reasoning": "",
     "reasoning_effort": "for templates that read it",
     "input": "text or items",
-    "instructions": "the system's message",
+    "instructions": "",
     "max_output_tokens": "",
     "text": "`format`: `text`, `json_object`, `json_schema`",
     "reasoning": "`effort`",
     "metadata": "said again",
-    "token_ids": "the prompt",
+    "token_ids": "",
     "sampling_params": "a completion's fields but those that shape text",
     "request_id": "1 to 128 of letters, digits, `_ . : -`",
     "logprobs_format": "`columns`: a list a field",
@@ -257,14 +257,13 @@ def _others() -> str:
 
 ## Other bodies
 
+Weights and sleep: [server.md](server.md#weights-and-sleep).
+
 route | fields
 --- | ---
 `/tokenize` | `model`, `add_special_tokens`, `return_token_strs`; `prompt` (one text, to 1 MB) or `messages`
 `/detokenize` | `tokens` (up to {MOST_IDS:,} ids), `model`
 `/v1/bulk`, a line | a completion's with one `prompt`; `custom_id`, `packed`; no `stream`
-`/update_weights` | `model_path` or `shared` (`memories`, `tensors`); `weights_version`; `mode`: `wait`, `keep`, `abort`
-`/sleep?level=&mode=` | `level`: 1, 2; `mode` as above
-`/wake_up?tags=` | `weights`, `kv_cache`; left out: both
 `/v1/files` (multipart) | `file`, `purpose` (`batch`)
 `/v1/batches` | `input_file_id`, `endpoint`, `completion_window` (`24h`), `metadata`
 """

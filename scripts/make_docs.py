@@ -225,7 +225,7 @@ MODEL` for `vllm serve MODEL`. Names, defaults and the shapes of outputs are vLL
 - An argument that only vLLM has is taken at the values in these tables: what is done here anyway,
   or what changes no answer. Everything else is refused before anything loads, with the sentence
   beside it. `None` counts as left out.
-- "else a line says so": another value is taken too, and the start says that it changes nothing.
+- "else a line says so": another value is taken too, and changes nothing.
 - On the command line names may have underscores, `-tp` and the like are read, and `--model` is
   MODEL.
 - `LLM` has `generate`, `chat`, `get_tokenizer`, `sleep`, `wake_up`, `update_weights`,
@@ -293,8 +293,7 @@ def vllm_page() -> str:
 
 
 QUANTIZATION = """\
-A quantized checkpoint is read by its `quantization_config`, and kept in eight or four bits. A wide
-one is quantized while it loads: `--quantization fp8`, `LLM(quantization="fp8")`, or ahead of time
+A quantized checkpoint is read by its `quantization_config`. A wide one is quantized while it loads: `--quantization fp8`, `LLM(quantization="fp8")`, or ahead of time
 by [`penstock build`](build.md), which also measures what it costs. `penstock doctor MODEL` says
 what the weights take.
 

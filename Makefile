@@ -9,7 +9,7 @@
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make real     published checkpoints, from packages: against transformers and lm_eval, tools, forms, streams, builds
-#   make docs     write the generated pages anew (docs/cli.md, docs/config.md, docs/coming_from_vllm.md)
+#   make docs     write the generated pages anew (docs/cli.md, config.md, http.md, files.md, coming_from_vllm.md ...)
 #   make packaging  installs what lints deploy/ and builds wheels, Modal's client and Ray; else `make test` skips those by name
 #   make wheel    the wheel and source distribution of penstock, and penstock-client's wheel, into dist/
 #   make setup    what the others begin with

@@ -287,9 +287,12 @@ def _fates() -> str:
         ("`stream_options`", fates.STREAM_OPTIONS),
     ):
         free = [name for name, fate in table.items() if isinstance(fate.taken, type)]
-        some = {name: fate for name, fate in table.items() if fate.taken and name not in free}
+        some: dict[str, list[str]] = {}
+        for name, fate in table.items():
+            if fate.taken and name not in free:
+                some.setdefault(_values(fate), []).append(name)
         none = [name for name, fate in table.items() if not fate.taken]
-        told = ", ".join(f"`{name}` ({_values(fate)})" for name, fate in some.items())
+        told = "; ".join(f"{_quoted(names)}: {values}" for values, names in some.items())
         parts.append(f"{where} | {_quoted(free)} | {told} | {_quoted(none)}")
     return "\n".join(parts) + "\n"
 

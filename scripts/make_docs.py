@@ -209,7 +209,7 @@ def _kind(hint: Any, metadata: Any) -> str:
     if choices and all(isinstance(choice, str) for choice in choices):
         return ", ".join(f"`{choice}`" for choice in choices)
     kind = next((k for k in choices if k is not type(None)), hint)
-    word = {str: "text", int: "whole number", bool: "on or off", float: "number"}[kind]
+    word = {str: "text", int: "whole", bool: "switch", float: "number"}[kind]
     low, high = metadata["low"], metadata["high"]
     if low is None:
         return word
@@ -293,9 +293,9 @@ def vllm_page() -> str:
 
 
 QUANTIZATION = """\
-A quantized checkpoint is read by its `quantization_config`. A wide one is quantized while it loads: `--quantization fp8`, `LLM(quantization="fp8")`, or ahead of time
-by [`penstock build`](build.md), which also measures what it costs. `penstock doctor MODEL` says
-what the weights take.
+A quantized checkpoint is read by its `quantization_config`. A wide one is quantized while it loads:
+`--quantization fp8`, `LLM(quantization="fp8")`, or ahead of time by [`penstock build`](build.md),
+which also measures what it costs. `penstock doctor MODEL` says what the weights take.
 
 you have | take
 --- | ---

@@ -18,7 +18,7 @@ LONG_BODY = 65_536
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HttpLimits:
-    """What one server takes; `docs/server.md` says what past each limit is answered."""
+    """What one server takes; `docs/http.md` says what past each limit is answered."""
 
     # of one body; holds 5 to 6 million token ids as models have them
     max_body_bytes: int = 32 * 1024 * 1024

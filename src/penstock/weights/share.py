@@ -4,8 +4,8 @@
       httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version":
       "step-7"})
 
-GPU tensors are shared by CUDA IPC handle; others are copied into a file of /dev/shm, which is deleted
-at the end of the `with`."""
+GPU tensors are shared by CUDA IPC handle; others are copied into a file of /dev/shm, which is
+deleted at the end of the `with`."""
 
 from __future__ import annotations
 

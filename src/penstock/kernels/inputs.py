@@ -177,8 +177,8 @@ class StepInputs:
 
 @dataclass(slots=True)
 class Queries:
-    """The S queries of a step: each query's offset after the row's newest token and its draft. A row's queries
-    are adjacent, offset 0, 1, ..."""
+    """The S queries of a step: each query's offset after the row's newest token, and its draft. A
+    row's queries are adjacent, offset 0, 1, ..."""
 
     offset: Tensor  # [S] int32: 0 for the row's newest token
     draft: Tensor  # [S] int32: the draft token, if offset > 0

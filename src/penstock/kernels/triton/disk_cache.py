@@ -38,7 +38,7 @@ from penstock.disk import write_whole
 from penstock.errors import PenstockError
 from penstock.kernels.binaries import Binaries
 
-RECORD = "triton.json"  # in an artifact; beside Triton's cache the name is HOME_RECORD
+RECORD = "triton.json"  # name in an artifact; beside Triton's cache the name is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
 _BINARIES_END = (".cubin", ".hsaco")
 # files of a kernel that are kept; the rest is for human readers

@@ -118,7 +118,7 @@ def walk(
     state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
     mixed,  # [M, D] float32
-    at_keys,  # from `at_head`
+    at_keys,  # given by `at_head`
     at_values,
     table,  # block table of the sequence
     begin,  # first token, the start of a block
@@ -305,12 +305,12 @@ def walk_row(
     state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
     mixed,  # [M, D] float32, or transposed
-    at_keys,  # from `at_head`
+    at_keys,  # given by `at_head`
     at_values,
     table,  # block table of the row
     begin,  # first token, the start of a block
     last,  # one past the last token
-    first,  # with a window: the first visible token
+    first,  # first visible token, if there is a window
     scale,
     cap,
     stride_block,

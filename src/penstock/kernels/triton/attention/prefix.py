@@ -34,7 +34,7 @@ FILLED = 2048  # programs that fill the chip, most of them idle
 EACH = 1024  # groups that a program examines together
 # bytes of shared memory for 128 queries of 128 numbers and 64 tokens, with a margin
 WIDE_TILE = 106_496
-MANY_ROWS = 2048  # from this many rows on, tiles are twice as high
+MANY_ROWS = 2048  # least rows of a step for tiles of twice the height
 
 
 @dataclass(slots=True)

@@ -246,8 +246,8 @@ _ROW_OPS = {
 
 
 def widens_fp8(ops: Ops) -> bool:
-    """Returns True if float8 weights are widened for each product,
-    which is slower than bfloat16."""
+    """Returns True if float8 weights are widened for each product, which is slower
+    than bfloat16."""
     return ops.why["linear_fp8"][0] == "reference"
 
 

@@ -105,8 +105,8 @@ class ChunkSight:
 
     @classmethod
     def of(cls, sizes: NDArray[np.integer[Any]], context: NDArray[np.integer[Any]]) -> ChunkSight:
-        """Returns the counts. sizes, context: [chunks],
-        a chunk's tokens and the tokens before it."""
+        """Returns the counts. sizes, context: [chunks], a chunk's tokens and the
+        tokens before it."""
         sizes, context = sizes.astype(np.int64), context.astype(np.int64)
         tokens, pairs = int(sizes.sum()), int((sizes * context + sizes * (sizes + 1) // 2).sum())
         return cls(tokens, tokens + int(context[sizes > 0].sum()), pairs)

@@ -1,5 +1,5 @@
-"""Embedding: token ids to vectors. The head is a Linear;
-a tied head is made from the same table."""
+"""Embedding: token ids to vectors. The head is a Linear; a tied head is made from the
+same table."""
 
 from __future__ import annotations
 

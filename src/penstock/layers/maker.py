@@ -339,8 +339,8 @@ class Maker:
         return self.query_scales[rope]
 
     def rope_number(self, rope: RopeConfig, width: int) -> int:
-        """Returns the index of a table in `rope_tables`;
-        layers with the same rotation share one."""
+        """Returns the index of a table in `rope_tables`; layers with the same rotation
+        share one."""
         if (rope, width) not in self.rope_tables:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))

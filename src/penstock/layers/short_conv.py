@@ -1,5 +1,5 @@
-"""ShortConv: a gated convolution over each channel's last few tokens,
-in place of attention (LFM2)."""
+"""ShortConv: a gated convolution over each channel's last few tokens, in place of
+attention (LFM2)."""
 
 from __future__ import annotations
 

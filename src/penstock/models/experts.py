@@ -1,5 +1,5 @@
-"""Mixtures of experts in Llama's form: common code of mixtral, olmoe,
-qwen3_moe and similar types."""
+"""Mixtures of experts in Llama's form: common code of mixtral, olmoe, qwen3_moe and
+similar types."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
 
 
 def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
-    """Reads which layers have experts, by `mlp_layer_types`; if missing,
-    all but the `first` ones."""
+    """Reads which layers have experts, by `mlp_layer_types`; if missing, all but the
+    `first` ones."""
     types = keys.take("mlp_layer_types", None)
     if types is None:
         return frozenset(range(first, layers))

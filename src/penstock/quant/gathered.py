@@ -23,8 +23,8 @@ PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
 
 
 class Gathered(Weight):
-    """A table [rows, width]. in_host:
-    the table lies in host memory while its readers run on a GPU."""
+    """A table [rows, width]. in_host: the table lies in host memory while its readers
+    run on a GPU."""
 
     def __init__(
         self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False

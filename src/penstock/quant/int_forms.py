@@ -226,8 +226,8 @@ def _gptq(
     per_word, added = 32 // form.bits, 1 if form.packing == "gptq" else 0
 
     def zeros_of(words: Tensor, array: Part | None = None) -> Tensor:
-        """Unpacks words [G, N / 8] to zeros [N, G], as int32:
-        a four-bit zero plus one may be 16."""
+        """Unpacks words [G, N / 8] to zeros [N, G], as int32: a four-bit zero plus one
+        may be 16."""
         return unpack_words(words, form.bits).t().int() + added
 
     def trivial(order: Tensor, part: Part) -> bool:

@@ -27,11 +27,11 @@ Multiply = Callable[[Any, Any, Tensor | None], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix prepared for products:
-    the operation and the arrangement of numbers that it takes."""
+    """A matrix prepared for products: the operation and the arrangement of numbers
+    that it takes."""
 
     multiply: Multiply
-    matrix: Any  # known to the operation alone
+    matrix: Any  # in the operation's own format
     # number of rows -> the form of rows that the operation takes
     form: Callable[[int], Form] = TakesWideRows().form
     streamed: Any = None  # the matrix for fused one-row operations; None: they can't take it
@@ -40,8 +40,8 @@ class Product:
 
 
 class Scheme(Protocol):
-    """A way to store matrices. `parts` name matrices [out,
-    in] without the checkpoint's `.weight`."""
+    """A way to store matrices. `parts` name matrices [out, in] without the
+    checkpoint's `.weight`."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device

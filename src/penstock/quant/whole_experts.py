@@ -62,8 +62,8 @@ class Rearranged(Weight):
 
 
 class Exponents(Rearranged):
-    """MXFP4's scales: exponent bytes,
-    one value of which means NaN (OCP Microscaling Formats 1.0)."""
+    """MXFP4's scales: exponent bytes, one value of which means NaN (OCP Microscaling
+    Formats 1.0)."""
 
     def are_finite(self, numbers: Tensor) -> Tensor:
         return (numbers != NO_NUMBER).all()

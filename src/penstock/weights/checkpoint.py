@@ -129,7 +129,7 @@ def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, En
 
 
 def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> dict[str, Entry]:
-    """Returns the tensors with renamed parts of names replaced by ours. Raises CheckpointError if
+    """Returns the tensors under our names (see ModelConfig.renames). Raises CheckpointError if
     two tensors get one name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():

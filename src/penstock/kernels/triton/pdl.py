@@ -77,8 +77,8 @@ def fetch(places):
 
 @cache
 def has_pdl(device: torch.device) -> int:
-    """Returns EARLY for kernels on a device: 1 if they may start early,
-    0 if that isn't supported."""
+    """Returns EARLY for kernels on a device: 1 if they may start early, 0 if that
+    isn't supported."""
     return int(device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0))
 
 

@@ -114,8 +114,8 @@ def _largest(logits: Tensor, peak: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """Returns int64 that sort like the float32 values [m, n],
-    the lower column before an equal one."""
+    """Returns int64 that sort like the float32 values [m, n], the lower column before
+    an equal one."""
     as_int = (x + 0.0).contiguous().view(torch.int32).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
     rising = torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF))
     return (rising << 32) - torch.arange(x.shape[1], device=x.device)

@@ -71,9 +71,9 @@ def _keys(logits: Tensor) -> Tensor:
 def _beginning(
     key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor | None, part: VocabularyPart
 ) -> Tensor:
-    """Returns a mask [n, this rank's range] of the tokens above which less than `most` [n], or less
-    than `share` [n] of the total, of the amount lies. Above means a larger key, or an equal key and
-    a lower id. Tokens without any amount are not marked."""
+    """Returns a mask [n, this rank's range] of the tokens that have less than `most` [n] of the
+    amount above them, or less than `share` [n] of the total. Above means a larger key, or an equal
+    key and a lower id. Tokens without any amount are not marked."""
     n = key.shape[0]
     prefix, above = key.new_zeros(n), key.new_zeros(n)
     for shift in range(32 - _BITS, -1, -_BITS):

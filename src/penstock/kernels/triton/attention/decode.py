@@ -209,8 +209,8 @@ def join_parts(
     MOST: tl.constexpr,
     JOINED: tl.constexpr,  # parts taken at once
 ):
-    """Joins the parts of a row and head that several programs took,
-    weighted by their log-sum-exps."""
+    """Joins the parts of a row and head that several programs took, weighted by their
+    log-sum-exps."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)

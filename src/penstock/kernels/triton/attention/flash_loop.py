@@ -323,8 +323,8 @@ def walk_row(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does the same as `walk` for the query heads of one decode row,
-    which all see the same tokens."""
+    """Does the same as `walk` for the query heads of one decode row, which all see the
+    same tokens."""
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH

@@ -165,8 +165,8 @@ def _nth_equal(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Returns the id of the nth token (from 1) whose logit is `value`;
-    _ALL_IDS if there are fewer."""
+    """Returns the id of the nth token (from 1) whose logit is `value`; _ALL_IDS if
+    there are fewer."""
     seen = tl.full((), 0, tl.int32)
     found = tl.full((), _ALL_IDS, tl.int32)
     for first in range(0, count, SOME):

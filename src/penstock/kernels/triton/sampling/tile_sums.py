@@ -29,8 +29,8 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
 def state_of(
     done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr
 ):
-    """Returns True if a token is drawn for the row,
-    and True if it is drawn from adjusted logits."""
+    """Returns True if a token is drawn for the row, and True if it is drawn from
+    adjusted logits."""
     live, use_adjusted = True, False
     if BY_ROW:
         live = tl.load(done + row) == 0

@@ -1,15 +1,14 @@
-"""Two clients, one server: Penstock's bench and vLLM's `bench serve` measure the same thing by
-turns.
+"""Compares two clients on one server: Penstock's bench and vLLM's `bench serve`, by turns.
 
-    python benchmarks/clients_compared.py --vllm VENV/bin/python --out DIR [--on null,demo] [--turns
-    2] [--seconds 20]
+    python benchmarks/clients_compared.py --vllm VENV/bin/python --out DIR [--on null,demo]
+                                          [--turns 2] [--seconds 20]
 
 The server has the first core, the client the second. Both clients get the same arrival times and
-lengths, prompts of random ids, temperature 1, no end of sequence. On the null server, which stamps
-what it does, the truth is known too: `its server` is what it did in that very run. On Penstock's
-demo the columns part definitions from clients: Penstock's samples by vLLM's definitions differ from
-vLLM's figures by the client alone. Prints Markdown, writes DIR/compared.json.
-docs/design/bench_against_another_client.md says what came out and why. Nothing is asserted.
+lengths, prompts of random ids, temperature 1, no end of sequence. The null server stamps its own
+work, so there the truth is known too: `its server` is the truth of that very run. On Penstock's
+demo, further columns separate definitions from clients: Penstock's samples by vLLM's definitions
+differ from vLLM's figures by the client alone. Prints Markdown, writes DIR/compared.json.
+docs/design/bench_against_another_client.md has the results. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -60,9 +59,10 @@ main(parser.parse_args())
 
 @dataclass(frozen=True)
 class Case:
-    """rate: requests a second, by a Poisson clock; or users: so many at a time. limit: vLLM's
-    --max-concurrency beside the clock. plan: of the null server; None: the demo. text: prompts as
-    vLLM's client makes them when left alone."""
+    """A load. rate: requests a second, Poisson; or users: requests in flight. limit: vLLM's
+    --max-concurrency beside the rate. plan: the null server's; None: the demo. text: prompts are
+    texts, vLLM's default.
+    """
 
     name: str
     prompt: int
@@ -164,7 +164,7 @@ def arguments() -> argparse.Namespace:
 
 
 def null_turn(case: Case, at: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Each client meets a server of its own, which draws the same numbers."""
+    """Runs each client against its own null server; both servers draw the same numbers."""
     times = clock(case, at, options.seconds)
     told: dict[str, Any] = {}
     with null(case, options.out / f"stamps-ours-{at}") as (target, stamps):
@@ -202,7 +202,8 @@ def clock(case: Case, at: int, seconds: float) -> np.ndarray:
 
 
 def sized(case: Case, target: Endpoint, options: argparse.Namespace) -> tuple[Case, int]:
-    """What the demo bears: a rate, or how many requests users get done in the time."""
+    """Returns a case that the demo can serve and its number of requests: a rate, or as many
+    requests as the users complete in the time."""
     probe = ours(
         Case("probe", case.prompt, case.output, users=PROBE),
         np.full(6 * PROBE, math.nan),
@@ -222,7 +223,7 @@ def sized(case: Case, target: Endpoint, options: argparse.Namespace) -> tuple[Ca
 
 @contextmanager
 def on(core: int) -> Iterator[None]:
-    """What is started here runs there."""
+    """Runs processes that are started inside on this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -255,7 +256,7 @@ def demo(out: Path) -> Iterator[tuple[Endpoint, ServerProcess]]:
 
 
 def hits(server: ServerProcess) -> float:
-    """Prompt tokens that Penstock's server has found in its prefix cache so far."""
+    """Returns the prompt tokens that Penstock's server has found in its prefix cache so far."""
     told = re.findall(r"^penstock:prefix_cache_hits_total\S* (\S+)$", server.get("/metrics"), re.M)
     return sum(map(float, told))
 
@@ -290,7 +291,7 @@ def vocabulary() -> int:
 def theirs(
     case: Case, times: np.ndarray, target: Endpoint, at: int, options: argparse.Namespace
 ) -> Path:
-    """The result file of `vllm bench serve`."""
+    """Runs `vllm bench serve` and returns its result file."""
     out: Path = options.out
     file = out / (re.sub(r"\W+", "-", case.name) + f"-{at}.json")
     words = [
@@ -345,7 +346,7 @@ def theirs(
 
 
 def trace(path: Path, case: Case, times: np.ndarray) -> Path:
-    """A trace in the form that its timed_trace reads: a chunk of 16 ids a hash, no two alike."""
+    """Writes a trace for vLLM's timed_trace: a chunk of 16 ids a hash, all different."""
     chunks = math.ceil(case.prompt / 16)
     rows = [
         {
@@ -361,7 +362,7 @@ def trace(path: Path, case: Case, times: np.ndarray) -> Path:
 
 
 def imported(file: Path) -> dict[str, float]:
-    """Its file through `penstock bench import`."""
+    """Returns the figures of vLLM's file through `penstock bench import`."""
     out = file.with_suffix("")
     shutil.rmtree(out, ignore_errors=True)
     words = [sys.executable, "-m", "penstock", "bench", "import", str(file), "--out", str(out)]
@@ -376,7 +377,7 @@ def imported(file: Path) -> dict[str, float]:
 
 
 def show(case: Case, found: dict[str, Any], turns: list[dict[str, Any]], out: Path) -> None:
-    """A table of a case: a column a source, in each cell the turns."""
+    """Prints a table of a case: a column a source, all turns in each cell."""
     found[case.name] = turns
     (out / "compared.json").write_text(json.dumps(found, indent=1) + "\n")
     columns = list(turns[0])

@@ -1,10 +1,11 @@
-"""Figures of one run of a client, by three definitions: Penstock's, vLLM's, and the null server's
-own stamps.
+"""Figures of one client run by three definitions: Penstock's, vLLM's, and the null server's stamps.
 
-    of_samples    Penstock's samples, by both            of_file    what vLLM's client has printed
-    by_stamps     what the null server did               of_figures    a record's figures as rows
+    of_samples    Penstock's samples, by both definitions
+    of_file       figures that vLLM's client printed
+    by_stamps     the null server's own times
+    of_figures    a record's figures as rows
 
-Times in milliseconds. It knows columns and files; clients_compared.py knows who ran against whom.
+Times in milliseconds. Knows columns and files; clients_compared.py runs the clients.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ def spread(name: str, seconds: np.ndarray) -> dict[str, float]:
 def of_samples(
     samples: Samples, rate: float | None, users: int | None
 ) -> dict[str, dict[str, float]]:
-    """Penstock's figures: from the intended start, of a steady window. And what vLLM's definitions
-    make of the same."""
+    """Returns Penstock's figures (from the intended start, in a steady window), and figures by
+    vLLM's definitions from the same samples."""
     last = float(issued(samples).max())
     opens = WARM * last
     samples.window = (issued(samples) >= opens) & (issued(samples) < last)
@@ -75,8 +76,8 @@ def of_figures(figures: Figures) -> dict[str, float]:
 
 
 def by_sending(samples: Samples) -> dict[str, float]:
-    """As vLLM counts: from the sending, to the last event; rates over the whole run,
-    its tail too."""
+    """Returns figures as vLLM defines them: times from the sending, rates over the whole run with
+    its tail."""
     done = samples.of(samples.outcome == OK)
     gaps = np.concatenate([np.asarray(each, np.float64) for each in done.gaps])
     answering = np.array([float(np.sum(each, dtype=np.float64)) for each in done.gaps])
@@ -90,7 +91,7 @@ def by_sending(samples: Samples) -> dict[str, float]:
 
 
 def of_file(file: Path, times: np.ndarray) -> dict[str, dict[str, float]]:
-    """vLLM's figures as it prints them."""
+    """Returns vLLM's figures as its client prints them."""
     told = json.loads(file.read_text())
     if told["completed"] != len(times):
         sys.exit(f"{file}: {told['completed']} of {len(times)} requests")
@@ -117,7 +118,7 @@ def of_file(file: Path, times: np.ndarray) -> dict[str, dict[str, float]]:
 
 
 def by_stamps(file: Path) -> dict[str, float]:
-    """What the null server did: the truth, but for the way to it and back."""
+    """Returns the null server's own times: the truth, without the network."""
     stamps = read_stamps(file)
     written = [np.array(each.written) for each in stamps]
     span = max(each[-1] for each in written) - min(each.came for each in stamps)

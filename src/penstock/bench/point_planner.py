@@ -43,7 +43,7 @@ SETTLES = 1.5  # the window opens after this many times a request's time, when t
 # drain time over a single request's time: one among many takes longer, and a cut request has missed
 # every goal
 DRAIN = 8
-ROOM = 1.25  # drain time over the longest time from first token to end that any point saw
+ROOM = 1.25  # drain time over the longest of the points' mean times from first token to end
 
 
 @dataclass(frozen=True, slots=True)

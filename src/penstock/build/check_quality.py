@@ -223,8 +223,8 @@ def draw_texts(
 
 
 def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
-    """Returns one work's share of the prompts, spread evenly. more:
-    prompts wanted from the others."""
+    """Returns one work's share of the prompts, spread evenly. more: if not 0, the number
+    of other prompts to return instead."""
     step = -(-len(prompts) // -(-TEXTS // works))
     if not more:
         return prompts[::step]

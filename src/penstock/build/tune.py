@@ -263,7 +263,7 @@ class Tuner:
         return config.memory.max_model_len or read_model_config(self._folder).context
 
     def _choose_graphs(self) -> None:
-        """Sets a GPU's CUDA graphs to be captured for sizes up to the work's rows only."""
+        """Limits the step sizes for which a GPU captures CUDA graphs at start to the work's rows."""
         name, rows = (
             "max_cudagraph_capture_size",
             padded(max(work.concurrency for work in self._works)),

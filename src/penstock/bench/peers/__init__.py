@@ -35,7 +35,7 @@ from penstock.errors import EngineError, UsageError
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
 _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
-# llama.cpp's build number, by which releases are named; 0: unknown to the build
+# llama.cpp's build number, by which releases are named; 0 means unknown and does not match
 _BUILD = re.compile(r"\(build ([1-9]\d*)")
 
 

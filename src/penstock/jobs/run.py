@@ -195,9 +195,7 @@ def _take(
 ) -> dict[str, Any] | None:
     """Returns the row to write if this sample was its last, else None."""
     key: Id = finished.key
-    if (
-        key not in open_rows
-    ):  # an error ended the row; this sample was still on its way
+    if key not in open_rows:  # an error ended the row; this sample was still on its way
         return None
     if finished.output is None or finished.error is not None:
         carried = open_rows.pop(key).carried

@@ -245,10 +245,8 @@ class Config:
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     # the id of the tokenizer's eos_token, set by the code that opens the model
     end_of_text: int | None = None
-    plain_graphs: bool = (
-        # set by an artifact whose work shares no prefix: other CUDA graphs are captured when needed
-        False
-    )
+    # set by an artifact whose work shares no prefix: other CUDA graphs are captured when needed
+    plain_graphs: bool = False
     # knobs that the user set, even to their defaults; an artifact sets the others
     named: frozenset[str] = frozenset()
 

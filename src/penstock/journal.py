@@ -109,11 +109,8 @@ class Journal:
 
     def add_json(self, key: Key, row: bytes) -> None:
         """Adds a row that is JSON in UTF-8 already, without a newline in it."""
-        for (
-            odd,
-            escape,
-            # JSON allows these characters inside strings only, so replacing their bytes is safe
-        ) in _ODD.items():
+        # JSON allows these characters inside strings only, so replacing their bytes is safe
+        for odd, escape in _ODD.items():
             if odd in row:
                 row = row.replace(odd, escape)
         data = row + b"\n"
@@ -255,9 +252,8 @@ class Journal:
     def _take_up_lines(self, lines: Iterator[bytes], fingerprint: dict[str, Any]) -> None:
         header = next(lines, b"")
         run = self._read_header(header)
-        if not os.fstat(
-            self._data.fileno()
-        ).st_size:  # the data is empty or was deleted: the run starts over
+        # the data is empty or was deleted: the run starts over
+        if not os.fstat(self._data.fileno()).st_size:
             self._begin(fingerprint)
             return
         if run is None:

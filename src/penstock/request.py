@@ -39,9 +39,8 @@ MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
 # a sample index in a cancellation: all samples that have not ended; their output so far is sent
 REST = -1
-_WHOLE: dict[
-    str, tuple[int, int | None]
-] = {  # integers of SamplingParams: lowest and highest value
+# integers of SamplingParams: lowest and highest value
+_WHOLE: dict[str, tuple[int, int | None]] = {
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
     "max_tokens": (1, None),

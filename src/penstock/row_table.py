@@ -26,14 +26,10 @@ WANTS_BIAS = 4  # logit_bias
 WANTS_MIN_TOKENS = 8  # end and stop ids are barred while length + 1 < min_length
 WANTS_LOGPROBS = 16  # logprobs of the chosen token (and of the top k where logprobs > 0)
 WANTS_MASK = 32  # a row with a mask slot draws only tokens whose bit is set in it
-WANTS_WORDS = (
-    # bad_words: a bad word's last id is barred when the row's latest tokens are the ids before it
-    64
-)
-WANTS_LABELS = (
-    # logprobs of given token ids, in place of the most likely; the ids lie behind the bad words
-    128
-)
+# bad_words: a bad word's last id is barred when the row's latest tokens are the ids before it
+WANTS_WORDS = 64
+# logprobs of given token ids, in place of the most likely; the ids lie behind the bad words
+WANTS_LABELS = 128
 # Bits that change the model's logits.
 WANTS_ADJUST = WANTS_PENALTY | WANTS_BIAS | WANTS_MIN_TOKENS | WANTS_MASK | WANTS_WORDS
 WANTS_ANY = WANTS_FILTER | WANTS_ADJUST | WANTS_LOGPROBS | WANTS_LABELS
@@ -77,19 +73,16 @@ FIELDS = (
     Field("last_token", "i4"),  # the token at position `length`; its K and V are not stored yet
     Field("length", "i4"),  # tokens whose K and V are stored
     Field("done", "i4", dead=1),
-    Field(
-        "limit", "i4"
-    ),  # prompt_length + max_tokens: the row is done once the token at position limit - 1 is drawn
+    # prompt_length + max_tokens: the row is done once the token at position limit - 1 is drawn
+    Field("limit", "i4"),
     Field("prompt_length", "i4"),  # positions from here on are output
     Field("min_length", "i4"),  # prompt_length + min_tokens
     Field("sample", "i4"),  # index within the request; enters the random number counter
     Field("seed", "i8"),
-    Field(
-        "temperature", "f4", param="temperature", range=Range(0.0, 100.0)
-    ),  # 0 is greedy; values below 1e-6 count as 1e-6
-    Field(
-        "top_p", "f4", 1, "top_p", Range(0.0, 1.0, open_low=True)
-    ),  # a value that is 0 in float32 keeps the most likely token
+    # 0 is greedy; values below 1e-6 count as 1e-6
+    Field("temperature", "f4", param="temperature", range=Range(0.0, 100.0)),
+    # a value that is 0 in float32 keeps the most likely token
+    Field("top_p", "f4", 1, "top_p", Range(0.0, 1.0, open_low=True)),
     Field("top_k", "i4"),  # 0 is off
     Field("min_p", "f4", 0, "min_p", Range(0.0, 1.0)),
     Field("repetition", "f4", 1, "repetition_penalty", Range(1e-6, 100.0)),
@@ -101,17 +94,13 @@ FIELDS = (
     Field("logprobs", "i4", dead=-1),
     Field("bias_start", "i4"),  # start of the row's logit_bias in the device's pool
     Field("bias_count", "i4"),
-    Field(
-        "word_count",
-        "i4",
-        # number of bad words; they lie behind the biases, BAD_WORD_IDS ids each, before
-        # logprob_token_ids
-    ),
+    # number of bad words; they lie behind the biases, BAD_WORD_IDS ids each, before
+    # logprob_token_ids
+    Field("word_count", "i4"),
     Field("stop_ids", "i4", dead=-1, width=MAX_STOP_IDS),  # -1 is none
     Field("tag", "i4"),  # the request's tag, for models that read tags
-    Field(
-        "mask_slot", "i4", dead=-1
-    ),  # index into the device's pool of token masks; -1: any token is allowed
+    # index into the device's pool of token masks; -1: any token is allowed
+    Field("mask_slot", "i4", dead=-1),
 )
 RANGES = {
     field.param: field.range

@@ -59,9 +59,8 @@ def point_of(
             f"a window of {seconds} s is none: give None for a point that has no steady state"
         )
     dice = SeededRandom(name, samples.intended, samples.actual, samples.first, samples.end)
-    if (
-        kind == "saturation"
-    ):  # requests were sent together: the queue's order is a trend, not dependence, so shuffle them
+    # requests were sent together: the queue's order is a trend, not dependence, so shuffle them
+    if kind == "saturation":
         samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
     window = _window(samples, seconds, opens)
     counted = samples.of(samples.window)

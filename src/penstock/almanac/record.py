@@ -102,9 +102,8 @@ class MachineInfo(RecordForm):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
-    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = (
-        None  # the client had the other cores; None: both shared all cores
-    )
+    # the client had the other cores; None: both shared all cores
+    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = None
     memory_mib: Count
     system: Line
     python: Word
@@ -152,9 +151,8 @@ class Method(RecordForm):
     quantile: Share
     goals: list[Time] = Field(max_length=20)  # seconds within which the first token should come
     short: bool  # windows or counts are below the full method's: read the results as a hint
-    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = (
-        None  # price of the whole machine, in dollars
-    )
+    # price of the whole machine, in dollars
+    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
 
 class Interval(RecordForm):
@@ -230,14 +228,11 @@ class Point(RecordForm):
     rate: Rate | None = None  # planned requests a second; figures.sustained gives the offered rate
     concurrency: Count | None = None
     seconds: Time  # length of the window, all starts together
-    opens: Time | None = (
-        # the window's opening in each start; None: the window runs from the first send to the last
-        # end
-        None
-    )
-    effective: Annotated[float, Field(ge=0, le=1e12)] | None = (
-        None  # number of independent requests that the measured ones are worth
-    )
+    # the window's opening in each start; None: the window runs from the first send to the last
+    # end
+    opens: Time | None = None
+    # number of independent requests that the measured ones are worth
+    effective: Annotated[float, Field(ge=0, le=1e12)] | None = None
     requests: Count  # issued in the window
     complete: Count
     outcomes: dict[Word, Count]  # incomplete requests by outcome

@@ -22,10 +22,7 @@ from penstock.almanac.summaries import around
 
 BINS = 200  # time bins, over all starts together
 # shares of the tokens between which a point without a steady state runs at its own speed
-PLATEAU = (
-    0.1,
-    0.9,
-)
+PLATEAU = (0.1, 0.9)
 
 
 @dataclass(frozen=True)

@@ -79,16 +79,15 @@ class Decision(_Told, kw_only=True, frozen=True):
     default: Value
     unit: str = ""
     measured: dict[str, list[float]] = {}
-    won_percent: float | None = (
-        None  # gain over the default; positive is better; None: not measured
-    )
+    # gain over the default; positive is better; None: not measured
+    won_percent: float | None = None
     noise_percent: float | None = None
     note: str = ""  # the reason, if it is not the measurement
 
 
 class Quality(_Told, kw_only=True, frozen=True):
-    """Distance of the built model from the source model, on the sample. KL in nats a token, from the
-    unbuilt model's distribution to the built one's."""
+    """Distance of the built model from the source model, on the sample. KL in nats a token, from
+    the unbuilt model's distribution to the built one's."""
 
     # share of positions at which both models have the same most likely token
     agreement: float
@@ -111,10 +110,8 @@ class TimedEngine(_Told, kw_only=True, frozen=True):
     grouping: bool  # steps have prefix groups
     sharing: dict[str, float]  # fields of SharingCosts
     state_slots: int = 0  # slots of recurrent state; 0: no layer has any
-    window: int = (
-        # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
-        0
-    )
+    # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
+    window: int = 0
     window_tables: int = 0  # pages of a block that such layers take, beside the first
 
 
@@ -150,9 +147,8 @@ class ExpectedWork(_Told, kw_only=True, frozen=True):
     requests_per_second: float
     # the median request's time, counted from when all were submitted
     request_ms: float | None = None
-    share_of_limit: float | None = (
-        None  # least possible time by the data sheet over the measured time; None: unknown
-    )
+    # least possible time by the data sheet over the measured time; None: unknown
+    share_of_limit: float | None = None
 
 
 class FileSums(_Told, kw_only=True, frozen=True):

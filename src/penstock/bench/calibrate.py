@@ -39,11 +39,7 @@ STEP = 0.01
 RATES = [1_000 * 1.25**power for power in range(28)]
 THROUGH = 0.95  # share of the offered events that must arrive
 # concurrent requests of a process to try; the first with an acceptable lag counts
-SLOTS = (
-    32,
-    8,
-    1,
-)
+SLOTS = (32, 8, 1)
 PROMPT = list(range(128))
 
 
@@ -184,9 +180,8 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
     asks = [PlannedRequest(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
     with NullServer(NullPlan(), processes) as server:
         target = Endpoint("127.0.0.1", server.port)
-        for slots in [
-            each for each in SLOTS for _ in range(2)
-        ]:  # each twice: another process may have disturbed the first try
+        # each twice: another process may have disturbed the first try
+        for slots in [each for each in SLOTS for _ in range(2)]:
             load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds))
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
             if seen.lag_p99 <= LAG:

@@ -231,10 +231,8 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        if one != other and None not in (
-            one,
-            other,
-        ):  # None: that point is missing, which is reported separately
+        # None: that point is missing, which is reported separately
+        if one != other and None not in (one, other):
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:

@@ -17,9 +17,8 @@ from dataclasses import dataclass, replace
 
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
 GROWS = 1.05  # a rung of the ladder that adds less than this factor is the last
-NARROW = (
-    0.1  # a crossing is found when its two sides are this close, as a share of the failing rate
-)
+# a crossing is found when its two sides are this close, as a share of the failing rate
+NARROW = 0.1
 # settings of which a smaller value makes a short run
 COUNTED = (
     "warm_up",

@@ -15,11 +15,7 @@ import msgspec
 # bytes of a server-sent event; a worker may hold one for each of a thousand connections
 LONGEST_LINE = 256 << 10
 # msgspec's exceptions for hostile bytes
-NOT_JSON = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-)
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 # marks an answer that the server's limit cut, as against one that ended by itself
 OWN_LIMIT = "the server ran into a limit of its own"
 _QUOTED = 200  # bytes of a faulty body that a message shows

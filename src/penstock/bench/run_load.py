@@ -19,9 +19,8 @@ from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import Hear, WorkerPool
 from penstock.bench.worker_protocol import Load, RequestResult, WorkerResult, WorkerSpec
 
-OPENED = (
-    256  # most connections of an open loop opened in advance, unless more requests start at once
-)
+# most connections of an open loop opened in advance, unless more requests start at once
+OPENED = 256
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,7 @@ from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
 # seconds to wait until it serves; seconds between two polls
-LOAD_PATIENCE, BETWEEN = (
-    600.0,
-    0.1,
-)
+LOAD_PATIENCE, BETWEEN = (600.0, 0.1)
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
 LONGEST_BODY = 16 << 20  # bytes of a server's answer to a GET

@@ -126,9 +126,8 @@ class WorkerPool:
 
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
-    with suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # the process has ended: `_next` reports its last words
+    # the process has ended: `_next` reports its last words
+    with suppress(BrokenPipeError, ConnectionResetError):
         send(worker.channel, message)
 
 

@@ -150,9 +150,8 @@ def _engine(run: RunSpec) -> EngineInfo:
         name=word(name),
         version=word(subject.version),
         command=line(without_folders(command)),
-        commit=(
-            run.commit if name == "penstock" and subject.python == sys.executable else None
-        ),  # the commit of the client's sources
+        # the commit of the client's sources
+        commit=(run.commit if name == "penstock" and subject.python == sys.executable else None),
         configuration=Configuration(
             name=word(run.configuration),
             flags=[line(without_folders(each)) for each in subject.options],

@@ -47,11 +47,7 @@ from penstock.status_line import Bar
 
 KEPT = 256  # most likely tokens stored at a position
 # number of texts; most tokens of an answer, and of a text
-TEXTS, ANSWER, LONGEST = (
-    32,
-    128,
-    1024,
-)
+TEXTS, ANSWER, LONGEST = (32, 128, 1024)
 OWN_WORDS = 256  # tokens of a text that the model draws itself, for a work that is a shape
 SLICE = 128  # positions whose logits are in memory at once
 REFERENCE = "reference.npz"

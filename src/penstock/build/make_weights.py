@@ -27,12 +27,7 @@ from penstock.weights.load import find_adapter
 from penstock.weights.write_quantized import write_merged, write_quantized
 
 # another file system, or one without hard links
-_NO_LINK = (
-    errno.EXDEV,
-    errno.EPERM,
-    errno.EMLINK,
-    errno.EOPNOTSUPP,
-)
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 def make_weights(

@@ -55,9 +55,8 @@ def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
                 command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2
             )
         try:
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # the process has ended: reported below
+            # the process has ended: reported below
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 send(ours, msgspec.json.encode(_Call(name, dict(job))))
             said = receive(ours)
             process.wait()

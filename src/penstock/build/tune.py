@@ -37,11 +37,7 @@ from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
 # shares of the time: kernels, the table of steps, the last comparison
-KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (
-    0.2,
-    0.1,
-    0.2,
-)
+KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (0.2, 0.1, 0.2)
 RUNS = 16  # assumed number of runs in a round of all choices; runs are cut to fit
 # knobs that can change while a model is open
 SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
@@ -263,7 +259,8 @@ class Tuner:
         return config.memory.max_model_len or read_model_config(self._folder).context
 
     def _choose_graphs(self) -> None:
-        """Limits the step sizes for which a GPU captures CUDA graphs at start to the work's rows."""
+        """Limits the step sizes for which a GPU captures CUDA graphs at start to the work's
+        rows."""
         name, rows = (
             "max_cudagraph_capture_size",
             padded(max(work.concurrency for work in self._works)),
@@ -287,9 +284,8 @@ class Tuner:
         try:
             with self._beside(runs, both) as engines:
                 sides = self._rounds(runs, engines)
-        except (
-            CapacityError
-        ):  # run one after the other; drift of the machine's clock is then in the figures
+        except CapacityError:
+            # run one after the other; drift of the machine's clock is then in the figures
             for each in both:
                 with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)

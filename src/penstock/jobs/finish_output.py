@@ -23,12 +23,7 @@ from penstock.errors import JournalError
 from penstock.journal import journal_of
 
 # types of a carried column's values; a column of mixed or other types is stored as JSON text
-_PLAIN = (
-    str,
-    int,
-    float,
-    bool,
-)
+_PLAIN = (str, int, float, bool)
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
@@ -59,12 +54,8 @@ def finish_output(ledger: Path, out: Path) -> None:
         write = _write_parquet if out.name.endswith(".parquet") else _write_gz
         try:
             write_whole(out, lambda file: write(ledger, file))
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # pyarrow's errors are ValueErrors and TypeErrors
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            # pyarrow's errors are ValueErrors and TypeErrors
             raise JournalError(
                 f"{ledger} holds a row that no run wrote ({error}): name another output, or delete"
                 f" it and {journal_of(ledger).name} to begin anew"

@@ -254,9 +254,8 @@ def parse_row(
         raise UsageError(f"row {number}: {error}", param=error.param) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"row {number}: {reason_of(error)}") from error
-    except (
-        RecursionError
-    ) as error:  # JSON that could be parsed may still be nested too deep for an error's text
+    except RecursionError as error:
+        # JSON that could be parsed may still be nested too deep for an error's text
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 

@@ -113,10 +113,8 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 yield number, json.loads(str(line, "utf-8-sig"))
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # no UTF-8, no JSON, or a number with thousands of digits
+            except (ValueError, RecursionError) as error:
+                # no UTF-8, no JSON, or a number with thousands of digits
                 raise UsageError(
                     f"{source} row {number} is no JSON ({error}): mend the row or take it out"
                 ) from error

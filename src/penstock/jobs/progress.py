@@ -64,9 +64,8 @@ class Progress:
         self._shown = StatusLine()
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
-        self._first: tuple[float, int] | None = (
-            None  # (time, count) at which the first ended items were seen
-        )
+        # (time, count) at which the first ended items were seen
+        self._first: tuple[float, int] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
 

@@ -145,9 +145,8 @@ class Remote:
         try:
             try:
                 connection.connect()
-                with contextlib.suppress(
-                    BrokenPipeError, ConnectionResetError
-                ):  # the server refused in the middle of the upload: its answer says why
+                # the server refused in the middle of the upload: its answer says why
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(
                         method, self._path + path, body, {**self._headers, **(headers or {})}
                     )

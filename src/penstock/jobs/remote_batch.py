@@ -38,9 +38,8 @@ def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
-        if (
-            400 <= error.status < 500 and error.status != 408
-        ):  # after other errors the batch may exist and use the file
+        # after other errors the batch may exist and use the file
+        if 400 <= error.status < 500 and error.status != 408:
             with suppress(RemoteError):  # the refusal is the error to report
                 remote.delete(file_id)
         raise

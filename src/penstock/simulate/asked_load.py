@@ -28,9 +28,8 @@ class AskedLoad:
     prompt: Int32  # [requests] tokens
     start: Int64  # [requests + 1] offsets of each request's samples (CSR)
     output: Int32  # [samples] tokens
-    limit: (
-        Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
-    )
+    # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    limit: Int32
     shared: Int32  # [requests] leading tokens shared by all prompts of the same header
     header: Int32  # [requests] the group of prompts that share their leading tokens
     at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival

@@ -13,12 +13,7 @@ from penstock.schedule.output_processor import OutputProcessor, Read
 from penstock.schedule.step import NO_TOKEN, Int32, StepPlan, StepTokens
 
 # ids: an answer's last token, its other tokens; prompts use ids from FIRST on
-END, WORD, FIRST, VOCABULARY = (
-    0,
-    1,
-    2,
-    65_536,
-)
+END, WORD, FIRST, VOCABULARY = (0, 1, 2, 65_536)
 _NO_ROWS, _NO_PLACES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 

@@ -94,9 +94,8 @@ class ModelledReplica:
         self._leaper = Leaper(self.scheduler) if shortcuts and steps_ahead == 1 else None
         self._pace = StepPace()
         self._numbers: list[int] = []  # request id here -> number in the load
-        self.now = self._free = self.busy = (
-            0.0  # free: the time at which the device has finished everything launched
-        )
+        # free: the time at which the device has finished everything launched
+        self.now = self._free = self.busy = 0.0
         self.steps = 0
 
     @property

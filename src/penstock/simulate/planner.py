@@ -23,7 +23,7 @@ from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
 FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated when there are many
-# samples of a job, as multiples of a replica's rows: simulated at most; in its beginning and its end
+# samples of a job over a replica's rows: simulated at most; in its beginning and its end
 TURNS_OF_ROWS, EDGE_OF_ROWS = (8, 2)
 ALONE, APART = 24, 1e5  # requests sent one by one, and the seconds between them
 # seconds, or multiples of the longest goal, after the last arrival until open requests are given up

@@ -4,7 +4,7 @@
 #   make demo     set up, then run the main job: repeated sampling over word problems with the model in the package
 #   make test     set up, then run every test that this machine can
 #   make test-cpus  the rooms whose sums hang on the processor's libraries, as on processors with less than this one
-#   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records
+#   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records, the sources' weight
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
 #   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (30 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
@@ -52,7 +52,7 @@ GO_ON := "go on with: source $(VENV)/bin/activate && penstock serve demo    (or 
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup packaging wheel demo test test-cpus check lint types laws almanac bench reliability soak real docs
+.PHONY: help setup packaging wheel demo test test-cpus check lint types laws almanac weight bench reliability soak real docs
 
 help:
 	@sed -n 's/^#   make/make/p' Makefile
@@ -81,7 +81,7 @@ test-cpus: $(DEVELOPMENT)
 	  echo "== $${cpu%%=*}"; env $${cpu#*=} $(PY) -m pytest -q $(WORKERS) $(CPU_ROOMS) || exit $$?; \
 	done
 
-check: lint types laws almanac
+check: lint types laws almanac weight
 
 lint: $(DEVELOPMENT)
 	$(PY) -m ruff check .
@@ -97,6 +97,9 @@ laws: $(DEVELOPMENT)
 almanac: $(DEVELOPMENT)
 	@if [ -d almanac/records ]; then $(PY) -m penstock almanac validate; else echo "almanac: no records yet"; fi
 
+weight: $(DEVELOPMENT)
+	$(PY) scripts/weight.py
+
 bench: $(DEVELOPMENT)
 	$(PY) benchmarks/run_all.py
 
@@ -104,7 +107,7 @@ reliability: $(RELIABILITY)
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/run.py
 
 soak: $(DEVELOPMENT)
-	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak.py
+	OMP_NUM_THREADS=1 $(PY) tests/harness/soak.py
 	OMP_NUM_THREADS=1 $(PY) tests/reliability/soak_model.py
 
 real: $(REAL)

@@ -3,7 +3,7 @@ others.
 
     python benchmarks/batch_beside.py [--rows N] [--seconds S] [--rate R]
 
-The whole service runs over tests/reliability's fake runner, whose step takes 2 ms and 5 us a token
+The whole service runs over tests/harness's fake runner, whose step takes 2 ms and 5 us a token
 (about an H200's, for a model of 1B): a batch that fills the rows makes steps longer, as a real one
 does. Online requests come at random times (128 tokens in, 32 out, streamed); the batch's lines have
 256 in and 256 out, more of them than there are rows. Time is from just before a request is sent to
@@ -24,7 +24,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "reliability"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "harness"))
 from fake_runner import Orders
 from service import COMPLETIONS, Serving, make_folder, wait_until
 

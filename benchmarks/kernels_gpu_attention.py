@@ -28,7 +28,7 @@ from kernels_naive import attend, in_form
 
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.attention.attention import attention as column
+from penstock.kernels.triton.attention import attention as column
 
 
 @dataclass(slots=True)

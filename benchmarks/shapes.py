@@ -38,7 +38,7 @@ import torch
 from knobs import read_knob
 from random_model import SHAPES, Shape, load_format, write_model
 from random_tokenizer import rare_pair
-from side_by_side import spread_experts
+from router_weights import spread_experts
 from step_limit import Machine, probe
 from step_parts import PARTS, Profile, start_profiler
 from step_watch import Watch

@@ -46,7 +46,8 @@ from penstock.kernels.inputs import (
 )
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.state_forms import LatentForm, LatentKv
-from penstock.kernels.triton.attention.attention import latent, latent_chunks, plan
+from penstock.kernels.triton.attention import latent, latent_chunks
+from penstock.kernels.triton.attention.attention import plan
 
 Calls = list[Callable[[], Tensor]]
 B, GPU, NEVER = torch.bfloat16, torch.device("cuda"), 1 << 40

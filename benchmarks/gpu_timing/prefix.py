@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import stored_in
 
-from penstock.kernels.triton.attention.attention import prefix
+from penstock.kernels.triton.attention import prefix
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 GROUPS, SHARED, CALLS = 8, 656, 10

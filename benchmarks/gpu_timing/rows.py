@@ -39,19 +39,19 @@ from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import pdl
-from penstock.kernels.triton.attention.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import blocks, one_row_attention, rotary
 from penstock.kernels.triton.elementwise import activation, embedding, norm
-from penstock.kernels.triton.linear import fp8
-from penstock.kernels.triton.linear.linear import linear as linear_op
-from penstock.kernels.triton.linear.linear import (
+from penstock.kernels.triton.linear import (
+    fp8,
     linear_fp4,
     linear_fp8,
     linear_groups,
     one_row,
-    prepare_linear,
     stream_fp4,
     stream_groups,
 )
+from penstock.kernels.triton.linear.linear import linear as linear_op
+from penstock.kernels.triton.linear.linear import prepare_linear
 from penstock.kernels.triton.linear.linear_four import Band, lone_product
 from penstock.kernels.triton.linear.linear_small import (
     Cut,

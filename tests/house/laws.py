@@ -192,24 +192,30 @@ def sub_rooms_look_down(root: Path) -> list[str]:
 
 
 def imports_make_no_circle(root: Path) -> list[str]:
-    """No module leads back to itself, by whatever imports:
-    late ones and those for types count too."""
+    """No module of the package leads back to itself by its imports, late ones and those for types
+    included."""
     files = {
-        "penstock." + path.removesuffix(".py").replace("/", "."): path for path, _ in sources(root)
-    }
-    files = {
-        module.removesuffix(".__init__"): path
-        for module, path in files.items()
+        f"penstock.{path.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__"): path
+        for path, _ in sources(root)
         if path != "__init__.py"
     }
+    return _circles(root, files)
+
+
+def scripts_make_no_circle(root: Path) -> list[str]:
+    """The same for a folder of scripts, which import each other by the file's name."""
+    return _circles(root, {Path(path).stem: path for path, _ in sources(root)})
+
+
+def _circles(root: Path, files: dict[str, str]) -> list[str]:
+    """Returns the first circle found. files: name of a module -> its path below `root`."""
     leads: dict[str, dict[str, Import]] = {path: {} for path in files.values()}
     for each in imports(root):
         found = files.get(each.module) or files.get(each.module.rpartition(".")[0])
         if found is not None and each.path in leads:
             leads[each.path].setdefault(found, each)
-    while ends := [
-        path for path, targets in leads.items() if not targets
-    ]:  # what leads nowhere is in no circle
+    # A module that leads nowhere is in no circle.
+    while ends := [path for path, targets in leads.items() if not targets]:
         for path in ends:
             del leads[path]
         for targets in leads.values():
@@ -456,6 +462,20 @@ def _draws_by_chance(call: ast.Call) -> bool:
     if name in ("Random", "default_rng"):
         return not (call.args or call.keywords)
     return owner == "secrets" or name in ("urandom", "uuid4", "SystemRandom")
+
+
+def tests_stand_without_the_long_run(root: Path) -> list[str]:
+    """No test imports a module of tests/reliability, whose runs take half an hour."""
+    long_run = {
+        path.split("/")[-1].removesuffix(".py")
+        for path, _ in sources(root)
+        if path.startswith("reliability/")
+    }
+    return [
+        f"{each.path}: imports {each.package} of tests/reliability: what both need lies in tests/harness"
+        for each in imports(root)
+        if each.package in long_run and not each.path.startswith("reliability/")
+    ]
 
 
 def tests_that_need_torch_say_so(root: Path) -> list[str]:

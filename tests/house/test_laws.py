@@ -37,6 +37,7 @@ TEST_LAWS: list[Law] = [
     laws.tests_can_fail,
     laws.tests_draw_the_same_each_time,
     laws.tests_that_need_torch_say_so,
+    laws.tests_stand_without_the_long_run,
     laws.files_draw_their_border,
 ]
 
@@ -65,6 +66,10 @@ def test_the_sources_keep(law: Law) -> None:
 @pytest.mark.parametrize("law", TEST_LAWS, ids=lambda law: law.__name__)
 def test_the_tests_keep(law: Law) -> None:
     assert law(TESTS) == []
+
+
+def test_benchmarks_make_no_circle() -> None:
+    assert laws.scripts_make_no_circle(REPOSITORY / "benchmarks") == []
 
 
 def test_every_package_that_is_imported_is_declared() -> None:

@@ -239,6 +239,23 @@ def test_a_circle_is_found_wherever_its_imports_stand(tmp_path: Path) -> None:
     ]
 
 
+def test_a_circle_of_scripts_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "shapes.py", "from side import a")
+    plant(tmp_path, "gpu/side.py", "def f():\n    import shapes")
+    assert laws.scripts_make_no_circle(tmp_path) == [
+        "gpu/side.py:3: a circle of imports: gpu/side.py -> shapes.py -> gpu/side.py"
+    ]
+
+
+def test_a_test_that_imports_the_long_run_is_found(tmp_path: Path) -> None:
+    plant(tmp_path, "reliability/flood.py", "from service import x")
+    plant(tmp_path, "reliability/run.py", "import flood")
+    plant(tmp_path, "server/test_x.py", "from flood import y")
+    assert laws.tests_stand_without_the_long_run(tmp_path) == [
+        "server/test_x.py: imports flood of tests/reliability: what both need lies in tests/harness"
+    ]
+
+
 def test_a_file_without_a_border_is_found(tmp_path: Path) -> None:
     plant(tmp_path, "llm.py", "x = 1", border="")
     assert laws.files_draw_their_border(tmp_path) == [

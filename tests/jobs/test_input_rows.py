@@ -65,6 +65,15 @@ def test_batch_form() -> None:
     assert parse(batch(prompt="Hi")).params.max_tokens == 16
 
 
+def test_a_body_with_a_custom_id_needs_no_envelope() -> None:
+    asked = {"messages": HELLO, "max_tokens": 5, "seed": 9, "temperature": 0.5}
+    assert parse({"custom_id": "c", **asked}) == parse(batch(CHAT, **asked))
+    kept = parse_row(
+        json.dumps({"custom_id": "c", **asked, "answer": 42}).encode(), 1, 0, keep=("answer",)
+    )
+    assert kept.carried == {"answer": 42} and kept.messages == HELLO
+
+
 def test_chat_options_of_both_forms() -> None:
     asked = {
         "add_generation_prompt": False,

@@ -46,7 +46,7 @@ pytestmark = [
 at_length = pytest.mark.skipif(
     not os.environ.get("PENSTOCK_RELIABILITY"), reason="takes long: make reliability"
 )
-JOB = Path(__file__).parents[1] / "reliability" / "ray_job.py"
+JOB = Path(__file__).parents[1] / "harness" / "ray_job.py"
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from bare_http import CHAT, COMPLETIONS
 from fake_runner import Orders
 from service import Serving, commands, make_folder, own_memory, parent_of

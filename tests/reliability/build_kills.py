@@ -13,6 +13,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from build_drive import STAGES, build, kill_at
 
 from penstock.artifact.checksums import verify_files

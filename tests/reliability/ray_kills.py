@@ -19,9 +19,10 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from ray_head import SLOW, job_cluster
 
-JOB = Path(__file__).with_name("ray_job.py")
+JOB = Path(__file__).parents[1] / "harness" / "ray_job.py"
 ROWS = 2500
 PAUSE = 1.5  # seconds of work between two kills, at most
 

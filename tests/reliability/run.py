@@ -30,6 +30,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 import attacks
 import batch_faults
 import batch_kills

@@ -17,9 +17,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from pathlib import Path
 from typing import IO, Any
 
 import httpx
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "harness"))
 from bare_http import CHAT, COMPLETIONS
 from service import commands, parent_of
 from soak import Memory, arguments, tell

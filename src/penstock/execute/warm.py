@@ -92,6 +92,8 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
             for size in sizes:
                 for wants in (PLAIN, EVERY):
                     step.launches.draw(size, hidden[:size], wants)
+                if step.draw.proposer is not None:
+                    step.launches.propose(step.draw.proposer, size, hidden[:size])
             _score_prompts(step, scored)
 
     step.launches.forward_rows(sizes[0], False)  # Triton's driver is set up by one thread alone

@@ -1,7 +1,8 @@
 """Parses the rows of `penstock run` into prompts and sampling parameters. There are two forms. Ours
 has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages", "metadata", and any field
-of SamplingParams or of a chat}. OpenAI's batch form is read as a server's batch reads it:
-{"custom_id", "method", "url", "body"}.
+of SamplingParams or of a chat}. The other is a body of OpenAI's API with a custom_id, in a batch's
+envelope or without, read as a server's batch reads it: {"custom_id", "method", "url", "body"}, or
+{"custom_id", "messages", ...}.
 
 Knows the forms, no engine. Unserved fields are refused by name; row numbers are line numbers, from
 1.
@@ -245,7 +246,8 @@ def parse_row(
                 seed,
             )
         else:
-            if (left := _without(row, keep, _LINE)) is not row:
+            form = _LINE if "body" in row else _BODY
+            if (left := _without(row, keep, form)) is not row:
                 line = json.dumps(left).encode()
             made = _batch_row(line.removeprefix(BOM_UTF8) if number == 1 else line, seed, facts)
         made.carried = carried
@@ -261,6 +263,7 @@ def parse_row(
 
 _OWN, _LINE = frozenset(OwnRow.__struct_fields__), frozenset(BatchLine.__struct_fields__)
 _SAMPLING = frozenset(field.name for field in fields(SamplingParams))
+_BODY = frozenset(("custom_id", *CompletionForm.__struct_fields__, *ChatForm.__struct_fields__))
 
 
 def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
@@ -313,9 +316,9 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     if given.get("stop_when") is not None:
         given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
         AnswerPattern(given["stop_when"].pattern)  # raises for a bad pattern
+    if given.get("seed") is None:
+        given["seed"] = _seed(seed, own.id)
     params = SamplingParams(**given)
-    if params.seed is None:
-        params.seed = _seed(seed, own.id)
     messages = None if own.messages is None else check_messages(own.messages)
     return Row(own.id, own.prompt, messages, params, chat=chat)
 
@@ -325,7 +328,7 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
     check_id(line.custom_id)
     form, params = read_request(line, facts, _check_served)
     if params.seed is None:
-        params.seed = _seed(seed, line.custom_id)
+        params = replace(params, seed=_seed(seed, line.custom_id))
     if isinstance(form, CompletionForm):
         prompt = msgspec.convert(form.prompt, str | TokenIds)
         return Row(line.custom_id, prompt, None, params, form.model)

@@ -84,7 +84,7 @@ def prefix_cost_times(
 ) -> PrefixCostTimes:
     """Returns the times of the column that these ops attend by."""
     found: PrefixCost = import_module(
-        f"penstock.kernels.{ops.why['attention'][0]}.prefix_cost"
+        f"penstock.kernels.{ops.why['attention'][0]}.attention.prefix_cost"
     ).prefix_cost
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return found(heads, kv_heads, width, dtype, name, kv_share)

@@ -15,6 +15,7 @@ from penstock.config import BLOCK_SIZE
 from penstock.row_table import MAX_STOP_IDS
 from penstock.schedule.step import Bool, Int32, Int64
 
+BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 FREE, ENDED, RUNNING, DRAINED, PREEMPTED = range(5)  # what is above ENDED takes tokens
 
 # Bits of a row's traits. Its tokens go up with each step, with each that its watch table names, or
@@ -82,9 +83,14 @@ class Rows:
 
     def slots(self, rows: Int32 | Int64, positions: Int32) -> Int64:
         """Returns indices into the flat slot_token: of positions[i] in the table of rows[i]."""
-        place = positions // BLOCK_SIZE
-        blocks = self.table.reshape(-1).take(rows.astype(np.int64, copy=False) * self.width + place)
-        return (blocks - place).astype(np.int64) * BLOCK_SIZE + positions
+        place = positions >> BLOCK_BITS
+        where = rows.astype(np.int64, copy=False) * self.width
+        where += place
+        blocks = self.table.reshape(-1).take(where)
+        blocks -= place
+        slots: Int64 = np.left_shift(blocks, BLOCK_BITS, dtype=np.int64)
+        slots += positions
+        return slots
 
     def entries(self, rows: Int32, first: Int32, counts: Int32) -> Int32:
         """Returns the tables' entries first[i] : first[i] + counts[i] of rows[i], row after row."""

@@ -1,7 +1,7 @@
 """A service whose engine, server or parent dies, hangs or is stopped under load: who waits hears of
 it, and no orphan.
 
-The harness is tests/reliability's: real processes, channel and scheduler over a runner that
+The harness is tests/harness's: real processes, channel and scheduler over a runner that
 computes nothing. Bounds of seconds tell here that nothing hangs; `make reliability`, which has the
 machine to itself and breaks each part in every way, holds the issue's.
 """

@@ -85,6 +85,26 @@ def test_text_and_echo_and_no_name(server: Running) -> None:
     )
 
 
+def test_a_line_in_every_form_that_work_has(server: Running) -> None:
+    asked = {"prompt": "hello", "max_tokens": 2}
+    chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
+    envelope = {"method": "POST", "url": "/v1/completions"}
+    found = results(
+        server,
+        {"custom_id": "a", **asked},
+        {"id": 7, **asked},
+        {"custom_id": "b", **envelope, "body": asked},
+        {"custom_id": "c", **chat},
+        {"custom_id": "d", **envelope, "body": chat},
+        {"custom_id": "e", **chat, "packed": True},
+    )
+    assert [found[line]["custom_id"] for line in (1, 2, 3, 4)] == ["a", "7", "b", "c"]
+    assert {found[line]["choices"][0]["text"] for line in (1, 2, 3)} == {"ab"}
+    alone = httpx.post(f"{server.url}/v1/chat/completions", json=chat).json()
+    assert found[4]["choices"] == alone["choices"] and found[4]["object"] == "chat.completion"
+    assert [found[line]["error"]["param"] for line in (5, 6)] == ["url", "packed"]
+
+
 def test_packed_ids_and_logprobs(server: Running) -> None:
     row = {"custom_id": "p", "prompt": [97], "max_tokens": 4, "n": 2, "packed": True}
     found = results(server, {**row, "logprobs": 0}, row)

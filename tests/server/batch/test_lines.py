@@ -184,6 +184,15 @@ def test_beyond_those_told_in_full_their_numbers_are(server: Batching) -> None:
     assert said == [f"line {number}" for number in [*range(1, 61), 62, 63]]
 
 
+def test_a_line_needs_no_envelope(server: Batching) -> None:
+    plain = [{"custom_id": "a", "prompt": "x", "max_tokens": 2}, {"id": 7, "prompt": "x", "n": 2}]
+    other = {"custom_id": "c", "messages": [{"role": "user", "content": "x"}]}
+    batch = server.until_over(server.submit(jsonl([*plain, other])))
+    assert [error.code for error in batch.errors.data] == ["mismatched_endpoint"]
+    rows = {row["custom_id"]: row["response"]["body"] for row in server.rows(batch.output_file_id)}
+    assert {name: len(body["choices"]) for name, body in rows.items()} == {"a": 1, "7": 2}
+
+
 def test_a_custom_id_is_the_first_lines_that_has_it(server: Batching) -> None:
     first, again = body(n=0), json.dumps(line("bad")).encode()
     batch = server.until_over(

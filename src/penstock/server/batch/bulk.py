@@ -29,8 +29,8 @@ from penstock.server.online.buffered import ResponseBudget
 from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.online.intake import BodyRoom, Intake
 from penstock.server.online.request_limits import QueueFullError, Ticket
-from penstock.server.openai.answers import BaseAnswer, CompletionAnswer
-from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, name_of, read_line, told
+from penstock.server.openai.answers import BaseAnswer
+from penstock.server.openai.bulk_line import BulkReader, PackedAnswer, named, read_line, told
 from penstock.server.openai.http_errors import (
     FAILED,
     HttpError,
@@ -40,6 +40,7 @@ from penstock.server.openai.http_errors import (
     too_late,
 )
 from penstock.server.openai.http_limits import LONG_BODY
+from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.translate import Call
 
 MOST_LINES = 128 * 1024  # of one body
@@ -70,7 +71,7 @@ async def post_bulk(bulk: BulkService, request: Request) -> Response:
             raise HttpError(f"the body has more than {MOST_LINES:,} lines: send it in parts")
         if not body.strip():
             raise HttpError(
-                "the body has no lines: send a completion's body in each, with a custom_id"
+                "the body has no lines: send a completion's or chat's body in each, with a custom_id"
             )
         return BulkStream(BulkRun(bulk, key, body, place), held.pop_all())
 
@@ -149,7 +150,10 @@ class BulkRun:
         )
         self._service = bulk.service
         self.closing = self._service.closing
-        self._reader = BulkReader(bulk.lines.tools, self._service.model, self._service.limits)
+        tenant = NO_TENANT if key is None else key.number
+        self._reader = BulkReader(
+            bulk.lines.tools, self._service.model, self._service.limits, tenant
+        )
         self._open: dict[BulkLine, None] = {}
         self._ready: list[BulkLine] = []  # of which there is news
         self._results: list[bytes] = []  # that the client hasn't taken
@@ -243,8 +247,8 @@ class BulkRun:
                 )
             else:
                 raw = read_line(line, self._service.limits)
-            custom_id = name_of(raw)
-            call, packed = await self._reader.read(raw)
+            custom_id, body = named(raw)
+            call, packed = await self._reader.read(body)
             await self._submit(number, custom_id, call, packed)
         except (EngineError, ShuttingDownError, *NO_FAULTS):
             raise
@@ -253,11 +257,11 @@ class BulkRun:
 
     async def _submit(self, number: int, custom_id: str | None, call: Call, packed: bool) -> None:
         service, n = self._service, call.sampling.n
-        call.tenant = NO_TENANT if self._key is None else self._key.number
-        if call.logprobs is not None and not packed:
-            await service.spellings.of(as_ids=call.tokens_as_ids).prepare(chat=False)
-        answer = (PackedAnswer if packed else CompletionAnswer)(
-            call, service.model, service.spellings
+        spellings = service.spellings
+        answer = (
+            PackedAnswer(call, service.model, spellings)
+            if packed
+            else await answer_to(call, service.model, spellings)
         )
         await self._bulk.room.acquire(n, owner=self.id)
         try:

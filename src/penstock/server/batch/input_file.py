@@ -27,6 +27,7 @@ from penstock.server.openai.batch_line import (
     BatchLine,
     LineError,
     LineNumbers,
+    PlainLine,
     check_id,
     parse_line,
     read_request,
@@ -186,13 +187,19 @@ class LineCheck:
         if line.method == "POST" and line.url != self._endpoint:
             message = f"url must be the batch's endpoint, {self._endpoint}"
             raise LineError(message, code="mismatched_endpoint", param="url")
-        read_request(line, self._facts, self._check_model)
+        read_request(
+            line, self._facts, self._check_any if isinstance(line, PlainLine) else self._check_model
+        )
+
+    def _check_any(self, form: CompletionForm | ChatForm) -> None:
+        """Raises HttpError for another model than the one that is served."""
+        check_model(form.model, self._model)
 
     def _check_model(self, form: CompletionForm | ChatForm) -> None:
         """Raises HttpError."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
-        check_model(form.model, self._model)
+        self._check_any(form)
 
 
 async def verdicts(

@@ -168,8 +168,7 @@ class LinePreparer:
         try:
             form = await self._aside(line.form) if len(line.body) > LONG_BODY else line.form()
             check_model(form.model, service.model)
-            call = await make_call(form, self._tools)
-            call.tenant = service.tenant_of(owner)
+            call = await make_call(form, self._tools, service.tenant_of(owner))
             answer = await answer_to(call, service.model, service.spellings)
         except NO_FAULTS:
             raise

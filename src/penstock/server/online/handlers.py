@@ -182,10 +182,10 @@ async def _post(
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
-            call = await make_call(form, work.prompt_tools)
+            tenant = NO_TENANT if key is None else key.number
+            call = await make_call(form, work.prompt_tools, tenant)
             # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
             del form
-            call.tenant = NO_TENANT if key is None else key.number
             ticket.adjust(call.size)
         return await _answer(work, call)
     except BaseException:

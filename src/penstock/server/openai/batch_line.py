@@ -1,7 +1,9 @@
-"""One line of OpenAI's batch form, read: by the server's batches, and so `penstock batch`, and by
-`penstock run`; and many lines' numbers, told in one line: 1-3, 7, 9-12.
+"""Reads a line of work, for batches on a server (`penstock batch`), /v1/bulk and `penstock run`; and
+writes many lines' numbers in one line: 1-3, 7, 9-12. A line is in OpenAI's envelope, or the body
+alone with a name in it:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
+    {"custom_id": "a", "messages": [...]}        {"id": 7, "prompt": "..."}
 
 It knows the two routes' forms; no file, no engine, and no tokens: a prompt that is too long shows
 when it is run. Source of the form: OpenAI's "Batch API" guide.
@@ -10,6 +12,7 @@ when it is run. Source of the form: OpenAI's "Batch API" guide.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
@@ -67,7 +70,37 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
         return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
+class PlainLine(BatchLine):
+    """A line without an envelope: its route follows from its fields, its model may be left out."""
+
+
 _decoder = msgspec.json.Decoder(BatchLine)
+_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ENVELOPE = frozenset(("method", "url", "body"))
+
+
+def name_and_body(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Returns a line's name (None: it has none) and the fields of its body, without an envelope."""
+    name = fields.get("custom_id", fields.get("id"))
+    if isinstance(fields.get("body"), dict) and fields.keys() - {"custom_id"} <= _ENVELOPE:
+        return name, fields["body"]
+    left_out = "custom_id" if "custom_id" in fields else "id"
+    return name, {key: value for key, value in fields.items() if key != left_out}
+
+
+def _plain_line(line: bytes) -> PlainLine | None:
+    """Reads a line whose body has no envelope; None where it is not such a line."""
+    try:
+        name, body = name_and_body(_fields.decode(line))
+        custom_id = None if name is None else msgspec.json.decode(name, type=str | int)
+    except msgspec.DecodeError:
+        return None
+    if custom_id is None or not _ENVELOPE.isdisjoint(body):
+        return None
+    url = CHAT if "messages" in body else COMPLETIONS if "prompt" in body else None
+    if url is None:
+        return None
+    return PlainLine(str(custom_id), "POST", url, msgspec.Raw(msgspec.json.encode(body)))
 
 
 def parse_line(line: bytes) -> BatchLine:
@@ -75,6 +108,8 @@ def parse_line(line: bytes) -> BatchLine:
     try:
         return _decoder.decode(line)
     except msgspec.ValidationError as error:
+        if (plain := _plain_line(line)) is not None:
+            return plain
         reason = str(error).replace("`", "")
         code = (
             "missing_required_parameter"

@@ -1,8 +1,8 @@
-"""One line of /v1/bulk: a completion's body with a custom_id, read; and what is answered to it, one
-line of JSON.
+"""Reads one line of /v1/bulk, the body of a completion or a chat in any form of `batch_line`, and
+writes its answer, one line of JSON:
 
-    {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}  ->  {"line": 1, "custom_id": "a", "id":
-    "cmpl-...", ...}
+    {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}
+    {"line": 1, "custom_id": "a", "id": "cmpl-...", ...}
 
 Of lines that differ in prompt and custom_id alone the other fields are read once. `packed` answers
 hold ids and logprobs as bytes. It knows forms and deltas; no engine, no HTTP.
@@ -22,13 +22,19 @@ import numpy as np
 from penstock.engine.logprobs import LazyLogprobs
 from penstock.request import Delta, PositionLogprobs
 from penstock.server.openai.answers import CompletionAnswer
-from penstock.server.openai.batch_line import check_id
-from penstock.server.openai.forms import CompletionForm, completion_form, read_object
+from penstock.server.openai.batch_line import CHAT, COMPLETIONS, check_id, name_and_body
+from penstock.server.openai.forms import (
+    ChatForm,
+    CompletionForm,
+    chat_form,
+    completion_form,
+    read_object,
+)
 from penstock.server.openai.http_errors import HttpError, check_model
 from penstock.server.openai.http_limits import HttpLimits
 from penstock.server.openai.prompt_ids import PromptTools, completion_prompts
 from penstock.server.openai.tool_forms import Json
-from penstock.server.openai.translate import Call, CompletionParams, completion_params
+from penstock.server.openai.translate import Call, CompletionParams, completion_params, make_call
 
 KEPT = 256  # sets of fields that needn't be read again
 ANY_PROMPT = [0]  # in place of the prompt, where the other fields are read
@@ -40,14 +46,20 @@ def read_line(line: bytes, limits: HttpLimits) -> Json:
     return read_object(line, limits)
 
 
-def name_of(raw: Json) -> str | None:
-    """Takes the custom_id out of a line's object. Raises HttpError."""
-    custom_id = raw.pop("custom_id", None)
+def named(raw: Json) -> tuple[str | None, Json]:
+    """Returns a line's custom_id and its body. Raises HttpError."""
+    custom_id, body = name_and_body(raw)
+    if isinstance(custom_id, int) and not isinstance(custom_id, bool) and "custom_id" not in raw:
+        custom_id = str(custom_id)
     if custom_id is not None and not isinstance(custom_id, str):
         raise HttpError("custom_id must be text", param="custom_id")
     if custom_id is not None:
         check_id(custom_id)
-    return custom_id
+    if body is raw.get("body"):
+        route = CHAT if "messages" in body else COMPLETIONS
+        if (raw.get("method", "POST"), raw.get("url", route)) != ("POST", route):
+            raise HttpError(f"a line with this body is a POST of {route}", param="url")
+    return custom_id, body
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,20 +73,37 @@ class _Shared:
 class BulkReader:
     """Makes calls of the lines of one body."""
 
-    def __init__(self, tools: PromptTools, model: str, limits: HttpLimits) -> None:
-        self._tools, self._model, self._limits = tools, model, limits
+    def __init__(self, tools: PromptTools, model: str, limits: HttpLimits, tenant: int) -> None:
+        self._tools, self._model, self._limits, self._tenant = tools, model, limits, tenant
         self._known: OrderedDict[bytes, _Shared] = OrderedDict()
 
     async def read(self, raw: Json) -> tuple[Call, bool]:
         """Returns a line's call, and whether its answer is packed. Raises UsageError."""
+        if "messages" in raw:
+            return await self._chat(raw), False
         prompt = raw.pop("prompt", None)
         if not isinstance(prompt, str | list):
-            raise HttpError("prompt is missing: text, or a list of token ids", param="prompt")
+            raise HttpError(
+                "prompt is missing: text, or a list of token ids; or messages, of a chat",
+                param="prompt",
+            )
         if not prompt or (isinstance(prompt, list) and not isinstance(prompt[0], int)):
             raise HttpError("a line takes one prompt: text, or a list of token ids", param="prompt")
         shared = await self._shared(raw)
         prompts = await completion_prompts(prompt, shared.params.form, self._tools)
-        return shared.params.call(prompts, self._tools.facts), shared.packed
+        return shared.params.call(prompts, self._tools.facts, self._tenant), shared.packed
+
+    async def _chat(self, raw: Json) -> Call:
+        if raw.get("packed"):
+            raise HttpError("a chat's answer is not packed: leave packed out", param="packed")
+        form = chat_form({name: raw[name] for name in raw if name != "packed"}, self._limits)
+        self._check(form)
+        return await make_call(form, self._tools, self._tenant)
+
+    def _check(self, form: CompletionForm | ChatForm) -> None:
+        check_model(form.model, self._model)
+        if form.stream:
+            raise HttpError("a line's answer is one line: leave stream out", param="stream")
 
     async def _shared(self, raw: Json) -> _Shared:
         key = _encode(raw)
@@ -90,14 +119,10 @@ class BulkReader:
         if not isinstance(packed, bool | None):
             raise HttpError("packed must be true or false", param="packed")
         form = completion_form({**raw, "prompt": ANY_PROMPT}, self._limits)
-        check_model(form.model, self._model)
-        if form.stream:
-            raise HttpError("a line's answer is one line: leave stream out", param="stream")
+        self._check(form)
         if packed:
             _check_packed(form)
-        params = await completion_params(form, self._tools)
-        if packed and not params.sampling.stop and params.sampling.structured_outputs is None:
-            params.sampling.detokenize = False  # nobody sees the text
+        params = await completion_params(form, self._tools, shown=not packed)
         return _Shared(params, bool(packed))
 
 

@@ -84,7 +84,7 @@ class TokensOnly:
     columns: bool
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """One body, ready for the engine, and how its answer is to look.
 
@@ -173,16 +173,16 @@ def _tools_size(form: ChatForm) -> int:
     return len(msgspec.json.encode(form.tools)) if form.tools else 0
 
 
-async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call:
+async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant: int = 0) -> Call:
     """Raises UsageError."""
-    if isinstance(form, CompletionForm):
-        if isinstance(form, ScoringForm):
-            prompts = await scoring_prompts(form, tools)
-            call = (await completion_params(form, tools)).call(prompts, tools.facts)
-            call.scoring = form.body
-            return call
+    if isinstance(form, ScoringForm):
+        prompts = await scoring_prompts(form, tools)
         params = await completion_params(form, tools)
-        return params.call(await completion_prompts(form.prompt, form, tools), tools.facts)
+        return params.call(prompts, tools.facts, tenant)
+    if isinstance(form, CompletionForm):
+        params = await completion_params(form, tools)
+        prompts = await completion_prompts(form.prompt, form, tools)
+        return params.call(prompts, tools.facts, tenant)
     check_auto(form, tools.parsers)
     given = _chat_sampling(form, tools.facts)
     await check_stop_when(given.stop_when, tools)
@@ -195,12 +195,18 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools) -> Call
         raise renamed(error, form_field) from error
     await _check_texts(given, tools)
     await check_form(given, tools, form_field)
-    call = _call(form, given, prompts, tools.facts)
-    call.form_field = form_field
-    call.reader = reading.reader
-    call.include_reasoning = form.include_reasoning
-    call.asked = form.asked if isinstance(form, ResponsesChat) else None
-    return call
+    return _call(
+        form,
+        given,
+        prompts,
+        tools.facts,
+        tenant=tenant,
+        form_field=form_field,
+        answers=not form.continue_final_message,
+        reader=reading.reader,
+        include_reasoning=form.include_reasoning,
+        asked=form.asked if isinstance(form, ResponsesChat) else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,36 +217,45 @@ class CompletionParams:
     sampling: SamplingParams
     only_prompt: bool
 
-    def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts) -> Call:
+    def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts, tenant: int = 0) -> Call:
         """Raises ContextLengthError."""
-        call = _call(self.form, self.sampling, prompts, facts)
-        call.only_prompt = self.only_prompt
-        if isinstance(self.form, TokensForm):
-            call.tokens_only = TokensOnly(self.form.request_id, self.form.columns)
-        return call
+        form = self.form
+        tokens_only = None
+        if isinstance(form, TokensForm):
+            tokens_only = TokensOnly(form.request_id, form.columns)
+        return _call(
+            form,
+            self.sampling,
+            prompts,
+            facts,
+            tenant=tenant,
+            form_field=field_of(form),
+            echo=form.echo,
+            only_prompt=self.only_prompt,
+            tokens_only=tokens_only,
+            scoring=form.body if isinstance(form, ScoringForm) else None,
+        )
 
 
-async def completion_params(form: CompletionForm, tools: PromptTools) -> CompletionParams:
-    """Raises UsageError; of the form's prompts only for their number."""
+async def completion_params(
+    form: CompletionForm, tools: PromptTools, *, shown: bool = True
+) -> CompletionParams:
+    """Returns a completion's parameters. shown: the answer holds text. Raises UsageError; for the
+    form's prompts only where there are too many."""
     only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
     if form.echo and not text:
         raise HttpError(
             "echo needs text, and this server has no tokenizer: leave it out", param="echo"
         )
-    given = _completion_sampling(form, tools.facts, detokenize=text)
+    seen = shown and not isinstance(form, TokensForm)
+    read = form.stop or form.stop_when is not None or structured(form) is not None
+    given = _completion_sampling(form, tools.facts, detokenize=text and bool(seen or read))
     if prompts_in(form.prompt) * given.n > MAX_CHOICES:
         message = f"prompts x n is above {MAX_CHOICES} choices a body: send several bodies"
         raise HttpError(message, param="n")
     await check_stop_when(given.stop_when, tools)
     await _check_texts(given, tools)
     await check_form(given, tools, field_of(form))
-    if (
-        isinstance(form, TokensForm)
-        and not given.stop
-        and given.structured_outputs is None
-        and not given.stop_when
-    ):
-        given.detokenize = False  # nobody sees the text
     return CompletionParams(form, given, only_prompt)
 
 
@@ -254,37 +269,36 @@ def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> Samp
 def _completion_sampling(
     form: CompletionForm, facts: SamplingFacts, *, detokenize: bool
 ) -> SamplingParams:
-    if (
-        form.echo and form.max_tokens == 0
-    ):  # only the prompt is wanted; the engine makes one token at least
-        form.max_tokens = 1
-    given = sampling_of(
-        form, facts, {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize}
-    )
+    usual = {"max_tokens": 16, "logprobs": form.logprobs, "detokenize": detokenize}
+    fixed = {}
+    if form.echo and form.max_tokens == 0:
+        fixed["max_tokens"] = 1  # the engine makes one token at least
     if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
-        given.prompt_logprobs = max(form.logprobs, form.prompt_logprobs or 0)
-    return given
+        fixed["prompt_logprobs"] = max(form.logprobs, form.prompt_logprobs or 0)
+    return sampling_of(form, facts, usual, fixed)
 
 
 def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
-    if form.max_completion_tokens is not None:
-        form.max_tokens = form.max_completion_tokens
     logprobs = (form.top_logprobs or 0) if form.logprobs else None
-    return sampling_of(
-        form, facts, {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs}
-    )
+    usual = {"max_tokens": facts.sampling_defaults.get("max_tokens"), "logprobs": logprobs}
+    most = form.max_completion_tokens
+    return sampling_of(form, facts, usual, {} if most is None else {"max_tokens": most})
 
 
-def sampling_of(form: BaseForm, facts: SamplingFacts, more: dict[str, Any]) -> SamplingParams:
-    """The model's defaults, then the route's (`more`), then the form's fields, checked. Values that
-    the model's size bounds anyway are cut to it, so that nothing larger crosses the channel."""
+def sampling_of(
+    form: BaseForm, facts: SamplingFacts, usual: dict[str, Any], fixed: Mapping[str, Any]
+) -> SamplingParams:
+    """Returns the model's defaults, overridden by the route's (`usual`), by the form's fields, by
+    `fixed`, and checked. Values that the model's size bounds anyway are cut to it, so that nothing
+    larger crosses the channel."""
     _check_asked(form)
     _check_sizes(form, facts.vocab_size)
-    knobs: dict[str, Any] = {**facts.sampling_defaults, **more}
+    knobs: dict[str, Any] = {**facts.sampling_defaults, **usual}
     for name in _SAMPLING:
         value = getattr(form, name)
         if value is not None:
             knobs[name] = value
+    knobs.update(fixed)
     if form.logit_bias is not None:
         knobs["logit_bias"] = _bias(form.logit_bias, facts.vocab_size)
     if knobs["max_tokens"] is not None:
@@ -374,7 +388,9 @@ def _call(
     sampling: SamplingParams,
     prompts: list[TokenizedPrompt],
     facts: EngineFacts,
+    **more: Any,
 ) -> Call:
+    """more: fields of Call that follow from the route. Raises ContextLengthError."""
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)
     options = form.stream_options or StreamOptions()
@@ -382,8 +398,6 @@ def _call(
         prompts=prompts,
         sampling=sampling,
         chat=isinstance(form, ChatForm),
-        answers=isinstance(form, ChatForm) and not form.continue_final_message,
-        echo=isinstance(form, CompletionForm) and form.echo,
         stream=form.stream,
         include_usage=options.usage,
         continuous_usage=options.usage and options.continuous_usage_stats,
@@ -393,7 +407,7 @@ def _call(
         tokens_as_ids=form.return_tokens_as_token_ids or not sampling.detokenize,
         timeout=form.timeout,
         salt=_salt(form.cache_salt),
-        form_field=field_of(form),
+        **more,
     )
 
 

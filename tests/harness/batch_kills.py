@@ -2,7 +2,7 @@
 
 Each sitting is a process of its own that is forked with all modules loaded, runs the real manager,
 state folder and journals over an engine that computes nothing, and is killed at a moment that
-nobody chose. It knows the server's batch files; no HTTP. `python tests/reliability/batch_kills.py
+nobody chose. It knows the server's batch files; no HTTP. `python tests/harness/batch_kills.py
 [KILLS] [LINES]` prints one line of figures.
 """
 

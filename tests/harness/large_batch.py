@@ -1,7 +1,7 @@
 """A batch as large as one may be: 50,000 lines in just under 200 MB. The memory of what runs it
 stays as it is.
 
-`python tests/reliability/large_batch.py [LINES]`. The client and what looks are in this process,
+`python tests/harness/large_batch.py [LINES]`. The client and what looks are in this process,
 the service in others.
 """
 

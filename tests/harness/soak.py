@@ -1,7 +1,7 @@
 """A service under a mixed load for long: whole answers, streams, cuts, refusals, batches. Its
 memory stays flat.
 
-`python tests/reliability/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is
+`python tests/harness/soak.py --minutes 60 [--samples FILE]`. What is looked at once a second is
 each process's own memory (resident, without pages of files, which come as they are first touched).
 """
 

@@ -1,9 +1,9 @@
-"""A decode step of the runner by part: random weights of the demo's shape (or --hidden and so on),
-groups of 64 tails.
+"""Times a decode step of the runner on a CPU, by part.
 
     python benchmarks/step_cpu.py --rows 1024 --steps 64 --prompt 300 --top-p 0.9
 
-It drives TorchRunner with plans of its own, no scheduler. Parts are timed inside the device's
+The weights are random, in the demo's shape (or --hidden and so on), the rows in groups of 64.
+Drives TorchRunner with its own plans, without a scheduler. Parts are timed inside the device's
 thread.
 """
 
@@ -55,7 +55,7 @@ def main() -> None:
 
 
 def _timed(runner: TorchRunner) -> dict[str, list[float]]:
-    """Wraps the parts of a step; what they take lands in the lists, in ms."""
+    """Wraps the parts of a step; their times are appended to the returned lists, in ms."""
     times: dict[str, list[float]] = defaultdict(list)
     state: Any = runner._state
     for owner, name in (
@@ -96,8 +96,8 @@ def _show(times: dict[str, list[float]], wall: float, rows: int) -> None:
 
 
 def _prefill(groups: int, prefix: int, prompt: int, vocabulary: int) -> StepPlan:
-    """All prompts but their last tokens, each in blocks of its own: group g owns 1 + g * (prefix +
-    1) and on."""
+    """Returns a plan of all prompts without their last tokens, each in its own blocks: group g has
+    blocks from 1 + g * (prefix + 1) on."""
     count = prompt - 1
     tokens = np.random.default_rng(0).integers(0, vocabulary, groups * count).astype(np.int32)
     chunks = Chunks(

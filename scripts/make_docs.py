@@ -71,7 +71,8 @@ def main() -> int:
 
 
 def cli_page() -> str:
-    """A section a command: its line, what it does, its arguments and options."""
+    """Returns docs/cli.md: a section a command, with its usage, description,
+    arguments and options."""
     root: Any = get_command(app)
     helps = {
         knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
@@ -104,7 +105,7 @@ def cli_page() -> str:
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command by its words, groups before what is in them."""
+    """Yields every command with its words, groups before their commands."""
     for word, command in group.commands.items():
         yield before + word, command
         if hasattr(command, "commands"):
@@ -144,7 +145,7 @@ def _default(parameter: Any) -> str:
 
 
 def config_page() -> str:
-    """A table a group of knobs."""
+    """Returns docs/config.md: a table a group of knobs."""
     parts = [f"# Engine options\n\n{NOTE}"]
     parts.append(
         "One name everywhere: `LLM(max_num_seqs=64)`, `Config.of(max_num_seqs=64)`, `penstock serve"
@@ -218,7 +219,7 @@ ASYNC = """\
 
 
 def vllm_page() -> str:
-    """What becomes of each of vLLM's arguments."""
+    """Returns docs/coming_from_vllm.md: the treatment of each vLLM argument."""
     spellings = "; ".join(
         f"{name} `{theirs}` is `{here}`"
         for name, known in SPELLINGS.items()
@@ -303,7 +304,7 @@ for half of its memory, four-bit floats for 0.28 of it, and the start says so.
 
 
 def quantization_page() -> str:
-    """What is read, made and refused."""
+    """Returns the page on number formats: read, made and refused."""
     read = [f"| `{method}` | {what} |" for method, what in READ.items()]
     made = [f"| `{name}` | {MADE_ROWS[name]} |" for name in MADE]
     refused = [f"| `{name}` | {why} |" for name, why in REFUSED.items()]
@@ -333,7 +334,7 @@ def quantization_page() -> str:
 
 
 def models_page() -> str:
-    """The page as it stands, its table of models made anew."""
+    """Returns docs/models.md with its table of models regenerated."""
     before, made, rest = (
         (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
     )
@@ -349,7 +350,7 @@ def models_page() -> str:
 
 
 def _fates(table: dict[str, Argument]) -> str:
-    """A row for the arguments that have one fate."""
+    """Returns table rows that group arguments of equal treatment."""
     names: dict[int, list[str]] = {}
     for name, argument in table.items():
         names.setdefault(id(argument), []).append(name)

@@ -352,7 +352,7 @@ class AsyncClient:
                 stream.end()
 
     async def _watch(self) -> None:
-        """Waits for the process's end: whoever still waits for an answer is told."""
+        """Waits for the process's end, then fails all open requests."""
         code = await self._process.wait()
         if not self._closing:
             await asyncio.sleep(0.2)  # the process's last message may still be on the way
@@ -362,15 +362,17 @@ class AsyncClient:
             )
 
     async def _look(self) -> None:
-        """Ends an engine that completes no step while it has work, where it doesn't do so itself
-        (watchdog.py): it is stopped, or stuck where no signal reaches it. It gets a second more
-        than it gives itself."""
+        """Ends an engine that completes no step while it has work and fails to end itself
+        (watchdog.py).
+
+        Such an engine is stopped, or stuck where no signal reaches it. It gets one second more than
+        its own watchdog gives it."""
         pause = min(1.0, self.step_timeout / LOOKS)
         late = 0
         while self._dead is None:
             await asyncio.sleep(pause)
-            # Seen late three times: where this loop was held up, the news that waits is read before
-            # the third.
+            # Three late checks in a row are needed: if this loop itself was held up, waiting
+            # messages are read before the third.
             late = late + 1 if self.step_age > self.step_timeout + 1.0 else 0
             if late == 3:
                 self._fail(self._hung())

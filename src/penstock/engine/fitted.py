@@ -3,8 +3,8 @@ machine it was built on, and its files verified beside the loading.
 
 docs/design/artifact.md has the table of differences and their handling.
 
-    a knob the user's value, else the artifact's if its choices hold here, else the default a file
-    kernel binaries are verified before they are loaded, all others while the weights load
+    a knob   the user's value, else the artifact's if its choices hold here, else the default
+    a file   kernel binaries are verified before they are loaded, all others while the weights load
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """MaskSlots: assigns slots of the device's pool of token masks, and lists the masks to write with
 each step.
 
-    rows with equal static masks (allowed_token_ids) one shared slot, written when the first of them
-    joins a row with a constraint a slot of its own, written before each draw
+    rows with equal static masks (allowed_token_ids)   one shared slot, written when the first joins
+    a row with a constraint                            a slot of its own, written before each draw
 
 A slot is free after its last row, once every step in flight that names the row has been read. Knows
 rows, token ids and constraints; no blocks, no text.

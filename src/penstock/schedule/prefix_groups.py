@@ -6,11 +6,9 @@ chosen for nearly the greatest saving by the device's measured costs (the greate
 random families, tests/schedule/test_prefix_groups.py). Found from block numbers alone: the prefix
 tree gives equal beginnings equal blocks.
 
-    units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2
-    8 (1 tail)
-    blocks saved by one group over 1 2           (66 - 1) * 2 = 130
-    by A alone over 1 2 3 4                      63 * 4 = 252, and B with C over 1 2: 1 * 2      ->
-    taken
+    units (fork groups with running tails)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
+    blocks saved by one group over 1 2       (66 - 1) * 2 = 130
+    by A alone over 1 2 3 4                  63 * 4 = 252, and B with C over 1 2: 1 * 2 -> chosen
 
 Knows blocks, counts and costs; no rows' state, no tokens, no device.
 """

@@ -11,27 +11,25 @@ first token of a sample needs no path of its own, and prefill makes no logits (b
 prompt_logprobs).
 
 A step on the device, in this order:
-    1. moves        of state: block -> block (a tail's own copy of a prompt's last, partial block),
-       slot -> slot (the
-                    recurrent state that a prompt or a tail goes on from)
-    2. joins        rows come to life: their columns are written, their tables filled
+    1. moves        copies of state: block -> block (a tail's own copy of its prompt's last, partial
+                    block), slot -> slot (recurrent state from which a prompt or a tail goes on)
+    2. joins        new rows: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
-    4. masks        which tokens may come, for rows whose mask is new
-    5. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
-    6. late masks   only where `draws_late`: of rows with constraints, which need tokens in flight
-       at the launch
-    7. sample       one token for each of `rows`; last_token, length and done are updated on the
-       device
+    4. masks        allowed tokens of rows with a new static mask
+    5. forward      `rows` (one token each) and the chunks' tokens, in one batch
+    6. late masks   if `draws_late`: masks of rows with constraints, which need tokens in flight
+    7. sample       one token for each of `rows`; updates last_token, length and done
 
-A step that draws late is launched up to its forward, which hides how long masks take; `Runner.draw`
-ends it. A row whose mask is not there by then sits the draw out: it stays what it was, and its next
-step is this one again.
+A step that draws late is launched up to its forward, which hides the time masks take; `Runner.draw`
+ends it. A row whose mask is missing by then sits the draw out: its state does not change, and its
+next step repeats this one.
 
-A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the
-row's last token, a query each, and draws after every one. A draw depends on what is before it and
-on counters alone, so a draft is right if it equals the draw before it, and the row's tokens are
-those that it makes without drafts, in fewer steps. The host may know a row's drafts, or their
-number alone: those the device made itself, behind the draw of the row's step before."""
+A row may have drafts: guesses of its next tokens. The step feeds them after the row's last token,
+one query each, and draws after every query. A draw depends only on the tokens before it and on
+counters, so a draft is right if it equals the draw before it, and the row's tokens are the same as
+without drafts, in fewer steps. The host knows a row's drafts, or only their number if the device
+made them itself, after the draw of the row's previous step.
+"""
 
 from __future__ import annotations
 

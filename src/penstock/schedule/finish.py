@@ -107,7 +107,7 @@ class Finisher:
         live.outstanding -= rows.size
         if (
             sample is not None
-        ):  # it came to its end (a stop string): the whole request's going away teaches nothing
+        ):  # a sample ended by a stop string: its length counts; a cancelled request's does not
             self._observe(rows)
         self.deferred.leave(rows, ENDED)
 

@@ -141,7 +141,7 @@ class Chunks:
     blocks: (
         Int32  # [chunks, width]  block tables that cover context + chunk, padded with SCRATCH_BLOCK
     )
-    # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
+    # [chunks] -1: none; k: logprobs of the next prompt token, after each token of the chunk
     prompt_logprobs: Int32
     # [tokens] the prompt token after each (scored if prompt_logprobs >= 0), -1 elsewhere
     next_token: Int32

@@ -31,16 +31,16 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 def load_beside(
     model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
 ) -> Decoder:
-    """Returns the weights of a folder, or of another process, in a prepared model's form, of
-    nothing else: no byte of that one is touched. Raises CheckpointError where they are of another
-    model, not whole, or no finite numbers, UsageError where they lie otherwise, and CapacityError
-    where both don't fit the device."""
+    """Returns a model with the weights of a folder or of another process, in a prepared model's
+    form; that model is not changed. Raises CheckpointError if the weights are of another model,
+    incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
+    CapacityError if both don't fit the device."""
     shared, folder = (
         (None, source) if isinstance(source, Path) else (source, Path("another process"))
     )
     if shared is None and not os.path.isdir(
         folder
-    ):  # which says no, and doesn't raise, for names that none can have
+    ):  # os.path.isdir returns False for impossible names and doesn't raise
         raise CheckpointError(
             f"no folder {folder}: name one as transformers saves it, on the engine's machine"
         )

@@ -58,8 +58,8 @@ def time_steps(
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepSeconds:
-    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners
-    inwards. clock: of the steps' seconds."""
+    """Returns the table, as far as time allows: `first`, then the grid, from its corners inwards.
+    seconds: time limit; clock: measures the steps."""
     end = time.monotonic() + seconds
     timed, took, device = list[TimedStep](), list[float](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):

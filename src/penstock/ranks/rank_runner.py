@@ -54,7 +54,7 @@ from penstock.shared_weights import WeightsSource
 _SECONDS = 30.0  # seconds a rank waits for another within a step
 _TELLING = 0.3  # seconds for a step to end by itself after another rank has gone
 _LOOK = 5e-5
-_REASON = 1.0  # seconds rank 0 waits for another rank's error after its own share has failed
+_REASON = 1.0  # seconds between two checks of a step
 
 
 class RankRunner(TorchRunner):

@@ -100,7 +100,7 @@ class _Trial:
         self.word = word
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # who reads finds the socket's end
+        ):  # a dead fork is noticed when its socket is read
             self.channel.sendall(frame(word))
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""Tags: how families of models write calls whose arguments stand between tags, as bare text.
+"""Tags: formats of calls with arguments as bare text between tags, by model family.
 
     Qwen3-Coder                   GLM 4.5 to 4.7                 MiniMax-M2
     <tool_call>                   <tool_call>get_weather         <minimax:tool_call>
@@ -10,8 +10,7 @@
     </function>
     </tool_call>
 
-They are written so where a grammar holds them. Source: the chat templates of these models. It knows
-texts alone.
+Grammars enforce exactly these forms. Source: the chat templates of these models. Knows texts alone.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """begin, end: marks around calls.   function, parameter: what stands before and behind a name.
-    close: behind an argument's value; what follows its last letter ends no other.   function_end:
-    behind the last of a call."""
+    """begin, end: marks around calls. function, parameter: text before and after a name. close:
+    after an argument's value (only its beginning, up to the last letter, marks the end).
+    function_end: after the last argument of a call."""
 
     begin: str
     end: str

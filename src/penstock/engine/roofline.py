@@ -125,7 +125,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
     """Returns the least total seconds of these steps (Steps.columns)."""
     rows, tokens = steps["rows"], steps["rows"] + steps["chunk"]
     below = sizes.layers - 1  # fraction of layers in which chunks attend
-    share = below / sizes.layers  # of layers in which chunks attend
+    share = below / sizes.layers  # share of layers in which chunks attend
     seconds = machine.head_seconds(rows, sizes.vocab * sizes.hidden)
     for count, layers in ((tokens, below), (rows, 1)):
         seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)

@@ -42,7 +42,7 @@ class RemoteRank:
         self.silent = (
             False  # True once its socket has closed; the reason of its end is known slightly later
         )
-        self.counts: dict[str, int] = {}  # its runner's counts, as of its last report
+        self.counts: dict[str, int] = {}  # counts in the rank's last report
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()

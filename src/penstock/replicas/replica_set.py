@@ -76,14 +76,14 @@ class ReplicaSet:
         self._replicas = [Replica(number) for number in range(count)]
         self._tell, self._wants_tokenizer, self._step_timeout = tell, tokenizer, step_timeout
         self._seeds = Seeds(seed, number)
-        self._engines: dict[int, SharedEngine] = {}  # by life
+        self._engines: dict[int, SharedEngine] = {}  # key: life
         self._place: dict[int, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = asyncio.Event()
         self._closing = False
         self._died: AsyncClient | None = None  # client of the last replica that died
 
-    # --- what is known
+    # --- state
 
     async def began(self) -> bool:
         """Waits until one replica is ready; returns True."""

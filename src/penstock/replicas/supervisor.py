@@ -233,7 +233,7 @@ class Supervisor:
             return None
         return EngineError(life.why or f"its process {how_ended(code)}")
 
-    # --- all of them
+    # --- rolling restart
 
     async def _roll(self) -> None:
         """Restarts all replicas, one at a time, each while another serves; stops if one doesn't
@@ -241,7 +241,7 @@ class Supervisor:
         for replica in range(self.count):
             before = self._now[replica]
             if before is None or not before.serves:
-                continue  # it is already restarting
+                continue  # already restarting
             await self._until(partial(self._another_serves, replica))
             before.leaving = True
             for front in self._fronts:

@@ -179,7 +179,7 @@ class Sandbox:
             return None
         return memoryview(got)[HEADER:]
 
-    # --- what came back ---------------------------------------------------------------------------
+    # --- replies ---------------------------------------------------------------------------------
 
     def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)

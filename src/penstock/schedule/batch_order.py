@@ -19,7 +19,7 @@ from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
 _PATIENCE = 8  # steps between two searches for prefix groups, if there are more units than `few`
-_SPREAD = 64  # with many candidate units: one more step of patience per _SPREAD units
+_SPREAD = 64  # further steps of patience: one per _SPREAD candidate units
 
 
 @dataclass(slots=True)

@@ -31,7 +31,7 @@ class Leaper:
             return 0
         columns = scheduler.rows
         if columns.traits.take(rows).max() & (EACH_TOKEN | ON_WATCH):
-            return 0  # its tokens are sent up each step
+            return 0  # tokens must be sent up each step
         ahead = int((columns.limit.take(rows) - columns.planned_length.take(rows)).min()) - 2
         room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE  # no block has to be evicted
         return max(0, min(ahead, room))

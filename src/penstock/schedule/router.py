@@ -79,7 +79,7 @@ class Router:
         self._means: dict[str, float] = {}
         self._clock = 0  # requests sent so far
 
-    # --- what is known of replicas
+    # --- state of replicas
 
     def came_up(self, replica: int, blocks: int) -> None:
         """Marks a replica as up: no work, and an empty prefix cache of `blocks` blocks (0: no
@@ -145,7 +145,7 @@ class Router:
             self._means[name] = sum(known) / len(known) if known else 0.0
         return self._means[name]
 
-    # --- who takes what
+    # --- routing
 
     def route(
         self,

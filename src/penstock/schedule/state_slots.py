@@ -112,7 +112,7 @@ class StateSlots:
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
             return self._drop(place)  # the only available slot: take the snapshot itself
-        self._moved.add(source)  # so that take() doesn't evict it
+        self._moved.add(source)  # keep take() from evicting it
         slot = self.take()
         self.move(source, np.array([slot], np.int32))
         if source != self.empty:

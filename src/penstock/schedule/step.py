@@ -175,7 +175,7 @@ class Drafts:
 
     @property
     def from_device(self) -> bool:
-        """Returns True if the device made any of them."""
+        """Returns True if the device made any of the drafts."""
         return bool((self.told == FROM_DEVICE).any())
 
     @property

@@ -147,12 +147,12 @@ class MaskDesk:
         self._asked, self._made = (
             each[mine.start : mine.stop] for each in (board.asked, board.made)
         )
-        # by place: the request number at the last check,
+        # [places of this process]: request number at the last check
         self._seen = np.zeros(len(mine), np.int32)
-        self._since = np.zeros(len(mine), np.int64)  # and the check at which it was first seen
+        self._since = np.zeros(len(mine), np.int64)  # check at which that number was first seen
         self._looks = 0
         self._begun = board.begun[mine.start : mine.stop]
-        # by place: the turn of the last sample begun here
+        # [places of this process]: turn of the last sample begun here
         self._told = np.zeros(len(mine), np.int32)
         # None: could not be compiled here
         self._grammars: dict[int, CompiledGrammar | None] = {}

@@ -229,7 +229,7 @@ class Tokenizer:
     def decode_batch(
         self, batch: Sequence[Ids], *, skip_special_tokens: bool = True, begins: bool = True
     ) -> list[str]:
-        """The texts of many sequences."""
+        """Returns the texts of many sequences."""
         decode = self.vocabulary.decode
         return [decode(_as_list(ids), skip_special_tokens, begins) for ids in batch]
 

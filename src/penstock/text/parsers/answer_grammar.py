@@ -78,7 +78,7 @@ def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str])
 def _thought(
     thinking: Thinking, special: Container[str], marks: tuple[str, str]
 ) -> tuple[str, str]:
-    """The thought before an answer, and the rules that it takes."""
+    """Returns the Lark of the thought before an answer, and its rules."""
     begin, end = marks
     rules = THOUGHT + _up_to("thought", "THOUGHT", end, special)
     return {

@@ -12,7 +12,7 @@ from penstock.text.parsers.json_mending import mended
 from penstock.text.parsers.pieces import AnswerPiece
 
 ARGUMENTS = ("arguments", "parameters")
-EMPTY = ("null", "[]", '""')  # arguments that are none
+EMPTY = ("null", "[]", '""')  # values that mean no arguments
 
 
 class CallObject:

@@ -48,7 +48,7 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _members(text, at, depth)
     try:
         return _JSON.raw_decode(text, at)
-    except RecursionError:  # it holds no lists, but a text may
+    except RecursionError:  # only near the interpreter's recursion limit
         raise ValueError("too deep") from None
 
 

@@ -57,7 +57,7 @@ class HarmonyReader:
         self._kind: Kind | None = "content" if prompt.endswith(MESSAGE) else None
         self._beside: Kind = "content"  # kind of a call's message if it turns out to be no call
         self._held = ""
-        # of the open call: its name, and its text until the arguments begin
+        # name of the open call, and its text until the arguments begin
         self._name, self._body = "", ""
         self._arguments: JsonMender | None = None
         self.called = 0

@@ -26,9 +26,9 @@ class ObjectScanner:
         self.done = self.broken = False
         self.rest = ""
         self._expects = (
-            "{"  # what may come next: `{`, a key, `:`, a value, or `,` for a comma or the end
+            "{"  # expected next: `{`, a key, `:`, a value, or `,` for a comma or the end
         )
-        self._key = ""  # in JSON until it has ended, then decoded
+        self._key = ""  # JSON text until the key has ended, then decoded
         self._part: JsonMender | None = None  # the open key or value
 
     def feed(self, text: str) -> list[Member]:

@@ -30,11 +30,9 @@ class JsonMender:
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
-        self._expects = (
-            "value"  # what may come next: a value, a key, `:`, or `,` for a comma or an end
-        )
+        self._expects = "value"  # expected next: a value, a key, `:`, or `,` for a comma or an end
         self._open: list[str] = []  # missing closing brackets
-        self._quote = ""  # of the open string
+        self._quote = ""  # quote of the open string
         self._held = ""  # an incomplete word or escape
         self._between = ""  # space and comma before the next token
 

@@ -68,13 +68,12 @@ class Qwen3CoderParser(TurningParser):
         self._held = held
         super().__init__()
         self._within = (
-            # where the parser is: "" content, BEGIN, FUNCTION or PARAMETER inside that tag, END
-            # after a call
+            # position: "" content, BEGIN, FUNCTION or PARAMETER inside that tag, END after a call
             ""
         )
         self._opened = ""  # BEGIN, unless it was omitted
         self._stopped = False  # no more text comes
-        self._arguments = Arguments(Tool(name=""))  # of the open call
+        self._arguments = Arguments(Tool(name=""))  # arguments of the open call
         self._told: set[str] = set()  # keys of its arguments returned so far
         self._beside = ""  # text between its arguments
         self._key = ""

@@ -5,9 +5,8 @@ of the message.
     fields            name -> region; the one without an opening mark is where an answer begins, and
     between the others
     open, close       literals, or lists of them; open_pattern, close_pattern: regexes
-    content           how a region is read: text, json, xml-inline, kv-lines; what `transform` makes
-    of it
-    start_anchor      what the prompt's own part of the answer begins behind
+    content           format of a region: text, json, xml-inline, kv-lines; `transform` converts it
+    start_anchor      mark before the part of the answer that the prompt contains
 
 A template comes with a model and may come from anyone, so its regexes have a time limit. It says
 how to read a call, not how to write one, so no grammar is made from it. Knows the template alone.

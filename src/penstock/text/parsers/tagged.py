@@ -64,12 +64,12 @@ class TaggedParser(TurningParser):
         super().__init__()
         self._tools, self._tags, self._held = {tool.name: tool for tool in tools}, tags, held
         self._marks = _marks_of(tags)
-        # what comes next: "" content, "call" a head or the end, "function" an argument or the end,
+        # expected next: "" content, "call" a head or the end, "function" an argument or the end,
         # "value" a value
         self._within = ""
         self._opened = ""  # the mark before a call, until the call is certain
         self._stopped = False  # no more text comes
-        self._arguments = Arguments(Tool(name=""))  # of the open call
+        self._arguments = Arguments(Tool(name=""))  # arguments of the open call
         self._told = 0  # number of arguments returned
         self._key, self._value = "", ArgumentText([])
         self._looked = 0  # characters of the value known not to contain its end

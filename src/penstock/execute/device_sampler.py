@@ -97,8 +97,8 @@ class DeviceSampler:
         sampled_ids[:S], and with WANTS_LOGPROBS chosen[:S], rank[:S]. Returns ids and logprobs [S,
         most] of the most likely tokens.
 
-        wants: OR of the rows' WANTS_* bits. most: number of most likely tokens. asking: for a
-        vocabulary split over ranks, the queries that need extra work. forces: use the tokens given
+        wants: OR of the rows' WANTS_* bits. most: number of most likely tokens. asking:
+        queries with filters and with logprobs, if ranks share the vocabulary. forces: use the tokens given
         to `force`.
         """
         count = row_ids.shape[0]

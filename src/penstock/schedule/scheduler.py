@@ -163,8 +163,7 @@ class Scheduler:
         self._forget([live])
 
     def take_told(self) -> Deltas | None:
-        """Returns the final deltas of samples cancelled with REST, one request part at a time;
-        None: no more."""
+        """Returns the next final deltas of samples cancelled with REST; None: no more."""
         return self._told.popleft() if self._told else None
 
     @property

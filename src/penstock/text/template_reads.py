@@ -146,8 +146,7 @@ def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
     said, apart = _called(1, content=SAID), replace(reads, beside=False)
     if probe.sees(reads, said, FIRST, THIRD, SAID):
         return reads
-    # templates with alternating roles may refuse a text turn before calls, unless another turn
-    # follows
+    # templates with alternating roles may refuse the separate turn only if other turns follow
     later = [
         {"role": "assistant", "content": "ok"},
         ASK,

@@ -1,8 +1,8 @@
 """harmony: gpt-oss's format of answers: messages in channels for thought, calls and the answer.
 
     <|channel|>analysis<|message|>...<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.NAME
-    <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
+        <|call|>
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>...<|return|>
 

@@ -2,8 +2,8 @@
 tokenizer_config.json, if there is one: regions of text that open and close at marks, each a field
 of the message.
 
-    fields            name -> region; the one without an opening mark is where an answer begins, and
-    between the others
+    fields            name -> region; the region without an opening mark holds the answer's start
+                      and all text between other regions
     open, close       literals, or lists of them; open_pattern, close_pattern: regexes
     content           format of a region: text, json, xml-inline, kv-lines; `transform` converts it
     start_anchor      mark before the part of the answer that the prompt contains

@@ -1,12 +1,11 @@
 """Tags: formats of calls with arguments as bare text between tags, by model family.
 
-    Qwen3-Coder                   GLM 4.5 to 4.7                 MiniMax-M2
-    <tool_call>                   <tool_call>get_weather         <minimax:tool_call>
-    <function=get_weather>        <arg_key>city</arg_key>        <invoke name="get_weather">
-    <parameter=city>              <arg_value>Paris</arg_value>   <parameter
-    name="city">Paris</parameter>
-    Paris                         </tool_call>                   </invoke>
-    </parameter>                                                 </minimax:tool_call>
+    Qwen3-Coder              GLM 4.5 to 4.7                 MiniMax-M2
+    <tool_call>              <tool_call>get_weather         <minimax:tool_call>
+    <function=get_weather>   <arg_key>city</arg_key>        <invoke name="get_weather">
+    <parameter=city>         <arg_value>Paris</arg_value>   <parameter name="city">Paris</parameter>
+    Paris                    </tool_call>                   </invoke>
+    </parameter>                                            </minimax:tool_call>
     </function>
     </tool_call>
 
@@ -20,8 +19,8 @@ from typing import NamedTuple
 
 class Tags(NamedTuple):
     """begin, end: marks around calls. function, parameter: text before and after a name. close:
-    after an argument's value (only its beginning, up to the last letter, marks the end).
-    function_end: after the last argument of a call."""
+    text after an argument's value; no value contains it. function_end: text after a call's last
+    argument."""
 
     begin: str
     end: str

@@ -98,8 +98,8 @@ class DeviceSampler:
         most] of the most likely tokens.
 
         wants: OR of the rows' WANTS_* bits. most: number of most likely tokens. asking:
-        queries with filters and with logprobs, if ranks share the vocabulary. forces: use the tokens given
-        to `force`.
+        queries with filters and with logprobs, if ranks share the vocabulary. forces: use the
+        tokens given to `force`.
         """
         count = row_ids.shape[0]
         device = hidden.device

@@ -56,7 +56,8 @@ class SeenKv:
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
     scales: Tensor  # [2, kv_heads] float32: the checkpoint's, or derived from `largest`
-    # |output with rounded keys - output| / |output|, maximum over heads and over layers that share this state
+    # |output with rounded keys - output| / |output|, the maximum over heads and over layers that
+    # share this state
     key_error: float
 
 

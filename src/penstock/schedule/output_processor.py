@@ -1,9 +1,9 @@
-"""OutputProcessor: a flight's tokens find their samples, ends are seen, what goes up is gathered,
-all in whole columns.
+"""OutputProcessor: assigns a step's tokens to their samples, detects ends, and gathers deltas, all
+in whole columns.
 
-Output tokens lie in the pool's geometry (`slot_token [blocks, 16]`), and so do their scores where a
-row asks for logprobs (logprob_store.py); both are gathered from there when they go up. It knows
-rows, tokens and requests' delivery; not who is admitted, nor who gets the freed blocks.
+Output tokens are stored in the block pool's layout (`slot_token [blocks, 16]`), and so are their
+scores if a row wants logprobs (logprob_store.py); both are gathered from there when sent up. Knows
+rows, tokens and requests' delivery; not admission, nor the use of freed blocks.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ NONE: Int64 = np.zeros(0, np.int64)
 
 @dataclass(slots=True)
 class Read:
-    """What one flight brought: rows that ended, and the news."""
+    """Result of reading one step: its deltas, and the rows that ended."""
 
-    ended: Int32  # rows
-    rows: Int64  # that a token reached
-    tokens: Int32  # theirs
-    goes_on: Bool  # which of them have not ended
-    bad: Int32  # rows whose logits were not finite, those that had been cancelled included
+    ended: Int32  # rows that ended
+    rows: Int64  # row of each token taken
+    tokens: Int32  # the tokens of `rows`
+    goes_on: Bool  # True where the row has not ended
+    bad: Int32  # rows with non-finite logits, including cancelled rows
     deltas: Deltas
-    taken: int  # tokens that reached a sample
-    wasted: int  # tokens computed for rows that had ended
+    taken: int  # tokens given to samples
+    wasted: int  # tokens computed for rows that had already ended
 
 
 class OutputProcessor:
-    """Reads flights in the order of their launch."""
+    """Reads steps in launch order."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class OutputProcessor:
         self._is_eos[self._eos] = True
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
-        """Takes one flight in. `plan.rows` still name the sequences of the launch: no row is reused
-        before this."""
-        # numpy gathers fastest by its own type
+        """Reads one step. `plan.rows` still name the samples of the launch: no row is reused before
+        its steps are read."""
+        # numpy gathers fastest by its own index type
         rows, tokens = plan.query_rows.astype(np.int64), result.tokens
         positions = self.rows.read_length.take(rows)
         positions += 1
@@ -134,7 +134,7 @@ class OutputProcessor:
         return Read(ended, *given, distrusted, deltas, taken, lives.size - taken)
 
     def _settle(self, rows: Int32, drafts: Drafts, tokens: Int32) -> None:
-        """Brings planned lengths to what the drafts of a read flight came to."""
+        """Corrects planned lengths by the drafts of this step that were wrong."""
         offered = drafts.counts
         told = np.add.reduceat((tokens != NO_TOKEN).astype(np.int32), drafts.query_start[:-1])
         self.rows.planned_length[rows] -= offered - np.maximum(told - 1, 0)
@@ -143,8 +143,8 @@ class OutputProcessor:
     def _ends(
         self, rows: Int64, tokens: Int32, positions: Int32, traits: NDArray[np.uint8], bad: Int64
     ) -> tuple[NDArray[np.int8], Int32]:
-        """Returns why each row ends with this token, as in Deltas.finish, and the stop id that did
-        it. bad: the indices of rows whose logits were not finite."""
+        """Returns each row's finish reason after this token, as in Deltas.finish, and the stop id
+        that matched. bad: the indices of rows whose logits were not finite."""
         columns = self.rows
         finish = np.full(rows.size, GOES_ON, np.int8)
         stop_id = np.full(rows.size, NO_STOP_ID, np.int32)
@@ -174,8 +174,8 @@ class OutputProcessor:
         return np.flatnonzero(hits)
 
     def _goes_up(self, rows: Int64, tokens: Int32, traits: NDArray[np.uint8]) -> Bool:
-        """Whether each token is waited for: its row is streamed, or it may end a stop string of its
-        row's."""
+        """Returns True for tokens to send up now: the row is streamed, or the token may end one of
+        its stop strings."""
         hits: Bool = traits & EACH_TOKEN != 0
         watched = _having(traits, ON_WATCH)
         if watched.size:
@@ -210,8 +210,8 @@ class OutputProcessor:
         return deltas
 
     def made_by(self, live: RequestState) -> list[Deltas]:
-        """Returns the ends of a request's samples that are to be cancelled: tokens of each that
-        have not gone up."""
+        """Returns the final deltas of a request's samples about to be cancelled, with their tokens
+        not sent yet."""
         rows = live.living(self.rows).astype(np.int64)
         told = [_cut_pending(group) for group in live.groups if group.pending]
         if rows.size:
@@ -223,27 +223,27 @@ class OutputProcessor:
         return told
 
     def tokens_of(self, row: int) -> Int32:
-        """Returns a row's output tokens as far as they were read."""
+        """Returns a row's output tokens read so far."""
         one = np.array([row])
         _, slots = self._slots(one, self.rows.prompt[one], self.rows.read_length[one] + np.int32(1))
         return self.slot_token.reshape(-1).take(slots)
 
     def scores_of(self, row: int) -> TokenScores:
-        """Returns scores of a row's tokens that have been read and have not gone up."""
+        """Returns the scores of a row's tokens that have been read and not sent."""
         one = np.array([row])
         _, slots = self._slots(one, self.rows.sent[one], self.rows.read_length[one] + np.int32(1))
         return self.scores.take(slots, np.full(slots.size, self.rows.top[row]))
 
     def bring_scores(self, rows: Int32, group: ForkGroup) -> None:
-        """A resumed row joins: scores of what it had made and not sent, to where its tokens lie
-        now."""
+        """Copies the unsent scores of a resumed row to its tokens' new slots."""
         if group.scored is None:
             return
         positions = np.arange(group.sent, group.tokens.size, dtype=np.int32)
         self.scores.put(self.rows.slots(np.repeat(rows, positions.size), positions), group.scored)
 
     def _slots(self, rows: Int64, first: Int32, stop: Int32) -> tuple[Int32, Int64]:
-        """Returns where output positions first[i] : stop[i] of rows[i] lie: a CSR of flat slots."""
+        """Returns the start offsets [k + 1] and flat slots of output positions first[i] : stop[i]
+        of rows[i]."""
         counts = stop - first
         start = np.zeros(rows.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
@@ -257,8 +257,8 @@ def _having(traits: NDArray[np.uint8], trait: int) -> Int64:
 
 
 def _cut_pending(group: ForkGroup) -> Deltas:
-    """The ends of a group's pending samples: they made nothing yet; but for one that was preempted,
-    which is a group by itself."""
+    """Returns the final deltas of a group's pending samples: without tokens, unless the group is
+    one preempted sample."""
     samples, made = group.samples[group.next :], group.tokens[group.sent :]
     deltas = Deltas(
         request=np.full(samples.size, group.live.request_id, np.int64),
@@ -281,8 +281,9 @@ def _cut_pending(group: ForkGroup) -> Deltas:
 
 
 def _last_of_each(rows: Int64, finish: NDArray[np.int8], hits: Bool) -> tuple[Int64, Bool]:
-    """Queries [Q], a row's side by side -> the last that counts of each row [rows], and whether any
-    up to it hit: what comes after an end that only the host sees counts for nothing."""
+    """Returns each row's last query that counts [rows], and for each row whether any query up to it
+    hit. Queries [Q] of a row are side by side; queries after an end that only the host detects
+    don't count."""
     if not rows.size:
         return np.zeros(0, np.int64), hits
     first = np.flatnonzero(np.append(True, rows[1:] != rows[:-1]))

@@ -1,4 +1,4 @@
-"""`penstock build`: its options, and how it reads a workload's rows: as `penstock run` does."""
+"""`penstock build`: its options. Rows of a workload are read as `penstock run` reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Many = list[str] | None
 
 
 def add_build(app: typer.Typer) -> None:
-    """Gives the command line its `build`."""
+    """Adds `build` to the command line."""
     app.command(cls=EngineCommand)(build)
 
 

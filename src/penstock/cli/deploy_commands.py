@@ -1,5 +1,5 @@
-"""`penstock deploy`: takes Penstock to a cloud or a cluster. Modal's file it writes and forgets;
-Ray Serve it asks."""
+"""`penstock deploy`: takes Penstock to a cloud or a cluster. For Modal it only writes a file; Ray
+Serve it calls."""
 
 from __future__ import annotations
 
@@ -332,12 +332,12 @@ def _whole_path(path: Path | None) -> str | None:
 
 
 def _word(text: str) -> str:
-    """A word for a shell, of a command to be copied from the screen; what cannot be shown is an
-    escape."""
+    """Quotes a word for a shell command that the user may copy; characters that cannot be shown are
+    escaped."""
     return escaped(shlex.quote(text))
 
 
 def _app_name(model: str) -> str:
-    """`meta-llama/Llama-3.2-1B` becomes penstock-llama-3.2-1b."""
+    """Returns the app's name for a model: `meta-llama/Llama-3.2-1B` gives penstock-llama-3.2-1b."""
     last = re.sub(r"[^a-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2].lower())
     return f"penstock-{last}"[:64]

@@ -73,8 +73,7 @@ class HttpProtocol(HttpToolsProtocol):
     most: int  # upper bound of connections that wait for an answer
     # connections that wait for no answer, the longest idle first
     idle: dict[HttpProtocol, None]
-    # uvicorn's class has 28 attributes. With more than 30, CPython gives each connection a dict of
-    # its own.
+    # uvicorn's class has 28 attributes. With more than 30, CPython gives every connection a dict.
     __slots__ = (
         "_answering",
         "_head_bytes",
@@ -105,8 +104,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # An answer takes two writes. Without this option each answer on a kept connection took 44
-        # ms (Nagle's algorithm against delayed acknowledgements). asyncio sets it only for sockets
-        # that name their protocol.
+        # ms (Nagle's algorithm against delayed acknowledgements). asyncio sets it, but only for
+        # sockets that name their protocol.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # a transport except for close()
         self.transport = _Lingering(transport, self)  # type: ignore[assignment]
@@ -138,8 +137,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse(data)
         if self._refused or self.transport.is_closing():
             return
-        # A mixed read counts as nothing, since the head's part is unknown; it is 256 KB at most,
-        # and the next read counts whole.
+        # A mixed read counts as nothing, since the head's part is unknown. The error is small: a
+        # read has at most 256 KB, and the next one counts in full.
         if not self._progress:
             self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:

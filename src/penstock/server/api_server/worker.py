@@ -38,11 +38,11 @@ class ServerStart(msgspec.Struct):
 
 
 class ServerDrain(msgspec.Struct, tag="drain"):
-    """From the parent: end as on a signal; a second one means now."""
+    """Message from the parent: end as on a signal; a second one means now."""
 
 
 class Serves(msgspec.Struct, tag="serves"):
-    """To the parent: connections are accepted. A server that fails sends a CarriedError instead."""
+    """Message to the parent: connections are accepted. A failed start sends CarriedError instead."""
 
 
 Down = ServerDrain | WordDown

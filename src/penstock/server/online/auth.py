@@ -58,7 +58,7 @@ class AccessPolicy:
 
     @property
     def asks_host(self) -> bool:
-        """Whether Host and Origin are looked at."""
+        """True if Host and Origin are checked."""
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
 
     def answer_headers(self, headers: Headers) -> dict[str, str]:
@@ -154,7 +154,7 @@ class AuthMiddleware:
                     scope["headers"], may_lack_host=may_lack_host
                 )
             except HttpError as error:
-                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
+                scope.setdefault("state", {})["refused"] = names_of(error)  # read by the access log
                 headers = error_headers(error) | (
                     {"www-authenticate": "Bearer"} if error.status == 401 else {}
                 )

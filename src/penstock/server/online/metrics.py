@@ -109,7 +109,7 @@ class Histogram:
 
     @property
     def numbers(self) -> list[float]:
-        """Counts by bucket, then the sum of what was observed: all that adds up over processes."""
+        """Counts by bucket, then the sum of the observations; all add up over processes."""
         return [*self._counts, self._sum]
 
     def metric(self, labels: Mapping[str, str], numbers: Sequence[float]) -> Metric:

@@ -140,8 +140,8 @@ class ContentDraft:
         self._target, self._part = target, _part_of(target)
         self.size = 0
         self._hash = hashlib.sha256()
-        # noqa: SIM115 - closed by keep or drop
-        self._file: BinaryIO = open(self._part, "xb", buffering=0)
+        # closed by keep or drop
+        self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)

@@ -12,7 +12,7 @@ from penstock.errors import EngineError, PenstockError, UsageError
 
 
 class CarriedError(msgspec.Struct, tag="failed", frozen=True):
-    """kind: the error's class name. param, rule: the error's attributes."""
+    """An error in the form that crosses. kind: its class name. param, rule: its attributes."""
 
     kind: str
     message: str

@@ -30,9 +30,9 @@ def build_command(
     ],
     records: Records = RECORDS,
 ) -> None:
-    """Make the page: one folder of static files that opens from the file system.
+    """Make the almanac's page: one folder of static files that opens from the file system.
 
-    Files that are no records are named and left out; the exit code is 1 then."""
+    Files that are no records are named and left out; the exit code is then 1."""
     from penstock.almanac.page.build import build
 
     built = build(records, out)
@@ -50,7 +50,7 @@ def serve_command(
         int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)
     ] = 8080,
 ) -> None:
-    """Make the page in a temporary folder and show it on this machine."""
+    """Make the almanac's page in a temporary folder and show it on this machine."""
     import tempfile
 
     from penstock.almanac.page.build import build

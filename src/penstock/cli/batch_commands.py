@@ -50,7 +50,7 @@ def submit_command(
     url: Url = URL,
     api_key: Key = None,
 ) -> None:
-    """Upload a file and start a batch of it; prints the batch's id."""
+    """Upload a file and start a batch from it; print the batch's id."""
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import submit
 
@@ -96,7 +96,7 @@ def fetch_command(
     url: Url = URL,
     api_key: Key = None,
 ) -> None:
-    """Write the rows of a batch that is over."""
+    """Write the rows of a finished batch to files."""
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import fetch
 

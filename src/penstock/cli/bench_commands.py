@@ -158,7 +158,7 @@ def bench_run(
     """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in
     time.
 
-    Writes a folder a shape: raw samples, record.json, table.txt, report/index.html. `penstock
+    Writes one folder per shape: raw samples, record.json, table.txt, report/index.html. `penstock
     almanac add` takes it from there."""
     given = dict(locals())
     stopped_by_sigterm(lambda: _run(given))
@@ -282,9 +282,9 @@ def bench_calibrate(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Of each trial.", min=0.5)] = 2.0,
 ) -> None:
-    """Measure what this machine's client can hear, against a server that computes nothing.
+    """Measure how many events and requests a second the bench's client can receive on this machine.
 
-    `bench run` reads it: each point's headroom is this ceiling over what was asked of the client.
+    Its server computes nothing. `bench run` compares each point's load with this ceiling.
     """
     from penstock.bench.calibrate import calibrate, write_ceiling
 

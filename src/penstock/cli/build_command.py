@@ -155,7 +155,7 @@ def build(
 ) -> None:
     """Fit a model to this machine and a workload: an artifact that starts in seconds.
 
-    Quantizes, times choices, compiles, checks. A killed build goes on."""
+    Quantizes, times choices, compiles, checks. A killed build resumes."""
     from penstock.build.options import BuildOptions
     from penstock.build.run_build import run_build
 

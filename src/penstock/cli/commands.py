@@ -70,7 +70,7 @@ def demo(
 ) -> None:
     """Sample packaged problems with the packaged model.
 
-    The main job, offline, in a few minutes."""
+    Runs the main job (`monkeys`) offline in a few minutes."""
     from penstock.jobs.monkeys import run_demo
 
     stopped_by_sigterm(lambda: run_demo(Config.of(**knobs), out, n=n, limit=limit))
@@ -209,7 +209,7 @@ def run_command(
 ) -> None:
     """Run a file of prompts into a file of outputs.
 
-    Files of any size, each id exactly once, through kills."""
+    Takes files of any size; writes each id exactly once, even after a kill."""
     from penstock.jobs.input_rows import kept_columns
     from penstock.jobs.run import run_file
 
@@ -254,7 +254,7 @@ def inspect(
 ) -> None:
     """Show what an artifact holds, and check that it is whole.
 
-    Its model, machine and workload; each choice, and by how much it won.
+    Lists its model, machine and workload, and each choice with its gain.
     """
     from penstock.jobs.inspect_artifact import print_artifact
 
@@ -276,7 +276,7 @@ def inspect(
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
     """Describe this machine and how a model would run on it.
 
-    Which kernels and why, and how many tokens fit.
+    Lists the kernels with the reason for each, and how many tokens fit.
     """
     config = Config.of(model=model, **knobs)
     from penstock.jobs.doctor import print_doctor

@@ -129,9 +129,9 @@ def modal(
     ] = 60,
     knobs: dict[str, Any],
 ) -> None:
-    """Write a Modal app: a server from zero and back, `build` into a volume, monkeys.
+    """Write a Modal app: a server that scales to zero, `build` into a volume, monkeys.
 
-    A file of plain Modal that is yours to change. Nothing is deployed."""
+    The file uses Modal's own API and is yours to change. Nothing is deployed."""
     from penstock.deploy.modal_deployment import ModalDeployment
     from penstock.deploy.write_modal_app import default_package, modal_missing, write_modal_app
 
@@ -274,9 +274,9 @@ def ray(
     ] = 120.0,
     knobs: dict[str, Any],
 ) -> None:
-    """Serve a model on Ray Serve: replicas from zero and back.
+    """Serve a model on Ray Serve, with replicas that scale to zero.
 
-    Plain Serve with our server in each replica, HAProxy in front."""
+    Each replica runs our server; Serve puts HAProxy in front."""
     from penstock.cli.exit_codes import stopped_by_sigterm
     from penstock.on_ray.cluster import needs_ray
     from penstock.on_ray.deployment import RayDeployment

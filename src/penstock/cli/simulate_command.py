@@ -149,7 +149,7 @@ def simulate(
 ) -> None:
     """Say how many GPUs a load takes, from measured steps: no model is run.
 
-    The real scheduler and router before a modelled device, in virtual time.
+    Runs the real scheduler and router over a modelled device, in virtual time.
     """
     from penstock.config import Config
 

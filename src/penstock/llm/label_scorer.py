@@ -38,8 +38,8 @@ _REFUSED = {
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """`score`: probability of the first label; `label_probs`: probabilities of all labels, in
-    order."""
+    """Probabilities for one item. score: of the first label; label_probs: of all labels,
+    in order."""
 
     score: float
     label_probs: list[float]

@@ -12,7 +12,7 @@ from penstock.on_ray.cluster import RayCluster
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """A number of workers, and the cores and GPUs that each has on one machine."""
+    """Places for a number of workers, with the cores and GPUs that each has on one machine."""
 
     workers: int
     cpus: int

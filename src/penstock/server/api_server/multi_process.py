@@ -92,7 +92,7 @@ class _Worker:
     ) -> None:
         self.number, self.process, self._hear = number, process, hear
         self._serves = asyncio.Event()
-        self.why: PenstockError | None = None  # the error that it reported before it ended
+        self.why: PenstockError | None = None  # the error that the process reported before its end
         self._reading = asyncio.create_task(self._read())
 
     def say(self, word: Down | ServerStart) -> None:
@@ -192,7 +192,7 @@ class _Service:
                 raise await self._end_of(dead)
         for each in reasons:
             each.cancel()
-        # also if it died during the drain; after the drain it ends by itself
+        # the engine may have died during the drain too; after it, engines end by themselves
         if self._engines.death:
             raise engine_died(self._engines.death)
 

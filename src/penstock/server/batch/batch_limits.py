@@ -40,6 +40,7 @@ class BatchJobLimits:
     longest_pause: float = 30.0
 
     # --- ending with the server, in seconds
+
     # the engine's death is reported within 0.2 s, and a note must reach the disk
     death_notice: float = 1.0
     flush_seconds: float = 10.0  # time for the disk to take the results

@@ -1,8 +1,8 @@
 """PoisonLines: points for lines of a batch that may have killed the engine, and their consequences.
 
     0, 1       the line runs like all others: one death may have any cause
-    2          runs after all of those, a few at a time
-    3 to 6     runs after those, alone, fewer points first, once the engine has lived for a while
+    2          runs after all of these, a few at a time
+    3 to 6     runs last, alone, fewer points first, once the engine has lived for a while
     KILLER     runs no more: the engine died each time that it ran
 
 A death gives one point to each line that was at the engine, and ALONE points to a line that was

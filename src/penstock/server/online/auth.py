@@ -46,10 +46,10 @@ Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """keys: empty lets everybody in. hosts: allowed beside this machine's own names and addresses;
-    `*` is any. origins: allowed origins of other sites' pages, as browsers write them.
-    admin_without_key: without keys, everybody may use the admin routes (weights, sleep, restart);
-    else nobody."""
+    """Rules of access to a server. keys: empty lets everybody in. hosts: allowed beside this
+    machine's own names and addresses; `*` is any. origins: allowed origins of other sites' pages,
+    as browsers write them. admin_without_key: without keys, everybody may use the admin routes
+    (weights, sleep, restart); else nobody."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()

@@ -24,10 +24,10 @@ from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 
 
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """model_path: a folder that the engine can read. shared: weights that another process of the
-    engine's machine shares; one of the two is given. weights_version: version that later answers
-    name, null: the folder's name. mode: `wait` for running requests, `keep` them going with the new
-    weights, or `abort` them."""
+    """A body of /update_weights. model_path: a folder that the engine can read. shared: weights
+    that another process of the engine's machine shares; one of the two is given. weights_version:
+    version that later answers name, null: the folder's name. mode: `wait` for running requests,
+    `keep` them going with the new weights, or `abort` them."""
 
     model_path: str | None = None
     shared: SharedWeights | None = None

@@ -31,9 +31,9 @@ Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: send one more event at the end with the token counts. continuous_usage_stats:
-    send the counts in every event too, as vLLM does; needs include_usage, and sets it if that is
-    left out."""
+    """Options of a stream. include_usage: send one more event at the end with the token counts.
+    continuous_usage_stats: send the counts in every event too, as vLLM does; needs include_usage,
+    and sets it if that is left out."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool = False

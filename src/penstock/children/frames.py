@@ -14,7 +14,7 @@ import socket
 import msgspec
 
 HEADER = 8  # bytes of the length before each frame, little-endian
-PIECE = 65_536  # most bytes that one read receives
+PIECE = 65_536  # bytes of a receive buffer, at least
 
 
 def frame(word: msgspec.Struct) -> bytearray:

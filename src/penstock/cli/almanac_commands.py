@@ -15,7 +15,7 @@ almanac_app = typer.Typer(
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
-NO_RECORD = "run.json"  # the other .json file of a run's folder
+NO_RECORD = "run.json"  # a .json file of a run's folder that is no record
 BEGIN = (
     "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock"
     " almanac add RUN`"

@@ -25,7 +25,7 @@ bench_app = typer.Typer(
 )
 
 MINUTES = 28.0  # less than half an hour, since a start and a last point run over
-MOST_GOALS = 20  # the longest list that a record holds
+MOST_GOALS = 20  # upper bound of goals in a record
 
 
 @bench_app.command("run", cls=OneLineCommand)

@@ -24,8 +24,8 @@ HEEDED = (
     "PYTORCH_",
     "VLLM_",
 )
-MOST_WORDS = 200  # the most that a record holds
-FEWEST_IDS = 1000  # every model's vocabulary has as many
+MOST_WORDS = 200  # upper bound of words in a record
+FEWEST_IDS = 1000  # ids that every model's vocabulary has
 
 
 def subject_of(given: dict[str, Any]) -> ServerSpec:

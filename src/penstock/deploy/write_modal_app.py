@@ -117,7 +117,7 @@ def _inside(text: str) -> str:
 
 
 def _command(file: str, verb: str, function: str = "") -> str:
-    """Returns a shell command that passes the file to Modal, quoted for the template."""
+    """Returns a shell command that passes the file to Modal, escaped for a Python string."""
     return _inside(f"modal {verb} {shlex.quote(file + function)}")
 
 

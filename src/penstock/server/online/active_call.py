@@ -33,7 +33,7 @@ class ClientGoneError(Exception):
 
 class ActiveCall:
     """The streams of one call, one per prompt, from submission to end. Holds the call's place in
-    the limits as long. background: no client waits (a line of a batch), so its times are not
+    the limits meanwhile. background: no client waits (a line of a batch), so its times are not
     counted as latencies."""
 
     def __init__(

@@ -54,8 +54,8 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's; `text` sets no format. The other fields belong to vLLM's structural_tag (see
-    text.structural_tag)."""
+    """OpenAI's response_format; `text` sets no format. The other fields belong to vLLM's
+    structural_tag (see text.structural_tag)."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -65,8 +65,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's, and `lenient`. Exactly one of the first five, or structural_tag;
-    request.StructuredOutputsParams explains them."""
+    """vLLM's structured_outputs, with `lenient` added. Exactly one of the first five, or
+    structural_tag; request.StructuredOutputsParams explains them."""
 
     json: str | Json | None = None
     regex: str | None = None

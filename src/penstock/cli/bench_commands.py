@@ -284,7 +284,7 @@ def bench_calibrate(
 ) -> None:
     """Measure how many events and requests a second the bench's client can receive on this machine.
 
-    Its server computes nothing. `bench run` compares each point's load with this ceiling.
+    The server it talks to computes nothing. `bench run` compares each point's load with this ceiling.
     """
     from penstock.bench.calibrate import calibrate, write_ceiling
 

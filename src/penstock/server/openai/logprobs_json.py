@@ -271,8 +271,8 @@ def _floor(value: float) -> float:
 def _plain_completion(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """Returns the lists for positions that are dicts; None has no value, as at a prompt's first
-    token."""
+    """Returns the lists for positions that are dicts, or None where a token has no logprob (a
+    prompt's first one)."""
     tokens: list[str] = []
     chosen: list[float | None] = []
     top: list[dict[str, float] | None] = []

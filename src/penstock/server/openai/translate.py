@@ -172,7 +172,7 @@ def _tools_size(form: ChatForm) -> int:
 
 
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant: int = 0) -> Call:
-    """Raises UsageError."""
+    """Turns a form into a call. Raises UsageError."""
     if isinstance(form, ScoringForm):
         prompts = await scoring_prompts(form, tools)
         params = await completion_params(form, tools)
@@ -216,7 +216,7 @@ class CompletionParams:
     only_prompt: bool
 
     def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts, tenant: int = 0) -> Call:
-        """Raises ContextLengthError."""
+        """Returns the call for these prompts. Raises ContextLengthError."""
         form = self.form
         tokens_only = None
         if isinstance(form, TokensForm):

@@ -1,27 +1,25 @@
-"""Penstock against `generate` of transformers, side by side: one process, one model, dtype, thread
-count, prompts.
+"""Compares Penstock with transformers' `generate`, side by side.
 
-Two cases:
+Both run in one process with the same model, dtype, thread count and prompts. Two cases:
+
     demo   the demo model, 16 problems with 4 shots each (about 300 tokens) x 64 samples of 64
-    tokens. transformers
-           is given batches of 64 (a problem's samples: no padding, its best case) and one of 1,024
-           (all), and its
-           better figure counts; the second is stopped once it can no longer be the better one.
+           tokens. transformers runs batches of 64 (a problem's samples: no padding, its best case)
+           and one of 1,024 (all), and its better figure counts; the second is stopped once it can
+           no longer be the better one.
     qwen   Qwen2.5-0.5B's shape with random weights, 32 prompts of 32 to 256 random tokens, 64 out.
-    transformers gets
-           all 32 at once, padded on the left.
+           transformers runs all 32 at once, padded on the left.
 
-Both draw at temperature 0.6 with no filter and with no end-of-sequence, so both make exactly the
-same number of tokens. Penstock's figure is a median over runs with fresh prompts (nothing is cached
-from the run before) and counts all of a call: prefill, decode, and making text where there is a
-tokenizer. "Products" is what the matrix products alone would allow: the rows of a step, by the time
-of one forward's `F.linear`s at that many rows.
+Both draw at temperature 0.6 without filters and without end-of-sequence, so both generate exactly
+the same number of tokens. Penstock's figure is a median over runs with fresh prompts (nothing is
+cached from the run before). It counts the whole call: prefill, decode, and detokenising where there
+is a tokenizer. "Products" is the rate that the matrix products alone would allow: the rows of a
+step over the time of one forward's `F.linear`s at that many rows.
 
     python benchmarks/against_transformers.py [--case demo|qwen|both] [--dtype bfloat16|float32]
-    [--json]
+                                              [--json]
 
-It takes 3 minutes on 2 quiet cores, nearly all of it transformers'; where it is tells stderr. It
-knows no other engine, and asserts no speed.
+Takes 3 minutes on 2 quiet cores, nearly all of it transformers'; progress goes to stderr. Knows no
+other engine, and asserts no speed.
 """
 
 from __future__ import annotations
@@ -78,7 +76,7 @@ Prompts = list[list[int]]
 
 @dataclass
 class Case:
-    """What both engines are asked. `prompts[r]` are run r's; transformers gets run 0's."""
+    """The work of both engines. `prompts[r]` are run r's; transformers gets run 0's."""
 
     name: str
     folder: Path
@@ -93,7 +91,7 @@ class Case:
 
 
 def demo_case(runs: int) -> Case:
-    """The problems and shots in the package, drawn anew for each run."""
+    """Draws the packaged problems and shots anew for each run."""
     from penstock.text.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.load(model_folder())
@@ -114,7 +112,7 @@ def demo_case(runs: int) -> Case:
 
 
 def qwen_case(folder: Path, runs: int) -> Case:
-    """The config alone in `folder`; both engines draw their weights."""
+    """Writes only a config into `folder`; both engines draw their weights."""
     (folder / "config.json").write_text(json.dumps(QWEN_CONFIG))
     prompts: list[Prompts] = []
     for run in range(runs):
@@ -132,7 +130,7 @@ def qwen_case(folder: Path, runs: int) -> Case:
 
 
 def penstock_rates(case: Case, dtype: str) -> list[float]:
-    """Output tok/s of each run."""
+    """Returns the output tokens a second of each run."""
     llm = LLM(str(case.folder), dtype=dtype, **case.knobs)
     try:
         llm.generate([[1, 2, 3]], _sampling(n=2, max_tokens=4))
@@ -159,8 +157,7 @@ def _sampling(n: int, max_tokens: int) -> SamplingParams:
 
 
 def transformers_rates(case: Case, dtype: torch.dtype) -> dict[int, float]:
-    """Rows of a batch -> output tok/s; where a batch was stopped, what it could have reached at
-    most."""
+    """Returns rows of a batch -> output tokens a second; for a stopped batch, an upper bound."""
     model = _transformers_model(case, dtype)
     _generate(model, [[1, 2, 3]] * 2, new_tokens=4, limit=None)
     each_sample = [prompt for prompt in case.prompts[0] for _ in range(case.samples)]

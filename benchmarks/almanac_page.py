@@ -1,10 +1,11 @@
-"""How large, how soon built and how quick the almanac's page is, with made-up records: 2,000 unless
-told.
+"""Measures the almanac's page with made-up records: size, build time and speed.
 
-    python benchmarks/almanac_page.py [RECORDS] [--out page.json]
+    python benchmarks/almanac_page.py [RECORDS] [--out page.json]          default: 2,000 records
 
-Sizes are gzip's at its best. Answers are timed in Chromium where one is: from the change to the
-painted frame's layout, the first load of a subject's records apart. It asserts nothing."""
+Sizes are after gzip at its highest level. Answers are timed in Chromium, if installed: from the
+change to the painted frame's layout; the first load of a subject's records counts separately.
+Asserts nothing.
+"""
 
 from __future__ import annotations
 

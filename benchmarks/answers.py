@@ -1,20 +1,21 @@
-"""What text and answers cost the server, in microseconds of a core a token: `python
-benchmarks/answers.py [--json]`.
+"""Measures the server's cost of text and answers, in microseconds of a core a token.
 
-A made-up engine sends the news of a work like the monkeys: requests of 1,024 samples with a stop
-string, lengths geometric around 126 tokens, ids uniform over 128,256 (the worst for caches), so
-that a step ends a few samples of many requests. The news crosses the real wire format into the real
-client, and the real exchange makes the answers of it; only process, socket and HTTP are left out.
-No model, no GPU. Measured apart and in sum:
+    python benchmarks/answers.py [--json]
+
+A made-up engine sends results like those of monkeys: requests of 1,024 samples with a stop string,
+lengths geometric around 126 tokens, ids uniform over 128,256 (the worst case for caches), so that a
+step ends a few samples of many requests. The results cross the real wire format into the real
+client, and the real code makes the answers; only process, socket and HTTP are left out. No model,
+no GPU. Measured separately and in sum:
 
     text      wire, stop strings and detokenising of samples that are not streamed
-    answers   all from the wire to the body's bytes: without logprobs, with the chosen token's, with
-    5 likely ones
-    events    all from the wire to the events' bytes, a token an event, 1,000 streams: without and
-    with logprobs
+    answers   from the wire to the body's bytes: without logprobs, with the chosen token's, with 5
+              likely ones
+    events    from the wire to the events' bytes, a token an event, 1,000 streams: without and with
+              logprobs
 
-A block is the longest time that the loop let nobody else run, by the wall's clock; `burst` is 1 M
-tokens with logprobs of 1,024 samples that end in one step.
+A block is the longest time for which the event loop ran nothing else, by wall clock; `burst` is 1 M
+tokens with logprobs, of 1,024 samples that end in one step.
 """
 
 from __future__ import annotations
@@ -63,14 +64,14 @@ FACTS = EngineFacts(
 
 
 def load_tokenizer(given: str | None) -> Tokenizer:
-    """A given tokenizer.json(.gz), or the demo's filled up with made-up tokens to 128,256."""
+    """Loads a given tokenizer.json(.gz), or the demo's extended with made-up tokens to 128,256."""
     with tempfile.TemporaryDirectory() as folder:
         write_tokenizer(Path(folder), None if given is None else Path(given), VOCAB)
         return Tokenizer.load(Path(folder), vocab_size=VOCAB)
 
 
 class Process:
-    """Of an engine that never ends."""
+    """Stands for the process of an engine that never ends."""
 
     returncode = None
 
@@ -80,7 +81,8 @@ class Process:
 
 
 class End:
-    """The channel's end: what goes down is dropped, what comes up was packed before."""
+    """The client's end of the channel: sent messages are dropped,
+    received ones were packed before."""
 
     def __init__(self, messages: list[bytes]) -> None:
         self._messages = iter(messages)
@@ -100,8 +102,7 @@ class End:
 
 
 def scores(count: int, vocab: int, likely: int | None, draw: np.random.Generator) -> dict[str, Any]:
-    """Logprob columns of `count` tokens, with `likely` likely ones each;
-    none where that is None."""
+    """Returns logprob columns of `count` tokens, with `likely` likely ones each; empty for None."""
     if likely is None:
         return {}
     top = -np.sort(draw.gamma(2.0, 2.0, (count, likely)), axis=1).astype(np.float32)
@@ -114,10 +115,11 @@ def scores(count: int, vocab: int, likely: int | None, draw: np.random.Generator
 
 
 def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: Any) -> list[bytes]:
-    """The messages of samples that are not streamed: a message a step, with those that ended in it.
+    """Returns the messages of samples that are not streamed: one a step, with the samples that
+    ended.
 
-    `lengths` [requests * n]: tokens of each. Samples run in the order of their requests, ROWS at
-    once.
+    lengths: [requests * n] tokens of each sample. Samples run in the order of their requests, ROWS
+    at once.
     """
     draw = np.random.default_rng(7)
     # Rows come free as samples end: a heap would say when; with this many rows the mean is near
@@ -144,7 +146,7 @@ def whole_news(requests: int, n: int, vocab: int, likely: int | None, lengths: A
 
 
 def token_news(rows: int, steps: int, vocab: int, likely: int | None) -> list[bytes]:
-    """The messages of `rows` streamed requests: a token of each a step."""
+    """Returns the messages of `rows` streamed requests: one token of each a step."""
     draw = np.random.default_rng(7)
     who, zeros, start = (
         np.arange(rows),
@@ -165,7 +167,7 @@ def token_news(rows: int, steps: int, vocab: int, likely: int | None) -> list[by
 
 
 class Gap:
-    """The longest time between two turns of the loop."""
+    """Measures the longest time between two turns of the event loop."""
 
     def __init__(self) -> None:
         self.longest, self._task = 0.0, asyncio.ensure_future(self._tick())
@@ -194,8 +196,8 @@ async def serve(
     *,
     stream: bool = False,
 ) -> tuple[float, float, int]:
-    """(processor seconds, longest block, bytes) of answering `requests` bodies out of these
-    messages."""
+    """Answers `requests` bodies from these messages. Returns (processor seconds, longest block,
+    bytes)."""
     tokenizer = spellings.tokenizer
     assert tokenizer is not None
     sampling = SamplingParams(**asked)
@@ -226,7 +228,8 @@ async def _answer(service: AppState, call: Call, stream: bool) -> int:
 
 
 def text_seconds(tokenizer: Tokenizer, messages: list[bytes], requests: int) -> float:
-    """Of the client alone: messages to text, with stop strings looked for."""
+    """Returns the processor seconds of the client alone: messages to text, with a search for stop
+    strings."""
     client = Client(FACTS, tokenizer, lambda word: None)
     for _ in range(requests):
         client.submit([1, 2, 3], SamplingParams(n=N, max_tokens=LONGEST, stop=STOPS))
@@ -246,7 +249,7 @@ def best(
     asked: dict[str, Any],
     **how: Any,
 ) -> Any:
-    """The quickest of several runs of `serve`, and the shortest of their longest blocks."""
+    """Returns the fastest of several runs of `serve`, and the shortest of their longest blocks."""
     runs = []
     for _ in range(times):
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

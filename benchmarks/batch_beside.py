@@ -1,12 +1,13 @@
-"""First tokens of online requests, alone and beside a batch: what a batch costs those who wait.
+"""Measures first tokens of online requests, alone and beside a batch: the cost of a batch to
+others.
 
     python benchmarks/batch_beside.py [--rows N] [--seconds S] [--rate R]
 
-The whole service over tests/harness's fake runner, whose step takes 2 ms and 5 us a token in it
+The whole service runs over tests/harness's fake runner, whose step takes 2 ms and 5 us a token
 (about an H200's, for a model of 1B): a batch that fills the rows makes steps longer, as a real one
 does. Online requests come at random times (128 tokens in, 32 out, streamed); the batch's lines have
-256 in and 256 out, more of them than there are rows. Time is from before a request is sent to its
-first event. It knows the service by HTTP alone.
+256 in and 256 out, more of them than there are rows. Time is from just before a request is sent to
+its first event. Knows the service by HTTP alone.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ ONLINE = {"model": "fake", "max_tokens": 32, "ignore_eos": True, "stream": True}
 
 
 async def online(url: str, rate: float, seconds: float, seed: int) -> list[float]:
-    """Seconds to the first event, of requests that come at random times."""
+    """Returns the seconds to the first event of requests that come at random times."""
     draw, waits = random.Random(seed), []
 
     async def one(client: httpx.AsyncClient) -> None:

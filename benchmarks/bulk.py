@@ -1,12 +1,11 @@
-"""What a row costs the server by POST /v1/bulk and by a POST /v1/completions of its own: rows for
-each second of the server's processor time, and what they differ by.
+"""Measures the server's cost of a row: in POST /v1/bulk, and in a POST /v1/completions of its own.
 
     python benchmarks/bulk.py --rows 20000 --tokens 16
 
-All is real but the runner, which keeps a pace (streams_engine.py). The client keeps connections
-open, and as many of them as --connections at once; the server's processor time is what /proc says
-of its process, the engine's and the client's left out. Both answer the same rows, and the bench
-fails where either misses one.
+Prints rows a second of the server's processor time, and their ratio. Everything is real but the
+runner, which keeps a pace (streams_engine.py). The client keeps --connections connections open; the
+server's processor time is its process's in /proc, without the engine and the client. Both routes
+answer the same rows, and the benchmark fails if either misses one.
 """
 
 from __future__ import annotations
@@ -78,14 +77,14 @@ def bodies(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 async def read_head(reader: asyncio.StreamReader) -> tuple[int, int | None]:
-    """The answer's status and its length, None where it comes in chunks."""
+    """Returns the answer's status and its length; None for chunked answers."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
     length = head.partition("content-length: ")[2].partition("\r\n")[0]
     return int(head.split(" ")[1]), int(length) if length else None
 
 
 async def one_each(port: int, rows: list[bytes], connections: int) -> int:
-    """Sends each row in a request of its own; returns how many tokens came."""
+    """Sends each row in its own request; returns the number of tokens received."""
     left = iter(rows)
 
     async def connection() -> int:
@@ -105,7 +104,7 @@ async def one_each(port: int, rows: list[bytes], connections: int) -> int:
 
 
 async def bulk(port: int, body: bytes) -> int:
-    """Sends all rows in one request; returns how many tokens came."""
+    """Sends all rows in one request; returns the number of tokens received."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**26)
     writer.write(HEAD.format(path="/v1/bulk", size=len(body)).encode() + body)
     status, _ = await read_head(reader)

@@ -1,13 +1,12 @@
-"""Is this tree slower than another? The same step benchmark of both, by turns, on one machine.
+"""Compares this tree's step benchmark with another tree's, by turns, on one machine.
 
-    git archive COMMIT src benchmarks | tar x -C .other       # a folder that git ignores, where the
-    tree travels
+    git archive COMMIT src benchmarks | tar x -C .other       # a folder that git ignores
     python benchmarks/by_turns.py .other [--turns 3] -- --rows 1 --max-rows 8 --alone 256
 
-What follows `--` is told to each tree's own benchmarks/step_gpu.py. Each turn is a process of its
-own; the order turns round with each (here, there; there, here), so that a machine that grows warm
-or slow favours nobody. Prints for each case the least milliseconds of both and their ratio; a case
-is what a line of JSON says beside its times.
+The words after `--` go to each tree's own benchmarks/step_gpu.py. Each turn is its own process, and
+the order alternates (here, there; there, here), so that a machine that warms up or slows down
+favours neither. Prints for each case the least milliseconds of both and their ratio. A case is
+identified by the fields of a line of JSON other than its times.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TIME, CASE = "ms", ("rows", "groups")
 
 
 def measured(tree: Path, words: list[str]) -> dict[str, float]:
-    """Returns case -> milliseconds of one run. Exits where it failed."""
+    """Returns case -> milliseconds of one run. Exits if the run failed."""
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join((str(tree / "src"), os.environ.get("PYTHONPATH", ""))),
@@ -52,8 +51,8 @@ def _timed(line: str) -> tuple[str, float] | None:
 def compared(
     here: dict[str, list[float]], there: dict[str, list[float]]
 ) -> list[tuple[str, float, float, float]]:
-    """Returns for each case that both have: its least times there and here, and how many per cent
-    here is slower."""
+    """Returns for each common case: its name, its least times there and here, and the percent by
+    which here is slower."""
     rows = []
     for case in here:
         if case in there:

@@ -1,25 +1,22 @@
-"""The host's side of a step alone: plan + build batch + commit at many live rows, with a device
-that computes nothing.
+"""Measures the host's part of a step: plan + build batch + commit at many live rows, without a
+device.
 
     python benchmarks/host_step.py --rows 8192 --context 1000 [--json]
 
 Medians on one core, prefix caching on, at `--context` tokens a row and again at four times as many:
 
     step      plan + build + commit of a step: steady, and with turnover (at each step one row in
-    128 ends and a
-              waiting tail takes its place). Rows are tails of groups of 1,024.
+              128 ends and a waiting tail takes its place). Rows are tails of groups of 1,024.
     admit     one group of 1,024 tails beside 7/8 of the rows: from submit to the launch in which
-    the last of them join
+              the last of them join
     finish    the step in which 1,000 rows end: tails of groups, and requests of one sample, whose
-    generated blocks go
-              to the prefix tree: 512 in this step, and in each of those that follow (`after`: what
-              each costs more)
+              generated blocks go to the prefix tree: 512 in this step, and 512 in each later one
+              (`after`: the extra cost of each later step)
 
-Times are the processor's for the one thread that does it all, so that a busy machine measures the
-same. admit and finish are what their steps cost beyond as many steady ones. build is all of what a
-launch does before the model's forward: what is packed for the device, on the CPU with torch on one
-thread, so what a GPU does itself (writing the joining rows' columns and tables) is in it. It
-asserts nothing.
+Times are processor times of the single thread that does everything, so that a busy machine measures
+the same. admit and finish are costs beyond as many steady steps. build is everything that a launch
+does before the model's forward, run on the CPU with torch on one thread; so it includes work that a
+GPU does itself (writing the joining rows' columns and tables). Asserts nothing.
 """
 
 from __future__ import annotations
@@ -53,8 +50,7 @@ Parts = tuple[float, float, float]  # seconds of plan, build, commit
 
 
 class Host:
-    """A scheduler before a device that draws tokens which end nothing, but for rows that it is told
-    to end."""
+    """A scheduler with a device whose tokens end no row, except rows chosen to end."""
 
     def __init__(self, limits: SchedulerConfig) -> None:
         self.scheduler = Scheduler(limits)
@@ -69,8 +65,8 @@ class Host:
         self.done = np.zeros(limits.max_rows, np.bool_)
 
     def step(self, end: int = 0, spread: bool = False) -> Parts:
-        """One step with nothing in flight, after which `end` rows are over (spread: of all groups,
-        else the first)."""
+        """Runs one step with nothing in flight, after which `end` rows are over (spread: taken from
+        all groups, else the first ones)."""
         start = time.thread_time()
         plan = self.scheduler.plan()
         planned = time.thread_time()
@@ -109,7 +105,8 @@ def request(number: int, prompt: int, n: int) -> Request:
 
 
 def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
-    """`rows` of `capacity` rows at `context` tokens each, in groups of `tails`."""
+    """Returns a host with `rows` of `capacity` rows at `context` tokens each,
+    in groups of `tails`."""
     capacity = max(capacity, rows)
     prompts = capacity // tails + 64
     limits = SchedulerConfig(
@@ -133,7 +130,7 @@ def filled(rows: int, context: int, tails: int, capacity: int = 0) -> Host:
 
 
 def medians(parts: list[Parts]) -> dict[str, float]:
-    """Milliseconds of a step and of its parts."""
+    """Returns the milliseconds of a step and of its parts."""
     times = np.array(parts) * 1e3
     plan, build, commit = np.median(times, axis=0).tolist()
     return {
@@ -150,7 +147,7 @@ def steady(rows: int, context: int, steps: int) -> dict[str, float]:
 
 
 def turnover(rows: int, context: int, steps: int) -> dict[str, float]:
-    """As repeated sampling runs, with a queue of groups behind the rows."""
+    """Returns the times under repeated sampling, with a queue of groups behind the rows."""
     host = filled(rows, context, min(TAILS, rows))
     for number in range(1 + steps * (rows // 128) // TAILS):
         host.scheduler.submit(request(10**6 + number, context - OWN, TAILS))
@@ -162,8 +159,8 @@ def turnover(rows: int, context: int, steps: int) -> dict[str, float]:
 
 
 def beyond(host: Host, spent: float, steps: int) -> float:
-    """Milliseconds that `spent` seconds over so many steps cost beyond steady ones, as they are
-    from here on."""
+    """Returns the milliseconds that `spent` seconds over this many steps cost beyond steady steps,
+    measured from now on."""
     return (spent - steps * plain(host)) * 1e3
 
 
@@ -172,7 +169,7 @@ def plain(host: Host) -> float:
 
 
 def admit(rows: int, context: int, times: int) -> float:
-    """Milliseconds of one more group's coming, its build included."""
+    """Returns the milliseconds that one more group's arrival costs, build included."""
     found = []
     host = filled(rows - TAILS, context, TAILS, rows)
     for turn in range(times):
@@ -190,8 +187,8 @@ def admit(rows: int, context: int, times: int) -> float:
 
 
 def finish(rows: int, context: int, tails: int, times: int) -> dict[str, float]:
-    """Milliseconds of the step in which 1,000 rows end, and of each one more until their numbers
-    are free again."""
+    """Returns the milliseconds of the step in which 1,000 rows end, and of each further step until
+    their numbers are free again."""
     found, after = [], []
     host = filled(rows, context, tails)
     for _ in range(times):

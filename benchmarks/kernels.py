@@ -1,15 +1,14 @@
-"""Each operation of the column that this machine gets, beside a plain form: time, ratio, share of
-what is possible.
+"""Times each kernel of this machine beside a plain form, with its share of what is possible.
 
-    python benchmarks/kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9] [--threads
-    N] [--json]
+    python benchmarks/kernels.py [--shape demo|qwen|both] [--dtype bfloat16] [--rounds 9]
+                                 [--threads N] [--json]
 
 Two steps are measured: the demo model's decode (1,024 rows, 16 groups of 64, prompts of 240 to 330
 tokens, about 32 own tokens) and Qwen2.5-0.5B's (32 rows alone, 64 to 320 tokens; and one chunk of
 256). An operation and its plain form take turns, and the median of each counts. "share" is of the
 copy speed (bytes that must move) or of the products' rate (the best that a large product reaches
-here). Weights are as many copies as a model has layers, up to 200 MB, so that caches see what a
-forward shows them. It measures no sampler and asserts no speed.
+here). There are as many copies of the weights as a model has layers, up to 200 MB, so that caches
+behave as in a forward. Measures no sampler and asserts no speed.
 """
 
 from __future__ import annotations
@@ -224,7 +223,7 @@ def rotary_row(bench: Bench, shape: Shape, case: Case) -> Row:
 
 
 def attention_row(bench: Bench, case: Case, label: str, tokens: int) -> Row:
-    """`tokens`: whose K and V must be read once."""
+    """Times attention. tokens: number of tokens whose K and V must be read once."""
     kv_heads, width = case.kv.shape[1], case.kv.shape[-1]
     return bench.row(
         "attention",
@@ -236,7 +235,7 @@ def attention_row(bench: Bench, case: Case, label: str, tokens: int) -> Row:
 
 
 def plain_attention(case: Case) -> Tensor:
-    """A row at a time: gathers its blocks and calls torch's own attention."""
+    """Computes attention row by row: gathers its blocks and calls torch's own attention."""
     out = torch.empty_like(case.q)
     for token, (table, position) in enumerate(zip(case.tables, case.positions, strict=True)):
         blocks = case.kv[table[: position // 16 + 1].long()].permute(2, 1, 0, 3, 4).flatten(2, 3)

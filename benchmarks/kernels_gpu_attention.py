@@ -1,12 +1,11 @@
-"""The Triton column's attention on a GPU: time of a layer, beside what the bytes or the products
-allow.
+"""Times the Triton attention of a layer on a GPU, beside the limit of its bytes or products.
 
     python benchmarks/kernels_gpu_attention.py [--eight 0|1|2] [--json]
 
 Random data, scattered blocks, lengths and tables on the device. Small steps are captured ten times
 in one CUDA graph, so that the gaps between launches count as in a step. --eight: 1 V in eight bits,
-2 K and V. "copy" is the K and V that must be read at the copy speed of this machine; "TFLOP/s"
-counts the products of queries, keys and values that are seen. Asserts nothing.
+2 K and V. "copy" is the time to read the K and V once at this machine's copy speed; "TFLOP/s"
+counts the products of queries with visible keys and values. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from kernels_naive import attend, in_form
 
 from penstock.kernels.inputs import DecodeInputs, GroupInputs, PrefillInputs, StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.attention.attention import attention as column
+from penstock.kernels.triton.attention import attention as column
 
 
 @dataclass(slots=True)
@@ -48,7 +47,7 @@ def median(work: Callable[[], Any]) -> float:
 
 
 def copy_rate() -> float:
-    """Bytes a millisecond, read and written."""
+    """Returns the copy speed in bytes a millisecond, read and written."""
     source = torch.empty(1 << 31, dtype=torch.uint8, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() / median(lambda: target.copy_(source))
@@ -68,18 +67,18 @@ def pool(blocks: int, kv_heads: int, width: int) -> LayerKv:
 
 
 def token_bytes(kv: LayerKv) -> int:
-    """Of a token's K and V."""
+    """Returns the bytes of a token's K and V."""
     return kv.storage[0].numel() // 16
 
 
 def tables(rows: int, lengths: Tensor, wide: int, first: int = 1) -> Tensor:
-    """Scattered blocks for each row's tokens; the scratch block behind them."""
+    """Returns scattered blocks for each row's tokens, followed by the scratch block."""
     order = (torch.randperm(rows * wide, device="cuda", dtype=torch.int32) + first).view(rows, wide)
     return order.masked_fill_(torch.arange(wide, device="cuda") * 16 >= lengths[:, None], 0)
 
 
 def queries(tokens: int, heads: int, kv_heads: int, width: int) -> Tensor:
-    """A view of a fused product, as a layer has it."""
+    """Returns queries as a view of a fused product, as in a layer."""
     fused = torch.randn(tokens, (heads + 2 * kv_heads) * width, device="cuda", dtype=torch.bfloat16)
     return fused[:, : heads * width].view(tokens, heads, width)
 
@@ -138,7 +137,8 @@ def step_ms(work: Callable[[], Any], graph: bool) -> float:
 
 
 def monkeys_row(rate: float, grouped: bool) -> Row:
-    """8 groups of 1,024 rows that share 656 tokens, 96 own tokens a row; Llama-3.2-1B's heads."""
+    """Times 8 groups of 1,024 rows that share 656 tokens, 96 own tokens a row; Llama-3.2-1B's
+    heads."""
     rows, heads, kv_heads, width, members, prefix = 8192, 32, 8, 64, 1024, 656
     lengths = torch.full((rows,), 752, dtype=torch.int32, device="cuda")
     table = tables(rows, lengths, 47)

@@ -1,4 +1,4 @@
-"""An engine's knob as a word of a command line. It knows no engine."""
+"""Parses an engine's knob from a command line. Knows no engine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def read_knob(text: str) -> tuple[str, Any]:
-    """Returns name and value of NAME=VALUE: what the value is in JSON, or the word as it is."""
+    """Parses NAME=VALUE. The value is parsed as JSON, or taken as a text."""
     name, _, value = text.partition("=")
     try:
         return name, json.loads(value)

@@ -1,12 +1,12 @@
-"""How much later a first token comes for a schema that the server has not seen: milliseconds, over
+"""Measures the delay of a first token by a schema that is new to the server: milliseconds, over
 HTTP.
 
     python benchmarks/new_schema.py --tokenizer tokenizer.json.gz
 
 A server of a tiny model with a vocabulary of 128,256 answers one request at a time: without a form,
-with a new schema, and with the same again, by turns. What is told are differences to the request
-without one just before. The schemas are of our own making, `large` ones of ten such properties
-each. The vocabulary is read once, before.
+with a new schema, and with the same schema again, by turns. Figures are differences to the request
+without a form just before. The schemas are made up; a `large` one has ten properties like a usual
+schema. The vocabulary is read once, before.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEED = 7
 
 
 def first_token(http: httpx.Client, **form: Any) -> float:
-    """Returns milliseconds to the first event of a stream."""
+    """Returns the milliseconds to the first event of a stream."""
     begin, first = time.perf_counter(), None
     body = {"prompt": [5, 6, 7, 8], "max_tokens": 2, "stream": True, "structured_outputs": form}
     with http.stream("POST", "/v1/completions", json=body) as answer:
@@ -45,7 +45,7 @@ def first_token(http: httpx.Client, **form: Any) -> float:
 
 
 def measure(http: httpx.Client, schemas: Sequence[dict[str, Any]]) -> dict[str, list[float]]:
-    """Returns the differences of new and of known schemas."""
+    """Returns the delays of new and of known schemas."""
     later: dict[str, list[float]] = {"new": [], "known": []}
     for schema in schemas:
         plain = first_token(http)

@@ -1,14 +1,16 @@
-"""What Ray costs: a service under Ray Serve against `penstock serve`, a job on two workers against
-two plain runs of half the file; by turns, medians. The demo model on this machine's CPU; the first
-answer from zero replicas beside it.
+"""Measures the cost of Ray: a service against `penstock serve`, and a job against plain runs.
 
     python benchmarks/on_ray.py [--turns 3] [--only serve jobs] [--json]
 
+A service under Ray Serve runs against `penstock serve`; a job on two workers against two plain runs
+of half the file each; by turns, medians, the demo model on this machine's CPU. It also times the
+first answer from zero replicas.
+
 A burst is --streams streams at once, of --tokens tokens each; its rate runs from the first byte
-sent to the last one that came. Both services are up, bursts alternate between them, and all of
-Ray's processes are stopped while the plain one works: turns of a process each told little, since a
-machine's pace drifts by more than Ray costs. Each engine has one thread, so that both sides have as
-many; the client has what is left.
+sent to the last one received. Both services are up, bursts alternate between them, and all of Ray's
+processes are stopped while the plain one works: with separate runs, drift of the machine's pace
+exceeded Ray's cost. Each engine has one thread, so that both sides have equally many; the client
+has the remaining cores.
 """
 
 from __future__ import annotations
@@ -49,7 +51,7 @@ PAUSE = 0.1  # seconds
 
 @contextmanager
 def service(*words: str) -> Iterator[None]:
-    """A server, from the line that says that it serves to its end."""
+    """Runs a server from the line that says that it serves until its end."""
     process = subprocess.Popen(
         [*PENSTOCK, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT
     )
@@ -81,7 +83,7 @@ def body(tokens: int, seed: int) -> bytes:
 
 
 async def burst(port: int, streams: int, tokens: int) -> tuple[float, float]:
-    """Output tokens a second of a burst, and the median of its first tokens in ms."""
+    """Returns the output tokens a second of a burst, and its median first-token time in ms."""
     loop = asyncio.get_running_loop()
     made = [Stream(loop.create_future()) for _ in range(streams)]
     for stream in made:
@@ -111,8 +113,8 @@ def _itself(stream: Stream) -> Stream:
 
 
 def serve_turn(args: argparse.Namespace) -> dict[str, Any]:
-    """Bursts of both services by turns: (rate, first token) of each, and seconds of the first
-    answer from zero."""
+    """Runs bursts of both services by turns. Returns (rate, first token) of each, and the seconds
+    to the first answer from zero replicas."""
     ports = {kind: free_port() for kind in KINDS}
     deploy = ("deploy", "ray", "--model", "demo", "--min-replicas", "0", "--max-replicas", "1")
     with service("serve", "demo", "--port", str(ports["plain"])):
@@ -131,7 +133,7 @@ def serve_turn(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _ask(port: int) -> float:
-    """Seconds until a short answer is whole."""
+    """Returns the seconds until a short answer is complete."""
     began = time.monotonic()
     asked = urllib.request.Request(
         f"http://127.0.0.1:{port}{PATH}", body(4, 1), {"content-type": "application/json"}
@@ -147,7 +149,7 @@ def processes() -> set[int]:
 
 @contextmanager
 def stopped(numbers: set[int]) -> Iterator[None]:
-    """Processes that do nothing meanwhile, and have a moment to come back."""
+    """Suspends processes inside, and gives them a moment to resume after."""
     for number in numbers:
         _signal(number, signal.SIGSTOP)
     try:
@@ -164,8 +166,8 @@ def _signal(number: int, what: signal.Signals) -> None:
 
 
 def jobs_turn(kind: str, args: argparse.Namespace) -> float:
-    """Output tokens a second of a file on two workers, or of its halves in two plain runs beside
-    each other."""
+    """Returns the output tokens a second of a file on two workers, or of its halves in two
+    concurrent plain runs."""
     with tempfile.TemporaryDirectory() as where:
         folder = Path(where)
         rows = [

@@ -1,18 +1,16 @@
-"""When grouping pays: attention of a layer with prefix groups against without, and the cost model
-that is made of it.
+"""Measures when prefix groups pay: a layer's attention with groups and without, and the cost model.
 
-    python benchmarks/prefix_groups.py [--device cuda] [--times FILE] [--out FILE] [--shapes
-    32/8/64,...] [--warm]
+    python benchmarks/prefix_groups.py [--device cuda] [--times FILE] [--out FILE]
+                                       [--shapes 32/8/64,...] [--warm]
 
 Measures uniform steps (members x shared tokens x groups x own tokens), then mixed ones whose groups
-each rule chooses itself; fits the constants of `kernels.sharing.MeasuredSharing` and prints what
-the rules' choices cost (`prefix_groups_fit.py`). --times reads what an earlier run left by --out
-and measures nothing. --warm compiles the kernels alone: one process a shape compiles them side by
-side.
+each rule chooses itself; fits the constants of `kernels.sharing.MeasuredSharing` and prints the
+cost of the rules' choices (`prefix_groups_fit.py`). --times reads an earlier run's --out file and
+measures nothing. --warm only compiles kernels; one process a shape compiles them side by side.
 
-On a GPU a call stands in a CUDA graph as in a step, behind a write of 64 MB, since in a step the
-weights of a layer pass through the L2 between two attentions; the write's own time is taken off.
-Shared blocks are shared in fact: rows that stand alone find them in the L2 too. It asserts nothing.
+On a GPU a call is in a CUDA graph, as in a step, after a write of 64 MB, because in a step a
+layer's weights pass through the L2 between two attentions; the write's own time is subtracted.
+Shared blocks are truly shared: rows that stand alone find them in the L2 too. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -67,7 +65,7 @@ class Bench:
         self.graphs = Graphs() if self.gpu else None
 
     def step(self, parts: list[Part], chosen: int) -> tuple[torch.Tensor, StepInputs]:
-        """Queries and inputs of a step whose first `chosen` parts are grouped."""
+        """Returns queries and inputs of a step whose first `chosen` parts are grouped."""
         rows = sum(part.members for part in parts)
         size = padded(rows) if self.gpu else rows
         table = np.zeros(
@@ -104,7 +102,7 @@ class Bench:
         return q, StepInputs(ids, ids, size, decode, None)
 
     def room(self, parts: list[Part]) -> int:
-        """Groups that a step of these parts has room for; more go alone."""
+        """Returns the number of groups that a step of these parts has room for."""
         return (
             group_capacity(padded(sum(part.members for part in parts))) if self.gpu else len(parts)
         )
@@ -127,7 +125,7 @@ class Bench:
         return torch.from_numpy(numbers).to(self.device)
 
     def ms(self, parts: list[Part], chosen: int) -> float:
-        """Of one layer's attention."""
+        """Returns the milliseconds of one layer's attention."""
         q, inputs = self.step(parts, chosen)
         kind = AttentionKind(self.heads, self.kv_heads, self.width, 0, None, self.width**-0.5)
         turned = torch.zeros(
@@ -156,7 +154,7 @@ class Bench:
         return Step(self.shape, tile, room, parts, self.ms(parts, 0), self.ms(parts, room))
 
     def by_rules(self, parts: list[Part]) -> Mixed:
-        """A mixed step under each rule; where two choose the same it is measured once."""
+        """Times a mixed step under each rule; equal choices are measured once."""
         found: dict[tuple[int, ...], float] = {}
         times, groups = {}, {}
         for name, rule in RULES.items():
@@ -169,8 +167,8 @@ class Bench:
 
 
 class Graphs:
-    """Times work in graphs that follow each other in one memory pool, which the first of them
-    keeps."""
+    """Times work in successive CUDA graphs that share one memory pool; the first graph keeps the
+    pool alive."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -185,7 +183,7 @@ class Graphs:
         return graph
 
     def ms(self, work: Callable[[], object], calls: int, rounds: int) -> float:
-        """One call's share of a replay, the median of some."""
+        """Returns the milliseconds of one call: the median replay's share."""
         work()
         torch.cuda.synchronize()
         graph = self.captured(work, calls)
@@ -202,7 +200,8 @@ def replayed(graph: torch.cuda.CUDAGraph) -> float:
 
 
 def host_ms(work: Callable[[], object], least: float = 0.03) -> float:
-    """The shortest of some calls: others work on the machine too."""
+    """Returns the milliseconds of the fastest of several calls, because other processes use the
+    machine."""
     work()
     times: list[float] = []
     while len(times) < 5 or sum(times) < least:
@@ -213,7 +212,7 @@ def host_ms(work: Callable[[], object], least: float = 0.03) -> float:
 
 
 def uniform(shape: Shape, gpu: bool) -> list[list[Part]]:
-    """The cases of a shape: what a step may hold, own tokens varied for the first shape alone."""
+    """Returns the uniform cases of a shape; own tokens are varied for the first shape alone."""
     members = (2, 3, 4, 8, 16, 64, 512, 1024) if gpu else (2, 3, 4, 8, 16, 64, 256)
     tokens = (16, 32, 64, 128, 256, 512, 1024, 4096) if gpu else (16, 32, 64, 128, 256, 512)
     groups, owns = ((1, 8, 64, 256), (16, 96, 512)) if gpu else ((1, 4, 16), (16, 96))
@@ -229,7 +228,7 @@ def uniform(shape: Shape, gpu: bool) -> list[list[Part]]:
 
 
 def mixed(seed: int, gpu: bool) -> list[Part]:
-    """Groups of any size beside rows alone."""
+    """Draws groups of any size beside rows alone."""
     rng = random.Random(seed)
     budget = rng.choice([24, 120, 1000, 4000] if gpu else [24, 120])
     parts: list[Part] = []
@@ -251,7 +250,7 @@ def blocks_for(cases: list[list[Part]]) -> int:
 
 
 def warm(device: torch.device, shape: Shape) -> None:
-    """Compiles what the cases need."""
+    """Compiles the kernels of the cases."""
     bench = Bench(device, shape, 1 << 16)
     for rows in (2, 8, 64, 264, 1152):
         for parts in ([Part(rows, 64, 16)], [Part(2, 64, 16)] * (rows // 2)):

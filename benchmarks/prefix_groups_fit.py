@@ -1,12 +1,12 @@
-"""The cost model of prefix groups, fitted to measured steps, and what decisions by it cost beside
-other rules.
+"""Fits the cost model of prefix groups to measured steps, and prices its decisions beside other
+rules.
 
-    saved by a group = members * (member_byte * prefix bytes - member * token bytes) - tiles *
-    tile_byte * prefix bytes
-    saved by a step  = that of its groups - step
+    saved by a group = members * (member_byte * prefix bytes - member * token bytes)
+                       - tiles * tile_byte * prefix bytes
+    saved by a step  = sum over its groups - step
 
-Bytes are K's and V's of a layer, so that head shapes have one set of constants: a MeasuredSharing.
-It knows times; how they come about is for `prefix_groups.py`.
+Bytes are K's and V's of a layer, so that all head shapes share one set of constants: a
+MeasuredSharing. Knows times; `prefix_groups.py` measures them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BEFORE_TOKENS = 64  # the rule before this model: a group that saves as many tok
 
 @dataclass(slots=True, frozen=True)
 class Part:
-    """Rows that share a beginning; grouped, or each by itself."""
+    """Rows that share a prefix; grouped, or each alone."""
 
     members: int
     tokens: int
@@ -38,8 +38,8 @@ class Part:
 
 @dataclass(slots=True)
 class Step:
-    """A uniform step: its parts, and milliseconds of a layer's attention, all alone and with `room`
-    parts grouped."""
+    """A uniform step: its parts, and the milliseconds of a layer's attention, with all rows alone
+    and with `room` parts grouped."""
 
     shape: Shape
     tile_members: int
@@ -51,8 +51,8 @@ class Step:
 
 @dataclass(slots=True)
 class Mixed:
-    """A mixed step: milliseconds of a layer's attention, and groups,
-    by the rule that chose them."""
+    """A mixed step: the milliseconds of a layer's attention, and the number of groups, for each
+    rule."""
 
     shape: Shape
     rows: int
@@ -62,7 +62,7 @@ class Mixed:
 
 @dataclass(slots=True)
 class Times:
-    """What was measured on a device."""
+    """The measurements on a device."""
 
     device: str
     tree: dict[str, dict[str, float]]  # shape -> the SharingCosts that the tree had then
@@ -119,7 +119,8 @@ RULES: dict[str, Rule] = {
 
 
 def fitted(times: Times) -> MeasuredSharing:
-    """Least squares over the steps, each weighted by its time; no constant below 0."""
+    """Returns the least-squares fit over the steps, each weighted by its time;
+    no constant below 0."""
     told = np.array([_terms(step) for step in times.steps])
     saved = np.array([step.alone - step.grouped for step in times.steps]) * 1e-3
     weight = 1 / np.array([min(step.alone, step.grouped) for step in times.steps])
@@ -141,7 +142,7 @@ def _terms(step: Step) -> tuple[float, float, float, float]:
 
 
 def _not_negative(told: Floats, wanted: Floats) -> Floats:
-    """Least squares with x >= 0: the best of all choices of which are 0."""
+    """Solves least squares with x >= 0 by trying every choice of zeros."""
     scale = np.linalg.norm(told, axis=0)
     best, least = np.zeros(told.shape[1]), float(wanted @ wanted)
     for choice in range(1, 1 << told.shape[1]):

@@ -1,9 +1,8 @@
-"""The matrix products of one forward and nothing else: what an engine could reach if all the rest
-cost nothing.
+"""Times the matrix products of one forward alone: the limit of an engine whose other work is free.
 
-Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body), lays out every layer's weights,
-so that caches see what a real forward shows them, and times `F.linear` over all of them and the
-head. It knows no engine.
+Takes a Llama-like config (Llama, Mistral, Qwen2, Qwen3: one body), allocates every layer's weights,
+so that caches behave as in a real forward, and times `F.linear` over all of them and the head.
+Knows no engine.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ Weights = list[torch.Tensor]
 
 
 def weights_of(config: dict[str, Any], dtype: torch.dtype) -> tuple[Weights, torch.Tensor]:
-    """Random weights in the shapes of a config.json: the layers' in order (qkv and gate-up fused),
-    and the head's."""
+    """Returns random weights in the shapes of a config.json: the layers' in order (qkv and gate-up
+    fused), and the head's."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     heads = config["num_attention_heads"]
     width = config.get("head_dim") or hidden // heads
@@ -44,8 +43,8 @@ def weights_of(config: dict[str, Any], dtype: torch.dtype) -> tuple[Weights, tor
 def forward_seconds(
     layers: Weights, head: torch.Tensor | None, rows: int, *, at_least: float = 2.0
 ) -> float:
-    """Median seconds of one forward's products at `rows` rows; repeated for `at_least` seconds, 5
-    times or more."""
+    """Returns the median seconds of one forward's products at `rows` rows; repeats for `at_least`
+    seconds, at least 5 times."""
     inputs = {
         weight.shape[1]: torch.randn(rows, weight.shape[1], dtype=weight.dtype) for weight in layers
     }
@@ -56,7 +55,7 @@ def forward_seconds(
 
 
 def median_seconds(work: Callable[[], object], at_least: float) -> float:
-    """Median wall time of `work()`, after one call that is not counted."""
+    """Returns the median wall time of `work()`, after one uncounted call."""
     with torch.inference_mode():
         work()
         times: list[float] = []

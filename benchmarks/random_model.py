@@ -1,12 +1,11 @@
-"""Model folders of named shapes: a config, a generation config, a tokenizer, and weights only where
-they are asked for.
+"""Writes model folders of named shapes: config, generation config, tokenizer, and optional weights.
 
     python benchmarks/random_model.py llama-3.2-1b FOLDER [--tokenizer tokenizer.json] [--weights]
 
-The shapes are those of real models; the numbers in them are random. With weights from U(-1e-3,
-1e-3) all logits are about 0, so every token is drawn as often as any other, and a sample ends with
-the share of ids that are end-of-sequence ids: one in 128 gives geometric lengths with a mean of
-128. vLLM reads the same folder. It knows no engine.
+The shapes are those of real models; the weights are random. With weights from U(-1e-3, 1e-3) all
+logits are about 0, so every token is equally likely, and a sample ends with the share of ids that
+are end-of-sequence ids: one in 128 gives geometric lengths with a mean of 128. vLLM reads the same
+folder. Knows no engine.
 """
 
 from __future__ import annotations
@@ -28,10 +27,11 @@ RANGE = 1e-3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """A Llama's sizes. ends: how many token ids end a sample. max_model_len: what the works need of
-    the context.
+    """A Llama's sizes. ends: number of token ids that end a sample. max_model_len: context that the
+    works need.
 
-    other: what a config of another family says beside, or in place of, a Llama's."""
+    other: keys of another family's config, beside or in place of a Llama's.
+    """
 
     name: str
     hidden: int
@@ -63,11 +63,11 @@ class Shape:
 
     @property
     def layer_weights(self) -> int:
-        """Numbers in the matrices of one layer."""
+        """Returns the number of weights in the matrices of one layer."""
         return sum(into * out for into, out in self.products)
 
     def config(self) -> dict[str, Any]:
-        """config.json as transformers 4 writes it."""
+        """Returns config.json as transformers 4 writes it."""
         config = {
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
@@ -95,7 +95,7 @@ class Shape:
         return config
 
     def end_ids(self) -> list[int]:
-        """The ids that end a sample: drawn once, the same on any machine."""
+        """Returns the ids that end a sample: drawn once, the same on any machine."""
         return sorted(random.Random(END_SEED).sample(range(self.vocab), self.ends))
 
 
@@ -553,11 +553,11 @@ SHAPES = {
 def write_model(
     shape: Shape, folder: Path, tokenizer: Path | None = None, *, weights: bool = False
 ) -> None:
-    """Writes the folder; files that are there already are written anew. weights: bf16 safetensors
-    too (2 bytes a parameter); without them an engine is told to draw its own (`--load-format
-    dummy`).
+    """Writes the folder; existing files are overwritten. weights: also write bf16 safetensors (2
+    bytes a parameter); without them an engine must draw its own (`--load-format dummy`).
 
-    tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, filled up."""
+    tokenizer: a tokenizer.json, plain or .gz, or a folder with one; None: the demo's, extended.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     _write_json(folder / "config.json", shape.config())
     _write_json(folder / "generation_config.json", {"eos_token_id": shape.end_ids()})
@@ -571,12 +571,12 @@ def write_model(
 
 
 def load_format(folder: Path) -> str:
-    """Returns what an engine is told of this folder's weights: read them, or draw them."""
+    """Returns the load format for this folder: read the weights, or draw them."""
     return "auto" if any(folder.glob("*.safetensors")) else "dummy"
 
 
 def tensors(shape: Shape) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a checkpoint, as transformers has them."""
+    """Yields names and shapes of a checkpoint's tensors, as in transformers."""
     q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     yield "model.embed_tokens.weight", (shape.vocab, shape.hidden)
     for layer in range(shape.layers):

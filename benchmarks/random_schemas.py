@@ -1,8 +1,7 @@
-"""JSON schemas of our own making, no two alike, whose answers come to an end even where a model
-draws at random.
+"""Makes JSON schemas, all different, whose answers end even if a model draws at random.
 
-Every text, list and number is bounded, every property is required. The same for the same seed. It
-knows no engine.
+Every text, list and number is bounded, every property is required. Equal seeds give equal schemas.
+Knows no engine.
 """
 
 from __future__ import annotations
@@ -57,15 +56,15 @@ FORMATS = ("date", "time", "date-time", "email", "uuid", "ipv4")
 
 
 def made_schemas(count: int, seed: int) -> list[dict[str, Any]]:
-    """Returns schemas of objects with three to eight properties, some of them lists and objects in
-    their turn."""
+    """Returns schemas of objects with three to eight properties, some of which are lists and
+    objects."""
     draw = random.Random(seed)
     return [_object(draw, draw.randint(3, 8), deep=2) for _ in range(count)]
 
 
 def long_schema(items: int) -> dict[str, Any]:
-    """Returns the schema of a list of at least so many records: of an answer that fills any
-    max_tokens."""
+    """Returns the schema of a list of at least `items` records,
+    whose answer fills any max_tokens."""
     record = {
         "name": {"type": "string", "maxLength": 24},
         "count": {"type": "integer", "minimum": 0, "maximum": 9999},
@@ -76,7 +75,7 @@ def long_schema(items: int) -> dict[str, Any]:
 
 
 def record_of(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Returns the schema of an object that has these parts."""
+    """Returns the schema of an object with these parts."""
     return _closed({f"part{at}": part for at, part in enumerate(parts)})
 
 

@@ -1,9 +1,8 @@
-"""The tokenizer of a random model: a given one, or the demo's filled up with made-up tokens to the
-model's vocabulary.
+"""Writes a random model's tokenizer: a given one or the demo's, extended to the model's vocabulary.
 
-A made-up token has a spelling of three to nine letters, half of them after a space, and no merge
-leads to it: text never encodes to one, but a model that draws every id gets text of a usual length
-out of it. It knows files alone.
+A made-up token is spelled with three to nine letters, half of them after a space, and no merge
+makes it: text never encodes to one, but a model that draws every id gets text of a usual length
+from it. Knows files alone.
 """
 
 from __future__ import annotations
@@ -49,7 +48,8 @@ def write_tokenizer(folder: Path, source: Path | None, vocab: int) -> None:
 
 
 def made_up(known: dict[str, int], count: int) -> dict[str, int]:
-    """`count` new spellings with the ids after the known ones; the same for the same arguments."""
+    """Returns `count` new spellings with the ids after the known ones; the same for the same
+    arguments."""
     draw = random.Random(WORD_SEED)
     weights = [1.0 / (place + 2) for place in range(len(LETTERS))]
     found: dict[str, int] = {}
@@ -62,8 +62,9 @@ def made_up(known: dict[str, int], count: int) -> dict[str, int]:
 
 
 def rare_pair(token_bytes: Sequence[bytes], share: float) -> str:
-    """Two letters that about `share` of all tokens hold: as a stop string they end a sample of
-    evenly drawn tokens after 1 / share tokens or sooner, since two neighbours can make them too."""
+    """Returns two letters that occur in about `share` of all tokens: as a stop string they end a
+    sample of evenly drawn tokens after 1 / share tokens or sooner, since two neighbours can form
+    them too."""
     counts: dict[bytes, int] = {}
     for piece in token_bytes:
         for pair in {piece[i : i + 2] for i in range(len(piece) - 1)}:
@@ -87,7 +88,7 @@ def _read(source: Path) -> str:
 
 
 def _ids(tokenizer: dict[str, Any]) -> dict[str, int]:
-    """Every token and its id, added ones too."""
+    """Returns every token with its id, added ones too."""
     ids: dict[str, int] = dict(tokenizer["model"]["vocab"])
     ids |= {token["content"]: token["id"] for token in tokenizer.get("added_tokens", ())}
     return ids

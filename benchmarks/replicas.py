@@ -1,22 +1,20 @@
-"""What replicas add over HTTP: `penstock serve` with 1 and with N engines, each asked for the same
-kinds of work.
+"""Measures the gain by replicas over HTTP: `penstock serve` with 1 and with N engines.
 
-    python benchmarks/replicas.py --out DIR --replicas 1 --replicas 4 --work monkeys --work
-    monkeys-in-all --work mixed
+    python benchmarks/replicas.py --out DIR --replicas 1 --replicas 4 --work monkeys
+                                  --work monkeys-in-all --work mixed
 
     monkeys         16 problems a replica, 1,024 samples of each in one request that is not
-    streamed, at temperature
-                    0.6, until "Question:" or 1,024 tokens; output tokens by usage
+                    streamed, at temperature 0.6, until "Question:" or 1,024 tokens; output tokens
+                    by usage
     monkeys-in-all  16 problems for all replicas
     mixed           half of the requests begin with one of 20 prefixes of 2,048 tokens and have 128
-    more, the others
-                    have 512 of their own; 128 tokens out, streamed, Poisson arrivals: the highest
-                    rate tried at which
-                    95 % of all first tokens came within a second
+                    more, the others have 512 of their own; 128 tokens out, streamed, Poisson
+                    arrivals: the highest tried rate at which 95 % of all first tokens came within a
+                    second
 
-The server is warmed by a few requests of the same kind. Clients are processes of their own, a
-quarter of the cores, so that one client's pace bounds nothing. It asserts nothing; results.json in
-DIR has every figure.
+The server is warmed by a few requests of the same kind. Clients are separate processes on a quarter
+of the cores, so that no client's pace is the limit. Asserts nothing; results.json in DIR has every
+figure.
 """
 
 from __future__ import annotations
@@ -62,8 +60,8 @@ WORKS = ("monkeys", "monkeys-in-all", "mixed")
 
 
 def ask(port: int, bodies: list[bytes], ready: Barrier, told: Queue[int]) -> None:
-    """Posts each body on a connection of its own, all at once, when every client is ready; tells
-    each answer's output tokens."""
+    """Posts each body on its own connection, all at once, when every client is ready; puts each
+    answer's output tokens into `told`."""
 
     def one(body: bytes) -> None:
         connection = http.client.HTTPConnection(HOST, port, timeout=600)
@@ -82,7 +80,7 @@ def ask(port: int, bodies: list[bytes], ready: Barrier, told: Queue[int]) -> Non
 def monkeys(
     port: int, count: int, salt: str, clients: int, samples: int, longest: int
 ) -> dict[str, Any]:
-    """count problems at once, `samples` of each -> figures."""
+    """Runs `count` problems at once, `samples` of each, and returns the figures."""
     problems = load_problems(str(problems_file()), "test")
     pool = load_problems(str(shots_file()), "train")
     bodies: list[bytes] = []
@@ -126,7 +124,7 @@ def monkeys(
 
 
 def mixed_prompts(vocabulary: int, salt: int) -> Iterator[PlannedRequest]:
-    """Yields requests without end; the prefixes are the same for every salt."""
+    """Yields requests endlessly; the prefixes are the same for every salt."""
     shared = np.random.default_rng(SEED).integers(FIRST_ID, vocabulary, (PREFIXES, PREFIX))
     draw = np.random.default_rng([SEED, salt])
     while True:
@@ -152,7 +150,8 @@ def mixed_prompts(vocabulary: int, salt: int) -> Iterator[PlannedRequest]:
 
 
 def mixed(port: int, rates: list[float], vocabulary: int, clients: int) -> dict[str, Any]:
-    """Tries rates upward until one misses the goal -> the highest that kept it, and every point."""
+    """Tries rates upward until one misses the goal. Returns the highest rate that kept it, and
+    every point."""
     points: list[dict[str, Any]] = []
     target = Endpoint(HOST, port, model=MODEL)
     with WorkerPool() as pool:
@@ -192,7 +191,7 @@ def mixed(port: int, rates: list[float], vocabulary: int, clients: int) -> dict[
 
 
 def _quantile(waited: Any, share: float) -> float | None:
-    """None where the quantile is of requests that got no first token."""
+    """Returns the quantile; None if it falls on requests that got no first token."""
     found = float(np.quantile(waited, share, method="higher")) if len(waited) else float("inf")
     return found if np.isfinite(found) else None
 

@@ -1,10 +1,10 @@
 """`make bench`: runs the benchmarks one after the other, prints one table, and writes
 build/bench.json.
 
-Each benchmark is a script that prints one JSON object with --json and asserts nothing; it runs in a
-process of its own, so that none sees another's threads and memory. The aims beside the figures are
-issue 2's; a figure that misses its aim fails nothing here. A benchmark that dies does: its figures
-are null, its last words are shown, and the exit code is 1.
+Each benchmark is a script that prints one JSON object with --json and asserts nothing; it runs in
+its own process, so that none sees another's threads and memory. The aims beside the figures are
+issue 2's; a missed aim is no failure. A benchmark that dies is: its figures are null, its last
+output is shown, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ BENCHMARKS = (
 
 
 def run(benchmark: Benchmark) -> tuple[dict[str, Any] | None, str]:
-    """The script's JSON and "", or None and what went wrong."""
+    """Returns the script's JSON and "", or None and the error."""
     script, *arguments = benchmark.command
     done = subprocess.run(
         [sys.executable, str(HERE / script), *arguments, "--json"],

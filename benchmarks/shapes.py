@@ -1,19 +1,18 @@
-"""How fast this machine runs models of named shapes with random weights, and what each step goes
-into.
+"""Measures this machine's speed on models of named shapes with random weights, and the parts of a
+step.
 
-    python benchmarks/shapes.py --out DIR                               # Llama-3.2-1B's shape, and
-    8B's for one work
-    python benchmarks/shapes.py --out DIR --work monkeys --work one     # results.json in DIR
-    gathers the rows
-    python benchmarks/shapes.py --out DIR --work big-one --knob quantization=fp8 --knob
-    kv_cache_dtype=fp8
-    python benchmarks/shapes.py --out DIR --shape tiny --knob device=cpu    # 0.3 M parameters, to
-    try the script
+    python benchmarks/shapes.py --out DIR             # Llama-3.2-1B's shape, and 8B's for one work
+    python benchmarks/shapes.py --out DIR --work monkeys --work one
+                                                      # adds rows to results.json in DIR
+    python benchmarks/shapes.py --out DIR --work big-one --knob quantization=fp8
+                                --knob kv_cache_dtype=fp8
+    python benchmarks/shapes.py --out DIR --shape tiny --knob device=cpu
+                                                      # 0.3 M parameters, to try the script
 
-Every work goes through the public `LLM`: small once, then timed, then again for the profile of a
-few steps. Works of one engine share a process, because a kernel that faults takes it along.
-docs/performance.md explains the columns. Over HTTP the same folder is measured by `penstock bench
-run` (scripts/gpu_records.sh).
+Every work goes through the public `LLM`: small once, then timed, then again to profile a few steps.
+Works of one engine share a process, because a kernel that faults ends its process.
+docs/performance.md explains the columns. `penstock bench run` measures the same folder over HTTP
+(scripts/gpu_records.sh).
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ NAME, PART = 18, 13
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """count prompts: of `length` random ids each, or (length 0) problems with their shots, as text;
-    n samples of each.
+    """Prompts and samples to run. count: number of prompts, of `length` random ids each, or (length
+    0) of problems with their shots, as text; n samples of each.
 
-    big: on the 8B shape.   named: it runs only where it is asked for by name.   groups: False has
-    the engine attend no prefix together.   profile_rows, profile_after: when a step is steady: the
-    share of the rows that run, and how many such steps have gone by.
+    big: on the 8B shape. named: runs only if named. groups: False turns prefix groups off.
+    profile_rows, profile_after: a step is steady when this share of the rows run and this many such
+    steps have passed.
     """
 
     name: str
@@ -109,13 +108,13 @@ class Work:
     profile_steps: int = 8
 
     def smaller(self) -> Work:
-        """Returns the same in small, to warm an engine up: few samples of few tokens."""
+        """Returns a small version, to warm an engine up: few samples of few tokens."""
         few = {**self.sampling, "max_tokens": min(8, self.sampling["max_tokens"])}
         return replace(self, count=min(4, self.count), n=min(16, self.n), sampling=few)
 
 
 def works_of(shape: str) -> tuple[Work, ...]:
-    """Returns the list of works for a shape; pairs are (prompt ids, output tokens)."""
+    """Returns the works for a shape; pairs are (prompt ids, output tokens)."""
     tiny = shape == "tiny"
     problems, n, longest, at_once = (2, 8, 48, 6) if tiny else (16, 1024, 1024, 1000)
     out, into, alone, big = (
@@ -199,7 +198,7 @@ def params_of(work: Work, stop: str) -> SamplingParams:
 
 
 class Bench:
-    """An open LLM and what its works are measured with."""
+    """An open LLM, and the instruments to measure its works."""
 
     def __init__(
         self, llm: LLM, shape: Shape, machine: Machine, options: argparse.Namespace
@@ -242,11 +241,11 @@ class Bench:
         return row | (self.profile(work) if self.options.profile else {})
 
     def share_of_limit(self, seconds: float) -> float:
-        """Returns percent."""
+        """Returns the least possible time over the measured time, in percent."""
         return 100.0 * limit_seconds(self.watch.steps.columns(), self.sizes, self.machine) / seconds
 
     def draw(self, work: Work, salt: str, **limits: Any) -> tuple[float, int, int]:
-        """Runs a work once, until its end or until the watch presses Ctrl-C. Returns seconds,
+        """Runs a work once, until its end or until the watch interrupts it. Returns seconds,
         samples that ended, and their tokens."""
         params, samples, tokens = params_of(work, self.stop), 0, 0
         listed = prompts_of(work, self.shape.vocab, self.options, salt)
@@ -276,8 +275,8 @@ class Bench:
         return window.parts()
 
     def peak(self) -> float:
-        """Returns MiB that this process held at most: of the GPU during the work, of the machine's
-        since its start."""
+        """Returns the peak memory of this process in MiB: of the GPU during the work, of the
+        machine since its start."""
         most = (
             torch.cuda.max_memory_reserved() / 1024
             if self.cuda
@@ -289,7 +288,7 @@ class Bench:
 def run_session(
     works: list[Work], knobs: dict[str, Any], shape: Shape, options: argparse.Namespace
 ) -> dict[str, Any]:
-    """Runs the works of one engine; returns name -> figures, or what went wrong."""
+    """Runs the works of one engine; returns name -> figures, or the error."""
     # a shell's background job is started deaf to it
     signal.signal(signal.SIGINT, signal.default_int_handler)
     rows: dict[str, Any] = {}
@@ -317,8 +316,8 @@ def run_session(
 
 
 def first_token(knobs: dict[str, Any]) -> float:
-    """Opens an LLM and draws a token; returns when that was,
-    by the clock that all processes share."""
+    """Opens an LLM and draws a token; returns the time of the token, on the clock that all
+    processes share."""
     with LLM(**knobs) as llm:
         llm.generate(
             [list(range(100, 108))], SamplingParams(max_tokens=1, detokenize=False), use_tqdm=False
@@ -330,7 +329,7 @@ def first_token(knobs: dict[str, Any]) -> float:
 
 
 def start_up_seconds(knobs: dict[str, Any], *, cold: bool) -> float:
-    """Returns seconds from the start of a process to its first token. cold: weights out of the page
+    """Returns the seconds from a process's start to its first token. cold: weights out of the page
     cache, Triton's cache empty."""
     usual = os.environ.get("TRITON_CACHE_DIR")
     with tempfile.TemporaryDirectory() as empty:
@@ -354,8 +353,8 @@ def in_a_process(function: Any, *arguments: Any) -> Any:
 
 
 def sessions(works: list[Work], shape: str) -> Iterator[list[Work]]:
-    """Yields works that one engine serves: the most telling first; beside 1B, big works have an
-    engine of their own."""
+    """Yields groups of works that one engine serves, the most important first; in the 1B shape big
+    works have their own engine."""
     usual = [work for work in works if work.name != START_UP]
     for groups, big in ((True, False), (False, False), (True, True)):
         here = [
@@ -366,8 +365,8 @@ def sessions(works: list[Work], shape: str) -> Iterator[list[Work]]:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs what was asked for; returns and writes results.json,
-    which gathers runs of one folder."""
+    """Runs the chosen works; returns and writes results.json,
+    which accumulates runs of one folder."""
     path = options.out / "results.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     every = works_of(options.shape)
@@ -446,8 +445,8 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def with_model(parser: argparse.ArgumentParser, words: list[str] | None) -> argparse.Namespace:
-    """Reads words with the options of a model and its work beside the parser's own, `--out` among
-    them. Makes the folder; `knobs` are the engine's by name."""
+    """Parses `words` with the options of a model and its work beside the parser's own, `--out`
+    among them. Makes the folder; `knobs` are the engine's, by name."""
     parser.add_argument(
         "--tokenizer", type=Path, help="a tokenizer.json (.gz too); left out: the demo's, filled up"
     )

@@ -1,24 +1,23 @@
-"""Engines side by side: one machine, one model folder, the same prompts, each through its own
+"""Compares engines side by side: one machine, one model folder, the same prompts, each engine's
 `LLM`.
 
     python benchmarks/side_by_side.py --out DIR --shape llama-3-8b --work big --work big-1000
-    --vllm-site vllm_site \
-        --knob quantization=fp8 --knob kv_cache_dtype=fp8
+        --vllm-site vllm_site --knob quantization=fp8 --knob kv_cache_dtype=fp8
     python benchmarks/side_by_side.py --out DIR --shape qwen3-30b-a3b --work big --spread-experts
-    --engine penstock
+        --engine penstock
     git archive COMMIT src | tar x -C .other    # an earlier Penstock, in a folder that git ignores
     python benchmarks/side_by_side.py --out DIR --shape llama-3.2-1b --work monkeys --work 128-1024
-    --engine penstock \
-        --other .other --together --knob kv_cache_tokens=1300000 --knob gpu_memory_utilization=0.97
+        --engine penstock --other .other --together --knob kv_cache_tokens=1300000
+        --knob gpu_memory_utilization=0.97
 
-Each engine opens the folder in a process of its own, draws its own weights, and runs every work
-small once and then as often as `--turns` says: one engine after the other, or with `--together` all
-open at once and by turns (here, there; there, here), so that a machine whose pace drifts favours
-nobody. They share the memory then, so say how much each has. A row a work: output tokens a second,
-the best of the turns, and how many times as much the first engine makes. The works are those of
-shapes.py; what has no end of its own is as long as asked. What a knob is called is the same for
-all; `--vllm-knob` is vLLM's alone, whose other knobs are those that it ran best with here.
-`--other` is the Penstock of another tree. It asserts nothing.
+Each engine opens the folder in its own process, draws its own weights, and runs every work small
+once and then `--turns` times: one engine after the other, or with `--together` all open at once and
+by turns (here, there; there, here), so that drift of the machine's pace favours none. They then
+share the memory, so limit each engine's. Prints a row a work: output tokens a second, the best of
+the turns, and the first engine's rate over that of each other engine. The works are those of shapes.py; works
+without an end of their own run to their full length. `--knob` goes to all engines, `--vllm-knob` to
+vLLM alone; vLLM's other knobs are those with which it was fastest here. `--other` is the Penstock
+of another tree. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ TOLD = "FIGURES "  # what a line of an engine's process begins with
 
 
 def run_engine(task: dict[str, Any]) -> None:
-    """Opens the engine's `LLM`, then runs for each line that it is sent that work, and prints its
+    """Opens the engine's `LLM`, then for each line on standard input runs that work and prints its
     rate."""
     engine = import_module("vllm" if task["engine"] == "vllm" else "penstock")
     begun = time.perf_counter()
@@ -78,7 +77,7 @@ def run_engine(task: dict[str, Any]) -> None:
 
 
 def _anew(prompt: Any, turn: int) -> Any:
-    """The prompt with another beginning at each turn: nothing of it is cached."""
+    """Returns the prompt with another beginning for each turn, so that none of it is cached."""
     return (
         f"({turn}) {prompt}"
         if isinstance(prompt, str)
@@ -94,8 +93,8 @@ def tell(figures: dict[str, Any]) -> None:
 
 
 class Engine:
-    """An engine's process. told: its figures; `failed` among them once it has ended too early. What
-    else it says goes to a log."""
+    """An engine's process. told: its figures, with `failed` if it has ended too early. Its other
+    output goes to a log."""
 
     def __init__(self, name: str, options: argparse.Namespace, task: dict[str, Any]) -> None:
         self.name, self.told = name, dict[str, Any]()
@@ -123,12 +122,12 @@ class Engine:
         )
 
     def opened(self) -> None:
-        """Waits for its model."""
+        """Waits until its model is open."""
         self.told |= self._answer()
         print(self.name, self.told, flush=True)
 
     def run(self, work: str, turn: int) -> None:
-        """Has it run a work; turn 0 is small, and not counted."""
+        """Runs a work in the process; turn 0 is small and not counted."""
         if "failed" in self.told:
             return
         assert self._process.stdin is not None
@@ -154,7 +153,7 @@ class Engine:
         self._file.close()
 
     def _answer(self) -> dict[str, Any]:
-        """Its next figures, or with what it ended."""
+        """Returns the next figures, or the reason why the process ended."""
         assert self._process.stdout is not None
         for line in self._process.stdout:
             if line.startswith(TOLD):
@@ -165,7 +164,7 @@ class Engine:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the engines; returns and writes what each made."""
+    """Runs the engines; returns and writes each one's figures."""
     task = task_of(options)
     names = [*(options.engine or ENGINES), *[OTHER] * (options.other is not None)]
     found = dict[str, Any]()
@@ -192,7 +191,7 @@ def _own(name: str, options: argparse.Namespace, task: dict[str, Any]) -> dict[s
 
 
 def task_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Writes the model; returns what all engines are asked."""
+    """Writes the model and returns the task of all engines."""
     from random_model import SHAPES, load_format, write_model
     from random_tokenizer import rare_pair
     from shapes import STOP, STOP_SHARE, prompts_of, works_of

@@ -1,17 +1,16 @@
-"""The simulator against the engine: a table of this machine's steps, works that are run, and the
-same works simulated.
+"""Compares the simulator with the engine: measures a table of steps, runs works, and simulates
+them.
 
-    python benchmarks/simulated.py                                     # the demo model on the CPU,
-    small
-    python benchmarks/simulated.py --shape llama-3.2-1b --full --out DIR   # a GPU: its works
-    python benchmarks/simulated.py --shape llama-3.2-1b --full --dp 2      # the works of a job on
-    two GPUs, by LLM
+    python benchmarks/simulated.py                         # the demo model on the CPU, small
+    python benchmarks/simulated.py --shape llama-3.2-1b --full --out DIR     # works for a GPU
+    python benchmarks/simulated.py --shape llama-3.2-1b --full --dp 2
+                                                           # jobs on two GPUs, by LLM
 
-The works go through the engine in this process, without text or HTTP; what each sample's length
-came to is what is simulated. A row a work: output tok/s, the middle request's seconds, and of
-requests that arrive the first token's, measured and simulated. It asserts nothing. Where others use
-the machine too: OMP_NUM_THREADS=1 and --cpu-clock, which counts this process's own seconds, and
-passes over those in which nothing has arrived.
+The works go through the engine in this process, without text or HTTP; the simulation uses the
+lengths that the samples had. A row a work: output tokens a second, the median request's seconds,
+and for arriving requests the first token's, measured and simulated. Asserts nothing. On a busy
+machine use OMP_NUM_THREADS=1 and --cpu-clock, which counts this process's CPU seconds and skips
+waits for arrivals.
 """
 
 from __future__ import annotations
@@ -51,8 +50,8 @@ COLUMNS = ("out tok/s", "request p50, s", "first p50, s", "first p95, s")
 
 @dataclass(slots=True)
 class Work:
-    """Requests: prompts with max_tokens each. ends: whether the model ends answers before.
-    arrival: seconds; none: a job."""
+    """Requests: prompts with max_tokens each. ends: the model may end answers earlier. arrival:
+    seconds; empty: a job."""
 
     name: str
     prompts: list[list[int]]
@@ -75,7 +74,7 @@ class Work:
 
 @dataclass(slots=True)
 class Ran:
-    """What a work came to. lengths: of each request's samples.   times: of requests, from the
+    """The result of a work. lengths: of each request's samples. Times are of requests, from the
     beginning."""
 
     seconds: float
@@ -85,8 +84,8 @@ class Ran:
     end: list[float]
 
     def figures(self) -> tuple[float, ...]:
-        """Returns as many of COLUMNS as are known: of a job's requests, which wait,
-        no first token."""
+        """Returns the known ones of COLUMNS; a job's requests have to wait, so they have no
+        first-token figures."""
         whole, first = (np.subtract(column, self.came) for column in (self.end, self.first))
         found = [(whole, 50), (first, 50), (first, 95)]
         known = [float(np.percentile(*of)) for of in found if not np.isnan(of[0]).any()]
@@ -149,7 +148,7 @@ def drive_llm(llm: LLM, work: Work) -> Ran:
 
 
 def simulated(engine: SimulatedEngine, work: Work, ran: Ran, replicas: int) -> tuple[float, ...]:
-    """Returns the figures of the same work, with the lengths that its samples had, simulated."""
+    """Returns the simulated figures of the same work, with its samples' measured lengths."""
     starts = np.cumsum([0, *map(len, ran.lengths)])
     nothing = np.zeros(len(work.prompts), np.int32)
     load = AskedLoad(
@@ -172,7 +171,7 @@ def simulated(engine: SimulatedEngine, work: Work, ran: Ran, replicas: int) -> t
 
 
 def works_of(folder: Path, vocabulary: int, args: argparse.Namespace) -> list[Work]:
-    """Returns the jobs; the last one's rate is what requests arrive by."""
+    """Returns the jobs; the last one's rate sets the arrival rate."""
     draw, full = random.Random(0), args.full
     tokenizer = Tokenizer.load(folder)
     problems, pool = load_problems(args.problems, "test"), load_problems(args.shots, "train")
@@ -206,7 +205,7 @@ def works_of(folder: Path, vocabulary: int, args: argparse.Namespace) -> list[Wo
 
 
 def arriving(work: Work, ran: Ran, seconds: float) -> Work:
-    """Returns requests of the work's kind that arrive, at SHARE of the rate that it ran at."""
+    """Returns arriving requests of the work's kind, at SHARE of the rate at which it ran."""
     draw, rate = np.random.default_rng(1), SHARE * len(work.prompts) / ran.seconds
     count = int(rate * seconds)
     turn = [place % len(work.prompts) for place in range(count)]

@@ -1,13 +1,13 @@
-"""How much faster than the clock the simulator is: 8 replicas of 8,192 rows at repeated sampling,
-each simulated.
+"""Measures how much faster than real time the simulator is: 8 replicas of 8,192 rows, all
+simulated.
 
-    python benchmarks/simulator_pace.py                   # steps as a 1B's take on an H200, about:
-    36 ms with full rows
-    python benchmarks/simulator_pace.py --table FILE      # as they were measured
+    python benchmarks/simulator_pace.py                   # steps of about a 1B's on an H200: 36 ms
+                                                          # with full rows
+    python benchmarks/simulator_pace.py --table FILE      # measured steps
     python benchmarks/simulator_pace.py --plain           # without the shortcuts
 
-One core; seconds are the processor's, so that a busy machine measures nearly the same. It asserts
-nothing.
+The work is repeated sampling. One core; times are processor seconds, so that a busy machine
+measures nearly the same. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ BLOCKS, TOKENS, CONTEXT = 112_000, 16_384, 8192
 
 
 def seconds_of(rows: int, context: int, prompts: int = 0, pairs: int = 0) -> float:
-    """A step of a 1B on an H200, about (docs/performance.md)."""
+    """Returns the approximate seconds of a 1B's step on an H200 (docs/performance.md)."""
     return 8e-4 + 3.7e-6 * max(0, rows - 64) + 8e-9 * rows * context + 4e-6 * prompts + 5e-9 * pairs
 
 

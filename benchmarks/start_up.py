@@ -1,20 +1,18 @@
-"""How long one waits: for `penstock --help`, for the demo's first sample, and, stage by stage, for
-an engine.
+"""Measures start-up times: of `penstock --help`, of the demo's first sample, and of an engine's
+stages.
 
-help_s               wall time of `penstock --help`, a process of its own; median of 5.
-demo_first_sample_s  from the start of `penstock demo`'s process until its samples.jsonl holds a
-finished sample: the
-                     interpreter, torch, the model, the prompts, and the sample itself. Median of 3;
-                     the run is ended
-                     by SIGTERM then.
+    help_s               wall time of `penstock --help` as a process; median of 5
+    demo_first_sample_s  time from the start of `penstock demo` until its samples.jsonl holds a
+                         finished sample: interpreter, torch, model, prompts and the sample itself.
+                         Median of 3; each run is then ended by SIGTERM.
 
     python benchmarks/start_up.py [--json]
     python benchmarks/start_up.py --stages MODEL [--repeats N] [KNOB=VALUE ...]
 
-The first form knows the command line alone: what a user would see. The second opens `LLM(MODEL,
-...)` in processes of their own and prints the seconds of each stage, the median of the repeats,
-from the process's start to its first token; stages inside another are indented, and what runs
-beside others is marked `|`. The first of the starts, whose caches may be cold, is told by itself.
+The first form uses only the command line, as a user does. The second opens `LLM(MODEL, ...)` in its
+own processes and prints the seconds of each stage, the median of the repeats, from the process's
+start to its first token; stages inside another are indented, and concurrent ones are marked `|`.
+The first start, whose caches may be cold, is shown separately.
 """
 
 from __future__ import annotations
@@ -45,8 +43,8 @@ def help_seconds() -> float:
 
 
 def first_sample_seconds() -> float:
-    """Starts the demo in a folder of its own and watches that folder; ends it after the first
-    sample."""
+    """Starts the demo in its own folder and watches the folder; ends the demo after the first
+    sample. Returns the seconds to that sample."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         begin = time.perf_counter()
@@ -94,7 +92,7 @@ STAGES = (
 
 
 def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, float]:
-    """In a process of its own, begun at `begun` by the wall's clock: opens the model -> seconds by
+    """Opens the model in a process that began at `begun` by the wall clock; returns seconds by
     stage."""
     seconds: dict[str, float] = {"interpreter": time.time() - begun}
 
@@ -132,7 +130,7 @@ def run_stages(begun: float, model: str, knobs: dict[str, Any]) -> dict[str, flo
 
 
 def print_stages(model: str, repeats: int, knobs: dict[str, Any]) -> None:
-    """Runs as many starts and one before them."""
+    """Runs `repeats` starts, and one before them."""
     runs: list[dict[str, float]] = []
     for number in range(repeats + 1):
         child = (

@@ -1,12 +1,11 @@
-"""How far a recurrent state drifts from fp64's over many tokens of one row, by the dtype that it is
-stored in.
+"""Measures a recurrent state's drift from fp64 over many tokens of one row, by its stored dtype.
 
     PYTHONPATH=src python benchmarks/state_error.py [--tokens 100000]
 
-Rows of the reference column, token by token, beside its own lines in fp64. Decays are drawn as
-models begin: A in 1 to 16, steps of 0.001 to 0.1. "state": the largest error of a number of the
-state behind the last token, over the largest number of it. "answers": the same of the last 1,000
-answers.
+Runs the reference kernels token by token beside the same formulas in fp64. Decays are drawn as
+models are initialised: A in 1 to 16, steps of 0.001 to 0.1. "state": the largest error of a number
+of the state after the last token, over the state's largest number. "answers": the same for the last
+1,000 answers.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ LAYERS = {"delta_rule": (delta_rule, DELTA, delta_cases), "mamba2": (mamba2, MAM
 
 
 def begin(decay: Tensor, step_bias: Tensor) -> None:
-    """Fills both as models begin."""
+    """Fills both tensors as models are initialised."""
     draw = torch.Generator().manual_seed(3)
     decay.uniform_(-16, -1, generator=draw)
     size = torch.empty(step_bias.shape).uniform_(-6.9, -2.3, generator=draw).exp()

@@ -1,15 +1,13 @@
-"""A decode step on a GPU by part: random weights of a shape (Llama-3.2-1B's if nothing else is
-said), prefix groups.
+"""Times a decode step on a GPU by part: random weights of a shape (default Llama-3.2-1B's), prefix
+groups.
 
-    python benchmarks/step_gpu.py                                    8,192 rows in 8 groups that
-    share 656 tokens, then
-                                                                     1,000, 128 and 1 row that stand
-                                                                     alone
+    python benchmarks/step_gpu.py
+        8,192 rows in 8 groups that share 656 tokens, then 1,000, 128 and 1 row alone
     python benchmarks/step_gpu.py --rows 1024 --groups 8 --own 96 --top-p 0.95 --logprobs 0
 
-It drives the runner with plans of its own, no scheduler. A line a case: ms a step by part
-(torch.profiler's kernels), what the device idles between them, and what the host needs to launch
-one.
+Drives the runner with its own plans, without a scheduler. Prints a line a case: ms a step by part
+(torch.profiler's kernels), the device's idle time between them, and the host's time to launch a
+step.
 """
 
 from __future__ import annotations
@@ -120,11 +118,11 @@ def _case(runner: TorchRunner, args: argparse.Namespace, rows: int, groups: int)
 
 
 def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
-    """ms a step by part, idle ms a step, and the largest kernels. Parts may overlap: few rows'
-    kernels start early.
+    """Returns ms a step by part, idle ms a step, and the largest kernels. Parts may overlap,
+    because kernels of few rows start early.
 
-    A step ends with its copy to the host. Left out are the first two, in which the host has no lead
-    yet, and the last, behind which nothing waits.
+    A step ends with its copy to the host. The first two steps, in which the host has no lead yet,
+    and the last, which nothing follows, are left out.
     """
     spans, total, names = [], Counter[str](), Counter[str]()
     events = [
@@ -154,7 +152,7 @@ def _parts(profile: Any) -> tuple[dict[str, float], float, str]:
 
 
 class _Plans:
-    """Plans of rows that go on for ever, each with blocks of its own behind its group's prefix."""
+    """Plans of rows that never end, each with its own blocks behind its group's prefix."""
 
     def __init__(self, args: argparse.Namespace, rows: int, groups: int) -> None:
         self.args, self.rows, self.groups, self.number = args, rows, groups, 0

@@ -1,8 +1,7 @@
-"""The machine of a run, measured: what its memory and its matrix units do, by a short probe on
-random data.
+"""Measures a machine's memory and matrix speed, by a short probe on random data.
 
-engine/roofline.py makes of it the least time of a work's steps: products at the rate measured here
-for so many rows, all that is read at copy speed. It knows no engine.
+engine/roofline.py derives from it the least time of a work's steps: products at the rate measured
+here for the row count, all reads at copy speed. Knows no engine.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ CHAIN = 4  # layers in one graph: their weights together are past the caches
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a machine was measured at for one shape and dtype: a Machine of engine/roofline.py.
+    """A machine's measurements for one shape and dtype; a Machine of engine/roofline.py.
 
-    copy: bytes a second, read and written together.   rows, layer, head: seconds of one layer's
-    products, and of the head's, by rows (ascending); of so many numbers, and others take as much a
-    number.
+    copy: bytes a second, read and written together. rows: measured row counts, ascending. layer,
+    head: seconds of one layer's products and of the head's, for each row count; layer_numbers,
+    head_numbers: their weights. Other products take the same time a weight.
     """
 
     device: str
@@ -44,11 +43,11 @@ class Machine:
     def products(
         self, rows: NDArray[np.float64], numbers: int, times: tuple[float, ...], of: float
     ) -> NDArray[np.float64]:
-        """Seconds of products with matrices of so many numbers, for each count of rows; nothing for
-        no rows.
+        """Returns the seconds of products with matrices of `numbers` weights, for each row count; 0
+        for no rows.
 
-        Between measured counts the rate is interpolated, past the last one it stays; below the
-        first it is taken as the first's: there the weights' reading is longer anyway.
+        The rate is interpolated between measured row counts and constant outside; with fewer rows
+        reading the weights takes longer anyway.
         """
         measured = np.array(self.rows, np.float64)
         rate = np.interp(rows, measured, measured / np.array(times)) * of / numbers  # rows a second
@@ -63,15 +62,14 @@ class Machine:
 
     @property
     def best_rate(self) -> float:
-        """Operations a second, of a layer's products at their best."""
+        """Returns the best rate of a layer's products, in operations a second."""
         return max(
             2.0 * self.layer_numbers * rows / seconds
             for rows, seconds in zip(self.rows, self.layer, strict=True)
         )
 
     def shared_by(self, ranks: int) -> Machine:
-        """Returns it for ranks that share products out evenly. What they tell each other isn't in
-        it."""
+        """Returns the machine for ranks that share products evenly, without their communication."""
         layer, head = (tuple(t / ranks for t in times) for times in (self.layer, self.head))
         numbers = self.layer_numbers / ranks, self.head_numbers / ranks
         return replace(
@@ -80,7 +78,7 @@ class Machine:
 
 
 def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
-    """Measures the machine, a second or two on a GPU. Medians of several rounds."""
+    """Measures the machine, in a second or two on a GPU. Medians of several rounds."""
     cuda = device.type == "cuda"
     ladder = LADDER if cuda else LADDER_CPU
     copy = _copy_speed(device)
@@ -101,7 +99,7 @@ def probe(shape: Shape, device: torch.device, dtype: torch.dtype) -> Machine:
 
 
 def _copy_speed(device: torch.device) -> float:
-    """Bytes a second, read and written together."""
+    """Returns the copy speed in bytes a second, read and written together."""
     source = torch.empty(COPY_BYTES[device.type], dtype=torch.uint8, device=device).random_(0, 255)
     target = torch.empty_like(source)
     return 2 * source.numel() / _seconds(lambda: target.copy_(source), device.type == "cuda")
@@ -116,7 +114,7 @@ def _weights(
 def _products(
     chain: list[list[torch.Tensor]], rows: int, device: torch.device, dtype: torch.dtype
 ) -> float:
-    """Seconds of all products of the chain with `rows` rows."""
+    """Returns the seconds of all products of the chain with `rows` rows."""
     inputs = {
         w.shape[1]: torch.randn(rows, w.shape[1], device=device).to(dtype)
         for weights in chain
@@ -146,7 +144,7 @@ def _products(
 
 
 def _seconds(work: Callable[[], object], cuda: bool) -> float:
-    """The median of several rounds, after one that doesn't count."""
+    """Returns the median seconds of several rounds, after an uncounted one."""
     work()
     taken = []
     for _ in range(ROUNDS):

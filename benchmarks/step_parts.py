@@ -1,9 +1,8 @@
-"""The parts of a step: which kernels ran in a few steady steps, for how long, and how long none
-did.
+"""Splits a few steady steps into parts: which kernels ran, for how long, and how long none did.
 
-torch.profiler records kernels (on a CPU, operators of the device's thread); each counts for a part
-by its name. The window runs from one step's reading to a later one's, so it holds whole steps
-however far ahead the device runs. It knows names and times; no model.
+torch.profiler records kernels (on a CPU, operators of the device's thread); a kernel's name
+determines its part. The window runs from one step's reading to a later one's, so it holds whole
+steps however far ahead the device runs. Knows names and times; no model.
 """
 
 from __future__ import annotations
@@ -91,7 +90,7 @@ class Ran:
 
 
 class Profile:
-    """A window (step_watch.Window): opened at the `after`th step with at least `rows` rows, for
+    """A window (step_watch.Window): opens at the `after`th step with at least `rows` rows, for
     `steps` steps."""
 
     def __init__(self, *, rows: int, after: int, steps: int, cuda: bool) -> None:
@@ -115,7 +114,7 @@ class Profile:
         return True
 
     def parts(self) -> dict[str, Any]:
-        """Milliseconds of a step by part, or why there are none."""
+        """Returns the milliseconds of a step by part, or the reason why there are none."""
         if not self._end:
             if self._profiler is not None:
                 self._profiler.stop()
@@ -140,7 +139,7 @@ class Profile:
 
 
 def start_profiler(cuda: bool) -> Any:
-    """A profiler that records: kernels on CUDA, else every thread's operators."""
+    """Returns a recording profiler: of kernels on CUDA, else of every thread's operators."""
     from torch._C._profiler import _ExperimentalConfig
     from torch.profiler import ProfilerActivity, profile
 
@@ -154,7 +153,7 @@ def start_profiler(cuda: bool) -> Any:
 
 
 def recorded(profiler: Any, cuda: bool) -> list[Ran]:
-    """What ran on the device; on a CPU the innermost operators of its busiest thread."""
+    """Returns what ran on the device; on a CPU the innermost operators of its busiest thread."""
     events = profiler.profiler.kineto_results.events()
     if cuda:
         return [
@@ -175,8 +174,8 @@ def _ran(event: Any) -> Ran:
 
 
 def _innermost(ran: list[Ran]) -> list[Ran]:
-    """Operators that hold no other; of those that OPERATORS names the outermost, with all that they
-    hold."""
+    """Returns operators that contain no other; for names in OPERATORS the outermost, with
+    everything inside."""
     ordered = sorted(ran, key=lambda r: (r.start, -r.end))
     kept: list[Ran] = []
     swallowed = 0
@@ -194,8 +193,8 @@ def _innermost(ran: list[Ran]) -> list[Ran]:
 def split(
     ran: Iterable[Ran], begin: int, end: int, steps: int, part_of: Callable[[str], str]
 ) -> dict[str, Any]:
-    """Milliseconds of a step by part. The gap is when nothing ran; what runs beside another counts
-    in both parts."""
+    """Returns the milliseconds of a step by part. The gap is the time in which nothing ran; a
+    kernel that runs beside another counts in both parts."""
     inside = [
         Ran(r.name, max(r.start, begin), min(r.end, end))
         for r in ran
@@ -229,7 +228,7 @@ def split(
 
 
 def _union(ran: list[Ran]) -> int:
-    """Nanoseconds in which anything ran."""
+    """Returns the nanoseconds in which anything ran."""
     busy = reached = 0
     for r in sorted(ran, key=lambda r: r.start):
         busy += max(0, r.end - max(r.start, reached))
@@ -238,7 +237,7 @@ def _union(ran: list[Ran]) -> int:
 
 
 def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
-    """Kernel name -> part. Our own kernels' names are read from their sources
+    """Returns a function kernel name -> part. Our own kernels' names are read from their sources
     (`kernels/triton`)."""
     own: dict[str, str] = {}
     for path in sorted((folder or Path(penstock.kernels.__file__).parent / "triton").glob("*.py")):
@@ -255,7 +254,7 @@ def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
 
 
 def _jitted(path: Path) -> list[str]:
-    """Functions of a file with a decorator that says `jit`."""
+    """Returns the names of a file's functions with a decorator that contains `jit`."""
     found = []
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef) and any(

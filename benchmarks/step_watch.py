@@ -1,8 +1,8 @@
-"""Watch: a runner that notes what passes through it: each step's sizes, what was waited for, and a
-window to profile.
+"""Watch: a runner that records each step's sizes and waiting times, and opens a window for a
+profile.
 
-It stands between an engine and its runner and changes nothing of what either sees. At its deadline,
-or once its window is over, it presses Ctrl-C: the engine finishes the step and the caller of
+It stands between an engine and its runner and changes nothing that either sees. At its deadline, or
+once its window is over, it sends Ctrl-C: the engine finishes the step and the caller of
 `LLM.stream` gets a KeyboardInterrupt.
 """
 
@@ -17,15 +17,15 @@ from penstock.schedule.step import Flight, Runner, StepPlan, StepTokens
 
 
 class Window(Protocol):
-    """What is opened at a steady step and closed some steps later."""
+    """Opens at a steady step and closes some steps later."""
 
     def read(self, rows: int) -> bool:
-        """A step with so many rows was read. True: the window is over."""
+        """Called when a step with `rows` rows was read. Returns True when the window is over."""
 
 
 class Watch:
-    """The runner that the engine sees. `begin` starts a measurement; everything else is the
-    runner's own."""
+    """The runner that the engine sees. `begin` starts a measurement; everything else is the wrapped
+    runner's."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
@@ -34,7 +34,8 @@ class Watch:
         self.begin()
 
     def begin(self, *, deadline: float | None = None, window: Window | None = None) -> None:
-        """deadline: of time.monotonic(), when the work is cut; None: never."""
+        """Starts a measurement. deadline: time.monotonic() at which the work is cut off; None:
+        never."""
         self.steps = Steps(self._windows)
         self.waited = 0.0  # seconds in fetch
         self.launching = 0.0  # seconds in launch
@@ -50,7 +51,7 @@ class Watch:
         return _Watched(self, flight, rows)
 
     def read(self, rows: int, seconds: float) -> None:
-        """A flight was read, after waiting so long."""
+        """Called when a flight was read, after waiting for `seconds`."""
         self.waited += seconds
         over = self._window is not None and self._window.read(rows)
         late = self._deadline is not None and time.monotonic() > self._deadline

@@ -1,15 +1,15 @@
-"""Streams at full rate, without a GPU: how far behind the engine do events arrive, and what does
-one cost?
+"""Measures streams at full rate without a GPU: the delay of events behind the engine, and their
+cost.
 
     python benchmarks/streams.py --streams 1000 --rate 50 --api-server-count 1
 
 Everything is real but the runner: sockets, uvicorn, routes, text, the channel, the engine's loop
-and the scheduler. The runner keeps a pace (streams_engine.py) and notes when each step was ready;
-clients (streams_client.py) note when each event arrived; all processes of a machine share the
+and the scheduler. The runner keeps a pace (streams_engine.py) and records when each step was ready;
+clients (streams_client.py) record when each event arrived; all processes of a machine share the
 monotonic clock, and a token's text names its step. A token's delay runs from its step's readiness
-to the arrival of its event, so it holds the commit, both processes, the sockets and the client's
-own wake-up. A stream that is behind gets its tokens in one event; each token of it counts. Figures
-are those of a window that begins a second after the last stream's first token.
+to its event's arrival, so it includes the commit, both processes, the sockets and the client's own
+wake-up. A stream that is behind gets several tokens in one event; each of them counts. Figures are
+of a window that begins a second after the last stream's first token.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ serve(Config.of(model=folder), port=0, served_model_name="fake", engine=(sys.exe
 
 
 def write_folder(folder: Path, args: argparse.Namespace) -> list[str]:
-    """Tokenizer, pace and an empty log of steps; gives the words that tokens spell."""
+    """Writes a tokenizer, a pace and an empty log of steps; returns the texts of the tokens."""
     write_tokenizer(folder, args.detokenize, VOCABULARY)
     texts = {
         i: piece.decode("ascii", "replace")
@@ -83,12 +83,12 @@ def write_folder(folder: Path, args: argparse.Namespace) -> list[str]:
 
 
 def tokens_of(args: argparse.Namespace) -> int:
-    """A stream's tokens: enough that all of them still run at the window's end."""
+    """Returns a stream's tokens: enough that all streams still run at the window's end."""
     return int(args.rate * (args.seconds + SETTLE + 2.0))
 
 
 class CpuLog(threading.Thread):
-    """CPU seconds of the server's processes by role, now and then."""
+    """Samples CPU seconds of the server's processes by role."""
 
     def __init__(self, root: int) -> None:
         super().__init__(daemon=True)
@@ -102,7 +102,7 @@ class CpuLog(threading.Thread):
                 continue
 
     def between(self, begin: float, end: float) -> dict[str, list[float]]:
-        """Cores' worth of each process in the window, by role."""
+        """Returns the number of cores that each process used in the window, by role."""
         inside = [row for row in self.rows if begin <= row[0] <= end]
         (t0, first), (t1, last) = inside[0], inside[-1]
         out: dict[str, list[float]] = {}
@@ -112,7 +112,7 @@ class CpuLog(threading.Thread):
 
 
 def _cpu_of(pid: int) -> dict[int, tuple[str, float]]:
-    """pid -> role, CPU seconds: of a process and of all below it."""
+    """Returns pid -> (role, CPU seconds) of a process and all its descendants."""
     words = Path(f"/proc/{pid}/cmdline").read_bytes().decode().split("\0")
     role = "engine" if words[1].endswith("streams_engine.py") else "server"
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
@@ -144,7 +144,7 @@ def start_server(folder: Path, args: argparse.Namespace) -> tuple[subprocess.Pop
 def drive(
     port: int, folder: Path, words: list[str], args: argparse.Namespace
 ) -> list[dict[str, Any]]:
-    """All streams, through k client processes; their columns."""
+    """Runs all streams through k client processes; returns their columns."""
     body = {
         "model": "fake",
         "prompt": list(range(300, 300 + PROMPT)),
@@ -197,8 +197,8 @@ def _tell(client: subprocess.Popen[str], line: str) -> None:
 
 
 def token_steps(part: dict[str, Any], log: Any, words: int) -> tuple[Any, Any, Any]:
-    """Of each token: its step, its arrival, its stream. Raises SystemExit where a stream isn't what
-    the engine drew."""
+    """Returns for each token its step, its arrival and its stream. Raises SystemExit if a stream
+    differs from what the engine drew."""
     stream = np.repeat(part["stream"], part["count"])
     arrival = np.repeat(part["arrival"], part["count"])
     residue = part["tokens"].astype(np.int64)

@@ -1,10 +1,10 @@
-"""A client process of streams.py: `python benchmarks/streams_client.py`, a line of JSON on standard
-input.
+"""A client process of streams.py: `python benchmarks/streams_client.py`, with a line of JSON on
+standard input.
 
-It connects a socket a stream, says "ready", waits for "go", posts all bodies at once, and notes
-when which bytes came; nothing is parsed before the last stream has ended, so that the client's own
-time stands in no figure. Then it writes an .npz and says "done". It knows OpenAI's completions over
-HTTP, as bytes.
+Connects a socket a stream, says "ready", waits for "go", posts all bodies at once, and records
+which bytes came when. Nothing is parsed before the last stream has ended, so that no figure
+includes the client's own time. Then it writes an .npz and says "done". Knows OpenAI's completions
+over HTTP, as bytes.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ PATH = "/v1/completions"
 
 
 class Spec(msgspec.Struct):
-    """body: as it is posted. words: the texts of one length that streams are made of. out: the .npz
-    to write."""
+    """The client's work. body: the body to post. words: the texts, of equal length, that streams
+    consist of. out: the .npz to write."""
 
     port: int
     count: int
@@ -38,7 +38,7 @@ class Spec(msgspec.Struct):
 
 
 class Stream(asyncio.Protocol):
-    """One connection: what came, and when."""
+    """One connection: the received bytes and their times."""
 
     def __init__(self, done: asyncio.Future[None]) -> None:
         self.times: list[float] = []
@@ -93,8 +93,8 @@ def _as_is(stream: Stream) -> Stream:
 
 
 def columns(streams: list[Stream], words: list[str]) -> dict[str, Any]:
-    """Columns of all events: the stream, when it arrived,
-    its tokens (a CSR of indices into words)."""
+    """Returns columns of all events: the stream, the arrival, and the tokens (CSR, as indices into
+    words)."""
     width = len(words[0])
     spelled = np.array([word.encode() for word in words], f"S{width}")
     order = np.argsort(spelled)

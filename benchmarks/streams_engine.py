@@ -1,10 +1,10 @@
-"""The engine's process of streams.py: the real loop, scheduler and channel over a runner that
-computes nothing.
+"""The engine's process of streams.py: real loop, scheduler and channel over a runner without a
+model.
 
-It keeps a pace: step k is ready 1 / rate seconds after step k - 1, and each of its rows draws the
-token that stands at k modulo their number. When a step became ready is written into a file that the
-benchmark reads, so an event that arrives anywhere on the machine can be matched with its step. It
-knows the engine's floor; no server, no text.
+The runner keeps a pace: step k is ready 1 / rate seconds after step k - 1, and each of its rows
+draws token k modulo the number of tokens. The time at which a step became ready is written to a
+file that the benchmark reads, so that any event can be matched with its step. Knows the engine; no
+server, no text.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ MAX_STEPS = 1_000_000
 
 
 class Pace(msgspec.Struct):
-    """rate: steps a second. rows: that run at once. longest: tokens of a sequence. words: the ids
-    that are drawn, in turn. log: a file of MAX_STEPS float64, seconds of the monotonic clock by
-    step."""
+    """The runner's pace. rate: steps a second. rows: rows that run at once. longest: tokens of a
+    sequence. words: the token ids, drawn in turn. log: a file of MAX_STEPS float64, seconds of the
+    monotonic clock by step.
+    """
 
     rate: float
     rows: int
@@ -42,7 +43,7 @@ class Pace(msgspec.Struct):
 
 
 class PacedFlight:
-    """A step that is ready when its time has come."""
+    """A step that becomes ready at its time."""
 
     def __init__(self, runner: PacedRunner, number: int, rows: int, due: float) -> None:
         self._runner, self._number, self._rows, self._due = runner, number, rows, due
@@ -77,8 +78,7 @@ class PacedRunner:
         return PacedFlight(self, plan.number, plan.rows.size, self._due)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Take no notice of `goes_on`: a step computes no layers between which it could be
-        called."""
+        """Ignores `goes_on`: a step computes no layers between which it could be called."""
 
     def counts(self) -> dict[str, int]:
         return {"jit_compiles": 0, "jit_loads": 0}
@@ -88,7 +88,7 @@ class PacedRunner:
 
 
 def open_paced(config: Config) -> tuple[Engine, EngineFacts]:
-    """The pace lies beside the tokenizer, as pace.json."""
+    """Opens an engine with the pace in pace.json, beside the tokenizer."""
     folder = Path(config.model.model)
     pace = msgspec.json.decode((folder / "pace.json").read_bytes(), type=Pace)
     runner = PacedRunner(pace)

@@ -1,8 +1,8 @@
-"""A null server whose times are drawn, `python benchmarks/timed_server.py`: a truth to hold a
-client's figures beside.
+"""A null server with random, recorded times, as a reference for a client's figures.
 
-First tokens and gaps come from given distributions, one stall is known, and a file keeps what was
-done when. Its timers are of whole milliseconds: a drawn time is kept to about 1 ms.
+Run as `python benchmarks/timed_server.py`. First tokens and gaps come from given distributions, one
+stall is known, and a file records the times. Its timers have millisecond resolution: a drawn time
+is kept to about 1 ms.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ class Draw(msgspec.Struct, frozen=True):
 
 
 class TimedPlan(msgspec.Struct):
-    """first, gap: seconds before the first event and between events. stall_at: nothing goes out for
-    stall_for seconds, once, from the moment that this many requests have come to a process. stamps:
-    a file that gets a Stamp for each answer."""
+    """The server's times. first, gap: seconds before the first event and between events. stall_at:
+    once this many requests have come to a process, nothing is sent for stall_for seconds, once.
+    stamps: a file that gets a Stamp for each answer.
+    """
 
     first: Draw = Draw()
     gap: Draw = Draw()
@@ -66,9 +67,9 @@ class TimedPlan(msgspec.Struct):
 
 
 class Stamp(NamedTuple):
-    """One answer, by the server's own clock, which is the client's: time.monotonic(). came: its
-    request had been read. due: its first event, by the plan. written: each event, when it was
-    handed to the socket."""
+    """One answer's times, on time.monotonic(), which the client shares. came: its request was read.
+    due: planned time of its first event. written: the time at which each event was handed to the
+    socket."""
 
     came: float
     due: float
@@ -76,7 +77,7 @@ class Stamp(NamedTuple):
 
 
 def read_stamps(path: Path) -> list[Stamp]:
-    """Returns what the processes of a plan have written, in the order in which answers were
+    """Returns the stamps that a plan's processes have written, in the order in which answers were
     complete."""
     data, at, found = path.read_bytes(), 0, []
     while at < len(data):
@@ -88,12 +89,12 @@ def read_stamps(path: Path) -> list[Stamp]:
 
 
 def timed_server(plan: TimedPlan, processes: int = 1) -> NullServer:
-    """Returns the server of a plan, to be entered."""
+    """Returns the server of a plan, to be entered as a context."""
     return NullServer(plan, processes, words=[__file__])
 
 
 class _Timing:
-    """What the connections of a process share: the plan, chance, the one stall."""
+    """State that a process's connections share: the plan, the random generator, the stall."""
 
     def __init__(self, plan: TimedPlan, number: str) -> None:
         self.plan = plan
@@ -107,15 +108,15 @@ class _Timing:
         self._stall = (0.0, 0.0)
 
     def due(self, now: float) -> float:
-        """Returns when a request that comes now has its first event."""
+        """Returns the time of the first event of a request that arrives now."""
         self._came += 1
         if self._came == self.plan.stall_at:
             self._stall = (now, now + self.plan.stall_for)
         return now + self.plan.first.one(self.chance)
 
     async def until(self, due: float) -> float:
-        """Waits until what is due may go out; returns when that was to be: then, or when the stall
-        ends."""
+        """Waits until an event may be sent. Returns its planned time: `due`, or the end of the
+        stall."""
         while True:
             begin, end = self._stall  # one may have begun in the meantime
             due = max(due, end) if begin <= max(due, time.monotonic()) < end else due
@@ -141,8 +142,8 @@ class _TimedVisit(NullVisit):
         self._speaks = asyncio.get_running_loop().create_task(self._speak(asked, came, due))
 
     async def _speak(self, asked: NullRequest, came: float, due: float) -> None:
-        """Sends each event when it is due; stamps it before, for the client may hear it before the
-        write returns."""
+        """Sends each event when it is due. Stamps it before, because the client may receive it
+        before the write returns."""
         first, written, timing = due, array("d"), self._timing
         for left in reversed(range(asked.max_tokens)):
             due = await timing.until(due)

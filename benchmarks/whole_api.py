@@ -1,25 +1,23 @@
-"""What the parts of the API beyond plain sampling cost a GPU, each against the same engine without
-them.
+"""Measures the cost of the API beyond plain sampling on a GPU, each part against the same engine.
 
-    python benchmarks/whole_api.py --out DIR --tokenizer tokenizer.json.gz          # Llama-3.2-1B's
-    shape
+    python benchmarks/whole_api.py --out DIR --tokenizer tokenizer.json.gz
+                                                          # Llama-3.2-1B's shape
     python benchmarks/whole_api.py --out DIR --part forms --part swap
-    python benchmarks/whole_api.py --out DIR --shape tiny --knob device=cpu         # to try the
-    script
+    python benchmarks/whole_api.py --out DIR --shape tiny --knob device=cpu
+                                                          # to try the script
 
-    beside      rows without a form while others are held to one JSON schema, against the same rows
-    beside such as they
-    forms       rows with a schema each, against as many without that make the same number of tokens
-    each
-    labels      `LLM.score` of items behind one header, against prompts of an item's length that
-    draw one token
-    logprobs    monkeys whose tokens and logprobs are read, against monkeys without
+    beside      rows without a form, beside rows held to one JSON schema; against the same rows
+                beside rows without a form
+    forms       rows with a schema each; against as many rows without, of as many tokens each
+    labels      `LLM.score` of items behind one header; against prompts of an item's length that
+                draw one token
+    logprobs    monkeys whose tokens and logprobs are read; against monkeys without logprobs
     swap        the pause of `update_weights`, from a folder and from another process: no step runs
-    meanwhile
+                meanwhile
 
-One engine serves all; what is compared runs by turns in one process. Weights are random, so answers
-walk through their grammar at random, which is the dearest for masks. Rates count from the first
-submit to the end of the last row.
+One engine serves everything; both sides of a comparison run by turns in one process. Weights are
+random, so answers walk through their grammar at random, which makes masks most expensive. Rates
+count from the first submit to the end of the last row.
 """
 
 from __future__ import annotations
@@ -54,7 +52,7 @@ LABELS = [11, 12, 13, 14]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Rows and tokens of each part. turns: how often each of two ways is measured."""
+    """Rows and tokens of each part. turns: number of measurements of each side."""
 
     free: int = 768
     held: int = 256
@@ -87,7 +85,7 @@ TINY = Sizes(
 
 
 class Bench:
-    """An open LLM, and what its parts are measured with."""
+    """An open LLM, and the instruments to measure its parts."""
 
     def __init__(self, llm: LLM, shape: Shape, folder: Path, options: argparse.Namespace) -> None:
         self.llm, self.shape, self.folder, self.options = llm, shape, folder, options
@@ -96,7 +94,7 @@ class Bench:
         self._salt = 0
 
     def ids(self, count: int, length: int) -> list[list[int]]:
-        """Returns prompts of random ids that no earlier one began like,
+        """Returns prompts of random ids with beginnings not used before,
         so that nothing is cached."""
         self._salt += 1
         draw = random.Random(f"{SEED}/{self._salt}")
@@ -105,8 +103,8 @@ class Bench:
     # --- beside
 
     def beside(self) -> dict[str, Any]:
-        """Measures the rows without a form; the others run on until those have ended, whatever they
-        are held to."""
+        """Measures the rows without a form; the other rows run until the free rows have
+        ended, with or without a form."""
         schema = StructuredOutputsParams(json=long_schema(1000))
         for held in (None, schema):
             self.free_rate(held, 16)
@@ -118,7 +116,7 @@ class Bench:
         return against(rates[True], rates[False], "out tok/s of the free rows") | self.since(before)
 
     def free_rate(self, form: StructuredOutputsParams | None, output: int) -> float:
-        """Returns output tokens a second of the free rows, until the last of them ends."""
+        """Returns the output tokens a second of the free rows, until the last of them ends."""
         sizes = self.sizes
         free = SamplingParams(max_tokens=output, ignore_eos=True, detokenize=False)
         longer = {"max_tokens": 6 * output, "detokenize": False}
@@ -144,8 +142,8 @@ class Bench:
     # --- forms
 
     def forms(self) -> dict[str, Any]:
-        """The first turn compiles its schemas, the later ones find them compiled;
-        each is told of."""
+        """Measures rows with schemas. The first turn compiles the schemas, later turns find them
+        compiled; each is reported."""
         sizes = self.sizes
         self.formed([StructuredOutputsParams(json=long_schema(1))])  # reads the vocabulary
         forms = [StructuredOutputsParams(json=each) for each in made_schemas(sizes.schemas, SEED)]
@@ -173,8 +171,8 @@ class Bench:
         )
 
     def formed(self, forms: list[StructuredOutputsParams]) -> tuple[float, list[int]]:
-        """Runs a row for each form. Returns seconds, and each row's tokens. Exits where an answer
-        is no JSON."""
+        """Runs a row for each form. Returns seconds, and each row's tokens. Exits if an answer is
+        no JSON."""
         each = [
             SamplingParams(max_tokens=self.sizes.longest, structured_outputs=form) for form in forms
         ]
@@ -196,8 +194,8 @@ class Bench:
     # --- labels
 
     def labels(self) -> dict[str, Any]:
-        """The rate counts an item's own tokens: the header is one prompt's. Half of the other way
-        runs on each side."""
+        """Measures scoring; the rate counts an item's own tokens, because the header is one
+        prompt's. Half of the plain runs come before, half after."""
         sizes, plain = self.sizes, []
         self.score(min(200, sizes.items))
         for turn in range(2):
@@ -218,8 +216,8 @@ class Bench:
         }
 
     def score(self, count: int) -> tuple[float, int]:
-        """Scores items behind a header that is new. Returns seconds, and the prompt tokens that no
-        cache had."""
+        """Scores items behind a new header. Returns seconds, and the prompt tokens not found in the
+        cache."""
         (header,), items = self.ids(1, self.sizes.header), self.ids(count, self.sizes.item)
         begin = time.monotonic()
         outs = self.llm.score(header, items, label_token_ids=LABELS)
@@ -233,7 +231,8 @@ class Bench:
     # --- logprobs
 
     def logprobs(self) -> dict[str, Any]:
-        """Samples end by a stop string, as geometric as their models' end ids would make them."""
+        """Measures logprobs; samples end by a stop string,
+        at lengths as geometric as by end ids."""
         (plain,) = (work for work in works_of(self.shape.name) if work.name == "monkeys-stops")
         plain = replace(plain, n=self.sizes.samples)
         ways = {True: replace(plain, sampling=plain.sampling | {"logprobs": 0}), False: plain}
@@ -246,8 +245,7 @@ class Bench:
         return against(rates[True], rates[False], "out tok/s")
 
     def monkeys(self, work: Work) -> float:
-        """Returns output tokens a second; ids, and logprobs where they are asked for, are read as
-        they come."""
+        """Returns output tokens a second; ids and, if given, logprobs are read as they come."""
         params, tokens = params_of(work, self.stop), 0
         listed = prompts_of(work, self.shape.vocab, self.options, "")
         begin = time.monotonic()
@@ -265,7 +263,8 @@ class Bench:
     # --- swap
 
     def swap(self) -> dict[str, Any]:
-        """Weights as those that run: what a swap costs does not depend on them."""
+        """Measures swaps with the weights that already run:
+        the cost does not depend on the values."""
         folder = [self.paused(model_path=self.folder) for _ in range(self.sizes.swaps)]
         with trainer(self.folder, self.llm.config.model.device) as shared:
             other = [
@@ -275,8 +274,8 @@ class Bench:
         return {"unit": "s of pause", "folder": folder, "shared": other}
 
     def paused(self, **source: Any) -> float:
-        """Returns seconds between two steps, with an update of the weights between them, less those
-        without one."""
+        """Returns the seconds between two steps with an update of the weights between them, less
+        the seconds without one."""
         self.llm.generate(self.ids(1, 8), SamplingParams(max_tokens=2), use_tqdm=False)
         begin = time.monotonic()
         self.llm.update_weights(**source)
@@ -308,7 +307,8 @@ PARTS: dict[str, Callable[[Bench], dict[str, Any]]] = {
 
 
 def against(measured: list[float], plain: list[float], unit: str) -> dict[str, Any]:
-    """Returns both ways' rates, each turn's, and what share of the plain median the other has."""
+    """Returns both sides' rates of each turn,
+    and the measured median as a share of the plain one."""
     share = statistics.median(measured) / statistics.median(plain)
     return {"unit": unit, "measured": measured, "plain": plain, "share": share}
 
@@ -318,7 +318,8 @@ def against(measured: list[float], plain: list[float], unit: str) -> dict[str, A
 
 @contextmanager
 def trainer(folder: Path, device: str) -> Iterator[SharedWeights]:
-    """Yields the weights of a process that holds a folder's on this device, until its end."""
+    """Yields the weights of a process that holds a folder's weights on this device,
+    until its end."""
     context = multiprocessing.get_context("spawn")
     ours, its = context.Pipe()
     process = context.Process(target=hold, args=(folder, device, its))
@@ -332,7 +333,7 @@ def trainer(folder: Path, device: str) -> Iterator[SharedWeights]:
 
 
 def hold(folder: Path, device: str, pipe: Connection) -> None:
-    """Says where a folder's tensors lie, and keeps them until the other end closes."""
+    """Sends the places of a folder's tensors, and keeps the tensors until the other end closes."""
     import torch
     from safetensors.torch import load_file
 
@@ -353,8 +354,8 @@ def hold(folder: Path, device: str, pipe: Connection) -> None:
 
 
 def write_folder(shape: Shape, folder: Path, tokenizer: Path | None) -> None:
-    """Writes a model with weights whose only end id is its tokenizer's: usual ids that end samples
-    would end forms."""
+    """Writes a model with weights whose only end id is its tokenizer's; random end ids would end
+    forms early."""
     write_model(shape, folder, tokenizer, weights=True)
     end = json.loads((folder / "tokenizer_config.json").read_text())["eos_token"]
     added = json.loads((folder / "tokenizer.json").read_text())["added_tokens"]
@@ -382,8 +383,8 @@ def line_of(name: str, row: dict[str, Any]) -> str:
 
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts that were asked for; returns and writes results.json, which gathers runs of
-    one folder."""
+    """Runs the chosen parts; returns and writes results.json,
+    which accumulates runs of one folder."""
     path = options.out / "results.json"
     found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
     parts = options.part or list(PARTS)

@@ -1,9 +1,10 @@
-"""Pictures of the almanac's page for docs/pictures/, taken in Chromium.
+"""Takes pictures of the almanac's page for docs/pictures/, in Chromium.
 
     python scripts/almanac_pictures.py [--records almanac/records | --made 800]
 
-They are of the records given. --made takes made-up ones, whose machines and numbers never were: for
-looks alone."""
+The pictures show the given records. --made uses made-up records, of machines and numbers that never
+were: for looks alone.
+"""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""Compiles every kernel of the package for chips that need not be here, as engines of some models
-would launch them.
+"""Compiles every kernel of the package for given chips, as engines of some models would launch
+them.
 
-    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...] [--kernels
-    NAME ...]
+    python scripts/compile_kernels.py [--chips 80 86 89 90] [--models plain eight ...]
+                                      [--kernels NAME ...]
 
-Says of each chip how many kernels compile, and names those that don't, or that ask for more shared
-memory than a program has there. What is compiled is not run: which chips the kernels were tried on
-is said in docs/kernels.md. Ends with 1 where a kernel fails that was expected to compile: e4m3 is
-for chips from 8.9 on, its streamed products from 9.0 on (`kernels/choose.py` has such weights
-widened elsewhere).
+No such chip is needed. Prints for each chip how many kernels compile, and names kernels that do not
+compile or need more shared memory than a program has there. Nothing is run; docs/kernels.md lists
+the chips on which kernels were run. Exits with 1 if a kernel fails that was expected to compile:
+e4m3 is for chips from 8.9 on, its streamed products from 9.0 on (`kernels/choose.py` widens such
+weights elsewhere).
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 def launches_of(name: str, chip: int) -> dict[tuple[str, str, str], Launch]:
-    """What an engine of a model launches until it is ready, on such a chip."""
+    """Returns the launches of a model's engine until it is ready, on such a chip."""
     shape, knobs = MODELS[name]
     config = {
         "max_num_seqs": 1200,
@@ -196,7 +196,7 @@ def launches_of(name: str, chip: int) -> dict[tuple[str, str, str], Launch]:
 
 
 def fault_of(launch: Launch, chip: int) -> str | None:
-    """Why a kernel can't run on a chip; None: it compiles and fits."""
+    """Returns the reason why a kernel cannot run on a chip; None if it compiles and fits."""
     try:
         shared = int(launch.compile(chip).metadata.shared)
     except Exception as error:  # noqa: BLE001  it is what is asked for
@@ -220,7 +220,7 @@ def main() -> int:
 
 
 def compile_all(asked: argparse.Namespace) -> bool:
-    """Compiles what is asked for and prints what came of it. Returns whether something failed
+    """Compiles the chosen kernels and prints the results. Returns True if something failed
     unexpectedly."""
     failed = False
     for chip in asked.chips:

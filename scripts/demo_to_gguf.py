@@ -1,13 +1,12 @@
-"""Writes the demo model, or a folder with its tokenizer, as GGUF, with the converter that
-llama.cpp's sources bring.
+"""Converts the demo model, or a folder with its tokenizer, to GGUF, with llama.cpp's converter.
 
     python scripts/demo_to_gguf.py LLAMA_CPP OUT.gguf [FOLDER]
 
-in a Python that has torch, transformers and sentencepiece.
+Needs a Python with torch, transformers and sentencepiece.
 
-The converter knows tokenizers by a hash and doesn't know the demo's; it is told to take it for
-GPT-2's. The bench sends ids, which no tokenizer touches; texts would be cut otherwise than by ours
-where digits stand together.
+The converter recognises tokenizers by a hash and does not know the demo's, so it is made to treat
+it as GPT-2's. The bench sends ids, which no tokenizer touches; texts with neighbouring digits would
+be tokenised differently.
 """
 
 from __future__ import annotations

@@ -193,6 +193,8 @@ def _fields(form: type[Struct], known: Mapping[str, Any], skipped: set[str], com
         shown = DEFAULTS.get(each.name) if common else None
         usually = shown or _said(default)
         kind += f" ({usually})" if usually else ""
+        if each.name not in NOTES:
+            raise SystemExit(f"scripts/docs_http.py has no words for the field {each.name}")
         lines.append(f"`{each.name}` | {kind} | {NOTES[each.name]}")
     again = [each.name for each in fields_of(form) if each.name in told]
     if again:

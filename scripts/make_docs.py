@@ -88,8 +88,8 @@ def main() -> int:
 
 
 def cli_page() -> str:
-    """A section a command: its line, what it does, its arguments and options. Engine options are
-    named once, and so is what a command has like one before it."""
+    """Returns docs/cli.md: a section a command, with its description, arguments and options. Engine
+    options are named once, and so are options that an earlier command has too."""
     root: Any = get_command(app)
     helps = {
         knob.name: knob.metadata["help"] for group in Config().groups() for knob in fields(group)
@@ -144,7 +144,7 @@ def _engine_flags(root: Any, helps: dict[str, str]) -> list[str]:
 
 
 def _commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Every command by its words, groups before what is in them."""
+    """Yields every command with its words, groups before their commands."""
     for word, command in group.commands.items():
         yield before + word, command
         if hasattr(command, "commands"):
@@ -181,7 +181,7 @@ def _default(parameter: Any) -> str:
 
 
 def config_page() -> str:
-    """A table a group of knobs."""
+    """Returns docs/config.md: a table a group of knobs."""
     parts = [f"# Engine options\n\n{NOTE}"]
     parts.append(
         "One name everywhere: `LLM(max_num_seqs=64)`, `Config.of(max_num_seqs=64)`, `penstock serve"
@@ -259,7 +259,7 @@ vLLM's | here
 
 
 def vllm_page() -> str:
-    """What becomes of each of vLLM's arguments."""
+    """Returns docs/coming_from_vllm.md: the treatment of each vLLM argument."""
     spellings = "; ".join(
         f"`{theirs}` is `{here}`" for known in SPELLINGS.values() for theirs, here in known.items()
     )
@@ -342,7 +342,7 @@ Which kernel runs when: [eight_bits.md](design/eight_bits.md),
 
 
 def quantization_page() -> str:
-    """What is read, made and refused."""
+    """Returns the page on number formats: read, made and refused."""
     read = [f"`{method}` | {what}" for method, what in READ.items()]
     made = [f"`{name}` | {MADE_ROWS[name]}" for name in MADE]
     refused = [f"`{name}` | {why}" for name, why in REFUSED.items()]
@@ -392,7 +392,7 @@ def _short(notes: str) -> str:
 
 
 def models_page() -> str:
-    """The page as it stands, its table of models made anew."""
+    """Returns docs/models.md with its table of models regenerated."""
     before, made, rest = (
         (DOCS / "models.md").read_text().partition("as `penstock models` prints it. -->\n")
     )
@@ -406,7 +406,7 @@ def models_page() -> str:
 
 
 def _fates(table: dict[str, Argument]) -> str:
-    """A row for the arguments of which the same is said: names with what is taken, then why."""
+    """Returns table rows that group arguments with the same reason."""
     notes: dict[str, dict[str, list[str]]] = {}
     for name, argument in table.items():
         notes.setdefault(argument.note, {}).setdefault(_taken(argument), []).append(name)

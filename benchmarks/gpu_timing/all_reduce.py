@@ -1,13 +1,14 @@
-"""Sums over 2 to 8 GPUs of one machine: ours held to the sum in the ranks' order, bit for bit, and
-timed beside torch's one_shot_all_reduce, two_shot_all_reduce_ and NCCL's, each in a CUDA graph.
+"""Checks and times all-reduces over 2 to 8 GPUs of one machine.
 
     PYTHONPATH=src python benchmarks/gpu_timing/all_reduce.py [--gpus 2] [--sweep] [--quick]
 
-A process a GPU, started by this one. A time is the median over replays of a graph that holds the
-call 20 times. Then: what a look at a flag takes (the bound of a hang is counted in looks), and that
-a rank that is waited for in vain is noted within two seconds. Ends with 1 where a bit is wrong.
---sweep times other cuts of the kernels too; --quick looks at bits alone. The last lines are a
-table, microseconds a call. NVLink's multicast stays off.
+Our all-reduce must equal the sum in the ranks' order, bit for bit. It is timed beside torch's
+one_shot_all_reduce, two_shot_all_reduce_ and NCCL's, each in a CUDA graph that holds the call 20
+times; a time is the median over replays. This process starts one process a GPU. Then it measures
+the time of a poll of a flag (the limit of a hang is counted in polls), and checks that a missing
+rank is noted within two seconds. Exits with 1 where a bit is wrong. --sweep times other cuts of the
+kernels too; --quick only checks bits. The last lines are a table, microseconds a call. NVLink's
+multicast stays off.
 """
 
 # ruff: noqa: B023  (closures are called before their loop goes on)
@@ -56,8 +57,8 @@ Told = list[list[str]]
 
 
 def drawn(rank: int, count: int, seed: int, dtype: torch.dtype) -> Tensor:
-    """What a rank has, as every rank can draw it. Of very different sizes, so that the order of
-    adding shows."""
+    """Returns a rank's data, which every rank can reproduce. Ranks have very different magnitudes,
+    so that the order of adding shows."""
     generator = torch.Generator(device="cuda").manual_seed(1000 * seed + rank)
     return (torch.randn(count, generator=generator, device="cuda") * 7.0**rank).to(dtype)
 
@@ -70,7 +71,7 @@ def in_order(ranks: int, count: int, seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def check_bits(end: GpuCollectives, rank: int, ranks: int) -> int:
-    """-> how many sums or gatherings were wrong."""
+    """Returns the number of wrong sums or gathers."""
     assert end._shared is not None
     memory, wrong, seed = end._shared.memory, 0, 0
     for dtype in (torch.bfloat16, torch.float32, torch.float16):
@@ -98,7 +99,8 @@ def check_bits(end: GpuCollectives, rank: int, ranks: int) -> int:
 
 
 def check_replays(memory: ours.RankMemory, rank: int, ranks: int) -> int:
-    """Graphs with an odd number of calls, replayed by turns with plain launches."""
+    """Checks graphs with an odd number of calls, replayed by turns with plain launches. Returns the
+    number of errors."""
     held = drawn(rank, 4096, 1, torch.bfloat16)
     graph, wrong = torch.cuda.CUDAGraph(), 0
     ours.all_reduce(held, memory)
@@ -119,7 +121,7 @@ def check_replays(memory: ours.RankMemory, rank: int, ranks: int) -> int:
 
 
 def timed(call: Callable[[], Any]) -> float:
-    """Microseconds a call; raises what keeps it out of a graph."""
+    """Returns the microseconds a call; raises if the call cannot be captured in a graph."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         for _ in range(3):
@@ -142,7 +144,7 @@ def timed(call: Callable[[], Any]) -> float:
 
 
 def tried(call: Callable[[], Any]) -> str:
-    """A time, or why there is none. Every rank fails alike, or none."""
+    """Returns a time, or the reason why there is none. All ranks fail alike, or none."""
     try:
         return f"{timed(call):.1f}"
     except Exception as error:  # noqa: BLE001  a form that isn't there is a hole in the table
@@ -153,7 +155,7 @@ def tried(call: Callable[[], Any]) -> str:
 
 
 def time_all(end: GpuCollectives, rank: int, ranks: int) -> Told:
-    """-> lines of the table."""
+    """Returns the lines of the table."""
     import torch.distributed._symmetric_memory as symmetric
 
     group = dist.group.WORLD.group_name
@@ -190,7 +192,7 @@ def time_all(end: GpuCollectives, rank: int, ranks: int) -> Told:
 
 
 def sweep(end: GpuCollectives, rank: int) -> None:
-    """Both forms at other cuts: what is best at each size."""
+    """Prints the times of both forms at other cuts, for each size."""
     memory = end._shared.memory  # type: ignore[union-attr]
     for name, size in SIZES.items():
         x = torch.zeros(size // 2, dtype=torch.bfloat16, device="cuda")
@@ -217,7 +219,7 @@ def sweep(end: GpuCollectives, rank: int) -> None:
 
 
 def hang(end: GpuCollectives, rank: int) -> list[str]:
-    """Rank 0 sums alone -> what a look takes, and what a hang at work takes to be noted."""
+    """Lets rank 0 sum alone; returns the time of a poll, and the time until a hang is noted."""
     if rank:
         return []
     shared, told = end._shared, []

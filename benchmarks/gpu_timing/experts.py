@@ -1,13 +1,11 @@
-"""Times of experts on a GPU, at a model's sizes: the whole operation and its launches, beside the
-copy speed.
+"""Times experts on a GPU, at a model's sizes: the whole operation and its launches.
 
     PYTHONPATH=src python benchmarks/gpu_timing/experts.py [--shape qwen3-30b] [--kinds plain
-    channel] [--sweep]
-        [--tokens 1 16 128 1000] [--warm I/N]
+        channel] [--sweep] [--tokens 1 16 128 1000] [--warm I/N]
 
-A time is the median of replays of a graph that holds the call several times. "share" is of the time
-that the weights of all experts that tokens were sent to need at copy speed. "dense" is a product by
-one matrix of the same numbers, the experts' below each other, and as many rows as an expert has on
+A time is the median of replays of a graph that holds the call several times. "share": the time that
+the weights of all used experts need at copy speed, over the measured time. "dense": a product by
+one matrix of the same numbers, with the experts stacked, and as many rows as an expert has on
 average: the same operations, the same bytes. --sweep times other plans; --warm compiles the I-th of
 N parts of them and measures nothing.
 """
@@ -115,8 +113,8 @@ def _matrix(experts: int, n: int, k: int, kind: str) -> ExpertMatrix:
 
 
 def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
-    """The plan that is taken, and others: first the first product's cut is another, then the
-    second's. four: weights in so many bits, of which a program takes 128 neighbours at most."""
+    """Returns the default plan and others: first with another cut of the first product, then of the
+    second. four: four-bit weights, of which a program takes at most 128 neighbours."""
     found, gate, down, less = [own], own.gate_up, own.down, 4 if four else 1
     heights = (
         {16, 32, 64, 128} & {gate.rows // 2, gate.rows, gate.rows * 2}
@@ -144,15 +142,15 @@ def variants(own: moe.Plan, four: bool) -> list[moe.Plan]:
 
 
 def shared(rows: int, outputs: int, inputs: int, stages: int, form: str) -> bool:
-    """Whether the tiles of all stages fit a program's memory; about."""
+    """Returns True if the tiles of all stages fit a program's shared memory, roughly."""
     size = 2 if form == "wide" else 1
     held = (outputs + rows * (2 if form == "pair" else 1)) * inputs * size * stages
     return 16_000 <= held <= 220_000
 
 
 def least_ms(of: Experts, tokens: int) -> float:
-    """What the weights of the experts that tokens go to take at copy speed, with routes drawn
-    evenly."""
+    """Returns the milliseconds that the used experts' weights take at copy speed, for evenly drawn
+    routes."""
     count = of.shape[0]
     used = count * (1 - (1 - of.top_k / count) ** tokens)
     each = sum(m.numbers[0].numel() * m.numbers.element_size() for m in (of.gate_up, of.down))
@@ -199,7 +197,7 @@ def measure(name: str, kind: str, tokens: int, sweep: bool, part: tuple[int, int
 
 
 def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cuts | None) -> Tensor:
-    """None: as a model runs it."""
+    """Runs the experts with a plan; None: the model's choice."""
     if isinstance(plan, tuple):
         routes = moe_route.route(scores, at.of.routing, at.counts, 0, at.of.correction)
         return moe_one.one_token(x, routes, at.of, plan)
@@ -207,7 +205,7 @@ def run(x: Tensor, scores: Tensor, at: moe.PreparedExperts, plan: moe.Plan | Cut
 
 
 def cuts_of_one(of: Experts) -> list[Cuts]:
-    """Other cuts of one token's products: first of gate and up, then of down."""
+    """Returns other cuts of one token's products: first of gate and up, then of down."""
     first, second = moe_one.cuts_of(of)
     most = 128 if of.gate_up.by_group or of.down.by_group else 2048
     every = [
@@ -237,7 +235,7 @@ def told(plan: moe.Plan | Cuts | None) -> str:
 def parts_of(
     layers: list[moe.PreparedExperts], scores: list[Tensor], x: Tensor, plan: moe.Plan
 ) -> None:
-    """Each launch by itself, and the two products beside dense ones."""
+    """Times each launch by itself, and the two products beside dense ones."""
     of, tokens = layers[0].of, x.shape[0]
     rows = plan.gate_up.rows if plan.sorted else 0
     routes = [
@@ -285,7 +283,8 @@ def parts_of(
 
 
 def dense_ms(experts: ExpertMatrix, rows: int) -> float:
-    """Milliseconds of rows @ the experts below each other, by the dense product of their kind."""
+    """Returns the milliseconds of rows @ the stacked experts,
+    by the dense product of their kind."""
     numbers = experts.numbers.flatten(0, 1)
     x = torch.randn(
         rows, numbers.shape[1] * (2 if experts.in_four_bits else 1), dtype=B, device=GPU

@@ -1,22 +1,19 @@
-"""Times of attention over latent vectors on a GPU, by tile: rows, rows in groups, prompts in both
-forms.
+"""Times attention over latent vectors on a GPU, by tile.
 
     PYTHONPATH=src python benchmarks/gpu_timing/latent.py [--models moonlight glm] [--only rows
-    groups prompts]
-        [--eight] [--rows 1 128 1000] [--contexts 512 2048 8192] [--prompts 1x64 ... 8x1024
-        1x1024+7168] [--warm I/N]
+        groups prompts] [--eight] [--rows 1 128 1000] [--contexts 512 2048 8192]
+        [--prompts 1x64 ... 8x1024 1x1024+7168] [--warm I/N]
 
-    rows     each behind a context of its own: the vectors' bytes beside the copy speed
-    groups   16 of 256 rows behind 2,000 shared tokens and 128 of their own, attended as groups and
-    alone
-    prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and by keys and values that are made, products
-    with `up` included;
-             "fewer" names the form that `LatentSizes.expands` takes
+    rows     each row has its own context: the vectors' bytes beside the copy speed
+    groups   16 of 256 rows with 2,000 shared tokens and 128 of their own, attended as groups and
+             alone
+    prompts  COUNTxTOKENS[+TOKENS BEFORE]: absorbed, and with keys and values computed, products
+             with `up` included; "fewer" names the form that `LatentSizes.expands` chooses
 
 --eight: vectors in eight bits. A time is the median of replays of a graph that holds the call
-several times. TFLOP/s are of the form's own products; "off" is the largest difference from the
-usual tile's answer, in shares of its largest. --warm compiles the I-th of N parts of the tiles and
-measures nothing.
+several times. TFLOP/s count the form's own products; "off" is the largest difference from the
+default tile's answer, relative to its largest value. --warm compiles the I-th of N parts of the
+tiles and measures nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +46,8 @@ from penstock.kernels.inputs import (
 )
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.state_forms import LatentForm, LatentKv
-from penstock.kernels.triton.attention.attention import latent, latent_chunks, plan
+from penstock.kernels.triton.attention import latent, latent_chunks
+from penstock.kernels.triton.attention.attention import plan
 
 Calls = list[Callable[[], Tensor]]
 B, GPU, NEVER = torch.bfloat16, torch.device("cuda"), 1 << 40
@@ -114,7 +112,7 @@ MODELS = {
 
 
 class Case:
-    """A step of a model: queries, `up`, vectors of several layers, more than a cache holds."""
+    """A step of a model: queries, `up`, and vectors of several layers, more than the L2 holds."""
 
     def __init__(self, model: Model, step: StepInputs, blocks: int) -> None:
         self.model, self.step, s = model, step, model.sizes
@@ -138,7 +136,8 @@ class Case:
         )
 
     def calls(self, expand_tokens: int = NEVER) -> Calls:
-        """The operation with both its products, planned ahead: a step's layers share that."""
+        """Returns calls of the operation with both its products; the plan is shared, as between a
+        step's layers."""
         kind, step = self.model.kind, self.step
         more: dict[str, Any] = {"plan": plan(step, kind, self.q, B), "expand_tokens": expand_tokens}
         return [
@@ -147,7 +146,7 @@ class Case:
         ]
 
     def vectors_calls(self) -> Calls:
-        """What lies between the two products."""
+        """Returns calls of the part between the two products."""
         kind, step, width = self.model.kind, self.step, self.model.sizes.width
         torch.manual_seed(0)
         asked = torch.randn(self.q.shape[0], self.model.heads, width, device=GPU, dtype=B)
@@ -201,7 +200,7 @@ def prompts_step(count: int, tokens: int, before: int) -> tuple[StepInputs, int]
 
 @contextmanager
 def using(place: Any, name: str, shape: Sequence[int]) -> Iterator[None]:
-    """Inside, launches take this shape."""
+    """Makes launches inside use this shape."""
     usual = getattr(place, name)
     setattr(place, name, lambda *_: shape)
     try:
@@ -211,7 +210,7 @@ def using(place: Any, name: str, shape: Sequence[int]) -> Iterator[None]:
 
 
 class Table:
-    """Lines of what was measured. warm: part, parts of the tiles to compile alone."""
+    """Prints lines of measurements. warm: (part, parts) of the tiles to compile only."""
 
     def __init__(self, warm: tuple[int, int] | None) -> None:
         self.warm, self.copy = warm, 0.0 if warm else timing.copy_speed()

@@ -1,12 +1,12 @@
-"""Times of shared prefixes on a GPU: a launch of `_prefix` by tile, beside what its products allow.
+"""Times shared prefixes on a GPU: a launch of `_prefix` by tile, beside the limit of its products.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/prefix.py [--width 128] [--eight 0 2] [--members 128
-    1024] [--warm I/N]
+    PYTHONPATH=src python benchmarks/gpu_timing/prefix.py [--width 128] [--eight 0 2]
+        [--members 128 1024] [--warm I/N]
 
-8 groups behind 656 tokens each, as monkeys have them, at the heads of a model of that width. A time
-is the median of replays of a graph that holds the launch ten times. Each tile's answer is compared
-with the usual one's: `off` is the largest difference. --warm compiles the I-th of N parts of the
-tiles and measures nothing.
+8 groups with 656 shared tokens each, as in monkeys, at the heads of a model of that width. A time
+is the median of replays of a graph that holds the launch ten times. `off` is the largest difference
+from the default tile's answer. --warm compiles the I-th of N parts of the tiles and measures
+nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
 from kernels_naive import stored_in
 
-from penstock.kernels.triton.attention.attention import prefix
+from penstock.kernels.triton.attention import prefix
 
 B, GPU = torch.bfloat16, torch.device("cuda")
 GROUPS, SHARED, CALLS = 8, 656, 10
@@ -78,7 +78,8 @@ class Case:
         prefix.attend_prefixes(self.q, self.kv, self.start, self.blocks, self.length, scale, state)
 
     def answer(self, tile: Tile) -> torch.Tensor:
-        """[S, H, D], over all parts; a part that the prefix doesn't reach is left unwritten."""
+        """Returns the answer [S, H, D] over all parts; parts that the prefix does not reach stay
+        unwritten."""
         state = self.state(tile)
         state.answer.zero_()
         state.lse.fill_(-torch.inf)

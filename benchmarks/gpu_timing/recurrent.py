@@ -1,16 +1,14 @@
-"""Times of a recurrent layer's kernels on a GPU, at a model's sizes: rows beside the copy speed,
-prompts a token.
+"""Times a recurrent layer's kernels on a GPU, at a model's sizes.
 
-    PYTHONPATH=src python benchmarks/gpu_timing/recurrent.py [--layers delta_rule mamba2] [--rows 1
-    128 512 1000]
-        [--prompts 1x8192 8x1024]
+    PYTHONPATH=src python benchmarks/gpu_timing/recurrent.py [--layers delta_rule mamba2]
+        [--rows 1 128 512 1000] [--prompts 1x8192 8x1024]
 
     delta_rule  16 key and 32 value heads of 128: Qwen3.5-9B and 35B-A3B
     mamba2      64 heads of 64 in 8 groups, states of 128: Nemotron 3 Nano
 
-A time is the median of replays of a graph that holds the call several times. "share" is of the time
-that the rows' states need to be read and written at copy speed. Launches of prompts are timed by
-torch's profiler.
+A time is the median of replays of a graph that holds the call several times. "share": the time to
+read and write the rows' states at copy speed, over the measured time. Prompts' launches are timed
+by torch's profiler, a token.
 """
 
 from __future__ import annotations
@@ -44,9 +42,10 @@ MAMBA = Mamba2Heads(64, 64, 8, 128)
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """call: given of a step's tokens, heads, small weights, window, matrix, step -> answers.
-    given: columns of each tensor that it takes.   channels: of its convolution.   matrix: the shape
-    of a sequence's state."""
+    """A layer to time. call: (a step's inputs, heads, small weights, window, matrix, step) ->
+    answers. given: columns of each input tensor. channels: of its convolution. matrix: the shape of
+    a sequence's state.
+    """
 
     call: Callable[..., Tensor]
     heads: DeltaHeads | Mamba2Heads

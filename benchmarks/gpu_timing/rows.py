@@ -1,5 +1,4 @@
-"""Times of the Triton column on a GPU, attention aside: each kernel at a few sizes, beside torch's
-and the copy speed.
+"""Times the Triton kernels on a GPU, except attention, beside torch's and the copy speed.
 
     PYTHONPATH=src python benchmarks/gpu_timing/rows.py [--sweep] [--warm I/N]
         [--only small,elementwise,sampler,linear,fp8,int,fp4,chain,rotary] [--rows 1,16 ...]
@@ -40,19 +39,19 @@ from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import pdl
-from penstock.kernels.triton.attention.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import blocks, one_row_attention, rotary
 from penstock.kernels.triton.elementwise import activation, embedding, norm
-from penstock.kernels.triton.linear import fp8
-from penstock.kernels.triton.linear.linear import linear as linear_op
-from penstock.kernels.triton.linear.linear import (
+from penstock.kernels.triton.linear import (
+    fp8,
     linear_fp4,
     linear_fp8,
     linear_groups,
     one_row,
-    prepare_linear,
     stream_fp4,
     stream_groups,
 )
+from penstock.kernels.triton.linear.linear import linear as linear_op
+from penstock.kernels.triton.linear.linear import prepare_linear
 from penstock.kernels.triton.linear.linear_four import Band, lone_product
 from penstock.kernels.triton.linear.linear_small import (
     Cut,
@@ -120,7 +119,7 @@ CUTS_OF_GROUPS = [
 
 
 def timed(calls: list[Callable[[], object]], rounds: int = 7, least: int = 20) -> float:
-    """Milliseconds of one of the calls, which take turns in a graph."""
+    """Returns the milliseconds of one call; the calls take turns in a graph."""
     many = max(1, -(-least // len(calls))) * len(calls)
     for call in calls[:2]:
         call()
@@ -395,7 +394,7 @@ def linear(sweep: bool) -> None:
 
 
 def tiles_swept(m: int, n: int) -> list[linear_fp8.Tiles]:
-    """Other cuts of a product of m rows that fit a program's memory and fill the chip."""
+    """Returns other cuts of a product of m rows that fit a program's memory and fill the chip."""
     cuts = itertools.product(
         (64, 128), (32, 64, 128, 256), (128, 256), (1, 2, 4), (3, 4, 6), (4, 8)
     )
@@ -412,7 +411,7 @@ def tiles_swept(m: int, n: int) -> list[linear_fp8.Tiles]:
 def in_tiles(
     m: int, ready: list[linear_fp8.Fp8Matrix]
 ) -> Callable[[linear_fp8.Tiles], list[Callable[[], object]]]:
-    """Returns what gives the products of m rows in any tiles."""
+    """Returns a function from tiles to the product's calls for m rows."""
     n, k = ready[0].streamed.weight.shape
     x = fp8.quantize_rows(torch.randn(m, k, device=GPU, dtype=B))
     parts = torch.empty(4 * triton.cdiv(m, 64) * 64 * (n + 256), device=GPU)
@@ -422,7 +421,7 @@ def in_tiles(
 
 
 def sweep_float8(m: int, n: int, k: int, ready: list[linear_fp8.Fp8Matrix]) -> None:
-    """Times other cuts at m rows and tells the fastest."""
+    """Times other cuts at m rows and prints the fastest."""
     found, calls = [], in_tiles(m, ready)
     for tiles in tiles_swept(m, n):
         try:
@@ -434,8 +433,8 @@ def sweep_float8(m: int, n: int, k: int, ready: list[linear_fp8.Fp8Matrix]) -> N
 
 
 def float8(sweep: bool) -> None:
-    """An 8B's products in the form that so many rows take, beside the library's; rows in eight
-    bits."""
+    """Times an 8B's products with eight-bit rows, in the form chosen for each row count, beside the
+    library's."""
     for n, k in SHAPES["8b"]:
         made = [to_fp8(torch.randn(n, k, device=GPU)) for _ in range(copies_of(n * k))]
         ready = [linear_fp8.prepare_linear_fp8(numbers, scale[:, 0], B) for numbers, scale in made]
@@ -471,7 +470,7 @@ def float8(sweep: bool) -> None:
 
 
 def group_matrix(kind: str, n: int, k: int) -> Any:
-    """A prepared matrix of an 8B's layer, by the name of its numbers."""
+    """Returns a prepared matrix of an 8B's layer, by the name of its number format."""
     if kind == "bf16":
         return prepare_linear(torch.randn(n, k, device=GPU, dtype=B).mul_(k**-0.5))
     octets = torch.randint(0, 255, (n, k), device=GPU, dtype=torch.uint8)
@@ -511,8 +510,8 @@ def multiplied(x: Rows, matrix: Any) -> torch.Tensor:
 
 
 def groups(sweep: bool) -> None:
-    """The products of an 8B model's 32 layers (rows that aren't wide are made so before each, by a
-    launch)."""
+    """Times the products of an 8B model's 32 layers. Rows that need conversion are converted by a
+    launch before each product."""
     shapes = SHAPES["8b"][:-1]
     for kind, share in (
         ("bf16", 2),
@@ -541,9 +540,10 @@ def groups(sweep: bool) -> None:
 
 
 def four_bit_floats(sweep: bool, counts: list[int]) -> None:
-    """Each product of an 8B model's layer by itself, beside bf16's by the library; one row comes in
-    fixed point. Then 32 layers of one row. sweep: by other cuts too, and widened for the library
-    where it isn't."""
+    """Times each product of an 8B model's layer, beside the library's bf16; a single row comes in
+    fixed point. Then times 32 layers of one row. sweep: also other cuts, and weights widened for
+    the library.
+    """
     shapes = SHAPES["8b"][:-1]
     for at, (n, k) in enumerate(shapes):
         wide = [
@@ -579,8 +579,8 @@ def four_bit_floats(sweep: bool, counts: list[int]) -> None:
 
 
 def slices_swept(m: int, n: int) -> list[stream_fp4.Slices]:
-    """Other cuts of a product of m rows that fit a program's memory and registers and fill the
-    chip."""
+    """Returns other cuts of a product of m rows that fit a program's memory and registers and fill
+    the chip."""
     heights = {max(8, min(128, triton.next_power_of_2(m)))} | ({64} if m >= 128 else set())
     cuts = itertools.product(
         sorted(heights),
@@ -621,8 +621,8 @@ def sweep_floats(m: int, n: int, k: int, matrices: list[Any]) -> None:
 
 
 def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
-    """32 layers of one row behind 300 tokens, all their launches; of weights in groups with other
-    early starts, too."""
+    """Times 32 layers of one row behind 300 tokens, with all launches; grouped weights also with
+    other early starts."""
     d, (heads, kv_heads, width) = 4096, (32, 8, 128)
     weight, start = torch.ones(d, device=GPU, dtype=B), torch.randn(1, d, device=GPU, dtype=B)
     cos_sin = torch.randn(512, 2, width // 2, device=GPU)
@@ -698,7 +698,8 @@ def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:
 def sweep_lone(
     kind: str, n: int, k: int, gated: bool, matrices: list[Any], bands: list[Band]
 ) -> None:
-    """One row of four bits by other cuts, in the forms that a layer gives and takes."""
+    """Times one row of four-bit weights by other cuts,
+    in the forms that a layer takes and gives."""
     row, form = to_fixed(torch.randn(1, k, device=GPU, dtype=B)), "fixed" if gated else "wide"
     for band in bands:
         calls = [
@@ -726,8 +727,8 @@ def sweep_groups(kind: str, m: int, n: int, k: int, matrices: list[Any]) -> None
 
 
 def chain() -> None:
-    """16 layers of a 1B model but for attention, and its head, for few rows: what a small step is
-    made of."""
+    """Times 16 layers of a 1B model without attention, and its head, for few rows: the parts of a
+    small step."""
     d, inner, heads, kv_heads, width = 2048, 8192, 32, 8, 64
     shapes = ((3072, d), (d, d), (2 * inner, d), (d, inner))
     layers = [
@@ -794,7 +795,7 @@ def rotary_sweep() -> None:
 
 
 def warm(part: int, parts: int) -> None:
-    """Compiles, in one of several processes, what the timings use."""
+    """Compiles the kernels of the timings, in one of several processes."""
     jobs: list[Callable[[], object]] = []
     x, w = torch.zeros(1, 4096, device=GPU, dtype=B), torch.zeros(4096, 4096, device=GPU, dtype=B)
     jobs += [lambda c=c: linear_small(x, prepare_small(w, c)) for c in CUTS]

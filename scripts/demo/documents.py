@@ -1,9 +1,8 @@
 """Turns problems into training documents, and documents into rows of tokens.
 
 Two forms: few-shot text, `Question: ...\\nAnswer: ...` with a blank line between problems, ended by
-the end-of-text token after the last; and chats in the tokenizer's own template. The first is the
-form that `penstock monkeys` asks in. It knows token ids only through the tokenizer it is handed,
-and knows no model.
+the end-of-text token after the last; and chats in the tokenizer's own template. `penstock monkeys`
+asks in the first form. Knows token ids only through its tokenizer argument, and no model.
 """
 
 from collections.abc import Iterator
@@ -51,14 +50,14 @@ def few_shot_text(problems: list[Problem]) -> str:
 
 
 def prompt_text(shots: list[dict[str, str]], question: str) -> str:
-    """The prompt that asks `question` behind worked examples:
-    the contract with `penstock monkeys`."""
+    """Returns the prompt for `question` behind worked examples, in the form that `penstock monkeys`
+    uses."""
     head = "".join(f"Question: {s['question']}\nAnswer: {s['answer']}\n\n" for s in shots)
     return f"{head}Question: {question}\nAnswer:"
 
 
 def chat_text(problems: list[Problem], system: str | None) -> str:
-    """A chat of a turn or more, as `CHAT_TEMPLATE` renders it, ended by end-of-text."""
+    """Returns a chat of at least one turn, as `CHAT_TEMPLATE` renders it, ended by end-of-text."""
     opening = f"{TURN}system\n{system}{END_OF_TURN}\n" if system else ""
     turns = "".join(
         f"{TURN}user\n{p.question}{END_OF_TURN}\n{TURN}assistant\n{p.answer}{END_OF_TURN}\n"
@@ -68,8 +67,8 @@ def chat_text(problems: list[Problem], system: str | None) -> str:
 
 
 def document(rng: Random) -> str:
-    """One training document: a chat in one of five, else few-shot text of 1 to 6 problems, now and
-    then up to 20."""
+    """Draws one training document: with probability 1/5 a chat, else few-shot text of 1 to 6
+    problems, now and then up to 20."""
     draw = rng.random()
     if draw < 0.2:
         system = SYSTEM[int(rng.random() * len(SYSTEM))] if rng.random() < 0.4 else None
@@ -81,10 +80,11 @@ def document(rng: Random) -> str:
 def token_rows(
     tokenizer: "Tokenizer", seed: int, length: int, batch: int = 512
 ) -> Iterator[npt.NDArray[np.uint16]]:
-    """Endless rows `[length]` of token ids: each begins with a document and holds as many as fit.
+    """Yields rows `[length]` of token ids endlessly: each begins with a document and holds as many
+    as fit.
 
-    The last document of a row is cut at its end and not carried over, so that a prompt at position
-    0 is well known.
+    The last document of a row is cut at its end and not continued, so that the model learns prompts
+    at position 0 well.
     """
     rng = Random(seed)
     row: list[int] = []

@@ -1,8 +1,8 @@
 """Kinds of problem about lengths, areas, weights, time and ages.
 
-Each function draws the numbers and the words of one problem; its name is the kind's name. It knows
-nothing of the split, of files or of tokens. Every step is a sentence with an equation, `a + b = c`,
-over whole numbers; `short` takes steps together in one equation.
+Each function draws the numbers and the words of one problem; its name is the kind's name. Every
+step is a sentence with an equation, `a + b = c`, over whole numbers; `short` joins steps in one
+equation. Knows nothing of the split, of files or of tokens.
 """
 
 from random import Random

@@ -1,8 +1,8 @@
-"""Measures a demo checkpoint on held-out problems: pass@k, and the share right of each kind.
+"""Measures a demo checkpoint on held-out problems: pass@k, and the share of right answers by kind.
 
-It samples with the plain torch model of `small_llama.py`, so that training can be judged where it
-runs; the engine's own run of the same problems is `penstock monkeys`. It knows the checkpoint
-folder, the shipped problems, no engine.
+Samples with the plain torch model of `small_llama.py`, so that training can be judged where it
+runs; `penstock monkeys` runs the same problems on the engine. Knows the checkpoint folder and the
+shipped problems; no engine.
 
 `python scripts/demo/measure.py` measures the shipped model.
 """
@@ -29,13 +29,13 @@ ANSWER = re.compile(r"####\s*(-?[\d,]+)")
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The unbiased estimate of pass@k from `right` of `n` samples (Chen et al., 2021)."""
+    """Returns the unbiased estimate of pass@k from `right` of `n` samples (Chen et al., 2021)."""
     return 1.0 - comb(n - right, k) / comb(n, k)
 
 
 def number_of(text: str) -> str | None:
-    """The number after the first `####` before the next question, without commas; None when there
-    is none."""
+    """Returns the number after the first `####` before the next question, without commas; None if
+    there is none."""
     found = ANSWER.search(text.split("Question:")[0])
     return found.group(1).replace(",", "") if found else None
 
@@ -51,8 +51,8 @@ def sample(
     pad: int,
     seed: int,
 ) -> Tensor:
-    """`n` samples of each prompt: ids `[prompts * n, at most `most`]`, padded behind the first of
-    `stops`."""
+    """Returns `n` samples of each prompt: ids `[prompts * n, at most `most`]`, padded behind the
+    first of `stops`."""
     device = model.model.norm.weight.device
     generator = torch.Generator(device=device).manual_seed(seed)
     longest = max(len(p) for p in prompts)
@@ -101,8 +101,8 @@ def sample(
 
 
 def prompts_of(limit: int, few_shot: int, seed: int) -> tuple[list[str], list[str]]:
-    """The first `limit` held-out problems: their prompts, each behind `few_shot` examples, and
-    their true numbers."""
+    """Returns the prompts of the first `limit` held-out problems, each behind `few_shot` examples,
+    and their true numbers."""
     rows = [json.loads(line) for line in problems_file().read_text(encoding="utf-8").splitlines()][
         :limit
     ]
@@ -115,8 +115,8 @@ def prompts_of(limit: int, few_shot: int, seed: int) -> tuple[list[str], list[st
 def measure(
     folder: Path, device: str, limit: int, few_shot: int, n: int, temperature: float, most: int
 ) -> dict[str, Any]:
-    """Samples `limit` problems `n` times; a dict of pass@k, the share right of each kind, tokens
-    and seconds."""
+    """Samples `limit` problems `n` times. Returns pass@k, the share of right answers by kind,
+    tokens and seconds."""
     model = load(folder, device, torch.bfloat16)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     stops = [id_of(tokenizer, token) for token in (END_OF_TEXT, END_OF_TURN, "Question")]

@@ -1,9 +1,9 @@
-"""Makes the demo's word problems: rows as in GSM8K, `question` and `answer`, the answer closed with
+"""Makes the demo's word problems: rows as in GSM8K, `question` and `answer`; an answer ends with
 `#### n`.
 
-It picks a kind, has it draw a problem, and keeps it when it lies on the side of the split that is
-asked for. The side hangs on the kind and its numbers alone, so no (kind, numbers) is ever on both
-sides, whatever the words are. Standard library only. It knows no token and no model.
+Picks a kind, lets it draw a problem, and keeps the problem if it is on the wanted side of the
+split. The side depends on the kind and its numbers alone, so no (kind, numbers) is on both sides,
+whatever the words are. Standard library only. Knows no token and no model.
 
 `python scripts/demo/problems.py` writes the two files that the package ships.
 """
@@ -79,22 +79,22 @@ class Problem(NamedTuple):
     answer: str
 
     def row(self) -> dict[str, str]:
-        """The problem as a row of GSM8K's form."""
+        """Returns the problem as a row of GSM8K's form."""
         return {"question": self.question, "answer": self.answer}
 
 
 def side_of(kind: str, numbers: tuple[int, ...]) -> Side:
-    """The side of the split: a hash of the kind and its sorted numbers, the same on every machine
-    and Python."""
+    """Returns the side of the split, by a hash of the kind and its sorted numbers: the same on
+    every machine and Python version."""
     key = f"{kind}:{','.join(map(str, sorted(numbers)))}"
     held_out = blake2b(key.encode(), digest_size=4).digest()
     return "test" if int.from_bytes(held_out, "big") % TEST_SHARE == 0 else "train"
 
 
 def make_problem(rng: Random, kind: str | None = None, side: Side = "train") -> Problem:
-    """Draws one problem of `kind` (None: each kind as likely) on `side` of the split.
+    """Draws one problem of `kind` (None: a random kind, all equally likely) on `side` of the split.
 
-    Raises KeyError for a kind that doesn't exist.
+    Raises KeyError for a kind that does not exist.
     """
     name = pick(rng, NAMES) if kind is None else kind
     draw = KINDS[name]
@@ -111,14 +111,14 @@ def make_problem(rng: Random, kind: str | None = None, side: Side = "train") -> 
 
 
 def problems(seed: int, side: Side = "train") -> Iterator[Problem]:
-    """An endless stream of problems, the same for the same seed and side."""
+    """Yields problems endlessly, the same for the same seed and side."""
     rng = Random(seed)
     while True:
         yield make_problem(rng, side=side)
 
 
 def shipped(side: Side) -> list[Problem]:
-    """The `SHIPPED` problems of a side that the package carries: every kind as often as the others,
+    """Returns the `SHIPPED` problems of a side that the package carries: every kind equally often,
     all different."""
     rng = Random(TEST_SEED if side == "test" else SHOTS_SEED)
     chosen: list[Problem] = []

@@ -1,5 +1,6 @@
-"""Penstock runs open-weight language models at full pressure. The public list, imported when first
-used."""
+"""Penstock runs open-weight language models at full pressure. The public names are imported when
+they are first used.
+"""
 
 from __future__ import annotations
 

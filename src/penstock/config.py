@@ -1,8 +1,8 @@
-"""Config: every knob of an engine, grouped, typed, checked, and documented once (docs/config.md
-comes from here).
+"""Config: every knob of an engine, grouped, typed, checked and documented once (docs/config.md is
+generated from it).
 
-It knows no room: it is handed to them. A knob's help is its field's metadata; None means "the
-engine decides, and says what it decided in its stats".
+Knows no room; rooms are given their options. A knob's help is its field's metadata. None means that
+the engine chooses, and reports the choice in its stats.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from penstock.errors import UsageError
 
 # a row takes memory before it runs: a slot in every batch array, a line of the block table
 MAX_ROWS = 262_144
-# each takes memory before the first step: places in arrays, and what it computes
+# a token of a step takes memory before the first step: places in arrays, and activations
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_REPLICAS = 64
-BLOCK_SIZE = 16  # tokens of a block; the kernels and the prefix tree are made for it
+BLOCK_SIZE = 16  # tokens a block; the kernels and the prefix tree are made for this size
 
 Dtype = Literal["auto", "bfloat16", "float16", "float32"]
 Device = Literal["auto", "cpu", "cuda"]
@@ -49,7 +49,7 @@ def _knob(default: Any, help: str, *, low: float | None = None, high: float | No
 
 @dataclass(slots=True, kw_only=True)
 class ModelOptions:
-    """Which model, and as what numbers."""
+    """The model, and the numbers it is computed with."""
 
     model: str = _knob("demo", "A model folder, a hub id, or `demo` for the model in the package.")
     revision: str | None = _knob(
@@ -109,11 +109,11 @@ class ModelOptions:
     )
 
     def tokenizer_folder(self, folder: Path) -> Path:
-        """Returns where the tokenizer's files are, of a model in `folder`."""
+        """Returns the folder of the tokenizer's files, for a model in `folder`."""
         return folder if self.tokenizer is None else Path(self.tokenizer).expanduser()
 
     def check_files(self) -> None:
-        """Raises UsageError where a tokenizer or a chat template that was named cannot be read."""
+        """Raises UsageError when the given tokenizer or chat template cannot be read."""
         if self.skip_tokenizer_init and (self.tokenizer or self.chat_template):
             name = "tokenizer" if self.tokenizer else "chat_template"
             raise UsageError(
@@ -138,7 +138,7 @@ class ModelOptions:
 
 @dataclass(slots=True, kw_only=True)
 class MemoryOptions:
-    """How much of the machine it takes."""
+    """Memory that the engine takes."""
 
     max_model_len: int | None = _knob(
         None, "Longest prompt plus output, in tokens. None: the model's context.", low=2
@@ -166,7 +166,7 @@ class MemoryOptions:
 
 @dataclass(slots=True, kw_only=True)
 class BatchingOptions:
-    """How much of it at once."""
+    """Sizes of a batch."""
 
     max_num_seqs: int | None = _knob(
         None,
@@ -191,7 +191,7 @@ class BatchingOptions:
 
 @dataclass(slots=True, kw_only=True)
 class ScheduleOptions:
-    """What runs next, and how."""
+    """Order and kind of work in a step."""
 
     prefix_groups: PrefixGroups = _knob(
         "auto",
@@ -211,7 +211,7 @@ class ScheduleOptions:
 
 @dataclass(slots=True, kw_only=True)
 class ParallelOptions:
-    """How many GPUs, and what each of them does."""
+    """Number of GPUs, and the work of each."""
 
     tensor_parallel_size: int = _knob(
         1,
@@ -231,7 +231,7 @@ class ParallelOptions:
 
 @dataclass(slots=True, kw_only=True)
 class Config:
-    """All knobs of an engine. Flat names reach them: `Config.of(max_num_seqs=64)`; an unknown name
+    """All knobs of an engine. `Config.of(max_num_seqs=64)` takes their flat names; an unknown name
     is a UsageError."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
@@ -239,21 +239,21 @@ class Config:
     batching: BatchingOptions = field(default_factory=BatchingOptions)
     schedule: ScheduleOptions = field(default_factory=ScheduleOptions)
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
-    # kernels' tunables (kernels/tunables.py), an artifact's
+    # an artifact's kernel tunables (kernels/tunables.py)
     tuned: dict[str, Any] = field(default_factory=dict)
-    # the manifest's, an artifact's
+    # an artifact's scales of keys and values, from its manifest
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
-    end_of_text: int | None = None  # the id of the tokenizer's eos_token, from who opens the model
-    plain_graphs: bool = (
-        False  # an artifact's, whose work shares no prefix: other graphs when they are met
-    )
-    # knobs that the user set, if to their defaults; an artifact sets the others
+    # the id of the tokenizer's eos_token, set by the code that opens the model
+    end_of_text: int | None = None
+    # set by an artifact whose work shares no prefix: other CUDA graphs are captured when needed
+    plain_graphs: bool = False
+    # knobs that the user set, even to their defaults; an artifact sets the others
     named: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, **knobs: Any) -> Config:
-        """Builds a Config from flat knob names, each checked by type and range.
-        None names nothing."""
+        """Builds a Config from flat knob names and checks each by type and range. None leaves a
+        knob unset."""
         config = cls(named=frozenset(name for name, value in knobs.items() if value is not None))
         places = config.places()
         for name, value in knobs.items():
@@ -262,14 +262,14 @@ class Config:
                     f"unknown option {name!r}: known are {', '.join(sorted(places))}", param=name
                 )
             setattr(places[name], name, value)
-        if config.model.tokenizer == config.model.model:  # as scripts for vLLM often say it
+        if config.model.tokenizer == config.model.model:  # scripts for vLLM often give both
             config.model.tokenizer = None
         config.check()
         return config
 
     def told(self) -> dict[str, Any]:
-        """Returns the knobs that are named or differ from their defaults: `Config.of` makes the
-        same of them."""
+        """Returns the knobs that were set or differ from their defaults: `Config.of` builds the
+        same Config from them."""
         places = self.places()
         default = {knob.name: knob.default for group in self.groups() for knob in fields(group)}
         values = {name: getattr(place, name) for name, place in places.items()}
@@ -280,7 +280,7 @@ class Config:
         }
 
     def places(self) -> dict[str, Any]:
-        """Knob name -> the group object that holds it."""
+        """Returns knob name -> the group object that holds it."""
         return {knob.name: group for group in self.groups() for knob in fields(group)}
 
     def groups(

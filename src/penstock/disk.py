@@ -1,8 +1,7 @@
-"""A disk as whoever writes a file meets it: what stands at a name, a file written whole, and why a
-write failed.
+"""Safe reading and writing of files: check a path, write a file whole or not at all, and explain
+why a write failed.
 
-No device and no pipe is read, written, replaced or taken away. It knows no file's content, and
-nobody who writes.
+Devices and pipes are never read, written, replaced or deleted. Knows no file's content.
 """
 
 from __future__ import annotations
@@ -21,9 +20,11 @@ from penstock.errors import CapacityError, JournalError, PenstockError, UsageErr
 
 
 def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
-    """What is at `path`, links followed; None for nothing. Raises JournalError for anything but a
-    file: opening a pipe may hang, and nobody means a device to be replaced. link: whether `path`
-    may be one; else it is refused, for what it leads to may be somebody's, or nobody's yet."""
+    """Returns the status of the file at `path`, or None when nothing is there. Links are followed.
+    Raises JournalError for a folder, device, pipe or socket: opening a pipe may hang, and a device
+    must not be replaced. link: if False, a link at `path` is refused, because its target may belong
+    to somebody else.
+    """
     if not link and path.is_symlink():
         raise JournalError(
             f"{path} is a link: name the file that it leads to, or take the link away"
@@ -42,8 +43,8 @@ def file_at(path: Path, *, link: bool = True) -> os.stat_result | None:
 
 
 def check_writable(path: Path, *, link: bool = False) -> None:
-    """Raises JournalError, before anything long begins, when `path` could not be written. Leaves
-    nothing behind. link: as file_at's."""
+    """Raises JournalError when `path` could not be written. Called before long work begins; leaves
+    nothing behind. link: as in file_at."""
     folder = path.parent
     there = file_at(path, link=link)
     if not folder.is_dir():
@@ -53,9 +54,9 @@ def check_writable(path: Path, *, link: bool = False) -> None:
 
 
 def open_plain(path: Path) -> BufferedReader:
-    """Opens a file to be read. Raises OSError, with why in its `strerror`, for anything else: a
-    pipe would be waited for, and a device has no end."""
-    # a pipe without a writer is open at once then
+    """Opens a file for reading. Raises OSError, with the reason in `strerror`, for anything but a
+    regular file: reading a pipe would wait, and a device has no end."""
+    # O_NONBLOCK: opening a pipe that has no writer returns at once instead of waiting
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
@@ -67,8 +68,8 @@ def open_plain(path: Path) -> BufferedReader:
 
 
 def read_plain(path: Path, most: int) -> bytes:
-    """Returns a file's content, of at most so many bytes. Raises OSError as `open_plain` does, and
-    for a longer one."""
+    """Returns a file's content. Raises OSError as `open_plain` does, and for a file of more than
+    `most` bytes."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > most:
@@ -79,11 +80,13 @@ def read_plain(path: Path, most: int) -> bytes:
 def write_whole(
     path: Path, content: bytes | Callable[[BinaryIO], object], *, link: bool = False
 ) -> None:
-    """Writes a file whole or not at all: beside it first, under a name that is nobody else's, then
-    moved over it.
+    """Writes a file whole or not at all: writes a draft with a random name beside it, then renames
+    the draft over it.
 
-    content: or what writes it into a file that it is given. link: whether one is written through,
-    as a shell's > does; else it is refused. Errors as Journal's."""
+    content: the bytes, or a function that writes them into the open file it is given. link: if
+    True, writes through a link at `path`, as the shell's > does; else a link is refused. Raises
+    JournalError, or CapacityError when the disk is full.
+    """
     file_at(path, link=link)
     there = Path(os.path.realpath(path)) if link else path
     draft = there.with_name(f"{there.name}.{secrets.token_hex(4)}.part")
@@ -97,15 +100,15 @@ def write_whole(
     except OSError as error:
         raise why_not_written(error, path) from error
     finally:
-        # What failed before may fail this too (a name too long, a disk that only reads): that first
-        # error is told.
+        # Deleting the draft may fail for the same reason (a name too long, a read-only disk): the
+        # first error is the one to report.
         with contextlib.suppress(OSError):
             draft.unlink(missing_ok=True)
 
 
 def write_new(path: Path, content: bytes) -> None:
-    """Writes a file that is not there yet, whole or not at all. Whatever stands at the name stays
-    as it is, a link to nothing too. Raises UsageError then, else as `write_whole` does."""
+    """Writes a new file, whole or not at all. Raises UsageError, and changes nothing, when anything
+    is at `path`, even a broken link; other errors as in `write_whole`."""
     try:
         file = path.open("xb")
     except FileExistsError as error:
@@ -120,13 +123,13 @@ def write_new(path: Path, content: bytes) -> None:
         with file:
             file.write(content)
     except OSError as error:
-        with contextlib.suppress(OSError):  # the first error is told
+        with contextlib.suppress(OSError):  # the first error is the one to report
             path.unlink()
         raise why_not_written(error, path) from error
 
 
 def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
+    """Flushes a folder's entries to the disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -135,7 +138,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def why_not_written(error: OSError, path: Path) -> PenstockError:
-    """The error to raise where a file could not be written."""
+    """Returns the error to raise when a file could not be written."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return CapacityError(
             f"the disk of {path} is full: make room and start the same command again"

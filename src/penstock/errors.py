@@ -1,29 +1,29 @@
-"""The error tree: every fault that a user can cause or must be told of, each one clear line with
-the way out.
+"""The errors that a user may see. Each is one clear line that also says what to do.
 
-It knows no room: stdlib only. Nobody has to read a traceback to know what to do next.
+Imports the standard library alone.
 """
 
 from __future__ import annotations
 
 
 class PenstockError(Exception):
-    """Base of all. `str(error)` is one line with the way out; `exit_code` is what the command line
-    ends with."""
+    """Base class of all. `str(error)` is one line that also says what to do; `exit_code` is the
+    exit status of the command line."""
 
     exit_code = 2
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         line = " ".join(message.split())
-        # half a surrogate could not be printed
+        # an unpaired surrogate could not be printed
         super().__init__(line.encode("utf-8", "backslashreplace").decode())
         self.param = param
 
 
 class UsageError(PenstockError, ValueError):
     """An option, field or value that cannot be served; `param` names it. `rule` is the message
-    without what was given: what a server says, whose answers go to logs that the value must not get
-    into."""
+    without the given value: a server answers with it, because its answers go to logs that must not
+    hold user data.
+    """
 
     def __init__(self, message: str, *, param: str | None = None, rule: str | None = None) -> None:
         super().__init__(message, param=param)
@@ -43,7 +43,7 @@ class TokenizerError(CheckpointError):
 
 
 class CapacityError(PenstockError):
-    """The machine lacks memory, disk or a port for what was asked."""
+    """The machine lacks the memory, disk space or port that is needed."""
 
 
 class JournalError(PenstockError):
@@ -51,39 +51,40 @@ class JournalError(PenstockError):
 
 
 class RecordError(PenstockError):
-    """A record or samples of a measured run that cannot be believed;
-    names the file and the field."""
+    """A record or samples of a measured run that cannot be believed. The message names the file and
+    the field."""
 
 
 class FaultError(PenstockError):
-    """Our own code failed at one request; the others go on. A server's log has the traceback."""
+    """A fault in Penstock's own code that fails one request; the others go on. A server's log has
+    the traceback."""
 
     exit_code = 1
 
 
 class EngineError(PenstockError):
-    """The engine stopped; every waiter gets this."""
+    """The engine stopped; every waiting request gets this error."""
 
     exit_code = 1
 
 
 class ReplicaError(EngineError):
-    """One of several replicas stopped, and a request with it that cannot be run again; the others
-    go on."""
+    """One of several replicas stopped, together with a request that cannot be run again; the other
+    replicas go on."""
 
 
 class NoReplicaError(EngineError):
-    """No replica is ready; they start again by themselves."""
+    """No replica is ready; replicas restart by themselves."""
 
 
 def escaped(text: str) -> str:
-    """Returns a text; signs in it that cannot be shown become escapes of Python."""
+    """Returns the text with unprintable characters replaced by Python's escapes."""
     return "".join(
         sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text
     )
 
 
 def too_long(context: int) -> str:
-    """Returns how a prompt past the context is refused: in the words by which clients (litellm,
-    langchain) know that another model may take it."""
+    """Returns the error message for a prompt longer than the context. Clients (litellm, langchain)
+    recognise these words and try another model."""
     return f"this model's maximum context length is {context} tokens and the prompt is too long"

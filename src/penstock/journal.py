@@ -1,18 +1,15 @@
-"""The journal: rows that are written exactly once, through kills, full disks and power cuts.
+"""A journal writes rows exactly once, through kills, full disks and power cuts.
 
-    OUT.jsonl            the rows themselves, plain JSON lines: whoever reads them needs nothing of
-    ours
-    OUT.jsonl.journal    what vouches for them: a header with the run's fingerprint, then one
-    checksummed line a row
+    OUT.jsonl            the rows, as plain JSON lines that need no Penstock to read
+    OUT.jsonl.journal    a header with the run's fingerprint, then one checksummed line a row
 
-A row is written in two moves: its bytes go to OUT and to the disk, then a line with its key, length
-and checksum goes to the journal and to the disk. Only then is it done. What a kill leaves after the
-last such line is cut off at the next open, so a key is either done, with its whole row in OUT, or
-it is not there. Rows go to the disk in groups (at a `tick` half a second after the last group, or
-8,192 of them), because a sync costs milliseconds.
+A row is written in two moves: its bytes go to OUT and are flushed to the disk, then a line with its
+key, length and checksum goes to the journal and is flushed. Only then is the row done. The next
+open cuts off what a kill left after the last such line, so a key is either done, with its whole row
+in OUT, or absent. Rows are flushed in groups (at a `tick` half a second after the last group, or
+8,192 rows), because a flush costs milliseconds.
 
-Jobs and the server's batches share it. It knows neither: keys and rows are JSON values to it.
-Stdlib only.
+Jobs and the server's batches use it. Knows keys and rows as JSON values; stdlib only.
 """
 
 from __future__ import annotations
@@ -45,14 +42,14 @@ from penstock.key_set import Key, KeySet
 COMMIT_SECONDS = 0.5
 COMMIT_ROWS = 8192
 COMMIT_BYTES = 4 << 20
-# some readers end a line at them
+# Unicode line ends: some readers end a line at them
 _ODD = {odd.encode(): f"\\u{ord(odd):04x}".encode() for odd in "\x85\u2028\u2029"}
 
 
 @dataclass(slots=True)
 class _State:
-    """Where the vouched part of both files ends, in bytes, and the rows with their lines that wait
-    beyond it."""
+    """Both files' committed lengths in bytes, and the rows with their journal lines that wait for
+    the next commit."""
 
     data_end: int = 0
     journal_end: int = 0
@@ -60,15 +57,16 @@ class _State:
 
 
 class Journal:
-    """Appends rows to `path` exactly once a key; open it again and it goes on where it was.
+    """Appends rows to `path`, each key exactly once. Opening the same path again continues the run.
 
-    path: the plain JSON lines; its journal lies beside it, named `path` + ".journal". fingerprint:
-    what makes this run this run, name -> JSON value. A journal with another one is refused
-    (JournalError
-        names what differs). Whatever may change between two sittings of one run stays out of it.
+    path: the file of JSON lines; its journal lies beside it, named `path` + ".journal".
+    fingerprint: the settings that identify the run, name -> JSON value. A journal with another
+        fingerprint is refused: JournalError names the differences. Settings that may change when
+        the
+        run is continued stay out of it.
     Raises JournalError when the files cannot be written, are in use, were changed by somebody else,
-    or belong to another run; CapacityError when the disk is full. After either, every row that was
-    committed is still good.
+    or belong to another run; CapacityError when the disk is full. After either error every
+    committed row is still good.
     """
 
     def __init__(self, path: Path, fingerprint: Mapping[str, Any]) -> None:
@@ -89,32 +87,30 @@ class Journal:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Closes. Left by an error before the first row, it takes its files away: nothing half-done
-        stays."""
+        """Closes the journal. After an error before the first row it deletes the files, so that
+        nothing half-done stays."""
         self.close(keep_empty=kind is None)
 
     def __contains__(self, key: Key) -> bool:
         return key in self.keys
 
     def __len__(self) -> int:
-        """Keys that are done or wait for the next commit."""
+        """Returns the number of keys that are done or wait for the next commit."""
         return len(self.keys)
 
     def add(self, key: Key, row: Mapping[str, Any]) -> None:
-        """Takes the row of a key; a tick that is due, or a commit, brings it to the disk. A known
-        key is an error."""
+        """Adds a key's row; the next due tick, or a commit, brings it to the disk. A known key is
+        an error."""
         try:
             data = json.dumps(row, ensure_ascii=False).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, in an id for instance
+        except UnicodeEncodeError:  # an unpaired surrogate, in an id for instance
             data = json.dumps(row).encode()
         self.add_json(key, data)
 
     def add_json(self, key: Key, row: bytes) -> None:
         """Adds a row that is JSON in UTF-8 already, without a newline in it."""
-        for (
-            odd,
-            escape,
-        ) in _ODD.items():  # outside strings none of them may stand, and no character holds another
+        # JSON allows these characters inside strings only, so replacing their bytes is safe
+        for odd, escape in _ODD.items():
             if odd in row:
                 row = row.replace(odd, escape)
         data = row + b"\n"
@@ -129,18 +125,20 @@ class Journal:
             self.commit()
 
     def tick(self) -> bool:
-        """To be called while work goes on, often: commits what waits, once COMMIT_SECONDS have
-        passed since the last commit. So no row waits in memory for the next one to end. True where
-        nothing waits: all is on the disk."""
+        """Commits the waiting rows once COMMIT_SECONDS have passed since the last commit. Call it
+        often while work goes on, so that no row waits in memory for the next one to end. Returns
+        True when everything is on the disk.
+        """
         if self._state.pending and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self.commit()
         return not self._state.pending
 
     def commit(self) -> None:
-        """Brings the rows that wait to the disk. Where that fails, both files go back to before.
+        """Brings the waiting rows to the disk. When that fails, both files are cut back to their
+        committed length.
 
-        Raises JournalError too where `path` names this file no more: nobody would find there what
-        was written.
+        Raises JournalError also when `path` no longer names the open file: nobody would find the
+        rows there.
         """
         if self._state.pending:
             self._bring()
@@ -151,16 +149,16 @@ class Journal:
             ) from FileNotFoundError(f"{self.path} is not the file that was opened there")
 
     def _bring(self) -> None:
-        """The rows to the disk, then their lines.
+        """Writes the rows to the disk, then their journal lines.
 
-        Ctrl-C may come at any line of this: what was written without being vouched for is cut, and
-        the rows still wait. The new state is taken up in one assignment, so there is no half of it.
+        Ctrl-C may come at any line here: uncommitted bytes are cut off later, and the rows still
+        wait. One assignment sets the new state, so it is never half set.
         """
         state = self._state
         rows = b"".join(data for data, _ in state.pending)
         lines = b"".join(line for _, line in state.pending)
         try:
-            self._cut()  # of what an earlier commit that was stopped left behind
+            self._cut()  # remove what an interrupted commit left behind
             _write(self._data, rows)
             _write(self._journal, lines)
         except OSError as error:
@@ -168,11 +166,12 @@ class Journal:
             raise why_not_written(error, self.path) from error
         self._state = _State(state.data_end + len(rows), state.journal_end + len(lines))
         self._pending_bytes = 0
-        self._last_commit = time.monotonic()  # its end: a slow disk doesn't get all of the time
+        # taken at the end, so that a slow disk does not spend all its time committing
+        self._last_commit = time.monotonic()
 
     def rows(self, field: str | None = None) -> Iterator[dict[str, Any]]:
-        """The committed rows in the order they were written; those with this field alone. Read one
-        by one: any number of them. What doesn't name the field is not parsed."""
+        """Yields the committed rows in the order they were written, one at a time. field: yields
+        only rows that have this field; other lines are not parsed."""
         end, wanted = self._state.data_end, set() if field is None else {field}
         named = b"" if field is None else json.dumps(field).encode()
         with self.path.open("rb") as file:
@@ -183,14 +182,14 @@ class Journal:
 
     def _row(self, line: bytes) -> dict[str, Any]:
         row: Any = None
-        with contextlib.suppress(ValueError, RecursionError):  # what is none then is told below
+        with contextlib.suppress(ValueError, RecursionError):  # bad JSON is reported below
             row = json.loads(line)
         if not isinstance(row, dict):
             raise self.foreign(line)
         return row
 
     def foreign(self, row: object) -> JournalError:
-        """Returns the error for a row that is vouched for, and yet is none that its run writes."""
+        """Returns the error for a committed row that no run of Penstock writes."""
         told = row[:80].decode("utf-8", "replace") if isinstance(row, bytes) else _short(row)
         return JournalError(
             f"{self.path} holds a row that no run wrote ({told!r}): name another output, or delete"
@@ -198,8 +197,8 @@ class Journal:
         )
 
     def close(self, *, keep_empty: bool = True) -> None:
-        """Commits what waits and lets go of the files. Unless `keep_empty`, files without a row are
-        taken away."""
+        """Commits the waiting rows and closes the files. Unless `keep_empty`, files without a row
+        are deleted."""
         if self._data.closed:
             return
         try:
@@ -228,7 +227,7 @@ class Journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not os.path.samestat(os.fstat(journal.fileno()), os.stat(self.journal_path)):
-                # opened just before its run took it away: nobody would find what is written
+                # the other run deleted it just after it was opened here: nobody would find the rows
                 raise BlockingIOError
             data = open(self.path, "a+b", 0, opener=_no_link)  # noqa: SIM115 - closed by close()
         except BlockingIOError as error:
@@ -244,8 +243,8 @@ class Journal:
         return journal, data
 
     def _take_up(self, fingerprint: dict[str, Any]) -> None:
-        """Reads the journal's lines against the data, cuts what a kill left half done, collects the
-        keys."""
+        """Checks the journal's lines against the data, cuts off what a kill left half done, and
+        collects the keys."""
         self._journal.seek(0)
         with os.fdopen(os.dup(self._journal.fileno()), "rb", READ_BYTES) as journal:
             self._take_up_lines(whole_lines(journal, self.journal_path), fingerprint)
@@ -253,9 +252,8 @@ class Journal:
     def _take_up_lines(self, lines: Iterator[bytes], fingerprint: dict[str, Any]) -> None:
         header = next(lines, b"")
         run = self._read_header(header)
-        if not os.fstat(
-            self._data.fileno()
-        ).st_size:  # nothing was written, or it was taken away: the run begins anew
+        # the data is empty or was deleted: the run starts over
+        if not os.fstat(self._data.fileno()).st_size:
             self._begin(fingerprint)
             return
         if run is None:
@@ -267,7 +265,7 @@ class Journal:
         with self.path.open("rb") as data:
             for line in lines:
                 self._check_row(line, data)
-        self._cut(sync=True)  # a killed sitting may have written lines that are not on the disk
+        self._cut(sync=True)  # a killed run may have written lines that are not on the disk yet
 
     def _read_header(self, header: bytes) -> dict[str, Any] | None:
         run = run_of(header)
@@ -278,7 +276,8 @@ class Journal:
         return None
 
     def _torn_at_its_begin(self) -> bool:
-        """A power cut may leave a part of the header; no row was written then."""
+        """Returns True if the journal is part of a header, as a power cut leaves it; no row was
+        written then."""
         self._journal.seek(0)
         return not os.fstat(self._data.fileno()).st_size and begins_a_header(
             self._journal.read(READ_BYTES)
@@ -298,7 +297,8 @@ class Journal:
     def _compare(self, run: dict[str, Any], fingerprint: dict[str, Any]) -> None:
         try:
             changes = changes_told(run, json.loads(json.dumps(fingerprint)))
-        except RecursionError as error:  # of what could just be read, not all can be compared
+        except RecursionError as error:
+            # JSON that could be parsed may still be nested too deep to compare
             raise unread(self.journal_path) from error
         if changes:
             raise JournalError(
@@ -329,9 +329,10 @@ class Journal:
     # The files
 
     def _cut(self, *, sync: bool = False) -> None:
-        """Cuts both files to what is vouched for; taking bytes away works on a full disk too. The
-        journal first, and to the disk: lines that a kill or a power cut left behind without their
-        rows would be refused for ever."""
+        """Cuts both files to their committed length; shortening a file works on a full disk too.
+        The journal is cut and flushed first: leftover lines without their rows would be refused at
+        every open.
+        """
         try:
             if sync or os.fstat(self._journal.fileno()).st_size != self._state.journal_end:
                 self._journal.truncate(self._state.journal_end)
@@ -341,8 +342,9 @@ class Journal:
             raise why_not_written(error, self.path) from error
 
     def _take_away(self) -> None:
-        """While the lock is held: nobody has begun in these files. A link, or an empty file, that
-        was there stays, and so does what came in their place."""
+        """Deletes both files while the lock is held, so that no other run can have begun with them.
+        Keeps a link or empty file that was there before, and any file that has replaced them since.
+        """
         if self._may_unlink and _is_at(self._data, self.path):
             self.path.unlink(missing_ok=True)
         if _is_at(self._journal, self.journal_path):
@@ -354,24 +356,24 @@ class Journal:
 
 
 def journal_of(path: Path) -> Path:
-    """Where the journal of a run's output lies, or would lie."""
+    """Returns the path of the journal of an output file, present or not."""
     return path.with_name(path.name + ".journal")
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
-    """Whether the open file is the one that stands at `path`, links followed.
-    Raises JournalError."""
+    """Returns True if the open file is the one at `path`, links followed. Raises JournalError."""
     there = file_at(path)
     return there is not None and os.path.samestat(os.fstat(file.fileno()), there)
 
 
 def _no_link(path: str, flags: int) -> int:
-    """Opens as `open` does, and no link: one that came since it was looked for too."""
+    """Opens a file as `open` does, but never through a link, even one created since the check."""
     return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
 
 
 def changes_told(before: dict[str, Any], now: dict[str, Any]) -> str:
-    """Returns which of a run's settings differ, as an error tells them; empty where none does."""
+    """Returns the settings that differ between two runs, as text for an error; empty where none
+    does."""
     names = [name for name in before | now if before.get(name) != now.get(name)]
     return ", ".join(f"{n}: {_short(before.get(n))} there, {_short(now.get(n))} now" for n in names)
 

@@ -1,6 +1,8 @@
-"""The lines of a journal: a checksum, then a header with what makes its run that run, or a row's
-length, checksum and key. What is read may be anybody's: each is bounded, and what is none of ours
-is told from what a kill tore.
+"""The lines of a journal: a checksum, then either a header with the run's fingerprint, or a row's
+length, checksum and key.
+
+A file may come from anybody, so every length is bounded. A line torn by a kill is told apart from a
+file that is no journal.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ VERSION = 1
 READ_BYTES = 1 << 20
 LONGEST_LINE = 16 << 20  # bytes
 SHORTEST_ROW = 2  # bytes of JSON
-WORD = b" penstock-journal "  # that a header has behind its checksum
+WORD = b" penstock-journal "  # follows the checksum in a header
 
 
 def header_of(run: Mapping[str, Any]) -> bytes:
@@ -37,8 +39,8 @@ def line_of(data: bytes, key: Key) -> bytes:
 
 
 def begins_a_header(left: bytes) -> bool:
-    """Returns whether it may be what a power cut left of a header: a part of one, zeros in its
-    place. Anything else is somebody's file."""
+    """Returns True if `left` may be the start of a header that a power cut tore, zero bytes
+    included. False: the file is somebody else's."""
     left = left.rstrip(b"\0")
     ours = not left[:8].strip(b"0123456789abcdef") and left[8:].startswith(
         WORD[: max(0, len(left) - 8)]
@@ -53,7 +55,7 @@ def seal(text: str) -> bytes:
 
 def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
     """Yields lines whose checksum holds, up to the first that a kill tore. Raises JournalError for
-    one that is longer than any of ours: a group's zeros, which a power cut may leave, are fewer."""
+    a line longer than LONGEST_LINE; the zero bytes that a power cut may leave are fewer."""
     while line := file.readline(LONGEST_LINE + 1):
         if len(line) > LONGEST_LINE:
             raise unread(path)
@@ -63,12 +65,12 @@ def whole_lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
 
 
 def unread(path: Path) -> JournalError:
-    """Returns the error for a file that begins or goes on as no journal does."""
+    """Returns the error for a file that is no journal of this version."""
     return JournalError(f"{path} is no journal that this version reads: name another output")
 
 
 def run_of(header: bytes) -> dict[str, Any] | None:
-    """Returns what a header tells of its run; None for a line that is none of this version."""
+    """Returns the fingerprint in a header; None for a line that is no header of this version."""
     try:
         there = json.loads(header[8 + len(WORD) :]) if header[8:].startswith(WORD) else None
     except (ValueError, RecursionError):
@@ -78,8 +80,8 @@ def run_of(header: bytes) -> dict[str, Any] | None:
 
 
 def row_told(line: bytes) -> tuple[int, int, Key]:
-    """Returns a row's length in bytes, its checksum and its key. Raises ValueError, RecursionError
-    for another line."""
+    """Returns a row's length in bytes, its checksum and its key. Raises ValueError or
+    RecursionError for any other line."""
     length, checksum, key = line[9:-1].split(b" ", 2)
     told = int(length), int(checksum, 16), json.loads(key)
     if told[0] < SHORTEST_ROW or type(told[2]) not in (str, int, list):
@@ -88,8 +90,8 @@ def row_told(line: bytes) -> tuple[int, int, Key]:
 
 
 def holds(data: BinaryIO, length: int, checksum: int) -> bool:
-    """Returns whether the next `length` bytes are what the checksum is of. However many it says,
-    few are in memory."""
+    """Returns True if the next `length` bytes have this checksum. Reads in pieces, so memory stays
+    small."""
     found, left = 0, length
     while left and (piece := data.read(min(left, READ_BYTES))):
         found, left = zlib.crc32(piece, found), left - len(piece)

@@ -1,5 +1,6 @@
-"""KeySet: keys that were seen, few bytes each. A key is a JSON value that tells a row from all
-others. Stdlib only."""
+"""KeySet: a set of keys that takes few bytes a key. A key is a JSON value that identifies a row.
+Stdlib only.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +13,11 @@ Key = str | int | list[Any]
 
 
 class KeySet:
-    """Keys that were seen, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key,
-    however long it is.
+    """A set of keys, as 8-byte hashes in an open-addressed table: 16 to 32 bytes a key, however
+    long it is.
 
-    Two keys share a hash with a chance of about (keys squared) / 2^65: 3e-8 at a million keys.
+    Two keys share a hash with a chance of about (number of keys squared) / 2^65: 3e-8 at a million
+    keys.
     """
 
     def __init__(self) -> None:
@@ -30,8 +32,8 @@ class KeySet:
         return table[_place(table, _hash(key))] != 0
 
     def add(self, key: Key) -> bool:
-        """Adds a key; False when it was there. For one thread;
-        others may ask for keys meanwhile."""
+        """Adds a key; returns False when it was there. Only one thread may add; others may look up
+        keys meanwhile."""
         code = _hash(key)
         place = _place(self._table, code)
         if self._table[place]:
@@ -46,7 +48,7 @@ class KeySet:
         grown = array("Q", bytes(16 * len(self._table)))
         for code in filter(None, self._table):
             grown[_place(grown, code)] = code
-        self._table = grown  # whole, at once: who asks in another thread misses no key
+        self._table = grown  # one assignment, so that a lookup in another thread misses no key
 
 
 def _place(table: array[int], code: int) -> int:
@@ -57,10 +59,10 @@ def _place(table: array[int], code: int) -> int:
 
 
 def text_of(key: Key) -> str:
-    """Returns a key as a line holds it."""
-    return json.dumps(key, separators=(",", ":"))  # ASCII, and no newline in it
+    """Returns a key as compact JSON for a journal line."""
+    return json.dumps(key, separators=(",", ":"))  # ASCII without a newline
 
 
 def _hash(key: Key) -> int:
-    # 0 marks an empty place
+    # 0 marks an empty place, so a hash of 0 becomes 1
     return int.from_bytes(blake2b(text_of(key).encode(), digest_size=8).digest()) or 1

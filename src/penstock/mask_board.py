@@ -1,14 +1,14 @@
-"""MaskBoard: the masks that samples wait for, by place, in memory that the scheduler and who makes
-them share.
+"""MaskBoard: the token masks of samples, one place a sample, in memory that the scheduler shares
+with the process that makes the masks.
 
-    the scheduler   begun[p] one more with each sample, before the maker is told of it; token[p],
-    then asked[p] one more
-    the maker       certain[p], count[p], words[p], then made[p] = asked[p]
+    the scheduler   adds 1 to begun[p] for each new sample, before it sends the sample to the maker;
+                    writes token[p], then adds 1 to asked[p]
+    the maker       writes certain[p], count[p], words[p], then sets made[p] = asked[p]
 
-No word goes to and fro for a mask: a thousand of them a step, each read and told of by itself, took
-the host longer than the device's whole step. Each number has one writer, and `fence` keeps them in
-their order. Where tokens are forced the constraint is run ahead of them: the mask stands behind
-them, and they need neither a draw nor a mask each. It knows places and words; no samples.
+No message is sent for a mask: a thousand messages a step took the host longer than the device's
+whole step. Each number has one writer, and `fence` orders the writes. Where the grammar forces the
+next tokens, the maker runs ahead: it hands over the forced tokens and the mask behind them, so
+forced tokens need no draw and no mask. Knows places and words; no samples.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
-FORCED = 32  # tokens ahead of a mask, at most
-AS_IT_STANDS = -1  # in the place of a token: a sample's first mask
+FORCED = 32  # most forced tokens ahead of a mask
+AS_IT_STANDS = -1  # stands for a token: asks for a sample's first mask
 _LOCK = threading.Lock()
 
 
 def fence() -> None:
-    """Keeps reads and writes before it before those behind it, where a processor does not by
-    itself: a lock that is let go, then taken, orders them."""
+    """Orders the reads and writes before it ahead of those after it, on processors that may reorder
+    them: releasing and then taking a lock does so."""
     for _ in range(2):
         with _LOCK:
             pass
@@ -35,21 +35,21 @@ def fence() -> None:
 
 @dataclass(slots=True, eq=False)
 class MaskBoard:
-    """Columns by place."""
+    """Columns of int32, one entry a place."""
 
-    words: Int32  # [places, words]  bit t % 32 of word t // 32 set: token t may come
-    certain: Int32  # [places, FORCED]  tokens that come first
-    asked: Int32  # [places]  number of the mask that is wanted
-    made: Int32  # [places]  of the one that is there
-    token: Int32  # [places]  behind which the wanted one is
-    count: Int32  # [places]  how many are certain
-    # [places]  samples that had the place so far: who was told of fewer has yet to hear of the last
-    # one
+    words: Int32  # [places, words]  bit t % 32 of word t // 32 set: token t is allowed
+    certain: Int32  # [places, FORCED]  forced tokens that come before the mask
+    asked: Int32  # [places]  number of the mask that was asked for last
+    made: Int32  # [places]  number of the mask that is there
+    token: Int32  # [places]  token behind which the wanted mask stands
+    count: Int32  # [places]  number of forced tokens
+    # [places]  samples that had the place so far: a maker that has counted fewer has yet to hear of
+    # the latest one
     begun: Int32
 
     @classmethod
     def over(cls, memory: Int32, places: int, words: int) -> MaskBoard:
-        """Lays the columns over memory of `size` int32 that is 0."""
+        """Lays the columns over a zeroed memory of `size` int32."""
         ends = np.cumsum([places * words, places * FORCED, *[places] * 5]).tolist()
         parts = [memory[first:last] for first, last in zip([0, *ends], ends, strict=False)]
         return cls(parts[0].reshape(places, words), parts[1].reshape(places, FORCED), *parts[2:])
@@ -59,13 +59,13 @@ class MaskBoard:
         return places * (words + FORCED + 5)
 
     def ready(self, places: Int32) -> NDArray[np.bool_]:
-        """Returns whether each place's mask is there."""
+        """Returns a boolean for each place: the mask that was asked for is there."""
         there: NDArray[np.bool_] = self.made.take(places) == self.asked.take(places)
         fence()
         return there
 
     def missing(self) -> int:
-        """Returns how many masks are wanted and not there."""
+        """Returns the number of masks that are wanted and not there yet."""
         return int(np.count_nonzero(self.made != self.asked))
 
     def ask(self, places: Int32, tokens: Int32) -> None:
@@ -74,8 +74,8 @@ class MaskBoard:
         self.asked[places] += 1
 
     def put(self, place: int, ticket: int, certain: list[int], words: Int32 | None) -> None:
-        """The mask number `ticket` of a place is there: words, unless they lie in their place
-        already; None: any token."""
+        """Publishes mask number `ticket` of a place. words: the mask, not copied if it already lies
+        in its place; None allows every token."""
         if words is None or words.base is not self.words.base:
             self.words[place] = -1 if words is None else words
         self.certain[place, : len(certain)] = certain

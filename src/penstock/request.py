@@ -1,8 +1,8 @@
-"""The words that all rooms share: what is asked (Request, SamplingParams) and what comes back
-(Delta, RequestOutput).
+"""The types that all rooms share: requests (Request, SamplingParams) and results (Delta,
+RequestOutput).
 
-Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. It knows no
-engine and no text: stdlib only; ids are plain ints, text is what somebody else made of them.
+Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. Knows no
+engine and no tokenizer: ids are plain ints. Stdlib only.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from penstock.request_checks import check_real, check_whole, read_bias, wrong
 from penstock.row_table import RANGES
 from penstock.vllm_arguments.sift import takes_vllms
 
-# numerical_error: its logits were not finite; error: the engine refused it. Both say why beside it.
+# numerical_error: the logits were not finite; error: the engine refused the request. Both come with
+# a message.
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
-# stop strings; all are looked for in each text that may hold one, and token by token in a stream
+# most stop strings of a request; the host searches each text for all of them
 MAX_STOPS = 64
-MAX_STOP_CHARACTERS = 2_048  # of all stop strings together
-MAX_LOGPROBS = 20  # as vLLM's default max_logprobs and OpenAI's top_logprobs
+MAX_STOP_CHARACTERS = 2_048  # characters of all stop strings together
+MAX_LOGPROBS = 20  # the same as vLLM's default max_logprobs and OpenAI's top_logprobs
 NO_VOCABULARY = (
     f"logprobs of -1, the whole vocabulary, are not served: 0 to {MAX_LOGPROBS}, or"
     " logprob_token_ids"
@@ -35,11 +36,11 @@ MAX_SAMPLES = 65_536
 MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choices together
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
-FIRST_WEIGHTS = "default"  # names the weights of the start
-REST = -1  # in place of a sample to cancel: all that have not ended, and what each has made is told
-_WHOLE: dict[
-    str, tuple[int, int | None]
-] = {  # whole numbers of SamplingParams: the lowest and the highest
+FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
+# a sample index in a cancellation: all samples that have not ended; their output so far is sent
+REST = -1
+# integers of SamplingParams: lowest and highest value
+_WHOLE: dict[str, tuple[int, int | None]] = {
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
     "max_tokens": (1, None),
@@ -50,21 +51,27 @@ _WHOLE: dict[
 }
 _MAY_BE_NONE = {"max_tokens", "seed", "logprobs", "prompt_logprobs"}
 _SWITCHES = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "detokenize")
-_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")  # of forms
+# kinds of structured outputs
+_KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form that each answer has: one of the first five, or structural_tag, or `around`. Checked
-    when made; whether a grammar can be served is seen when it is compiled.
+    """The form of each answer. Exactly one of the six kinds is set (json, regex, choice, grammar,
+    json_object, structural_tag), or none beside `around`. Values are checked here; a grammar that
+    cannot be served is found when it is compiled.
 
-    json: a JSON Schema, kept as text.    regex: of the whole text.    choice: one of these texts.
-    grammar: in Lark or GBNF.             json_object: any JSON object. structural_tag: free text
-    with tags in it, whose contents have forms; text.structural_tag has what it may say. lenient:
-    what of a schema isn't known is passed over, and oneOf is anyOf; else such a schema is refused.
-    disable_any_whitespace: JSON without any.    whitespace_pattern: a regex of what may stand
-    between JSON's parts. around: Lark of the whole answer, in which @form is what the others say;
-    without them, of an answer without it.
+    json: a JSON Schema, kept as text. regex: a regex that the whole text matches. choice: a list of
+    texts; the answer is one of them. grammar: a grammar in Lark or GBNF. json_object: any JSON
+    object. structural_tag: free text with tags in it whose contents have forms; text.structural_tag
+    has the
+        format.
+    lenient: unknown parts of a schema are ignored and oneOf counts as anyOf; otherwise such a
+    schema
+        is refused.
+    disable_any_whitespace: JSON has no white space between its parts. whitespace_pattern: a regex
+    of the white space allowed between JSON's parts. around: a Lark grammar of the whole answer, in
+    which @form stands for the kind that is set.
     """
 
     json: str | dict[str, Any] | None = None
@@ -105,12 +112,12 @@ class StructuredOutputsParams:
 
     @property
     def kinds(self) -> int:
-        """How many of the six are said."""
+        """Returns how many of the six kinds are set."""
         return sum(getattr(self, name) not in (None, False) for name in _KINDS)
 
     @property
     def size(self) -> int:
-        """Characters, of all its texts."""
+        """Returns the number of characters of all texts together."""
         texts = [
             self.json,
             self.regex,
@@ -137,13 +144,12 @@ def _form(rule: str) -> UsageError:
 
 @dataclass(slots=True, kw_only=True)
 class StopWhen:
-    """When a request of n samples ends before all of them have: once `agree` samples have ended
-    with the same answer, so with 1 at the first that has one. The rest end with finish_reason
-    `abort` and stop_reason `stop_when`.
+    """Ends a request of n samples early: once `agree` samples have ended with the same answer. With
+    agree = 1 the first sample that has an answer ends it. The remaining samples end with
+    finish_reason `abort` and stop_reason `stop_when`.
 
-    pattern: a regex, looked for in the text of each sample that has ended. Its first match's first
-    group is the answer,
-        without a group the match; a sample without a match has none.
+    pattern: a regex that is searched for in each ended sample's text. The answer is the first group
+        of the first match, or the whole match without a group; a sample without a match has none.
     """
 
     pattern: str
@@ -157,37 +163,46 @@ class StopWhen:
 
 
 class RequestOutputKind(Enum):
-    """What an AsyncLLM yields of a request. vLLM's names and numbers."""
+    """The kind of outputs that AsyncLLM.generate yields, with vLLM's names and numbers."""
 
-    CUMULATIVE = 0  # all that was made so far, each time
-    DELTA = 1  # what has come since the last time
-    FINAL_ONLY = 2  # once, all of it
+    CUMULATIVE = 0  # each output holds everything generated so far
+    DELTA = 1  # each output holds what is new since the previous one
+    FINAL_ONLY = 2  # one output, at the end, with everything
 
 
 @takes_vllms
 @dataclass(slots=True, kw_only=True)
 class SamplingParams:
-    """How the n samples of one request are drawn. Checked when made; every field is read by the
-    engine.
+    """Settings for drawing the n samples of one request. Checked when made; the engine reads every
+    field.
 
-    n: samples of the prompt (a fork group).            temperature: 0 is greedy. top_p, top_k (0 or
-    -1: off), min_p: filters, applied in the order penalties, temperature, min_p, top_k, top_p.
-    repetition_penalty: > 1 makes tokens of prompt and output less likely (CTRL, arXiv:1909.05858).
+    n: samples of the prompt. temperature: 0 is greedy. top_p, top_k (0 or -1: off), min_p: filters.
+    Order: penalties, temperature, min_p, top_k, top_p. repetition_penalty: above 1, tokens of
+    prompt and output become less likely (CTRL,
+        arXiv:1909.05858).
     presence_penalty, frequency_penalty: OpenAI's, over output tokens. logit_bias: token id -> value
-    added to its logit.      allowed_token_ids: only these may come. min_tokens: no end id, stop id
-    or stop string within that many tokens.   max_tokens: None is up to the context. stop: strings
-    that end a sample, up to 64 with 2,048 characters together; the text is cut before them unless
-        include_stop_str_in_output.
-    bad_words: strings that may not be said: a word's last token is barred where the ones before it
-    were just drawn. stop_token_ids: ids that end a sample, beside the model's own end ids (which
-    ignore_eos turns off). seed: the same (seed, sample index, position) draws the same token
-    whatever else runs; None: the engine draws one. structured_outputs: the form that each sample
-    has; it ends where that is complete, and draws no end id before. stop_when: which answers of its
-    samples end the request, the samples that are still drawn included. logprobs: 0 to 20 most
-    likely tokens beside the chosen one, of the raw logits; prompt_logprobs: same for the prompt.
-    logprob_token_ids: these tokens beside the chosen one, in place of the most likely; logprobs
-    says their number then. output_kind: what AsyncLLM.generate yields. All others give what
-    FINAL_ONLY does, as vLLM's LLM.
+    added to its logit. allowed_token_ids: only these tokens are drawn. min_tokens: no end id, stop
+    id or stop string before this many output tokens. max_tokens: most output tokens; None: up to
+    the context. stop: strings that end a sample, up to 64 with 2,048 characters together; the text
+    is cut before
+        them unless include_stop_str_in_output.
+    bad_words: strings that are never generated: a word's last token is barred when the tokens
+    before
+        it were just drawn.
+    stop_token_ids: ids that end a sample, beside the model's end ids (which ignore_eos turns off).
+    seed: the same (seed, sample index, position) draws the same token whatever else runs; None: the
+        engine chooses one.
+    structured_outputs: the form of each sample. A sample ends when its form is complete, and never
+        ends before.
+    stop_when: ends the request once enough of its samples have the same answer; samples still being
+        drawn are aborted.
+    logprobs: 0 to 20 most likely tokens beside the chosen one, of the raw logits. prompt_logprobs:
+    the same for the prompt. logprob_token_ids: these tokens beside the chosen one, in place of the
+    most likely; logprobs is
+        then their number.
+    output_kind: the kind of outputs that AsyncLLM.generate yields. Everything else gives
+    FINAL_ONLY,
+        as vLLM's LLM does.
     """
 
     n: int = 1
@@ -325,19 +340,21 @@ class SamplingParams:
 
 @dataclass(slots=True, kw_only=True)
 class Request:
-    """What the engine is asked: ids only. It crosses the channel as typed msgpack.
+    """A request as the engine gets it, in token ids. It crosses the channel as typed msgpack.
 
-    request_id: unique for the channel's lifetime.   prompt: int32 ids as raw little-endian bytes.
-    stream: every token goes up as it is read; else a sample's tokens go up once, at its end (or
-    when `watch` fires). watch: packed bits over the vocabulary (numpy.packbits, big-endian bit
-    order), or None: a sampled token whose bit
-        is set sends the sample's tokens up at once, because it can end a stop string.
-    samples: which sample indices of the n to draw (a job that goes on where it stopped), or None:
-    all of them. background: runs on what requests that somebody waits for leave. tenant: who asks,
-    as a number; the line before the rows is fair between tenants. salt: cached blocks are shared
-    between requests of one salt alone; 0 is a salt too. tag: what a model that reads tags is told
-    with each of its tokens; cached blocks are shared within one tag alone. bad_words: the ids of
-    sampling.bad_words, a list a word.
+    request_id: unique for the channel's lifetime. prompt: int32 ids as raw little-endian bytes.
+    stream: if True, every token is sent up as it is read; else a sample's tokens are sent once, at
+        its end (or when `watch` fires).
+    watch: packed bits over the vocabulary (numpy.packbits, big-endian bit order), or None. A
+    sampled
+        token whose bit is set may end a stop string, so the sample's tokens are sent up at once.
+    samples: the sample indices of the n to draw, when a job continues; None: all of them.
+    background: runs only on capacity that other requests leave. tenant: a number for the sender;
+    the waiting queue is fair between tenants. salt: cached blocks are shared only between requests
+    of equal salt; 0 is a salt too. tag: a number given to models that read tags, with each token;
+    cached blocks are shared only
+        within one tag.
+    bad_words: the token ids of sampling.bad_words, one list a word.
     """
 
     request_id: int
@@ -355,7 +372,7 @@ class Request:
 
 @dataclass(slots=True)
 class Logprob:
-    """One token's natural log-probability under the raw logits; rank counts from 1. As vLLM's."""
+    """One token's natural log-probability under the raw logits, as in vLLM. rank counts from 1."""
 
     logprob: float
     rank: int | None = None
@@ -367,7 +384,7 @@ PositionLogprobs = dict[int, Logprob]
 
 @dataclass(slots=True)
 class Delta:
-    """What one sample gained since the last delta of it."""
+    """The new output of one sample since its previous delta."""
 
     request_id: int
     index: int
@@ -377,19 +394,20 @@ class Delta:
     stop_reason: int | str | None = None
     logprobs: Sequence[PositionLogprobs] | None = None
     error: str | None = None
-    error_param: str | None = None  # the parameter at fault, where one is
-    weights_version: str | None = None  # of those that it was made with, once they were changed
+    error_param: str | None = None  # the parameter at fault, if any
+    # version of the weights that generated it; None before the first update
+    weights_version: str | None = None
 
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample, finished where it has a finish_reason. `token_ids` holds the end or stop token
-    where there was one; `text` doesn't. `cumulative_logprob` is of all tokens that were drawn so
-    far.
+    """One sample; it is finished once it has a finish_reason. `token_ids` includes the end or stop
+    token if there was one; `text` does not. `cumulative_logprob` is the sum over all tokens drawn
+    so far.
 
-    `logprobs` reads, compares and copies as a list; its dicts are made when they are looked at,
-    `.columns` has none. weights_version: of the weights that it was made with; `default` for those
-    of the start.
+    `logprobs` reads, compares and copies as a list; its dicts are made when they are read,
+    `.columns` makes none. weights_version: the version of the weights that generated it; `default`
+    for the weights loaded at start.
     """
 
     index: int
@@ -404,8 +422,8 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request, `finished` or as far as it is: `outputs` in the order of the sample index;
-    `error`: why there are none, else None."""
+    """One request, finished or as far as it has come. outputs: in the order of the sample index.
+    error: why there are no outputs, else None."""
 
     request_id: str
     prompt: str | None

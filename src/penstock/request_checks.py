@@ -1,5 +1,6 @@
-"""Checks of a request's numbers: whole, real, in range; each names the parameter and what it must
-be."""
+"""Checks of a request's numbers: integer, real, in range. Errors name the parameter and its allowed
+values.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 from penstock.errors import UsageError
 from penstock.row_table import RANGES
 
-# compared with, and never converted to: a whole number may be larger than any float
+# only compared with, never converted: an integer may be larger than any float
 LARGEST = sys.float_info.max
 
 
@@ -45,7 +46,7 @@ def check_real(param: str, value: object, name: str | None = None) -> None:
 
 
 def wrong(name: str, must_be: str, value: object, param: str | None = None) -> UsageError:
-    """`name` may hold what was given; `param` doesn't."""
+    """Returns the error for a bad value. `name` may contain user input; `param` does not."""
     param = param or name
     return UsageError(
         f"{name} must be {must_be}, not {value!r}", param=param, rule=f"{param} must be {must_be}"

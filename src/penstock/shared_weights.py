@@ -1,9 +1,9 @@
-"""SharedWeights: where the tensors of another process lie, in words alone: what a trainer says to
-an engine.
+"""SharedWeights: says where the tensors of another process (a trainer) lie, so that an engine can
+read them.
 
-memories    shm: a file of /dev/shm, by its name      cuda: an allocation on a GPU, by CUDA's
-handle, as raw bytes tensors     name, dtype as safetensors spell it, shape, which memory, from
-which byte on
+A memory is either `shm`, a file of /dev/shm by its name, or `cuda`, a GPU allocation by CUDA's raw
+handle. A tensor has a name, a dtype as safetensors spells it, a shape, the index of its memory, and
+the offset in bytes there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SharedStretch:
-    """A stretch of memory that its owner keeps as it is until it is told that it was read."""
+    """A memory region. Its owner leaves it unchanged until the engine reports that it has
+    read it."""
 
     kind: Literal["shm", "cuda"]
     size: int  # bytes
@@ -25,13 +26,13 @@ class SharedStretch:
 
 @dataclass(frozen=True, slots=True)
 class SharedTensor:
-    """A tensor, all of it, its numbers one behind the other."""
+    """A contiguous tensor in a shared memory region."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int = 0
-    memory: int = 0  # place among the memories
+    memory: int = 0  # index into `memories`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
-"""A line that says how far something is: written over in its place on a terminal, elsewhere a line
-now and then.
+"""A progress line: overwritten in place on a terminal, elsewhere printed as a new line now and
+then.
 
-It knows words, counts and a stream to write to; not what is under way.
+Knows words, counts and an output stream; not the work under way.
 """
 
 from __future__ import annotations
@@ -12,27 +12,27 @@ import time
 from contextlib import suppress
 from typing import TextIO
 
-SELDOM = 10.0  # seconds between two lines where nobody looks at a terminal
-OFTEN = 0.1  # seconds between two lines of a bar
-WIDE, NARROW = 200, 100  # characters: where the terminal does not say; of a notebook's cell
+SELDOM = 10.0  # seconds between two lines when the output is no terminal
+OFTEN = 0.1  # seconds between two updates of a bar
+WIDE, NARROW = 200, 100  # characters: a terminal that does not tell its width; a notebook's cell
 CLEAR = "\r\x1b[K"
 
 
 class StatusLine:
-    """The line of one stream, stderr unless another is given. live: it is a terminal, or a
+    """The status line of one stream (default: stderr). live: the stream is a terminal or a
     notebook's cell."""
 
     def __init__(self, out: TextIO | None = None) -> None:
         self._out = out or sys.stderr
-        # Jupyter's, VS Code's and Colab's
+        # Jupyter, VS Code and Colab
         self._cell = type(self._out).__module__.startswith("ipykernel")
         self.live = self._cell or self._out.isatty()
         self._at = float("-inf")
         self._long = 0  # characters of the line that a cell shows
 
     def show(self, text: str, *, anew: bool = False) -> None:
-        """Writes the line over, as far as it fits; elsewhere a line, if the last one is long ago or
-        this is anew."""
+        """Shows the text, cut to the terminal's width. When the output is no terminal, prints a
+        line only if the last one is SELDOM seconds old or `anew` is set."""
         if self.live:
             shown = text[: self._width()]
             self._write(self._clear() + shown)
@@ -42,22 +42,22 @@ class StatusLine:
             self._write(text + "\n")
 
     def keep(self, text: str) -> None:
-        """Writes a line that stays."""
+        """Prints a line that stays."""
         self._write((self._clear() if self.live else "") + text + "\n")
 
     def clear(self) -> None:
-        """Takes the line away."""
+        """Clears the line."""
         if self.live:
             self._write(self._clear())
 
     def _clear(self) -> str:
-        """Returns what takes the line away; a cell knows a carriage return alone, so blanks are
-        written over it."""
+        """Returns the characters that clear the line. A notebook's cell knows only carriage return,
+        so the old text is overwritten with blanks."""
         long, self._long = self._long, 0
         return CLEAR if not self._cell else "\r" + " " * long + "\r" if long else "\r"
 
     def _width(self) -> int:
-        with suppress(OSError):  # no file, or no terminal that knows
+        with suppress(OSError):  # the stream is no file, or its terminal does not tell its width
             if self._cell:
                 return NARROW
             return os.get_terminal_size(self._out.fileno()).columns - 1 or WIDE
@@ -69,8 +69,9 @@ class StatusLine:
 
 
 class Bar:
-    """How many of `what` are done, since when, and how long the others should take. everywhere:
-    where nobody looks at a terminal it says so seldom; without, never."""
+    """A progress bar: how many of `total` are done, the time so far and the time left. everywhere:
+    also prints a line now and then when the output is no terminal; without it, prints nothing
+    there."""
 
     def __init__(self, total: int, what: str = "samples", *, everywhere: bool = False) -> None:
         self._line = StatusLine()
@@ -99,7 +100,7 @@ class Bar:
 
 
 def duration(seconds: float) -> str:
-    """Returns 40 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
+    """Returns a time as text: 40 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
     whole = round(seconds)
     for big, small, unit, rest in (
         (86_400, 3_600, "d", "h"),
@@ -112,11 +113,11 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float, digits: int = 1) -> str:
-    """Returns a share of 1 as 58.8 %."""
+    """Returns a share (0 to 1) as text: 58.8 %."""
     return f"{100 * share:.{digits}f} %"
 
 
 def size_of(count: int) -> str:
-    """Returns so many bytes as 3.2 KiB, 14.5 MiB, 15.0 GiB."""
+    """Returns a number of bytes as text: 3.2 KiB, 14.5 MiB, 15.0 GiB."""
     power = min(3, max(1, (count.bit_length() - 1) // 10))
     return f"{count / 2 ** (10 * power):.1f} {' KMG'[power]}iB"

@@ -15,7 +15,7 @@ from penstock.engine.engine import Engine
 from penstock.execute.kv_fit import fit_kv
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.latent import LatentSizes
-from penstock.kernels.reference.attention.attention import latent as column
+from penstock.kernels.reference.attention import latent as column
 from penstock.kernels.state_forms import LatentForm
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout

@@ -27,7 +27,7 @@ from penstock.execute import warm
 from penstock.execute.device_step import DeviceStep
 from penstock.execute.runner import TorchRunner
 from penstock.kernels import choose
-from penstock.kernels.triton.linear.linear import linear_four
+from penstock.kernels.triton.linear import linear_four
 from penstock.kernels.triton.linear.linear_four import Band
 from penstock.layers.one_row import OneRowLayer
 from penstock.parallel.collectives import Gloo
@@ -387,14 +387,22 @@ def test_a_model_with_a_window_starts_and_says_what_transformers_says(
     """
     launched: set[str] = set()
     started: set[str] = set()
+    guessed: set[int] = set()  # rows of the steps whose drafts were warmed
     launch = triton_interpreter.interpreter.GridExecutor.__call__
 
     def noted(kernel: Any, *arguments: Any, **more: Any) -> None:
         launched.add(kernel.fn.__name__)
         launch(kernel, *arguments, **more)
 
-    def warmed(*arguments: Any) -> None:
-        warm.warm(*arguments)
+    class Guesses(Repeats):
+        def launch(self, rows: Any, row_ids: torch.Tensor, told: Any, hidden: Any) -> None:
+            guessed.add(row_ids.shape[0])
+            super().launch(rows, row_ids, told, hidden)
+
+    def warmed(step: DeviceStep, *arguments: Any) -> None:
+        step.draw.proposer = Guesses(step.kv.slot_token, 1)
+        warm.warm(step, *arguments)
+        step.draw.proposer = None
         started.update(launched)
 
     monkeypatch.setattr(triton_interpreter.interpreter.GridExecutor, "__call__", noted)
@@ -420,3 +428,4 @@ def test_a_model_with_a_window_starts_and_says_what_transformers_says(
     judged = family_cases.judge(case, tmp_path, work, device="cpu", dtype="float32", **limits)
     assert judged.is_right() and judged.logprobs == 26 and judged.windowed and not judged.grouped
     assert {"_prepare", "_own", "_join", "_grow", "_copy_blocks"} <= launched == started
+    assert guessed >= {1, 2}

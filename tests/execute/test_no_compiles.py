@@ -142,7 +142,7 @@ def test_nothing_is_launched_that_the_start_has_not_launched(
     kernels = {key.split("'")[1] for key in found[case]["ready"]}
     attention = {"prefill._prefill", "decode._own"}
     if case.startswith("latent"):
-        attention = {"latent._prefill", "latent._own", "latent_chunks._expanded"}
+        attention = {"latent_kernels._prefill", "latent_kernels._own", "latent_chunks._expanded"}
     assert kernels > attention | {
         "filters.filter_kernel",
         "penalties._adjust",

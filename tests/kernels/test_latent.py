@@ -17,12 +17,12 @@ from torch import Tensor
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import ChunkSight, PrefillInputs
 from penstock.kernels.latent import LatentSizes
-from penstock.kernels.reference.attention.attention import attention as planned_plain
-from penstock.kernels.reference.attention.attention import latent as plain
-from penstock.kernels.triton.attention.attention import attention as planned
-from penstock.kernels.triton.attention.attention import latent as triton
-from penstock.kernels.triton.attention.attention import latent_chunks
-from penstock.kernels.triton.attention.attention import latent_store as triton_store
+from penstock.kernels.reference.attention import attention as planned_plain
+from penstock.kernels.reference.attention import latent as plain
+from penstock.kernels.triton.attention import attention as planned
+from penstock.kernels.triton.attention import latent as triton
+from penstock.kernels.triton.attention import latent_chunks
+from penstock.kernels.triton.attention import latent_store as triton_store
 
 pytestmark = pytest.mark.torch
 

@@ -10,9 +10,10 @@ from kernels_naive import make_case
 from latent_cases import LatentCase, kv_on, of_latents, right
 
 from penstock.kernels.latent import LatentSizes
-from penstock.kernels.reference.attention.attention import attention as planned_plain
-from penstock.kernels.reference.attention.attention import latent as plain
-from penstock.kernels.triton.attention.attention import latent_chunks, plan
+from penstock.kernels.reference.attention import attention as planned_plain
+from penstock.kernels.reference.attention import latent as plain
+from penstock.kernels.triton.attention import latent_chunks
+from penstock.kernels.triton.attention.attention import plan
 from penstock.kernels.triton.attention.latent import latent_attention
 from penstock.kernels.triton.attention.latent_store import latent_store
 

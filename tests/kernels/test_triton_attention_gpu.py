@@ -23,7 +23,7 @@ def dtype(request):
 def attended(
     case: Case, window: int | None = None, sinks: torch.Tensor | None = None
 ) -> torch.Tensor:
-    from penstock.kernels.triton.attention.attention import attention as column
+    from penstock.kernels.triton.attention import attention as column
 
     there = on(case, "cuda")
     return attend(
@@ -60,7 +60,7 @@ def test_sinks_take_their_share_of_the_softmax(name, dtype):
 
 @pytest.mark.parametrize("name", SMALL)
 def test_scores_are_capped(name, dtype):
-    from penstock.kernels.triton.attention.attention import attention as column
+    from penstock.kernels.triton.attention import attention as column
 
     told, window = SMALL[name]
     case = make_case(**told, loud=3.0, dtype=dtype)
@@ -110,7 +110,7 @@ def test_one_long_row_beside_short_ones():
 
 def test_programs_that_share_a_row_meet_every_time():
     """The last of them joins: 200 launches of 16 programs a row give one answer, to the bit."""
-    from penstock.kernels.triton.attention.attention import attention as column
+    from penstock.kernels.triton.attention import attention as column
 
     case = on(
         make_case(
@@ -161,7 +161,7 @@ def test_what_is_not_seen_may_be_no_number():
 def test_a_captured_launch_follows_the_columns():
     """One graph: rows, lengths, tables and groups change under it,
     and the launches are the same."""
-    from penstock.kernels.triton.attention.attention import attention as column
+    from penstock.kernels.triton.attention import attention as column
 
     steps = [
         of_columns(

@@ -11,8 +11,8 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 from attention_cases import SMALL, of_columns, sinks_of
 from kernels_naive import assert_close, attend, make_case
 
-from penstock.kernels.triton.attention.attention import attention as triton_attention
-from penstock.kernels.triton.attention.attention import prefill, prefix
+from penstock.kernels.triton.attention import attention as triton_attention
+from penstock.kernels.triton.attention import prefill, prefix
 
 pytestmark = pytest.mark.torch
 

@@ -80,7 +80,7 @@ def test_one_row(cases, shape, d, inner, kind):
 def test_no_rows_are_no_launch():
     from types import SimpleNamespace
 
-    from penstock.kernels.triton.attention.attention import rotary
+    from penstock.kernels.triton.attention import rotary
     from penstock.kernels.triton.elementwise import activation, embedding, norm
     from penstock.kernels.triton.sampling import sample
 
@@ -143,7 +143,7 @@ def test_a_layer_of_early_starts_is_the_same_each_time(count):
     """Kernels that start before the one ahead has ended must still see all of it: hundreds of
     layers, in a graph."""
     from penstock.kernels.triton.elementwise import activation, norm
-    from penstock.kernels.triton.linear.linear import linear
+    from penstock.kernels.triton.linear import linear
 
     d, inner = 2048, 8192
     weights = [
@@ -187,9 +187,9 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
 
     from penstock.kernels.inputs import AttentionKind
     from penstock.kernels.int_matrix import pack_four
-    from penstock.kernels.triton.attention.attention import one_row_attention, rotary
+    from penstock.kernels.triton.attention import one_row_attention, rotary
     from penstock.kernels.triton.elementwise import norm
-    from penstock.kernels.triton.linear.linear import linear, linear_groups, one_row
+    from penstock.kernels.triton.linear import linear, linear_groups, one_row
 
     def prepared(n: int, k: int) -> object:
         if not four:

@@ -12,7 +12,7 @@ import triton_interpreter  # noqa: F401  (before the kernels)
 
 from penstock.kernels.fp4_matrix import E2M1
 from penstock.kernels.int_matrix import pack_four
-from penstock.kernels.triton.linear.linear import linear_four, widen
+from penstock.kernels.triton.linear import linear_four, widen
 
 pytestmark = pytest.mark.torch
 

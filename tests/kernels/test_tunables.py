@@ -54,7 +54,7 @@ def test_what_this_version_does_not_know_is_left_out() -> None:
 
 @pytest.mark.parametrize("programs", [256, 1024])
 def test_programs_of_few_rows_change_no_answer(programs: int) -> None:
-    from penstock.kernels.triton.attention.attention import attention as column
+    from penstock.kernels.triton.attention import attention as column
 
     case = make_case([203, 7], heads=2, kv_heads=1)
     told = SimpleNamespace(

@@ -26,9 +26,9 @@ from penstock.kernels.reference.sampling import penalties as plain_penalties
 from penstock.kernels.reference.sampling import row_state as reference_rows
 from penstock.kernels.reference.sampling import sample as plain_sample
 from penstock.kernels.row_state import RowState, pack_joins
-from penstock.kernels.triton.attention.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import blocks, one_row_attention, rotary
 from penstock.kernels.triton.elementwise import activation, embedding, norm
-from penstock.kernels.triton.linear.linear import linear_gated, linear_one, linear_small, one_row
+from penstock.kernels.triton.linear import linear_gated, linear_one, linear_small, one_row
 from penstock.kernels.triton.sampling import logprobs, penalties
 from penstock.kernels.triton.sampling import row_state as step_rows
 from penstock.kernels.triton.sampling import sample as fast_sample

@@ -14,8 +14,7 @@ from penstock.kernels.fp4_groups import MX_GROUP, NV_GROUP
 from penstock.kernels.fp4_matrix import E2M1
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.int_matrix import pack_four
-from penstock.kernels.triton.linear import fp8
-from penstock.kernels.triton.linear.linear import linear_four, linear_fp4, stream_fp4
+from penstock.kernels.triton.linear import fp8, linear_four, linear_fp4, stream_fp4
 from penstock.kernels.triton.linear.stream_fp4 import Fp4Weight, Slices
 
 SIGNED = torch.tensor([*E2M1, *(-each for each in E2M1)], dtype=torch.float64)

@@ -14,10 +14,9 @@ from triton_kernel_cases import drawn
 from penstock.kernels.fp8_rows import LOW_BY, Form, Fp8Rows, Rows
 from penstock.kernels.reference.elementwise import activation as plain_activation
 from penstock.kernels.reference.elementwise import norm as plain_norm
-from penstock.kernels.reference.linear.linear import fp8 as plain_fp8
+from penstock.kernels.reference.linear import fp8 as plain_fp8
 from penstock.kernels.triton.elementwise import activation, norm
-from penstock.kernels.triton.linear import fp8
-from penstock.kernels.triton.linear.linear import linear_fp8, one_row
+from penstock.kernels.triton.linear import fp8, linear_fp8, one_row
 from penstock.quant.fp8 import to_fp8
 
 

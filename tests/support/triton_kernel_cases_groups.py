@@ -14,8 +14,7 @@ from penstock.kernels.fixed_row import FixedRow, to_fixed, worth_of
 from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.triton.elementwise import activation, norm
-from penstock.kernels.triton.linear import fp8
-from penstock.kernels.triton.linear.linear import linear_four, linear_groups, stream_groups
+from penstock.kernels.triton.linear import fp8, linear_four, linear_groups, stream_groups
 from penstock.kernels.triton.linear.stream_groups import GroupMatrix, Pieces
 
 FLOAT8 = 1  # bits of what is neither four nor eight

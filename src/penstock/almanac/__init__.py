@@ -1,4 +1,5 @@
-"""The almanac: what a measured run is on paper, how its numbers come out of its raw data, and who
-may enter.
+"""The almanac: the form of a measured run's record, how its numbers are derived from its raw data,
+and which records may enter.
 
-It knows records and samples; no engine, no server and no way to measure one (that is `bench`)."""
+Knows records and samples; no engine, no server and no way to measure one (see `bench`).
+"""

@@ -1,7 +1,7 @@
-"""Columns in Arrow's form, made of their bytes: `pyarrow.array` imports pandas first where there is
-one, for seconds.
+"""Builds Arrow columns from their bytes: `pyarrow.array` would first import pandas, if installed,
+which takes seconds.
 
-It knows arrays and texts; not what they say.
+Knows arrays and texts; not their meaning.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 
 def arrow_numbers(values: npt.NDArray[Any], known: npt.NDArray[np.bool_] | None = None) -> Any:
-    """Returns [n] booleans, int32, float32 or float64; those that aren't known are null."""
+    """Returns an Arrow column of [n] booleans, int32, float32 or float64;
+    unknown entries are null."""
     import pyarrow as pa
 
     kinds = {"i4": pa.int32(), "f8": pa.float64(), "f4": pa.float32(), "b1": pa.bool_()}
@@ -25,7 +26,7 @@ def arrow_numbers(values: npt.NDArray[Any], known: npt.NDArray[np.bool_] | None 
 
 
 def arrow_texts(values: Sequence[str | None] | npt.NDArray[np.object_]) -> Any:
-    """Returns [n] texts; None is null."""
+    """Returns an Arrow column of [n] texts; None is null."""
     import pyarrow as pa
 
     data = [b"" if value is None else value.encode() for value in values]
@@ -39,7 +40,7 @@ def arrow_texts(values: Sequence[str | None] | npt.NDArray[np.object_]) -> Any:
 
 
 def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object_]) -> Any:
-    """Returns [n] lists of float32."""
+    """Returns an Arrow column of [n] lists of float32."""
     import pyarrow as pa
 
     values = np.concatenate([np.zeros(0, np.float32), *parts])
@@ -48,7 +49,7 @@ def arrow_lists(parts: Sequence[npt.NDArray[np.float32]] | npt.NDArray[np.object
 
 def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     """Returns a column of numbers or booleans as [n] of `kind`; an unknown float is NaN. Raises
-    ValueError for another column, and for numbers that `kind` doesn't hold."""
+    ValueError for a column of another type, and for numbers that do not fit `kind`."""
     import pyarrow as pa
 
     there = column.type
@@ -67,8 +68,8 @@ def numbers_of(column: Any, kind: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def texts_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a column of texts, by numbers of a dictionary's, as [n]: each text is there once.
-    Raises ValueError for another column."""
+    """Returns a dictionary-encoded column of texts as [n] objects; equal texts share one object.
+    Raises ValueError for any other column."""
     import pyarrow as pa
 
     if (
@@ -84,8 +85,8 @@ def texts_of(column: Any) -> npt.NDArray[np.object_]:
 
 
 def lists_of(column: Any) -> npt.NDArray[np.object_]:
-    """Returns a column of lists of floats as [n] float32 arrays, parts of a few larger ones. Raises
-    ValueError for another column."""
+    """Returns a column of lists of floats as [n] float32 arrays, which are views of a few larger
+    arrays. Raises ValueError for any other column."""
     import pyarrow as pa
 
     if (
@@ -107,7 +108,7 @@ def lists_of(column: Any) -> npt.NDArray[np.object_]:
 
 
 def _ends(parts: Any) -> npt.NDArray[np.int32]:
-    """Returns [n + 1]: where each part ends, with the beginning of the first."""
+    """Returns [n + 1]: 0, then the end of each part."""
     return np.cumsum([0, *map(len, parts)], dtype=np.int32)
 
 

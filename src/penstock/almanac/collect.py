@@ -1,9 +1,9 @@
-"""The almanac's files: where a record belongs, how one gets there, and all of them read.
+"""The almanac's files: where a record belongs, how one is added, and how all are read.
 
-    <root>/<engine>/<date>/<gpu>.<model>.<shape>.<configuration>.<run>.json         root:
-    almanac/records
+    <root>/<engine>/<date>/<gpu>.<model>.<shape>.<configuration>.<run>.json
+    root: almanac/records
 
-It knows files and names; whether a record can be believed is validate.py's.
+Knows files and names; validate.py decides whether a record can be believed.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from penstock.almanac.record import Record
 from penstock.almanac.validate import derived_anew, validate
 from penstock.errors import RecordError
 
-RECORD, RAW = "record.json", "raw.parquet"  # in a run's folder
-_LONGEST = 60  # characters of a part of a name
+RECORD, RAW = "record.json", "raw.parquet"  # files of a run's folder
+_LONGEST = 60  # characters of one part of a file name
 
 
 def place_of(record: Record) -> Path:
-    """Returns its path relative to the root. Whatever the names in the record hold, it lies below
-    the root and has five parts."""
+    """Returns a record's path relative to the root. Whatever names the record holds, the path lies
+    below the root and its file name has five parts."""
     gpu = record.machine.gpu
     machine = (
         "cpu"
@@ -43,8 +43,8 @@ def place_of(record: Record) -> Path:
 
 
 def safe(name: str) -> str:
-    """Returns a name as a part of a file's: letters, digits, - and _ alone; a dot, which parts the
-    parts, is a _."""
+    """Returns a name that is safe as a part of a file name: letters, digits, - and _. A dot, which
+    separates the parts, becomes _."""
     plain = re.sub(r"[^A-Za-z0-9_]+", "-", name.replace(".", "_"))[:_LONGEST].strip("-_")
     return plain or "unnamed"
 
@@ -56,11 +56,14 @@ def add(
     commit: str | None = None,
     tell: Callable[[str], object] = print,
 ) -> Path:
-    """Takes a run into the almanac: its record, after every number was derived again from its raw
-    data. Returns the new file. commit: of these sources. Where the record names the same, a number
-    that comes out otherwise is a fault; where it names others, what these derive goes in, and
-    `tell` hears in one line what that changes. Raises RecordError for a run that cannot be
-    believed, lacks a file, or is there already."""
+    """Adds a run to the almanac, after deriving every number again from its raw data. Returns the
+    new file.
+
+    commit: the commit of these sources. If the record was made by the same sources, a number that
+    differs is a fault. If it was made by others, the newly derived numbers go in, and `tell` gets
+    one line about the changes. Raises RecordError for a run that cannot be believed, lacks a file,
+    or is in the almanac already.
+    """
     source, raw = run_folder / RECORD, run_folder / RAW
     if not source.is_file():
         raise RecordError(
@@ -78,7 +81,7 @@ def add(
     aside = path.with_name(f".{path.name}.{os.getpid()}.part")
     aside.write_text(record.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
     try:
-        os.link(aside, path)  # unlike a rename, it never replaces one that is there
+        os.link(aside, path)  # unlike a rename, a link never replaces an existing file
     except FileExistsError as error:
         raise RecordError(
             f"{path.relative_to(root)}: is in the almanac already: a run is added once"
@@ -95,7 +98,7 @@ def add(
 
 
 def _believed(source: Path, raw: Path, commit: str | None) -> tuple[Record, list[str]]:
-    """Returns the record that goes in, and what of it other sources have derived otherwise."""
+    """Returns the record to add, and the numbers that other sources had derived differently."""
     told = read_record(source)
     names_raw(told, source)
     if told.raw is None:
@@ -118,7 +121,7 @@ def _sources(record: Record) -> str:
 
 
 def names_raw(record: Record, path: Path) -> None:
-    """Raises RecordError for a record of points that names no raw data."""
+    """Raises RecordError for a record that has points but names no raw data."""
     if record.raw is None and record.points:
         raise RecordError(
             f"{path.name}: raw: is missing, and points cannot be derived again without what it"
@@ -127,14 +130,15 @@ def names_raw(record: Record, path: Path) -> None:
 
 
 def read_all(root: Path) -> tuple[dict[str, Record], dict[str, str]]:
-    """Returns every record below root by its place, and what is wrong with the others by theirs.
-    One bad file hides no good one. A record at another place than its own is a problem too, and so
-    is a run that stands there twice, by its name or by its raw data."""
+    """Returns (records, problems), both by path below root. A bad file does not hide good ones. A
+    record at a wrong path is a problem too, and so is a run that is there twice, by its name or by
+    its raw data.
+    """
     records: dict[str, Record] = {}
     problems: dict[str, str] = {}
     if not root.is_dir():
         return records, {one_line(str(root)): "is no folder of records"}
-    # by name, and by the checksum of the raw data, which is longer than any name
+    # keys are run names and checksums of raw data; a checksum is longer than any name
     runs: dict[str, str] = {}
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root).as_posix()

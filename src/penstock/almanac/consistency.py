@@ -1,9 +1,9 @@
-"""Whether a record contradicts itself, as one edited by hand by mistake does: counts, marks,
+"""Finds contradictions within a record, such as a careless edit by hand leaves: counts, marks,
 intervals, quantiles.
 
-Each rule yields lines `field: what is wrong`, never for an honest record. Numbers that only the raw
-data proves are validate.py's. It knows the form and the definitions (docs/metrics.md); no file, no
-raw data.
+Each rule yields lines `field: what is wrong`, and none for an honest record. Numbers that only the
+raw data can prove are checked in validate.py. Knows the form and the definitions (docs/metrics.md);
+no file, no raw data.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from penstock.almanac.record import (
 from penstock.almanac.samples import OK, OUTCOMES
 from penstock.almanac.summaries import QUANTILES
 
-AHEAD = datetime.timedelta(days=1)  # of clocks in other places
+AHEAD = datetime.timedelta(days=1)  # allowed lead of another machine's clock
 SPREADS = [name for name in Figures.model_fields if not name.endswith("_rate")]
-ROUNDED = 1 + 1e-5  # a number of 6 digits
+ROUNDED = 1 + 1e-5  # tolerance for a number of 6 digits
 
 
 def faults(record: Record, now: datetime.datetime | None = None) -> Iterator[str]:
-    """Yields what is impossible in it, most basic first. now: by the clock, unless told."""
+    """Yields what is impossible in the record, most basic faults first. now: default: the clock."""
     yield from _head(record, now or datetime.datetime.now(datetime.UTC))
     for number, point in enumerate(record.points):
         where = f"points.{number} ({point.name})"
@@ -104,9 +104,10 @@ def _counts(point: Point, record: Record) -> Iterator[str]:
 
 
 def _marks(point: Point, record: Record) -> Iterator[str]:
-    """Yields marks that follow from the record and are missing. (Where there were several starts,
-    each has a part of the seconds, and nobody tells how many there were at the point: then more
-    windows are short than these.)"""
+    """Yields marks that follow from the record and are missing. (With several starts each has only
+    a part of the seconds, and the record does not say how many starts a point had; so some short
+    windows are not found here.)
+    """
     end = point.figures.end_to_end
     longest = end.p95.value if end is not None and point.opens is not None else 0.0
     wanted = {
@@ -126,9 +127,10 @@ def _marks(point: Point, record: Record) -> Iterator[str]:
 
 
 def _client(point: Point, record: Record) -> Iterator[str]:
-    """Yields why a client that calls itself good is none. How late it may be hangs on the median
-    wait of all the point's requests; twice the p99 of the window's is above that, where most of
-    them were complete."""
+    """Yields reasons why a client that is not marked short should be. The allowed lateness depends
+    on the median wait of all the point's requests; twice the window's p99 is above that median, if
+    most requests were complete.
+    """
     look, waited = point.client, point.figures.first_token or point.figures.end_to_end
     if look.short:
         return
@@ -157,8 +159,8 @@ def _client(point: Point, record: Record) -> Iterator[str]:
 
 
 def _figures(point: Point, record: Record) -> Iterator[str]:
-    """Checks that values lie in their intervals, that quantiles rise, and that figures are there
-    where requests were complete."""
+    """Checks that values lie in their intervals, that quantiles rise, and that figures are present
+    when requests were complete."""
     for name, figure in point.figures:
         spread = dict(figure) if isinstance(figure, Spread) else {}
         for key, interval in spread.items() or ([("rate", figure)] if figure is not None else []):
@@ -171,8 +173,8 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
         values = [spread[key].value for key in QUANTILES if spread]
         if values != sorted(values):
             yield f"figures.{name}: {', '.join(QUANTILES)} are {values}, and don't rise"
-    # In a steady window rates are of whatever arrived: of requests too that were issued before it,
-    # or cut off after it.
+    # In a steady window rates count everything that arrived, also from requests that were issued
+    # before it or cut off after it.
     told = [
         name
         for name, figure in point.figures
@@ -188,8 +190,8 @@ def _figures(point: Point, record: Record) -> Iterator[str]:
 
 
 def _goals(point: Point, record: Record) -> Iterator[str]:
-    """Checks that a point that was streamed tells every goal of the method: one left out would be
-    one that it may have missed."""
+    """Checks that a streamed point states every goal of the method: a goal that was left out may
+    have been missed."""
     told, streamed = (
         [goal.seconds for goal in point.goals],
         point.figures.first_token is not None or not point.complete,
@@ -199,7 +201,7 @@ def _goals(point: Point, record: Record) -> Iterator[str]:
 
 
 def _sample(point: Point, record: Record) -> Iterator[str]:
-    """Checks that the joint rows are as many in each column."""
+    """Checks that the joint sample's columns have the same number of rows."""
     lengths = {
         len(column)
         for column in (point.sample.first, point.sample.per_token, point.sample.end_to_end)

@@ -1,7 +1,7 @@
-"""The figures of a point, out of its samples: the one place that derives, for bench and for the
-almanac. Words are those of docs/metrics.md. The same Parquet file gives the same record anywhere:
-bootstrap and joint sample are seeded by the point's name and its data. It knows samples and the
-form of a record; no file.
+"""Derives the figures of a point from its samples: the only place that does so, for bench and
+almanac. Terms are those of docs/metrics.md. The same Parquet file gives the same record anywhere:
+bootstrap and joint sample are seeded by the point's name and its data. Knows samples and the form
+of a record; no file.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.almanac.summaries import by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
 
 SAMPLE_DIGITS = 5
-FEW = 100  # independent requests: below, quantiles near the end say little
-SHORT_WINDOW = 30.0  # seconds of a start
+FEW = 100  # independent requests; with fewer, quantiles near the end say little
+SHORT_WINDOW = 30.0  # seconds of one start
 FAILED_SHARE = 0.01
-# Of a Poisson count of 0, 1, ... 9: the upper end of its two-sided 95 % interval (Garwood 1936).
+# Upper ends of the two-sided 95 % interval of Poisson counts 0 to 9 (Garwood 1936).
 POISSON_HIGH = (3.689, 5.572, 7.225, 8.767, 10.242, 11.668, 13.059, 14.423, 15.763, 17.085)
 
 
@@ -41,13 +41,16 @@ def point_of(
     opens: float | None = None,
     sharing: bool = False,
 ) -> Point:
-    """Returns the point `name` of these samples (those of other points are left out).
+    """Derives the point `name`; samples of other points are ignored.
 
-    seconds: of the steady window, all starts together; opens: when it opened in each, counted as
-    the samples' times are (None: with its first request). seconds None: no steady state (everything
-    at once), from first send to last end. marks: what only the caller knows ("text prompts").
-    sharing: prompts share a beginning on purpose, so that cached tokens are no surprise. Raises
-    RecordError where the samples have no such point, or nothing in its window."""
+    seconds: length of the steady window, all starts together; None: no steady state (everything at
+        once), so the window runs from the first send to the last end.
+    opens: when the window opened in each start, on the samples' clock; None: with its first
+    request. marks: marks that only the caller knows ("text prompts"). sharing: prompts share a
+    beginning on purpose, so cached tokens are expected.
+
+    Raises RecordError when the samples have no such point, or no request in its window.
+    """
     samples = in_order(samples.of(samples.point == name))
     if not samples.window.any():
         raise RecordError(f"samples have no request in the window of point {name!r}")
@@ -56,9 +59,8 @@ def point_of(
             f"a window of {seconds} s is none: give None for a point that has no steady state"
         )
     dice = SeededRandom(name, samples.intended, samples.actual, samples.first, samples.end)
-    if (
-        kind == "saturation"
-    ):  # sent together: the order in the server's queue is a trend, not dependence
+    # requests were sent together: the queue's order is a trend, not dependence, so shuffle them
+    if kind == "saturation":
         samples = samples.of(np.lexsort((dice.below(1 << 31, (len(samples),)), samples.start)))
     window = _window(samples, seconds, opens)
     counted = samples.of(samples.window)
@@ -80,7 +82,7 @@ def point_of(
         prompt_tokens=_total(counted.prompt_tokens[complete]),
         cached_tokens=_total(counted.cached_tokens[complete]),
         figures=figures,
-        # Not streamed: nobody knows. Nothing complete: everybody knows, all of them missed it.
+        # Not streamed: goals are unknown. Nothing complete: every request missed every goal.
         goals=_goals(first, counted.start, worth, goals, window.seconds)
         if figures.first_token or not complete.any()
         else [],
@@ -91,8 +93,8 @@ def point_of(
 
 
 def in_order(samples: Samples) -> Samples:
-    """Sorts by start, then by when they were to be issued; equal ones by what became of them,
-    however they stood."""
+    """Sorts by start, then by intended start; ties by the requests' times, so that the order in the
+    file does not matter."""
     keys = (samples.end, samples.first, samples.actual, throughput.issued(samples), samples.start)
     return samples.of(np.lexsort(keys))
 
@@ -102,8 +104,7 @@ def _window(samples: Samples, seconds: float | None, opens: float | None) -> thr
         return throughput.whole_window(samples)
     if opens is None:
         opens = max(float(np.nanmin(throughput.issued(samples)[samples.window])), 0.0)
-    # What is written down is what is counted with: whoever derives again has these digits and no
-    # others.
+    # Round before counting: a later derivation has only the written digits.
     return throughput.steady_window(samples, short(seconds), short(opens))
 
 
@@ -134,15 +135,15 @@ def _figures(
 
 
 def _first_of_all(counted: Samples) -> Floats:
-    """Returns [n] seconds to the first token from the intended start, of every request; infinite
-    for a failed one."""
+    """Returns [n] seconds from the intended start to the first token of every request; infinite for
+    a failed request."""
     first = np.where(counted.outcome == OK, counted.first - throughput.issued(counted), np.inf)
     return np.where(np.isnan(first), np.inf, np.maximum(first, 0.0))
 
 
 def _worth(counted: Samples) -> float:
     first = _first_of_all(counted)
-    if np.isinf(first).all():  # nothing was streamed: the ends tell how requests hang together
+    if np.isinf(first).all():  # nothing was streamed: judge the requests' dependence by their ends
         first = np.where(counted.outcome == OK, counted.end - throughput.issued(counted), np.inf)
     return intervals.effective(
         [intervals.ranks(each) for each in by_start_of(first, counted.start)]
@@ -195,7 +196,7 @@ def _marks(
     sharing: bool,
     given: Sequence[str],
 ) -> list[str]:
-    """Returns why to read the point with care; docs/metrics.md has them all."""
+    """Returns the reasons to read the point with care; docs/metrics.md lists them all."""
     failed = counted.outcome != OK
     begun = (counted.outcome == "unfinished") & ~np.isnan(counted.first)
     each, longest = (
@@ -216,7 +217,7 @@ def _marks(
 
 
 def _sample(counted: Samples, dice: SeededRandom) -> Sample:
-    """Draws one request out of each of 500 stretches of equal length, in order of issue."""
+    """Draws one request from each of 500 stretches of equal length, in order of issue."""
     total = len(counted)
     keep = np.arange(total)
     if total > SAMPLE_ROWS:
@@ -246,10 +247,10 @@ def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Sustained:
-    """What an open point says of rates, in requests a second. offered: what its window issued.
-    rate: what the point stands for where it keeps a goal; 0: nothing was served in it, so that it
-    can only miss one, at what was offered. low: what it stands for surely (95 %); None: too few
-    requests to say."""
+    """The rates of an open point, in requests a second. offered: issued in its window. rate: the
+    rate that the point stands for when it keeps a goal; 0: nothing was served, so it can only miss
+    a goal, at the offered rate. low: the lower 95 % end of `rate`; None: too few requests to say.
+    """
 
     offered: float
     rate: float
@@ -257,15 +258,17 @@ class Sustained:
 
 
 def sustained(point: Point) -> Sustained:
-    """Returns what an open point says of rates, whatever the goal; who shows or ranks a point's
+    """Returns an open point's rates, whatever the goal. Everything that shows or ranks a point's
     rate takes it from here.
 
-    Offered is what the window issued over its seconds: the plan's rate is in the point's name
-    alone, and where a count was left to chance that moves it by 10 % at 100 requests. (An import
-    has no steady window, its seconds hold the tail: the plan's.) The point stands for what was
-    offered; where significantly less was completed, for what was completed. Where too few ended in
-    the window for an interval, it was not served if Poisson's interval of their number says so, or
-    if one was cut off by the point's end. Raises ValueError for a point of another kind."""
+    The offered rate is the number of requests issued in the window over its seconds. (The planned
+    rate is only the point's name; a random count differs from it by 10 % at 100 requests. An import
+    has no steady window and its seconds include the tail, so there the planned rate is used.) The
+    point stands for the offered rate, or for the completed rate where that is significantly lower.
+    When too few requests ended in the window for an interval, the rate counts as not served if
+    Poisson's interval of their number says so, or if a request was cut off by the point's end.
+    Raises ValueError for a point of another kind.
+    """
     if point.kind != "open" or point.rate is None:
         raise ValueError(f"point {point.name} is {point.kind}: only an open loop offers a rate")
     steady = point.opens is not None and point.seconds > 0
@@ -287,14 +290,14 @@ def sustained(point: Point) -> Sustained:
 
 
 def most_of(points: Iterable[Point]) -> float | None:
-    """Returns the most requests a second that a run's engine can be said to sustain: the high end
-    of everything at once. Of few requests "not significantly less than was offered" is no evidence
-    of having served it, and no engine sustains more than comes out when all requests are there from
-    the start.
+    """Returns an upper bound of the rate that a run's engine can sustain, in requests a second: the
+    high end of the saturation point (everything at once). The bound is needed because for few
+    requests "not significantly less than offered" is weak evidence, and no engine sustains more
+    than it completes when all requests wait from the start.
 
-    None: nobody knows. Everything at once was not measured, was cut off by its time limit, its
-    client was short, or it has no interval; or another point surely completed more, so that
-    everything at once says nothing of the highest."""
+    None: unknown. The saturation point was not measured, was cut off by its time limit, had a short
+    client or has no interval; or another point surely completed more.
+    """
     rates = [(point, point.figures.request_rate) for point in points if not point.client.short]
     ends = [
         rate.high
@@ -310,10 +313,11 @@ def most_of(points: Iterable[Point]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """The rates up to which a goal is kept, in requests a second. rate: the highest one kept; None:
-    none. low: the highest one that is surely kept (95 %). missed: what was offered at the first
-    point beyond that misses it; None: there is no such point. high: what was offered at the first
-    beyond that surely misses it; None: there is no such point."""
+    """The rates up to which a goal is kept, in requests a second. rate: the highest rate that keeps
+    it; None: no rate does. low: the highest rate that surely keeps it (95 %). missed: the offered
+    rate of the first point beyond that misses it; None: no such point. high: the same for the first
+    point that surely misses it.
+    """
 
     rate: float | None
     low: float | None
@@ -324,14 +328,15 @@ class Kept:
 def kept_of(
     line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float | None = None
 ) -> Kept:
-    """Returns the rates up to which open points keep a goal. line: what each point says of rates,
-    and of the goal; points whose client was short the caller leaves out. most: what no rate is told
-    above (`most_of` their run); None: there is no such bound.
+    """Returns the rates up to which open points keep a goal. line: each point's rates and its goal;
+    the caller leaves out points whose client was short. most: an upper bound of all rates
+    (`most_of` the run); None: no bound.
 
-    Shares fall as rates rise, so from the slowest offered rate that keeps the goal on the first
-    that misses it holds, whatever chance lets a faster one do. Past its highest rate an engine
-    completes less of what it is offered, so the highest rate kept need not be that of the fastest
-    point that keeps it."""
+    The share of requests in time falls as rates rise. So, from the slowest offered rate that keeps
+    the goal, the first rate that misses it ends the search, even if a faster point keeps the goal
+    by chance. Past its highest rate an engine completes less of what it is offered, so the highest
+    kept rate need not belong to the fastest point.
+    """
     ordered = sorted(line, key=lambda each: each[0].offered)
     ordered = [each for each in ordered if not shows_nothing(*each, quantile)]
     keeps = [goal.share >= quantile for _, goal in ordered]
@@ -355,6 +360,6 @@ def kept_of(
 
 
 def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
-    """Returns whether a point says neither that a goal is kept nor that it is missed: nothing was
+    """Returns True if a point shows neither that a goal is kept nor that it is missed: nothing was
     served in its window, though first tokens came in time."""
     return here.rate <= 0 and goal.share >= quantile

@@ -1,7 +1,7 @@
-"""95 % intervals of shares, quantiles, means and rates, for requests that are not independent of
-each other: a series of n that wait together is worth fewer independent ones, `effective`. Why
-these: docs/metrics.md. Random numbers come from a seed that the caller makes of the data. It knows
-numbers, not requests.
+"""95 % intervals of shares, quantiles, means and rates, for requests that depend on each other: n
+requests that wait together are worth fewer independent ones (`effective`). docs/metrics.md has the
+reasons for these methods. The caller seeds the random numbers by the data. Knows numbers, not
+requests.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ Ints = npt.NDArray[np.integer[Any]]
 
 CONFIDENCE = 0.95
 DRAWS = 1000
-Z = 1.959964  # of the normal distribution, two-sided 95 %
-# Student's t, two-sided 95 %, by degrees of freedom 1 to 20. Starts of a server are few.
+Z = 1.959964  # quantile of the normal distribution for a two-sided 95 % interval
+# Student's t for a two-sided 95 % interval, by degrees of freedom 1 to 20. Servers have few starts.
 T = (
     12.7062,
     4.3027,
@@ -44,8 +44,8 @@ T = (
     2.0930,
     2.0860,
 )
-FEWEST = 10  # values in a mean; with fewer nothing is said
-PIECES = 20  # of a course that isn't steady
+FEWEST = 10  # values in a mean; with fewer there is no interval
+PIECES = 20  # number of stretches that an unsteady course is cut into
 
 
 @dataclass(frozen=True)
@@ -62,9 +62,11 @@ class Ends:
 def beta_cdf(x: npt.ArrayLike, a: npt.ArrayLike, b: npt.ArrayLike) -> Floats:
     """Returns the regularised incomplete beta function, elementwise, by its continued fraction
     (Lentz's method; DLMF 8.17.22), for a, b > 0 and 0 <= x <= 1. Error below 1e-10 up to a + b of
-    1e7. (By hand, not scipy's: `penstock demo` and `monkeys` need it on a plain install.)"""
+    1e7. (Written here instead of using scipy: `penstock demo` and `monkeys` need it on a plain
+    install.)
+    """
     x, a, b = np.broadcast_arrays(*(np.asarray(each, np.float64) for each in (x, a, b)))
-    swap = x > (a + 1) / (a + b + 2)  # where the fraction converges fast: the other tail
+    swap = x > (a + 1) / (a + b + 2)  # use the other tail where the fraction converges faster
     x, a, b = np.where(swap, 1 - x, x), np.where(swap, b, a), np.where(swap, a, b)
     inside = np.clip(x, 1e-300, 1 - 1e-16)
     front = np.exp(a * np.log(inside) + b * np.log1p(-inside) - _log_beta(a, b)) / a
@@ -95,8 +97,8 @@ def _log_beta(a: Floats, b: Floats) -> Floats:
 
 
 def _beta_quantile(level: float, a: Floats, b: Floats) -> Floats:
-    """Returns x with beta_cdf(x, a, b) = level: Newton's steps, and a bisection where one would
-    leave the bracket."""
+    """Returns x with beta_cdf(x, a, b) = level, by Newton's steps; a step that would leave the
+    bracket is replaced by a bisection."""
     low, high, x, scale = np.zeros(a.shape), np.ones(a.shape), a / (a + b), _log_beta(a, b)
     for _ in range(60):
         away = beta_cdf(x, a, b) - level
@@ -111,8 +113,8 @@ def _beta_quantile(level: float, a: Floats, b: Floats) -> Floats:
 
 
 def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floats]:
-    """Clopper-Pearson's interval of hits / of; neither needs to be whole. of = 0:
-    the whole range."""
+    """Returns the Clopper-Pearson interval of hits / of; both may be fractional. of = 0 gives the
+    whole range."""
     hits, of = np.broadcast_arrays(np.asarray(hits, np.float64), np.asarray(of, np.float64))
     tail = (1 - CONFIDENCE) / 2
     misses = np.maximum(of - hits, 0.0)
@@ -122,15 +124,16 @@ def share_interval(hits: npt.ArrayLike, of: npt.ArrayLike) -> tuple[Floats, Floa
 
 
 def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
-    """Returns between which of the ordered values the true quantile lies: ranks r with F(value_r) ~
-    Beta(r, n + 1 - r), for the effective number n of them. None at an end that lies beyond the data
-    (p99 wants 368 independent values)."""
+    """Returns the two ordered values between which the true quantile lies: ranks r with F(value_r)
+    ~ Beta(r, n + 1 - r), for the effective number n of values. An end beyond the data is None (p99
+    needs 368 independent values).
+    """
     count = len(ordered)
     if not count or effective < 1:
         return Ends(None, None)
     ranks = np.arange(1, count + 1) * (effective / count)
     middle, away = level * effective, 8 * (1 + math.sqrt(level * (1 - level) * effective))
-    # beyond 8 standard deviations it is surely one or the other
+    # beyond 8 standard deviations the probability is 0 or 1
     near = np.abs(ranks - middle) <= away
     below = np.where(ranks < middle, 1.0, 0.0)  # P(F(value_r) <= level)
     below[near] = beta_cdf(level, ranks[near], effective + 1 - ranks[near])
@@ -146,9 +149,10 @@ def quantile_ends(ordered: Floats, level: float, effective: float) -> Ends:
 
 
 def effective(series: Sequence[Floats]) -> float:
-    """Returns how many independent values the series (one a start, each in order) are worth
-    together: n / (1 + 2 sum of autocorrelations), the sum ended by Geyer's initial positive
-    sequence. Never more than n; n for a constant one."""
+    """Returns the number of independent values that the series (one a start, each in order) are
+    worth together: n / (1 + 2 sum of autocorrelations), the sum ended by Geyer's initial positive
+    sequence. Never more than n; n for constant values.
+    """
     total = sum(len(each) for each in series)
     if total < 4:
         return float(total)
@@ -163,9 +167,10 @@ def effective(series: Sequence[Floats]) -> float:
 
 
 def _autocovariance(series: Sequence[Floats]) -> Floats:
-    """Returns [lags]: the mean over the series of the sums of products at each lag, over their
-    length (biased, as the sum of lags wants); around the mean of each. At most half of the longest
-    one's lags."""
+    """Returns [lags]: for each lag the sum of products around each series' mean, summed over the
+    series and divided by their total length (biased, as the sum of lags needs). Lags go up to half
+    of the longest series.
+    """
     longest = max(len(each) for each in series)
     sums, total = np.zeros(max(longest // 2, 2)), 0
     for each in series:
@@ -182,8 +187,8 @@ def _autocovariance(series: Sequence[Floats]) -> Floats:
 
 
 def ranks(values: Floats) -> Floats:
-    """Ranks from 0 to 1, equal values the same: what `effective` sees of times, so that one of 1e6
-    s does not rule."""
+    """Returns ranks from 0 to 1; equal values get the same. `effective` uses ranks of times, so
+    that a single time of 1e6 s does not dominate."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     middle = np.cumsum(counts) - (counts - 1) / 2
     return np.asarray(middle[inverse] / max(len(values), 1), np.float64)
@@ -193,8 +198,8 @@ def ranks(values: Floats) -> Floats:
 
 
 class SeededRandom:
-    """Whole numbers from a seed. Only the raw stream of the generator is used: numpy promises that
-    it stays."""
+    """Seeded random integers. Uses only the generator's raw stream,
+    which numpy promises to keep."""
 
     def __init__(self, *seed: object) -> None:
         digest = hashlib.sha256()
@@ -207,15 +212,16 @@ class SeededRandom:
         self.bits = np.random.PCG64(int.from_bytes(digest.digest(), "big"))
 
     def below(self, bound: int, shape: tuple[int, ...]) -> Ints:
-        """Numbers 0 to bound - 1 of this shape (the bias is below bound / 2^32)."""
+        """Returns integers 0 to bound - 1 of this shape (the bias is below bound / 2^32)."""
         raw = self.bits.random_raw(int(np.prod(shape))).reshape(shape)
         return np.asarray(((raw >> np.uint64(32)) * np.uint64(bound)) >> np.uint64(32), np.int64)
 
 
 def block_length(series: Sequence[Floats], worth: float) -> int:
-    """Returns a length long enough that blocks are nearly independent: n^(1/3), and three times the
-    stretch that one independent value takes (`worth` of them in all); at most a fifth of the
-    longest series."""
+    """Returns a block length at which blocks are nearly independent: n^(1/3), and at least three
+    times the stretch that one independent value takes; at most a fifth of the longest series.
+    worth: the number of independent values.
+    """
     longest = max(len(each) for each in series)
     stretch = sum(len(each) for each in series) / max(worth, 1.0)
     return int(max(1, min(max(longest ** (1 / 3), 3 * stretch), longest / 5)))
@@ -224,12 +230,13 @@ def block_length(series: Sequence[Floats], worth: float) -> int:
 def draw_means(
     series: Sequence[Floats], length: int, dice: SeededRandom, draws: int = DRAWS
 ) -> Floats:
-    """Returns [draws]: the mean of all values, with each series made anew of blocks of itself,
+    """Returns [draws] means of all values, each with every series rebuilt from blocks of itself,
     drawn with replacement."""
     total = np.zeros(draws)
     for each in series:
         fits = min(length, len(each))
-        sums = np.convolve(each, np.ones(fits), "valid")  # of the block that begins at each value
+        # sums of the block that begins at each value
+        sums = np.convolve(each, np.ones(fits), "valid")
         whole, rest = divmod(len(each), fits)
         total += sums[dice.below(len(sums), (draws, whole))].sum(1)
         if rest:
@@ -239,16 +246,17 @@ def draw_means(
 
 
 def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
-    """Returns the interval of the mean over all series. The bootstrap gives the shape; blocks cut
-    dependence off at their ends, so the width is at least that of as many independent values as the
-    series are worth, and Student's for few of them."""
+    """Returns the interval of the mean over all series. The bootstrap gives its shape. Blocks cut
+    off dependence at their ends, so the interval is at least as wide as that of the effective
+    number of independent values; for few values Student's t is used.
+    """
     series = [each for each in series if len(each)]
     count = sum(len(each) for each in series)
     if count < FEWEST:
         return Ends(None, None)
     value, worth = sum(float(each.sum()) for each in series) / count, effective(series)
     drawn = draw_means(series, block_length(series, worth), dice)
-    # a moving block misses the ends of a series a little
+    # a moving block covers the ends of a series too rarely
     middle, spread = (
         float(drawn.mean()),
         float(drawn.std()),
@@ -264,13 +272,14 @@ def mean_ends(series: Sequence[Floats], dice: SeededRandom) -> Ends:
 
 
 def steady_ends(series: Sequence[Floats]) -> Ends:
-    """Returns the interval of the mean over all series, whatever slow course they take: the course
-    (prompts first, then tokens) comes in a repetition too, only how a stretch leaves the line of
-    its two neighbours is chance.
+    """Returns the interval of the mean over all series that share a slow course. The course itself
+    (prompts first, then tokens) would come again in a repetition; only a stretch's deviation from
+    the line through its two neighbours counts as chance.
 
     Each series is cut into stretches, PIECES in all; a sixth of the mean square of their second
     differences is a stretch's variance (Gasser, Sroka and Jennen-Steinmetz 1986), with half as many
-    degrees of freedom."""
+    degrees of freedom.
+    """
     each_has = max(PIECES // max(len(series), 1), 4)
     cut = [np.array_split(each, each_has) for each in series if len(each) >= 2 * each_has]
     if not cut or len(cut) < len(series):
@@ -291,9 +300,10 @@ def t_value(freedom: int) -> float:
 
 
 def across_starts(value: float, ends: Ends, by_start: Sequence[float]) -> Ends:
-    """Widens an interval by what the starts differ by beyond what it already says: the variance
-    between them that is left over, times Student's t of their number less one. With one start
-    nothing is known of starts."""
+    """Widens an interval by the differences between starts that it does not cover yet: their
+    remaining variance, times Student's t of the number of starts less one. With one start the
+    interval stays as it is.
+    """
     if len(by_start) < 2 or ends.low is None or ends.high is None:
         return ends
     within = (ends.high - ends.low) / 2 / Z

@@ -1,6 +1,6 @@
-"""Strangers' JSON into a Record, or one line that names the file and the field: small, flat, of
-known fields, each key once, without NaN, its texts nothing that a terminal or a page would obey.
-What the numbers say is validate.py's.
+"""Parses untrusted JSON into a Record, or gives one line that names the file and the field. A
+record is small and flat, has known fields only, each key once and no NaN, and no characters that
+control a terminal or a page. validate.py checks what the numbers say.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from penstock.disk import read_plain
 from penstock.errors import RecordError
 
 LARGEST = 5_000_000  # bytes of a record
-_SHOWN = 80  # characters of somebody's text in a message
+_SHOWN = 80  # characters of untrusted text in a message
 
 
 def read_record(path: Path) -> Record:
-    """Raises RecordError, one line, for whatever is no record."""
+    """Reads a record. Raises RecordError, one line, for any other file."""
     return record_of(read_bytes(path), path.name)
 
 
 def read_bytes(path: Path) -> bytes:
-    """Returns a record's file as it is. Raises RecordError for what is no plain file, is too long
-    or cannot be read."""
+    """Returns a record's bytes. Raises RecordError for anything but a regular file, for a file that
+    is too long, and for one that cannot be read."""
     try:
         return read_plain(path, LARGEST)
     except OSError as error:
@@ -36,8 +36,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def record_of(content: bytes, name: str) -> Record:
-    """Returns the record that these bytes are; `name` is what messages call it.
-    Raises RecordError."""
+    """Parses a record's bytes; messages call the file `name`. Raises RecordError."""
     if len(content) > LARGEST:
         raise RecordError(f"{name}: is longer than the {LARGEST} bytes that a record has at most")
     try:
@@ -52,14 +51,14 @@ def record_of(content: bytes, name: str) -> Record:
             f"{name}: {'nested too deeply' if deep else one_line(str(error))}"
         ) from error
     try:
-        # the form is no deeper than it is: what nests deeper is refused by its kind
+        # the schema's depth is fixed: deeper nesting is refused as a wrong type
         return Record.model_validate(told)
     except ValidationError as error:
         raise RecordError(f"{name}: {faults_in_a_line(error)}") from error
 
 
 def faults_in_a_line(error: ValidationError) -> str:
-    """Returns the first fault by its field, and how many more there are."""
+    """Returns the first fault with its field, and the number of further faults."""
     faults = error.errors(include_url=False, include_context=False)
     first = faults[0]
     where = ".".join(one_line(str(part)) for part in first["loc"]) or "the file"
@@ -75,7 +74,8 @@ def faults_in_a_line(error: ValidationError) -> str:
 
 
 def one_line(text: str, longest: int = _SHOWN) -> str:
-    """Somebody's text, fit for a message: printable, in one line, not long."""
+    """Returns untrusted text fit for a message: printable, one line,
+    at most `longest` characters."""
     plain = " ".join("".join(c if c.isprintable() else " " for c in text[: longest + 1]).split())
     return plain if len(text) <= longest else plain[: longest - 1] + "…"
 

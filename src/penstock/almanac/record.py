@@ -1,9 +1,8 @@
-"""A record: one measured run of one engine, model, machine and shape, as one JSON file. This is its
-form, version 1.
+"""The form of a record, version 1. A record is one measured run of one engine, model, machine and
+shape, as one JSON file.
 
-Every text has a longest length, every number a range, unknown fields are refused. It knows the form
-alone; whether the numbers are true is validate.py's. Times are seconds, rates are a second, lengths
-are tokens.
+Every text has a longest length, every number a range; unknown fields are refused. validate.py
+checks whether the numbers are true. Times are in seconds, rates a second, lengths in tokens.
 """
 
 from __future__ import annotations
@@ -15,20 +14,22 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 SCHEMA = "penstock-almanac/1"
 SAMPLE_ROWS = 500
-LAG = 0.005  # seconds: a client whose loop ticks later than this at p99 was short
-HEADROOM = 2.0  # of a calibrated client: with less it was short
-BUSY = 0.5  # of one that was not calibrated: the share of a core that stands for a headroom of 2
-# seconds that asks may be taken up late at p99, or LATE_SHARE of the median time to the first event
+# seconds: a client whose event loop ticks later than this at p99 was short (the bottleneck)
+LAG = 0.005
+HEADROOM = 2.0  # a calibrated client with less headroom was short
+BUSY = 0.5  # an uncalibrated client's share of a core that stands for a headroom of 2
+# allowed p99 lateness of taking up a request: LATE seconds, or LATE_SHARE of the median time to the
+# first event
 LATE = 0.005
 LATE_SHARE = 0.05
-# the whole method's: a run with less of one is a short one
+# the full method's settings; a run with less of one is a short run
 FULL = {
     "warm_up": 10.0,
     "window": 60.0,
     "enough": 1000,
 }
 
-# Control characters but line ends and tabs; marks that turn or hide the text around them;
+# Control characters other than line ends and tabs; marks that turn or hide the text around them;
 # separators that some readers take for a new line.
 _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ufff9-\ufffb]"
@@ -36,7 +37,7 @@ _HIDDEN = re.compile(
 
 
 def _visible(text: str) -> str:
-    """Raises ValueError for a text that a terminal or a page would obey."""
+    """Returns the text. Raises ValueError for characters that control a terminal or a page."""
     if found := _HIDDEN.search(text):
         raise ValueError(f"holds the control character U+{ord(found[0]):04X}")
     return text
@@ -62,7 +63,8 @@ class RecordForm(BaseModel):
 
 
 class Configuration(RecordForm):
-    """name: "default", or a word for what was tuned. files: those that the flags name, by name."""
+    """name: "default", or a word for the tuning. files:
+    contents of the files that the flags name."""
 
     name: Word
     flags: list[Line] = Field(max_length=200)
@@ -71,8 +73,7 @@ class Configuration(RecordForm):
 
 
 class EngineInfo(RecordForm):
-    """command: what started the server, as one would type it; for a server found running: how it
-    was reached."""
+    """command: the command line that started the server, or how a running server was reached."""
 
     name: Word
     version: Word
@@ -94,16 +95,15 @@ class Gpu(RecordForm):
     count: Annotated[int, Field(ge=1, le=4096)]
     memory_mib: Count
     driver: Word
-    clocks: Line = ""  # as the driver told them before the run
+    clocks: Line = ""  # read from the driver before the run
 
 
 class MachineInfo(RecordForm):
     gpu: Gpu | None
     cpu: Line
     cores: Annotated[int, Field(ge=1, le=100_000)]
-    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = (
-        None  # the client had the others; None: all for both
-    )
+    # the client had the other cores; None: both shared all cores
+    server_cores: Annotated[int, Field(ge=1, le=100_000)] | None = None
     memory_mib: Count
     system: Line
     python: Word
@@ -114,9 +114,10 @@ class MachineInfo(RecordForm):
 
 
 class ShapeInfo(RecordForm):
-    """exact: `input` tokens in, `output` out, end-of-sequence ignored. monkeys: n samples of a
-    shared prompt that end by themselves or at `output`. dataset: lengths of a file's rows; input
-    and output are their means."""
+    """exact: `input` tokens in, `output` tokens out, end-of-sequence ignored. monkeys: n samples of
+    a shared prompt that end by themselves or at `output`. dataset: lengths of a file's rows; input
+    and output are their means.
+    """
 
     name: Word
     kind: Literal["exact", "monkeys", "dataset"]
@@ -129,8 +130,8 @@ class ShapeInfo(RecordForm):
 
 
 class ClientInfo(RecordForm):
-    """Who measured, and what it could have: its ceiling against a server that does nothing, on this
-    machine."""
+    """The measuring client, and its limits: its highest rates against a server that does nothing,
+    on this machine."""
 
     penstock: Word
     commit: Word | None = None
@@ -145,18 +146,17 @@ class Method(RecordForm):
     warm_up: Time
     window: Time  # the longest window of a point
     enough: Count  # requests that a point near a crossing aimed at
-    # starts of the server that each point was measured on
+    # starts of the server on which each point was measured
     starts: Annotated[int, Field(ge=1, le=100)]
     quantile: Share
-    goals: list[Time] = Field(max_length=20)  # first token within so many seconds
-    short: bool  # windows or counts below the method's: to be read as a hint
-    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = (
-        None  # of the whole machine, in dollars
-    )
+    goals: list[Time] = Field(max_length=20)  # seconds within which the first token should come
+    short: bool  # windows or counts are below the full method's: read the results as a hint
+    # price of the whole machine, in dollars
+    price_per_hour: Annotated[float, Field(ge=0, le=1e6)] | None = None
 
 
 class Interval(RecordForm):
-    """A value, and its 95 % interval. None: too few requests to say."""
+    """A value and its 95 % interval. None: too few requests to say."""
 
     value: Annotated[float, Field(ge=0, le=1e9)]
     low: Annotated[float, Field(ge=0, le=1e9)] | None
@@ -174,40 +174,40 @@ class Spread(RecordForm):
 
 
 class Figures(RecordForm):
-    """Definitions: docs/metrics.md. None: it cannot be had (nothing was streamed, no request was
-    complete)."""
+    """A point's figures, defined in docs/metrics.md. None: unknown (nothing was streamed, or no
+    request was complete)."""
 
     request_rate: Interval | None
     output_rate: Interval | None
     total_rate: Interval | None
-    first_token: Spread | None  # from the intended start
-    first_token_actual: Spread | None  # from the actual start
+    first_token: Spread | None  # measured from the intended start
+    first_token_actual: Spread | None  # measured from the actual start
     inter_token: Spread | None  # gaps between events, of all requests together
     per_token: Spread | None  # (end - first) / (output tokens - 1)
-    end_to_end: Spread | None  # from the intended start
+    end_to_end: Spread | None  # measured from the intended start
     end_to_end_actual: Spread | None
 
 
 class Goal(RecordForm):
-    """Which share of the window's requests (failed ones too) had their first token within
-    `seconds`; 95 % interval."""
+    """The share of the window's requests (failed ones included) that had their first token within
+    `seconds`, with its 95 % interval."""
 
     seconds: Time
     share: Share
     low: Share
     high: Share
-    goodput: Rate  # requests a second that met it
+    goodput: Rate  # requests a second that met the goal
 
 
 class ClientHealth(RecordForm):
-    """What the client says of itself at this point. short: it may have been the bottleneck; never
-    ranked."""
+    """The client's own measurements at this point. short: the client may have been the bottleneck;
+    such a point is never ranked."""
 
-    lag_p99: Time  # of its event loops
-    busy: Share  # CPU of its busiest process
-    # ceiling over what was asked of it; None: not calibrated
+    lag_p99: Time  # lateness of its event loops
+    busy: Share  # CPU share of its busiest process
+    # calibrated ceiling over the measured load; None: not calibrated
     headroom: Annotated[float, Field(ge=0, le=1e9)] | None
-    late_p99: Time  # a request was taken up so long after its intended start
+    late_p99: Time  # seconds from a request's intended start until the client took it up
     short: bool
 
 
@@ -220,37 +220,36 @@ class Sample(RecordForm):
 
 
 class Point(RecordForm):
-    """saturation: all at once. single: one at a time. open: Poisson, at `rate`. closed:
-    `concurrency` in flight."""
+    """saturation: all requests at once. single: one at a time. open: Poisson arrivals at `rate`.
+    closed: `concurrency` requests in flight."""
 
     name: Word
     kind: Literal["saturation", "single", "open", "closed"]
-    rate: Rate | None = None  # of the plan, requests a second; what was offered: figures.sustained
+    rate: Rate | None = None  # planned requests a second; figures.sustained gives the offered rate
     concurrency: Count | None = None
-    seconds: Time  # of the window, all starts together
-    opens: Time | None = (
-        None  # when it opened in each start; None: it ran from the first send to the last end
-    )
-    effective: Annotated[float, Field(ge=0, le=1e12)] | None = (
-        None  # independent requests that these are worth
-    )
+    seconds: Time  # length of the window, all starts together
+    # the window's opening in each start; None: the window runs from the first send to the last
+    # end
+    opens: Time | None = None
+    # number of independent requests that the measured ones are worth
+    effective: Annotated[float, Field(ge=0, le=1e12)] | None = None
     requests: Count  # issued in the window
     complete: Count
-    outcomes: dict[Word, Count]  # those that were not complete, by outcome
-    output_tokens: Count  # of the complete ones
+    outcomes: dict[Word, Count]  # incomplete requests by outcome
+    output_tokens: Count  # output tokens of the complete requests
     prompt_tokens: Count
     cached_tokens: Count
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
-    # why to read it with care: "cached prompts", "few requests", ...
+    # reasons to read the point with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample
 
 
 class PointFailure(RecordForm):
-    """point: None where none could be measured. context too short: refused for its length, or cut
-    at the server's own."""
+    """point: None when no point could be measured. context too short: requests were refused for
+    their length, or cut at the server's limit."""
 
     point: Word | None
     kind: Literal[
@@ -267,7 +266,7 @@ class PointFailure(RecordForm):
 
 
 class Raw(RecordForm):
-    """The Parquet file of samples.py that every number came from."""
+    """The Parquet file (see samples.py) from which every number was derived."""
 
     sha256: Hash
     rows: Count

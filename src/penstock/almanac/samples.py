@@ -1,8 +1,8 @@
-"""Raw data of a run: a line a request, as columns, written as Parquet.
+"""Raw data of a run: one row a request, in columns, stored as Parquet.
 
-Times are seconds since the beginning of the request's own point, of one monotonic clock; NaN where
-a request did not get so far. It knows columns; not what is computed of them (figures.py) nor how
-they came about (bench).
+Times are seconds since the start of the request's own point, on one monotonic clock; NaN where a
+request did not get so far. Knows columns; not what is derived from them (figures.py) nor how they
+were measured (bench).
 """
 
 from __future__ import annotations
@@ -29,35 +29,36 @@ from penstock.disk import open_plain
 from penstock.errors import RecordError, UsageError
 
 OK = "ok"
-# A raw file's columns may take USUAL_BYTES in memory, and EXPANSION times the file's bytes: times
-# of requests that were measured differ, and take a tenth of that.
+# A raw file's columns may take USUAL_BYTES in memory plus EXPANSION times the file's size. Times of
+# measured requests differ, so they take a tenth of that.
 USUAL_BYTES, EXPANSION = 64 << 20, 32
-ROW_BYTES = 256  # of a row that are no numbers of its own: an array's head, places of texts
+ROW_BYTES = 256  # bytes a row beside its numbers: array heads, references to texts
 
 
 @dataclass(slots=True)
 class Samples:
-    """Columns of equal length, one entry a request, in the order of the intended starts of each
-    point's start."""
+    """Columns of equal length, one entry a request; within a point's start in order of intended
+    starts."""
 
     point: npt.NDArray[np.object_]  # the point's name in its record
-    # which start of the server, 0 up: points are measured again after a restart
+    # index of the server's start, from 0: points are measured again after a restart
     start: npt.NDArray[np.int32]
-    intended: npt.NDArray[np.float64]  # when the plan wanted it sent
-    actual: npt.NDArray[np.float64]  # when it was handed to the socket: stamped before the write
-    # when the first event with output arrived; NaN: never, or not streamed
+    intended: npt.NDArray[np.float64]  # instant at which the plan wanted the request sent
+    actual: npt.NDArray[np.float64]  # instant just before it was written to the socket
+    # arrival of the first event with output; NaN: never, or not streamed
     first: npt.NDArray[np.float64]
-    end: npt.NDArray[np.float64]  # when the answer was complete, or had failed
-    events: npt.NDArray[np.int32]  # events with output
+    end: npt.NDArray[np.float64]  # instant at which the answer was complete, or had failed
+    events: npt.NDArray[np.int32]  # number of events with output
     # seconds between neighbouring events with output: a float32 array a request
     gaps: npt.NDArray[np.object_]
-    prompt_tokens: npt.NDArray[np.int32]  # by the server's usage; -1: it told none
+    prompt_tokens: npt.NDArray[np.int32]  # counted by the server's usage; -1: not given
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]
-    asked_prompt: npt.NDArray[np.int32]  # what the workload asked for; -1: of no fixed length
+    asked_prompt: npt.NDArray[np.int32]  # requested by the workload; -1: no fixed length
     asked_output: npt.NDArray[np.int32]
-    window: npt.NDArray[np.bool_]  # issued within the steady-state window: only these are counted
-    outcome: npt.NDArray[np.object_]  # "ok", or what failed in a word of OUTCOMES
+    # issued within the steady-state window: only these requests are counted
+    window: npt.NDArray[np.bool_]
+    outcome: npt.NDArray[np.object_]  # "ok", or the kind of failure, one of OUTCOMES
 
     def __len__(self) -> int:
         return len(self.point)
@@ -68,20 +69,20 @@ class Samples:
             raise RecordError(f"columns of samples differ in length: {sorted(lengths)}")
 
     def of(self, keep: npt.NDArray[Any]) -> Samples:
-        """Returns the requests that `keep` (a mask or indices) names."""
+        """Returns the requests that `keep` (a mask or indices) selects."""
         return Samples(**{each.name: getattr(self, each.name)[keep] for each in fields(self)})
 
 
-# What became of a request. "ok" is complete, streamed to its end, with the asked number of tokens.
+# Outcomes of a request. "ok" is complete: streamed to its end, with the requested number of tokens.
 OUTCOMES = (
     OK,
     "refused",  # no connection
-    "status",  # an HTTP status that is not 200
+    "status",  # an HTTP status other than 200
     "stalled",  # nothing came within the time limit
     "cut",  # the connection ended before the stream did
     "broken",  # bytes that are no HTTP, no server-sent event or no JSON
     "usage",  # no usage, or usage that contradicts the events
-    "length",  # another number of tokens than asked for, in or out
+    "length",  # another number of tokens than requested, in or out
     "unfinished",  # the point ended first
 )
 _KINDS: dict[str, Any] = {
@@ -100,8 +101,8 @@ _KINDS: dict[str, Any] = {
 
 
 def from_lists(columns: dict[str, list[Any]]) -> Samples:
-    """Columns from plain lists (`gaps`: a sequence of seconds a request). Raises RecordError for a
-    missing column or an outcome that is none."""
+    """Builds columns from plain lists (`gaps`: a sequence of seconds a request). Raises RecordError
+    for a missing column or an unknown outcome."""
     names = [each.name for each in fields(Samples)]
     missing = [name for name in names if name not in columns]
     if missing:
@@ -133,8 +134,8 @@ def join(parts: list[Samples]) -> Samples:
 
 
 def write_parquet(samples: Samples, path: Path) -> None:
-    """Writes aside and renames, so that a file of this name is whole. Raises UsageError where
-    pyarrow is missing."""
+    """Writes a draft and renames it, so that a file of this name is always whole. Raises UsageError
+    when pyarrow is missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -154,8 +155,9 @@ def _arrow(name: str, column: npt.NDArray[Any]) -> Any:
 
 
 def read_parquet(path: Path) -> Samples:
-    """Raises RecordError for a file that is no table of samples, or that takes far more memory than
-    it has bytes (what repeats is written once), UsageError where pyarrow is missing."""
+    """Reads a table of samples. Raises RecordError for any other file, and for one that takes far
+    more memory than it has bytes (repeated values are stored once); UsageError when pyarrow is
+    missing."""
     needs_pyarrow()
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -168,7 +170,7 @@ def read_parquet(path: Path) -> Samples:
                 "point",
                 "outcome",
             }
-            # Texts stay numbers of a dictionary's. read_table would import pandas.
+            # Texts stay dictionary-encoded. read_table would import pandas.
             parquet = pq.ParquetFile(file, metadata=told, read_dictionary=sorted(texts))
             table = parquet.read([each.name for each in fields(Samples)])
     except (OSError, pa.ArrowException, MemoryError) as error:
@@ -183,15 +185,16 @@ def read_parquet(path: Path) -> Samples:
         arrays = {
             each.name: _column(each.name, table.column(each.name)) for each in fields(Samples)
         }
-    except (TypeError, ValueError, OverflowError) as error:  # a column of another type than its own
+    except (TypeError, ValueError, OverflowError) as error:
+        # a column of another type than expected
         raise RecordError(f"{path.name}: is no table of samples: {str(error)[:200]!r}") from error
     _check_outcomes(arrays["outcome"])
     return Samples(**arrays)
 
 
 def _check_size(told: Any, size: int) -> None:
-    """Raises RecordError for a file of `size` bytes whose columns of ours come to far more than
-    that in memory. told: its metadata."""
+    """Raises RecordError for a file of `size` bytes whose columns would take far more memory than
+    that. told: the file's Parquet metadata."""
     names = {each.name for each in fields(Samples)}
     groups = (told.row_group(number) for number in range(told.num_row_groups))
     leaves = (group.column(number) for group in groups for number in range(told.num_columns))
@@ -207,8 +210,8 @@ def _check_size(told: Any, size: int) -> None:
 
 
 def _column(name: str, column: Any) -> npt.NDArray[Any]:
-    """A column of Arrow's as one of ours. Raises ValueError, TypeError, OverflowError for one of
-    another type."""
+    """Converts an Arrow column to a numpy column. Raises ValueError, TypeError or OverflowError for
+    a column of another type."""
     if name == "gaps":
         return lists_of(column)
     kind = _KINDS.get(name, np.float64)
@@ -216,7 +219,7 @@ def _column(name: str, column: Any) -> npt.NDArray[Any]:
 
 
 def needs_pyarrow() -> None:
-    """Raises UsageError where it is missing."""
+    """Raises UsageError when pyarrow is missing."""
     if find_spec("pyarrow") is None:
         raise UsageError(
             'Parquet files need a package that isn\'t here: pip install "penstock[parquet]"'

@@ -1,8 +1,8 @@
-"""Spreads of times: a mean and four quantiles, each with its interval, rounded as a record holds
+"""Spreads of times: a mean and four quantiles, each with its interval, rounded as records store
 them.
 
-It knows arrays of seconds in order of issue, with the start of the server of each; and gaps, which
-come many a request.
+Knows arrays of seconds in order of issue, with the server start of each; and gaps, several a
+request.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from penstock.almanac.record import Interval, Spread
 from penstock.almanac.samples import Samples
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-DIGITS = 6  # of a figure in a record
+DIGITS = 6  # significant digits of a figure in a record
 GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 
 def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None:
-    """Values in order of issue, with the start of each. Those that are not known (nothing streamed)
-    are left out."""
+    """Returns the spread of values, given in order of issue with the server start of each. NaN
+    (nothing was streamed) is left out."""
     known = ~np.isnan(values)
     values, starts = np.maximum(values[known], 0.0), starts[known]
     if not len(values):
@@ -46,9 +46,10 @@ def spread_of(values: Floats, starts: Ints, dice: SeededRandom) -> Spread | None
 
 
 def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
-    """Returns the spread of the gaps of all requests together. Gaps of one request belong together,
-    and so do those of its neighbours: blocks of requests are drawn, each with all its gaps, counted
-    in bins."""
+    """Returns the spread of the gaps of all requests together. Gaps of one request and of its
+    neighbours depend on each other, so blocks of requests are drawn, each with all its gaps,
+    counted in bins.
+    """
     counts = np.array([len(gaps) for gaps in done.gaps], np.int64)
     if not counts.sum():
         return None
@@ -77,7 +78,7 @@ def gaps_of(done: Samples, dice: SeededRandom) -> Spread | None:
 
 
 def _blocks(done: Samples, counts: Ints) -> Ints:
-    """Returns the number of the block that each request is in: neighbours of one start, at most
+    """Returns each request's block number. A block holds neighbours of one start; at most about
     GAP_BLOCKS in all."""
     means = np.array([float(np.mean(each)) if len(each) else 0.0 for each in done.gaps])
     series = by_start_of(means, done.start)
@@ -94,9 +95,9 @@ def _blocks(done: Samples, counts: Ints) -> Ints:
 def _drawn_gaps(
     gaps: Floats, block: Ints, ordered: Floats, dice: SeededRandom
 ) -> dict[str, Floats]:
-    """Returns [GAP_DRAWS] means and quantiles of the gaps of blocks drawn with replacement."""
+    """Returns GAP_DRAWS means and quantiles of the gaps, from blocks drawn with replacement."""
     near = [level + (1 - level) * np.linspace(-0.5, 0.5, GAP_BINS) for level in QUANTILES.values()]
-    # finer where a quantile is read
+    # more bin edges near the quantiles
     at = np.concatenate([np.linspace(0, 1, GAP_BINS), *near]) * (len(ordered) - 1)
     edges = np.unique(ordered[at.astype(np.int64)])
     place, number = np.searchsorted(edges, gaps), int(block.max()) + 1

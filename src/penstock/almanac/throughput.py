@@ -1,9 +1,9 @@
-"""Rates of a point: what arrived within its window of time, by start of the server. Definitions:
-docs/metrics.md.
+"""Rates of a point: what arrived within its time window, by start of the server. docs/metrics.md
+has the definitions.
 
-A steady window stands open from `opens` for so many seconds, and whatever arrives in it counts;
-where everything is sent at once it runs from the first send to the last end. Requests issued in it
-would tell what was offered, not what was served. It knows samples and seconds.
+A steady window opens at `opens` and lasts a fixed time; everything that arrives in it counts. When
+everything is sent at once, the window runs from the first send to the last end. (Requests issued in
+the window would measure the offered rate, not the served one.) Knows samples and seconds.
 """
 
 from __future__ import annotations
@@ -20,17 +20,15 @@ from penstock.almanac.record import Interval
 from penstock.almanac.samples import OK, Samples
 from penstock.almanac.summaries import around
 
-BINS = 200  # of time, over all starts together
-# of the tokens: between these a point without a steady state runs at its own speed
-PLATEAU = (
-    0.1,
-    0.9,
-)
+BINS = 200  # time bins, over all starts together
+# shares of the tokens between which a point without a steady state runs at its own speed
+PLATEAU = (0.1, 0.9)
 
 
 @dataclass(frozen=True)
 class RateWindow:
-    """begins: when it opens in each start; lengths: how long it stands open in each, in seconds."""
+    """The windows of a point, one a start. begins: when each opens; lengths: how long it lasts.
+    Seconds."""
 
     starts: Ints
     begins: Floats
@@ -43,8 +41,8 @@ class RateWindow:
 
 
 def issued(samples: Samples) -> Floats:
-    """Returns when each request was to start: by the plan, or, where there was none (a closed
-    loop), when it did."""
+    """Returns each request's intended start; where there was no plan (a closed loop), its actual
+    start."""
     return np.where(np.isnan(samples.intended), samples.actual, samples.intended)
 
 
@@ -55,8 +53,8 @@ def steady_window(samples: Samples, seconds: float, opens: float) -> RateWindow:
 
 
 def whole_window(samples: Samples) -> RateWindow:
-    """Returns the window from the first send to the last end of the window's requests: of the
-    complete ones, where there are any."""
+    """Returns the window from the first send to the last end of the window's requests (of the
+    complete ones, if there are any)."""
     starts = np.unique(samples.start[samples.window]).astype(np.int64)
     begins, lengths = [], []
     for start in starts:
@@ -86,8 +84,8 @@ def rates_of(samples: Samples, window: RateWindow, dice: SeededRandom) -> Sequen
     noise = _noise_of_plateau(kinds[1], window)
     rates = [_whole(each, window, noise) for each in kinds]
     if (samples.outcome[samples.window] == "unfinished").any():
-        # Its time limit cut it off before its end: work of the cut ones is not in it, so nothing is
-        # known above.
+        # The time limit cut requests off and their work is not counted, so the upper end is
+        # unknown.
         rates = [rate.model_copy(update={"high": None}) for rate in rates]
     return rates
 
@@ -100,8 +98,8 @@ class _Arrivals:
 
 
 def _counted(samples: Samples, window: RateWindow) -> Samples:
-    """Returns the requests whose arrivals count: complete requests, and in a steady window those
-    that were only cut off by the point's end (their tokens came as any other's)."""
+    """Returns the requests whose arrivals count: the complete ones, and in a steady window also
+    those that the point's end cut off, because their tokens arrived like any others."""
     if not window.steady:
         return samples.of((samples.outcome == OK) & samples.window)
     return samples.of((samples.outcome == OK) | (samples.outcome == "unfinished"))
@@ -113,8 +111,10 @@ def _ended(samples: Samples) -> _Arrivals:
 
 
 def _output(samples: Samples) -> _Arrivals:
-    """Returns output tokens by their event's time. An event carries its request's tokens over its
-    events; of a request that was cut off nobody told the tokens: the mean of the complete ones."""
+    """Returns output tokens by the time of their event. Each event carries an equal part of its
+    request's tokens. A request that was cut off has no token count: its events carry the mean of
+    the complete requests.
+    """
     streamed = ~np.isnan(samples.first)
     events = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64) * streamed
     known = (samples.output_tokens >= 0) & (samples.outcome == OK)
@@ -122,7 +122,7 @@ def _output(samples: Samples) -> _Arrivals:
         int(events[known & streamed].sum()), 1
     )
     per_event = np.where(known, samples.output_tokens / np.maximum(events, 1), usual)
-    late = known & ~streamed  # not streamed: all came at the end
+    late = known & ~streamed  # not streamed: all tokens came at the end
     times = np.concatenate([event_times(samples.of(streamed)), samples.end[late]])
     start = np.concatenate([np.repeat(samples.start, events), samples.start[late]])
     return _Arrivals(
@@ -131,9 +131,10 @@ def _output(samples: Samples) -> _Arrivals:
 
 
 def _all_tokens(samples: Samples) -> _Arrivals:
-    """Returns the output as it comes, and each prompt with its request's first token, when it has
-    been read; what was not streamed, at its end. Of a request that was cut off nobody told the
-    prompt's tokens: those that were asked for."""
+    """Returns output and prompt tokens by arrival. A prompt counts at its request's first token,
+    when the server has read it; for requests that were not streamed, at the end. A request that was
+    cut off has no prompt count: the requested length is used.
+    """
     output = _output(samples)
     late = np.isnan(samples.first) & (samples.outcome == OK)
     read = np.where(late, samples.end, samples.first)
@@ -147,8 +148,8 @@ def _all_tokens(samples: Samples) -> _Arrivals:
 
 
 def event_times(samples: Samples) -> Floats:
-    """Returns [events]: the time of every event of these streamed requests, one request after the
-    other."""
+    """Returns [events]: the time of every event of these streamed requests, one request after
+    another."""
     if not len(samples):
         return np.zeros(0)
     counts = np.array([len(gaps) + 1 for gaps in samples.gaps], np.int64)
@@ -179,7 +180,7 @@ def _steady(arrivals: _Arrivals, window: RateWindow, dice: SeededRandom) -> Inte
 
 
 def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
-    """Returns everything over the whole time. All three rates are amounts over the same seconds:
+    """Returns the total amount over the total time. All three rates are over the same seconds, so
     they share their noise."""
     amounts = [float(arrivals.amount[arrivals.start == start].sum()) for start in window.starts]
     value = sum(amounts) / window.seconds
@@ -196,9 +197,10 @@ def _whole(arrivals: _Arrivals, window: RateWindow, noise: Ends) -> Interval:
 
 
 def _noise_of_plateau(arrivals: _Arrivals, window: RateWindow) -> Ends:
-    """Returns the rate's interval over the rate, while the point ran at its own speed: ramp and
-    tail are no noise, nor is the course between. One number a start came out; how much it could
-    have been another is seen in how neighbouring stretches of its middle differ."""
+    """Returns the rate's interval as a share of the rate, for the stretch in which the point ran at
+    its own speed. Ramp, tail and the slow course between are no noise. Each start gives one number;
+    how much it could vary is estimated from the differences between neighbouring stretches.
+    """
     series: list[Floats] = []
     for start in window.starts:
         own = arrivals.start == start

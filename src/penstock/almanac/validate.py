@@ -1,6 +1,6 @@
-"""Checks a record: its form (parse_record.py), that it holds together (consistency.py), and with
-the Parquet file every number again; without that, who forges consistently passes. The first fault
-is a RecordError of one line: file, field, what is wrong. It writes nothing.
+"""Checks a record: its form (parse_record.py), its consistency (consistency.py), and, given the
+Parquet file, every number again. Without the raw data a consistent forgery passes. The first fault
+raises RecordError, one line: file, field, what is wrong. Writes nothing.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from penstock.almanac.throughput import issued
 from penstock.disk import open_plain
 from penstock.errors import RecordError
 
-CLOCK = 1e-3  # seconds that neighbouring stamps of one request may contradict each other by
-NEAR = 1e-5  # of a number: what is derived again may differ by so much
+CLOCK = 1e-3  # seconds by which neighbouring stamps of one request may contradict each other
+NEAR = 1e-5  # relative tolerance of a number that is derived again
 AT_ONCE = 1e-6  # seconds between requests that were meant for one instant
 CLOCKED, IN_TURN, TOGETHER = "by a clock", "each when another had ended", "all at once"
 SENT = {"open": CLOCKED, "closed": IN_TURN, "single": IN_TURN, "saturation": TOGETHER}
 
 
 def validate(path: Path, raw: Path | None = None) -> Record:
-    """Returns the record. Raises RecordError where something is wrong with it. raw: the Parquet
-    file of its samples."""
+    """Returns the record. Raises RecordError when something is wrong with it. raw: the Parquet file
+    of its samples."""
     record = read_record(path)
     _first(path.name, faults(record))
     if raw is not None:
@@ -40,11 +40,11 @@ def validate(path: Path, raw: Path | None = None) -> Record:
 
 
 def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
-    """Returns a record with its points as they are derived here and now from its raw data, and what
-    of them stands otherwise in the file. For one that other sources derived: definitions are
-    mended, and no honest run is worth less for it. Marks stay, for some only who measured could
-    set. RecordError where the raw data is not the record's, or where what comes of it cannot be
-    believed."""
+    """Returns a record with its points derived again from its raw data, and a list of the
+    differences. Used for records that other sources derived: definitions get corrected, which must
+    not devalue an honest run. Marks are kept, because only the measuring client could set some of
+    them. Raises RecordError when the raw data is not the record's, or gives an impossible record.
+    """
     record = read_record(path)
     if record.raw is None:
         raise RecordError(f"{path.name}: raw: names no raw data, but {raw.name} was given")
@@ -80,7 +80,7 @@ def _first(name: str, found: Iterable[str]) -> None:
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
-    """Yields what in the samples cannot be, or is left out of the record."""
+    """Yields impossible values in the samples, and samples that the record leaves out."""
     if record.raw is not None and len(samples) != record.raw.rows:
         yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
     for fault in sense(samples):
@@ -94,9 +94,8 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
 
 
 def _loop(point: Point, own: Samples) -> Iterator[str]:
-    """Checks the kind of loop by its requests: each has when it was meant to be sent, which in a
-    loop of users is the end of another. An import's say nothing of that, and whoever sent them is
-    unknown."""
+    """Checks the kind of loop by its requests' intended starts: in a closed loop each equals the
+    end of another request. An import has no intended starts and its kind cannot be checked."""
     known = own.of(~np.isnan(own.intended))
     if point.kind == "open" and len(known) < len(own) and not point.client.short:
         yield "client.short: is false, but nobody knows when its requests were to be sent"
@@ -119,7 +118,7 @@ def _sent(known: Samples) -> str:
 
 
 def _window(point: Point, own: Samples) -> Iterator[str]:
-    """Checks that a steady window holds the requests that the samples count, and no others."""
+    """Checks that a steady window holds exactly the requests that the samples count."""
     if point.opens is None or not own.window.any():
         return
     length = point.seconds / len(np.unique(own.start[own.window]))
@@ -142,7 +141,7 @@ def _checksum(raw: Path) -> str:
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
-    """Derives the point from the samples. Raises RecordError or ValueError where it cannot be."""
+    """Derives the point from the samples. Raises RecordError or ValueError when that fails."""
     return point_of(
         samples,
         name=point.name,
@@ -160,7 +159,7 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
 
 def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:
     if where.endswith(".sample"):
-        near = 1e-4  # its rows have a digit less
+        near = 1e-4  # a sample's rows have one digit less
     if isinstance(told, dict) and isinstance(derived, dict):
         for key in sorted({*told, *derived}):
             yield from _differences(told.get(key), derived.get(key), f"{where}.{key}", near)
@@ -185,7 +184,7 @@ def _word(value: Any) -> str:
 
 
 def sense(samples: Samples) -> Iterator[str]:
-    """Yields what no request can have done, by the first row that did."""
+    """Yields values that no request can have produced, each with the first row that has them."""
     ok, streamed = samples.outcome == OK, ~np.isnan(samples.first)
     spans = np.array([float(np.sum(gaps, dtype=np.float64)) for gaps in samples.gaps])
     counts = np.array([len(gaps) for gaps in samples.gaps], np.int64)

@@ -1,2 +1,3 @@
-"""A built engine on disk: its manifest, and the checksums of its files. docs/design/artifact.md
-says why it is so."""
+"""A built engine on disk: its manifest, and its files' checksums. docs/design/artifact.md explains
+the design.
+"""

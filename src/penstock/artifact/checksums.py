@@ -1,6 +1,6 @@
-"""Checksums of an artifact's files: SHA-256 a piece of 16 MiB, made and verified by several threads
-(hashing lets the interpreter's lock go: 1.5 GB/s a core of an EPYC). It knows files and bytes, not
-what is in them.
+"""Checksums of an artifact's files: SHA-256 of each piece of 16 MiB, computed by several threads
+(hashing releases the interpreter's lock: 1.5 GB/s a core of an EPYC). Knows files and bytes, not
+their content.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ WAY_OUT = "copy the artifact again, or build it again"
 def sum_files(
     folder: Path, names: Iterable[str], threads: int | None = None
 ) -> dict[str, FileSums]:
-    """Returns size and checksums of these files of the folder. CheckpointError where one cannot be
-    read."""
+    """Returns size and checksums of these files of the folder. Raises CheckpointError when one
+    cannot be read."""
     sizes = {name: _size(folder / name) for name in names}
     with ThreadPoolExecutor(threads or usual_threads(), "penstock-sums") as pool:
         pieces = {
@@ -42,8 +42,8 @@ def sum_files(
 
 
 def verify_files(folder: Path, files: Mapping[str, FileSums], threads: int | None = None) -> None:
-    """Reads every byte of these files of the folder. CheckpointError, which names the file, at the
-    first that isn't as it was written: missing, of another size, or with a piece that differs."""
+    """Reads every byte of these files of the folder. Raises CheckpointError, which names the file,
+    at the first that is missing, has another size, or has a piece that differs."""
     for name, told in files.items():
         size = _size(folder / name)
         if size != told.bytes or len(told.pieces) != len(_starts(size)):
@@ -62,7 +62,7 @@ def verify_files(folder: Path, files: Mapping[str, FileSums], threads: int | Non
 
 
 def usual_threads() -> int:
-    """Returns how many threads sums are made by, unless another number is asked for."""
+    """Returns the default number of threads for checksums."""
     return min(MOST_THREADS, os.cpu_count() or 1)
 
 
@@ -75,7 +75,7 @@ def _verify(path: Path, place: int, told: str) -> None:
 
 
 def _sum(path: Path, start: int) -> str:
-    """The checksum of one piece, read a mebibyte at a time."""
+    """Returns the checksum of one piece, read a mebibyte at a time."""
     state = sha256()
     try:
         with open_plain(path) as file:

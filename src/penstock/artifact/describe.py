@@ -1,5 +1,5 @@
-"""What a manifest says, to a person: `penstock inspect` prints it, and a build at its end; a
-build's way there tells each decision as it falls. It knows the manifest alone.
+"""Describes a manifest to a person: `penstock inspect` and a build's end print it, and a running
+build prints each decision. Knows the manifest alone.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNTIMED = "nothing was timed (--tune-minutes 0): defaults hold"
 
 
 def describe(folder: Path, manifest: Manifest) -> str:
-    """Returns all of it but the table of step seconds, in columns."""
+    """Returns the whole manifest, without the table of step seconds, in columns."""
     revision = f" at {manifest.revision}" if manifest.revision else ""
     head = (
         f"{folder}: {manifest.model}{revision}, built by penstock {manifest.penstock} for"
@@ -65,7 +65,8 @@ def describe_work(work: BuiltFor) -> str:
 
 
 def _section(title: str, rows: list[Cells]) -> Iterator[str]:
-    """The lines of a part, its columns aligned but for empty ones; none where there is nothing."""
+    """Yields the lines of a section with aligned columns; empty columns are dropped. Yields nothing
+    for no rows."""
     columns = [column for column in zip_longest(*rows, fillvalue="") if any(column)]
     widths = [max(map(len, column)) for column in columns]
     yield from ["", title] if rows else []
@@ -116,7 +117,7 @@ def _decision(made: Decision) -> Cells:
 
 
 def _figures(made: Decision) -> str:
-    """The middle of what was measured of the chosen one, and of the default."""
+    """Returns the median figures of the chosen value and of the default."""
     names = dict.fromkeys(name_of(value) for value in (made.chosen, made.default))
     figures = [
         _figure(statistics.median(made.measured[name])) for name in names if made.measured.get(name)

@@ -1,8 +1,8 @@
-"""Manifest: what stands in an artifact's `penstock.json`: what was built, of what, on what, and
-every decision with what was measured for it. It is written last, so that a folder without one is no
-finished build.
+"""Manifest: the content of an artifact's `penstock.json`: what was built, from what, on what, and
+every decision with its measurements. It is written last, so a folder without one is an unfinished
+build.
 
-It knows files and numbers; no engine, no torch. docs/build.md explains each part to its readers.
+Knows files and numbers; no engine, no torch. docs/build.md explains each part.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from penstock.errors import CheckpointError
 
 SCHEMA = 1
 MANIFEST = "penstock.json"
-LARGEST = 64 << 20  # bytes of a manifest; that of a terabyte of weights has 5 MB
-STATE = ".build"  # the folder of a build that is under way
-USUAL_PROMPT = 128  # tokens: of prompts in a timed step, where their length isn't what is looked at
-KERNELS = "kernels"  # the folder of kernels' binaries
+LARGEST = 64 << 20  # bytes of a manifest; a terabyte of weights needs 5 MB
+STATE = ".build"  # the folder of a running build
+USUAL_PROMPT = 128  # tokens of prompts in a timed step, unless the step measures their length
+KERNELS = "kernels"  # the folder of kernel binaries
 
 Value = bool | int | float | str | None
 
 
 def name_of(value: Value) -> str:
-    """Returns how a value is called, among what was measured too."""
+    """Returns the name of a value, also in `measured`."""
     return "default" if value is None else str(value)
 
 
 class _Told(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What all parts share: fields by name, none that nobody knows."""
+    """Base of all parts: keyword fields, unknown fields refused."""
 
 
 class BuiltOn(_Told, kw_only=True, frozen=True):
-    """The machine and libraries that choices were timed with; None for what isn't there."""
+    """The machine and libraries that choices were timed with; None for what is absent."""
 
     device: str  # "NVIDIA H200", "cpu"
     capability: tuple[int, int] | None = None  # compute capability of a GPU
@@ -53,79 +53,78 @@ class BuiltOn(_Told, kw_only=True, frozen=True):
 class BuiltFor(_Told, kw_only=True, frozen=True):
     """One work that choices were timed on. Lengths in tokens."""
 
-    told: str  # as the user gave it
+    told: str  # the user's words
     prompts: int
-    samples: int  # of all prompts together
+    samples: int  # samples of all prompts together
     concurrency: int  # samples that run at once
-    prompt_tokens: int  # the middle one of the sample's prompts
+    prompt_tokens: int  # median of the sample's prompts
     longest_prompt: int
-    output_tokens: int  # the middle one
+    output_tokens: int  # median
     longest_output: int
-    shared_tokens: int  # that all prompts begin with
+    shared_tokens: int  # length of the prefix that all prompts share
 
     @property
     def shares(self) -> bool:
-        """Whether samples share a prefix that may be attended once: of one prompt, or a block that
-        all begin with."""
+        """Returns True if samples share a prefix that may be attended once: they are samples of one
+        prompt, or all prompts share at least a block."""
         return self.samples > self.prompts or self.shared_tokens >= BLOCK_SIZE
 
 
 class Decision(_Told, kw_only=True, frozen=True):
-    """One choice: the candidate that won, or the default where none won by more than the noise.
-    measured: a candidate's name -> what each repeat of it came to, in `unit`."""
+    """One choice: the candidate that won, or the default if none won by more than the noise.
+    measured: a candidate's name -> the result of each repeat, in `unit`."""
 
     name: str
     chosen: Value
     default: Value
     unit: str = ""
     measured: dict[str, list[float]] = {}
-    won_percent: float | None = (
-        None  # over the default, in the unit's good direction; None: not measured
-    )
+    # gain over the default; positive is better; None: not measured
+    won_percent: float | None = None
     noise_percent: float | None = None
-    note: str = ""  # why it is so, where that isn't the measurement
+    note: str = ""  # the reason, if it is not the measurement
 
 
 class Quality(_Told, kw_only=True, frozen=True):
-    """How far the built model is from the one it was built of, on the sample. KL in nats a token,
-    from the unbuilt model's distribution to the built one's."""
+    """Distance of the built model from the source model, on the sample. KL in nats a token, from
+    the unbuilt model's distribution to the built one's."""
 
-    # share of positions at which the unbuilt model's likeliest token is the built one's too
+    # share of positions at which both models have the same most likely token
     agreement: float
     kl_mean: float
     kl_worst: float
-    bound: float  # of kl_mean
+    bound: float  # upper bound of kl_mean
     tokens: int
-    # a matrix's name -> kl_mean where it alone is as built; those that cost most
+    # matrix name -> kl_mean with only that matrix as built; the most costly matrices
     by_matrix: dict[str, float] = {}
     kept_wide: list[str] = []
 
 
 class TimedEngine(_Told, kw_only=True, frozen=True):
-    """What the engine held whose steps were timed: what its scheduler plans by."""
+    """The timed engine's limits, by which its scheduler plans."""
 
-    num_blocks: int  # of KV, the scratch block included
+    num_blocks: int  # KV blocks, the scratch block included
     max_rows: int
     max_model_len: int
     max_batched_tokens: int
-    grouping: bool  # whether steps have prefix groups
-    sharing: dict[str, float]  # SharingCosts' fields
-    state_slots: int = 0  # of recurrent state; 0: no layer has any
-    window: int = (
-        0  # tokens that layers with windows see, where they share pages with the others; 0: none do
-    )
-    window_tables: int = 0  # pages that such layers take of a block, beside the first
+    grouping: bool  # steps have prefix groups
+    sharing: dict[str, float]  # fields of SharingCosts
+    state_slots: int = 0  # slots of recurrent state; 0: no layer has any
+    # sliding window, in tokens, of layers that share pages with full-attention layers; 0: none
+    window: int = 0
+    window_tables: int = 0  # pages of a block that such layers take, beside the first
 
 
 class StepSeconds(_Told, kw_only=True, frozen=True):
-    """A table by columns, an entry a timed step: seconds of a step of so many rows, each with
-    `context` tokens of its own before it, and behind them `shared` tokens that each `members` of
-    them have together; beside them so many prompt tokens, in prompts of `prompt_length`. With a
-    `spread` the rows' contexts lie evenly from that much under `context` to that much over it. A
-    column may be left out where all of it is 0.
+    """A table in columns, one entry a timed step. A step has `rows` rows, each with `context`
+    tokens of its own stored; in addition every `members` rows share a prefix of `shared` tokens.
+    Beside the rows it has `prompt_tokens` prompt tokens, in prompts of `prompt_length`. With a
+    `spread` the rows' contexts lie evenly between context - spread and context + spread. A column
+    that is all 0 may be left out.
 
-    seconds are of steps launched one after the other, device_seconds of those what the device
-    needs: less, where it waits for the host. Left out: the same."""
+    seconds: measured for steps launched one after the other. device_seconds: the device's own time,
+    less where the device waits for the host; left out: the same.
+    """
 
     rows: list[int] = []
     context: list[int] = []
@@ -140,16 +139,16 @@ class StepSeconds(_Told, kw_only=True, frozen=True):
 
 
 class ExpectedWork(_Told, kw_only=True, frozen=True):
-    """What one work came to with the decisions taken: the middle of its repeats."""
+    """The result of one work with the decisions taken: the median of its repeats."""
 
     told: str
     output_tokens_per_second: float
-    noise_percent: float | None  # None: one run alone
+    noise_percent: float | None  # None: a single run
     requests_per_second: float
-    request_ms: float | None = None  # of the middle request, from when all were there to its end
-    share_of_limit: float | None = (
-        None  # least time by the data sheet over the time taken; None: not known here
-    )
+    # the median request's time, counted from when all were submitted
+    request_ms: float | None = None
+    # least possible time by the data sheet over the measured time; None: unknown
+    share_of_limit: float | None = None
 
 
 class FileSums(_Told, kw_only=True, frozen=True):
@@ -164,35 +163,35 @@ class Manifest(_Told, kw_only=True, frozen=True):
 
     schema: int = SCHEMA
     penstock: str  # version
-    model: str  # as it was asked for
+    model: str  # the user's value
     revision: str | None = None
-    source: dict[str, str]  # a file of the model that it was built of -> its SHA-256
+    source: dict[str, str]  # file of the source model -> its SHA-256
     built_on: BuiltOn
     built_for: list[BuiltFor]
     objective: str = "throughput"
-    price: float | None = None  # dollars an hour of the machine, where the user named it
-    engine: dict[str, Value]  # a knob of Config -> what the build decided or was told
-    tunables: dict[str, Value] = {}  # a kernels' number -> what was measured best
-    # an attention -> of its heads' K (none: wide) and V
+    price: float | None = None  # dollars an hour of the machine, if given
+    engine: dict[str, Value]  # knob of Config -> the build's or the user's value
+    tunables: dict[str, Value] = {}  # tunable of a kernel -> the best measured value
+    # attention layer -> scales of its heads' K (empty: wide) and V
     kv_scales: dict[str, tuple[list[float], list[float]]] = {}
     decisions: list[Decision] = []
-    quality: Quality | None = None  # None: nothing about the numbers was changed
+    quality: Quality | None = None  # None: the numbers were not changed
     step_seconds: StepSeconds = StepSeconds()
     expected: list[ExpectedWork] = []
     files: dict[str, FileSums]  # relative path, with forward slashes
 
 
 def find_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest of an artifact; None for a folder that is none. CheckpointError for an
-    unfinished or unreadable one."""
+    """Returns the manifest of an artifact; None for any other folder. Raises CheckpointError for an
+    unfinished or unreadable artifact."""
     if (folder / MANIFEST).is_file() or (folder / STATE).is_dir():
         return read_manifest(folder)
     return None
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Raises CheckpointError, one line with the way out, for a folder without a manifest that this
-    version reads."""
+    """Reads a manifest. Raises CheckpointError, one line that also says what to do, for a folder
+    without a manifest of this version."""
     path = folder / MANIFEST
     if not folder.is_dir():
         what = f"{folder} is a file" if folder.exists() else f"there is no folder {folder}"
@@ -241,7 +240,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 
 def manifest_json(manifest: Manifest) -> str:
-    """Returns the manifest as a person reads it: a list of numbers or names is a line."""
+    """Returns the manifest as readable JSON, with each list of numbers or names on one line."""
     text = json.dumps(msgspec.to_builtins(manifest), indent=2, allow_nan=False)
     return (
         re.sub(r"\[\n([^\[\]{}]*)\n *\]", lambda found: f"[{' '.join(found[1].split())}]", text)

@@ -1,6 +1,6 @@
-"""MeasuredSteps: a table of step seconds with what it is of, from an artifact or from a file of its
-own, which `penstock simulate --measure` writes. It knows files and numbers; what a table says of
-other steps is the simulator's.
+"""MeasuredSteps: a table of step seconds and its origin, from an artifact or from a file written by
+`penstock simulate --measure`. Knows files and numbers; the simulator estimates other steps from the
+table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ STEPS_SCHEMA = 1
 
 
 class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """Steps of a model on a machine."""
+    """Timed steps of a model on a machine."""
 
     schema: int = STEPS_SCHEMA
     penstock: str  # version
@@ -35,8 +35,8 @@ def write_steps(path: Path, steps: MeasuredSteps) -> None:
 
 
 def read_steps(path: Path) -> MeasuredSteps:
-    """Returns the table of an artifact's folder or of a file. CheckpointError, one line with the
-    way out, where there is none that this version reads."""
+    """Returns the table of an artifact's folder or of a file. Raises CheckpointError, one line that
+    also says what to do, if there is no table of this version."""
     steps = _of_artifact(path) if path.is_dir() else _of_file(path)
     table = steps.step_seconds
     counts = {

@@ -1,4 +1,5 @@
-"""The bench: measures any engine that serves OpenAI's API, by HTTP alone, and leaves raw samples
+"""The bench: measures any engine that serves OpenAI's API, over HTTP alone, and writes raw samples
 and a record.
 
-It sees the almanac below it, and no room of the engine."""
+Imports the almanac; no room of the engine.
+"""

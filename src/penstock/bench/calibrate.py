@@ -1,12 +1,12 @@
-"""What this machine's client can hear: streamed events and requests a second, with 1, 2, 4, ...
-processes.
+"""Measures the client's own limits on this machine: the streamed events and requests a second that
+1, 2, 4, ... client processes can receive.
 
-    events     all streams get an event every 10 ms; the highest rate, within 25 %, at a lag p99 of
-    5 ms at most
-    requests   answers of one token, as fast as slots come free
+    events     all streams get an event every 10 ms; the highest rate, within 25 %, at which the
+               event loop's p99 lag is at most 5 ms
+    requests   answers of one token, sent as fast as slots come free
 
-The server (null_server.py) takes cores of the same machine, so a ceiling is a low one. It knows no
-engine.
+The server (null_server.py) uses cores of the same machine, so a measured ceiling is rather low.
+Knows no engine.
 """
 
 from __future__ import annotations
@@ -35,21 +35,17 @@ from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import EngineError, RecordError
 
 STEP = 0.01
-# events a second and process that are tried: to 413,000
+# events a second and process to try, up to 413,000
 RATES = [1_000 * 1.25**power for power in range(28)]
-THROUGH = 0.95  # share of the offered events that must have come
-# of a process, where requests are counted: the first at which the loop keeps time
-SLOTS = (
-    32,
-    8,
-    1,
-)
+THROUGH = 0.95  # share of the offered events that must arrive
+# concurrent requests of a process to try; the first with an acceptable lag counts
+SLOTS = (32, 8, 1)
 PROMPT = list(range(128))
 
 
 class Rung(msgspec.Struct, frozen=True):
-    """events, requests: a second, all processes together; 0 where the loop never kept time. *_cpu:
-    microseconds of a core each."""
+    """The ceiling of a number of processes. events, requests: a second, all processes together; 0
+    where the event loop always lagged. *_cpu: microseconds of CPU time each."""
 
     processes: int
     events: float
@@ -61,7 +57,7 @@ class Rung(msgspec.Struct, frozen=True):
 
 
 class Calibration(msgspec.Struct, frozen=True):
-    """What one machine's client can hear. when: it was measured, UTC."""
+    """The client's ceilings on one machine. when: the time of measurement, UTC."""
 
     cpu: str
     cores: int
@@ -71,7 +67,7 @@ class Calibration(msgspec.Struct, frozen=True):
     rungs: list[Rung]
 
     def of(self, processes: int) -> Rung | None:
-        """Returns the rung of so many processes, else the next lower one."""
+        """Returns the rung of this number of processes, else the next lower one."""
         lower = [rung for rung in self.rungs if rung.processes <= processes]
         return max(lower, key=lambda rung: rung.processes) if lower else None
 
@@ -86,9 +82,10 @@ class Trial(msgspec.Struct, frozen=True):
 def calibrate(
     *, most: int | None = None, seconds: float = 3.0, say: Callable[[str], None] = print
 ) -> Calibration:
-    """Measures with 1, 2, 4, ... processes, up to `most` (None: the cores it may run on). About 40
-    s a rung. Raises EngineError where the loop never kept time: a ceiling of 0 says nothing of the
-    client."""
+    """Measures with 1, 2, 4, ... processes, up to `most` (None: the number of usable cores). Takes
+    about 40 s a rung. Raises EngineError if the event loop always lagged: a ceiling of 0 would be
+    meaningless.
+    """
     cores = count_here()
     most = cores if most is None else most
     counts = [2**power for power in range(most.bit_length()) if 2**power < most] + [most]
@@ -134,10 +131,11 @@ def _rung(processes: int, seconds: float) -> Rung:
 
 
 def _search(attempt: Callable[[float], Trial], processes: int) -> Trial:
-    """Returns the highest of RATES that passes, by bisection; one that doesn't where none does. A
-    rate that fails is tried once more, for another process may have been in the way."""
+    """Returns the trial at the highest of RATES that passes, by bisection; a failed trial if none
+    passes. A failing rate is tried twice, because another process may have disturbed the first try.
+    """
     best = Trial(False, 0.0, 0.0, 0.0)
-    low, high = 0, len(RATES)  # rates below `low` pass, those from `high` on don't
+    low, high = 0, len(RATES)  # rates below index `low` pass, rates from `high` on fail
     while low < high:
         middle = (low + high) // 2
         trial = attempt(RATES[middle] * processes)
@@ -166,7 +164,8 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
     wrong = np.flatnonzero(samples.outcome != OK)
     if len(wrong):
         raise RecordError(f"the null server was misheard: {next(iter(seen.troubles.values()))}")
-    # The rate while all streams flow: the time to connect and to end is not the client's speed.
+    # Count only the time in which all streams flow: connecting and ending do not measure the
+    # client.
     flowing = float(np.median(samples.end - samples.first))
     events = streams * (tokens - 1) / flowing
     cpu = 1e6 * seen.cpu / float(samples.events.sum())
@@ -175,14 +174,14 @@ def _events(processes: int, rate: float, seconds: float) -> Trial:
 
 
 def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
-    """(slots of a process, what was seen); 0 slots where the loop kept time at none of SLOTS."""
+    """Returns (slots of a process, report);
+    0 slots where the event loop lagged at each of SLOTS."""
     body = json.dumps({"prompt": PROMPT, "max_tokens": 1, "stream": True}).encode()
     asks = [PlannedRequest(math.nan, body, len(PROMPT), 1)] * round(10_000 * processes * seconds)
     with NullServer(NullPlan(), processes) as server:
         target = Endpoint("127.0.0.1", server.port)
-        for slots in [
-            each for each in SLOTS for _ in range(2)
-        ]:  # twice: another process may have been in the way
+        # each twice: another process may have disturbed the first try
+        for slots in [each for each in SLOTS for _ in range(2)]:
             load = Load(asks, slots * processes, seconds, 4 * seconds + 10, (0.0, seconds))
             _, seen = run_load(target, load, point="calibrate", start=0, processes=processes)
             if seen.lag_p99 <= LAG:
@@ -194,8 +193,8 @@ def _requests(processes: int, seconds: float) -> tuple[int, ClientReport]:
 
 
 def ceiling_path() -> Path:
-    """Returns the file in the user's cache folder, named after this machine, its CPU and the cores
-    that we may use."""
+    """Returns the calibration's path in the user's cache folder. Its name depends on this machine,
+    its CPU and the usable cores."""
     told = f"{platform.node()}/{processor()}/{count_here()}"
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return (
@@ -204,7 +203,7 @@ def ceiling_path() -> Path:
 
 
 def write_ceiling(ceiling: Calibration) -> Path:
-    """Writes it into the user's cache folder; returns where."""
+    """Writes a calibration into the user's cache folder and returns its path."""
     path = ceiling_path()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, msgspec.json.format(msgspec.json.encode(ceiling), indent=2).decode())
@@ -212,8 +211,7 @@ def write_ceiling(ceiling: Calibration) -> Path:
 
 
 def read_ceiling() -> Calibration | None:
-    """Returns what was measured on this machine, or None. Raises RecordError for a file that is
-    none."""
+    """Returns this machine's calibration, or None. Raises RecordError for an invalid file."""
     path = ceiling_path()
     if not path.exists():
         return None

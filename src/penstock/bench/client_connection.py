@@ -1,5 +1,6 @@
-"""One connection of a client process: a request out, an answer in (httptools, response_reader.py),
-times stamped as bytes come. It knows one request at a time; not which comes next.
+"""One connection of a client process: sends a request and reads its answer (httptools,
+response_reader.py), with times stamped as bytes arrive. Knows one request at a time; not which one
+comes next.
 """
 
 from __future__ import annotations
@@ -16,26 +17,29 @@ import httptools
 from penstock.bench.response_reader import ErrorReader, StreamReader, judge
 from penstock.bench.worker_protocol import PlannedRequest
 
-# seconds: within them a reused connection that ends without a byte was being closed as we wrote
+# seconds: if a reused connection ends within them without a byte, the server was just closing it as
+# idle
 RACE = 0.25
-LONGEST_HEAD = 64 << 10  # bytes of an answer, beside its body, that the parser may have to keep
-# beyond twice the tokens that were asked for: what an answer of somewhat too much is, `judge` tells
+LONGEST_HEAD = 64 << 10  # bytes of an answer outside its body that the parser may have to keep
+# events beyond twice the requested tokens that are still read; `judge` reports slightly long
+# answers
 EVENTS_OVER = 1000
 NEVER = float("nan")
 
 
 @dataclass(slots=True, eq=False)
 class SentRequest:
-    """One request and what came of it. Instants are of the monotonic clock; `outcome` is None while
-    it goes on."""
+    """A request and its result. Instants are on the monotonic clock; `outcome` is None while the
+    request runs."""
 
     number: int
     ask: PlannedRequest
     intended: float
     window: bool = False
-    taken: float = NEVER  # when the client took it up: what it is late by
+    # instant at which the client took it up; its distance to `intended` is the lateness
+    taken: float = NEVER
     actual: float = NEVER
-    heard: float = NEVER  # the last byte
+    heard: float = NEVER  # arrival of the last byte
     end: float = NEVER
     answer: StreamReader | None = None
     connection: ClientConnection | None = None
@@ -45,9 +49,10 @@ class SentRequest:
 
 
 class ClientConnection(asyncio.Protocol):
-    """Carries one request at a time. head: of every request. ended: told that one has an outcome;
-    the connection may be used again if it is `reusable`. httptools calls on_header,
-    on_headers_complete, on_body, on_message_complete."""
+    """Carries one request at a time. head: the constant part of every request's head. ended: called
+    when a request has an outcome; the connection can be used again if it is `reusable`. httptools
+    calls on_header, on_headers_complete, on_body and on_message_complete.
+    """
 
     def __init__(self, head: bytes, ended: Callable[[ClientConnection, SentRequest], None]) -> None:
         self._head, self._ended = head, ended
@@ -55,17 +60,17 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._post: SentRequest | None = None
         self._answer: StreamReader | None = None
-        self._framed = False  # the message's length is told, so its end is not the connection's
+        self._framed = False  # the message's length is known, so the connection may outlive it
         self._whole = False
-        self._beside = 0  # bytes since the last of a body: of heads, trailers, lengths of chunks
-        self._most = math.inf  # events that an answer may have before it is given up
+        self._beside = 0  # bytes since the last body bytes: heads, trailers, chunk lengths
+        self._most = math.inf  # events after which an answer is given up
         self._now = 0.0
-        self.used = 0  # requests that it has carried
-        self.kept = False  # it has waited for a request
+        self.used = 0  # number of requests carried
+        self.kept = False  # the connection was idle before this request
         self.reusable = True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's own class is none of asyncio's
+        # uvloop's class does not derive from asyncio's
         self._transport = cast(asyncio.Transport, transport)
 
     def send(self, post: SentRequest) -> None:
@@ -76,7 +81,8 @@ class ClientConnection(asyncio.Protocol):
         self._most = math.inf if asked < 0 else EVENTS_OVER + 2 * asked
         self.used += 1
         words = b"%b%d\r\n\r\n%b" % (self._head, len(post.ask.body), post.ask.body)
-        # before: whoever is descheduled behind a write sees a faster server
+        # stamp before writing: a process descheduled after the write would make the server look
+        # faster
         post.actual = post.heard = monotonic()
         self._transport.write(words)
 
@@ -84,14 +90,14 @@ class ClientConnection(asyncio.Protocol):
         self._now = now = monotonic()
         post = self._post
         if post is None:
-            self.close()  # nobody asked
+            self.close()  # unexpected data: no request is open
             return
         post.heard = now
         self._beside += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
-            # our fault, not the server's
+            # a fault of this code, not the server's
             raise RuntimeError("a callback of the parser failed") from error
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle("broken", f"no HTTP ({error}): {data[:200]!r}")
@@ -136,10 +142,10 @@ class ClientConnection(asyncio.Protocol):
         self._transport, self.reusable = None, False
         post = self._post
         if post is None:
-            return  # it was idle: who takes it next sees that it isn't reusable
+            return  # the connection was idle; its next user checks `reusable`
         if self._answer is not None and not self._framed and error is None:
             self._whole = True
-            self._complete(post)  # its end is the message's end
+            self._complete(post)  # the end of the connection ends the message
         else:
             told = (
                 "nothing of an answer had come"
@@ -149,7 +155,7 @@ class ClientConnection(asyncio.Protocol):
             self._settle("cut", f"the connection ended, {told} ({error or 'closed by the server'})")
 
     def abandon(self, outcome: str, message: str) -> None:
-        """Ends the request, if there is one, and the connection."""
+        """Ends the current request, if any, and the connection."""
         if self._post is None:
             self.close()
         else:
@@ -161,8 +167,8 @@ class ClientConnection(asyncio.Protocol):
             self._transport.abort()
 
     def was_raced(self, post: SentRequest) -> bool:
-        """Returns whether the server may have closed the connection, for it was idle, before it saw
-        this request."""
+        """Returns True if the server may have closed the idle connection before it saw this
+        request."""
         return (
             self._answer is None and self.kept and not post.again and post.end - post.actual < RACE
         )
@@ -184,5 +190,5 @@ class ClientConnection(asyncio.Protocol):
         post.outcome, post.message = outcome, message
         post.end = post.heard if self._whole else monotonic()
         if not self._whole:
-            self.close()  # nobody knows what else comes on it
+            self.close()  # further bytes on this connection could belong to the old answer
         self._ended(self, post)

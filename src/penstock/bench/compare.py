@@ -1,7 +1,7 @@
-"""Two measured runs against each other: ratios of their figures, each with its 95 % interval.
+"""Compares two measured runs: ratios of their figures, each with its 95 % interval.
 
-The interval of a ratio comes of the two figures' own (MOVER: Donner and Zou, 2012, on the
-logarithms), each end by itself. One that contains 1 is "no significant difference". It knows
+A ratio's interval is derived from the two figures' intervals (MOVER: Donner and Zou, 2012, on the
+logarithms), each end separately. An interval that contains 1 is "no significant difference". Knows
 records alone.
 """
 
@@ -31,7 +31,7 @@ UNTRIED = "nobody can say by the rates that were tried"
 CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
 WIDE = 150
-# What is compared at each kind of point: (words, figure, its quantile or None for a rate).
+# Figures to compare at each kind of point: (words, figure, quantile or None for a rate).
 COMPARED = {
     "saturation": (("requests/s", "request_rate", None), ("output tok/s", "output_rate", None)),
     "single": (
@@ -46,9 +46,10 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B over A. low, high: of its 95 % interval, None: not known. more_is_better: a rate, not a
-    time. short: the client of one of them was. cut: the point of A, of B was cut off by its time
-    limit, so that its rate is a lower bound."""
+    """B's figure over A's. low, high: ends of its 95 % interval; None: unknown. more_is_better: a
+    rate, not a time. short: the client of A or B was short. cut: whether the points of A and of B
+    were cut off by their time limits, which makes their rates lower bounds.
+    """
 
     point: str
     figure: str
@@ -74,8 +75,8 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """differs: in what the runs are not alike beside the engine, and what failed. goals: the rates
-    that keep them, and what only one of the runs has."""
+    """The comparison of two runs. goals: the rates that keep the goals, and points that only one
+    run has. differs: differences between the runs beside the engine, and failures."""
 
     a: Record
     b: Record
@@ -85,8 +86,8 @@ class Comparison:
 
 
 def record_at(path: Path) -> Record:
-    """Reads the record of a file, of a shape's folder, or of a run's with one shape. Raises
-    UsageError and RecordError."""
+    """Reads a record from a file, from a shape's folder, or from a run's folder with one shape.
+    Raises UsageError and RecordError."""
     if path.is_dir():
         found = [path / RECORD] if (path / RECORD).is_file() else sorted(path.glob(f"*/{RECORD}"))
         if len(found) != 1:
@@ -99,7 +100,7 @@ def record_at(path: Path) -> Record:
 
 
 def compare(a: Record, b: Record) -> Comparison:
-    """Raises UsageError for runs that have nothing in common."""
+    """Compares two records. Raises UsageError for runs that have nothing in common."""
     if alike := _unlike_shape(a, b):
         raise UsageError(f"the runs cannot be compared: {alike}", param="record")
     others = {point.name: point for point in b.points}
@@ -109,8 +110,8 @@ def compare(a: Record, b: Record) -> Comparison:
 
 
 def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
-    """Returns the 95 % interval of b over a. An end is None where one of the two that it comes of
-    is: the low one comes of b's low and a's high, the high one of b's high and a's low."""
+    """Returns the 95 % interval of b over a. The low end needs b's low and a's high, the high end
+    b's high and a's low; an end is None if one of its two is None."""
     if a.value <= 0 or b.value <= 0:
         return None, None
     middle, low, high = math.log(b.value / a.value), None, None
@@ -123,15 +124,15 @@ def ratio_ends(a: Interval, b: Interval) -> tuple[float | None, float | None]:
 
 
 def is_more(low: float | None, high: float | None) -> bool | None:
-    """Returns whether a ratio with this interval is surely above 1, or surely below; None:
-    neither."""
+    """Returns True if a ratio with this interval is surely above 1, False if surely below, else
+    None."""
     if low is not None and low > 1:
         return True
     return False if high is not None and high < 1 else None
 
 
 def _apart(low: float, high: float) -> float:
-    """Returns the distance of two logarithms; the lower one of 0 lies without end below."""
+    """Returns the distance of two logarithms; infinite when `low` is 0."""
     return math.log(high / low) if low > 0 else math.inf
 
 
@@ -155,8 +156,9 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
     """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page
-    has the same ends. Between the highest rate that keeps a goal and the next one it draws a line,
-    and says where that passes the goal.)"""
+    has the same ends. It also draws a line between the highest rate that keeps a goal and the next
+    one, and gives the point at which the line crosses the goal.)
+    """
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
         other = theirs.get(one.seconds)
@@ -180,13 +182,13 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _ends(kept: Kept) -> Interval:
-    """Returns the highest rate that keeps the goal, between those that are surely kept and surely
-    not."""
+    """Returns the highest rate that keeps the goal, with the rates that surely keep and surely miss
+    it as ends."""
     return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
 def _missing(a: Record, b: Record) -> Iterator[str]:
-    """Yields the ends of the curve that only one of them has."""
+    """Yields saturation and single points that only one of the records has."""
     for word, record, other in (("A", a, b), ("B", b, a)):
         there = {point.name for point in other.points}
         for point in record.points:
@@ -195,7 +197,7 @@ def _missing(a: Record, b: Record) -> Iterator[str]:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """Returns an interval in words; None: nobody knows that end."""
+    """Returns an interval in words; None is an unknown end."""
     if low is None or high is None:
         return (
             f"at least {low:.2f}"
@@ -229,10 +231,8 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        if one != other and None not in (
-            one,
-            other,
-        ):  # None: that point is missing, which is told by itself
+        # None: that point is missing, which is reported separately
+        if one != other and None not in (one, other):
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
         if record.method.short:
@@ -255,11 +255,11 @@ def _at_once(record: Record) -> int | None:
     return next((point.requests for point in record.points if point.kind == "saturation"), None)
 
 
-# --- as people read it
+# --- output for people
 
 
 def print_comparison(made: Comparison, out: TextIO) -> None:
-    """Prints a table of ratios, the goals, and in what the runs are not alike."""
+    """Prints a table of ratios, the goals, and the differences between the runs."""
     print(f"A: {title(made.a)}, {made.a.engine.configuration.name}, run {made.a.run}", file=out)
     print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
     for line in made.differs:

@@ -1,6 +1,6 @@
-"""Where requests go: a server's address, and what every request carries beside its body.
+"""The address that requests go to, and the constant part of every request.
 
-It knows addresses; not what is sent, nor when.
+Knows addresses; not the requests' bodies, nor their times.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from penstock.errors import UsageError
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's address. model: the name that bodies ask for. TLS trusts the system's
-    certificates, or those of SSL_CERT_FILE."""
+    """A server's address. model: the model name in the bodies. TLS trusts the system's
+    certificates, or those in SSL_CERT_FILE."""
 
     host: str
     port: int
@@ -47,7 +47,7 @@ class Endpoint:
         return f"{'https' if self.tls else 'http'}://{self.authority}{self.path}"
 
     def head(self) -> bytes:
-        """Returns all of a request's head but the length of its body."""
+        """Returns a request's head up to the number of its body's length."""
         lines = [
             f"POST {self.path} HTTP/1.1",
             f"host: {self.authority}",
@@ -58,9 +58,8 @@ class Endpoint:
 
 
 def target_of(url: str, *, model: str = "", api_key: str | None = None) -> Endpoint:
-    """Reads what a user types: `host:port`, `http://host:port`, `https://host/v1` or the whole URL
-    of a route. A URL that names no route gets /v1/completions. Raises UsageError for what is no
-    such address."""
+    """Parses a user's URL: `host:port`, `http://host:port`, `https://host/v1` or the full URL of a
+    route. A URL without a route gets /v1/completions. Raises UsageError for anything else."""
     try:
         parts = urlsplit(url if "://" in url else f"http://{url}")
         port = parts.port

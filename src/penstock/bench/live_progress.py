@@ -1,8 +1,8 @@
-"""Live progress of a run in the terminal: the point, its rate, first tokens, what is in flight,
-when it should end.
+"""Live progress of a run in the terminal: the point, its rate, first-token times, requests in
+flight, the expected end.
 
-On a terminal one line that is written over; elsewhere a line a point. It knows words and a stream
-to write to.
+On a terminal, one line that is overwritten; elsewhere one line a point. Knows words and an output
+stream.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from penstock.bench.worker_protocol import Load
 from penstock.status_line import StatusLine
 
 EVERY = 0.5  # seconds between two lines on a terminal
-FIRSTS = 400  # of the last first-token times that the quantiles are of
+FIRSTS = 400  # number of latest first-token times that enter the quantiles
 
 
 class LiveProgress:
@@ -40,7 +40,7 @@ class LiveProgress:
         self._done(stopped=kind is not None)
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
-        """Tells of a point that begins (now None), or news of the one that runs."""
+        """Reports a new point (`now` is None), or progress of the running one."""
         if now is None:
             self._done()
             self._plan, self._begin, self._before, self._firsts = plan, time.monotonic(), None, []
@@ -91,8 +91,8 @@ class LiveProgress:
 
 
 def _left(plan: PointPlan, load: Load, now: LoadProgress) -> str:
-    """Returns when the point should end: of a fixed number of requests by how fast they end, of a
-    window by the clock."""
+    """Returns the remaining time as text: for a fixed number of requests extrapolated from the
+    ended ones, for a window by the clock."""
     at_most = max(0.0, load.stop_after - now.seconds)
     if plan.kind in (OPEN, CLOSED):
         window = max(0.0, load.window[1] - now.seconds)

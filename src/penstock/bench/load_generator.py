@@ -1,7 +1,7 @@
-"""What a client process does: sends its share of the asks, each at its time, over as many
-connections as that takes; in a closed loop a slot's next is due when its last has ended. It watches
-its own lag, lateness and CPU. It knows when and what to send; not why, nothing of figures, and
-nothing of the process that it lives in (load_worker.py).
+"""The work of a client process: sends its share of the requests, each at its time, over as many
+connections as needed; in a closed loop a slot's next request is due when its last one has ended.
+Measures its own lag, lateness and CPU time. Knows when and what to send; no figures, and not the
+process around it (load_worker.py).
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from typing import Any
 from penstock.bench.client_connection import ClientConnection, SentRequest
 from penstock.bench.worker_protocol import WorkerProgress, WorkerSpec
 
-SLICE = 0.001  # seconds of sending at most, then arrivals are looked at
+SLICE = 0.001  # longest time of sending, in seconds, before arrivals are read
 TICK = 0.005
 NEWS = 0.25
-OPENING = 10.0  # seconds for the connections that are opened beforehand, all of them
-AT_ONCE = 64  # connections that are opened side by side: a listener's queue is often 128 long
-IDLE = 2.0  # an older idle connection isn't trusted: servers close them, some after 5 s
+OPENING = 10.0  # seconds in which all connections are opened in advance
+AT_ONCE = 64  # connections opened concurrently: a listener's queue is often 128 long
+# seconds after which an idle connection is not reused: some servers close theirs after 5 s
+IDLE = 2.0
 FIRSTS = 200
 
 
 class LoadGenerator:
-    """One process's share of a load."""
+    """One client process's share of a load."""
 
     def __init__(self, spec: WorkerSpec, tell: Callable[[WorkerProgress], None]) -> None:
         self._target, self._load, self._connections = spec.target, spec.load, spec.connections
@@ -40,9 +41,10 @@ class LoadGenerator:
         planned = (
             len(self.posts) if spec.load.closed is None else min(spec.load.closed, len(self.posts))
         )
-        self._planned = deque(self.posts[:planned])  # go by the clock
-        self._waiting = deque(self.posts[planned:])  # go when a slot is free
-        self._idle: list[tuple[float, ClientConnection]] = []  # since when, the latest last
+        self._planned = deque(self.posts[:planned])  # sent by the clock
+        self._waiting = deque(self.posts[planned:])  # sent when a slot is free
+        # (idle since, connection), the latest last
+        self._idle: list[tuple[float, ClientConnection]] = []
         self._flying: set[SentRequest] = set()
         self._addresses: list[tuple[str, int]] = []
         self._unreachable = ""
@@ -50,7 +52,7 @@ class LoadGenerator:
         self._tasks: set[asyncio.Task[None]] = set()
         self._done = asyncio.Event()
         self._so_far = WorkerProgress()
-        self._events = 0  # of requests that have ended
+        self._events = 0  # events of requests that have ended
         self._tick = 0.0
         self.begin = 0.0
         self.late = array("f")
@@ -58,11 +60,11 @@ class LoadGenerator:
         self.cpu = self.wall = 0.0
         self.fault: BaseException | None = None
 
-    # -- before the point
+    # -- preparation
 
     async def open(self) -> None:
-        """Resolves the host and opens connections. A server that cannot be reached is no error
-        here: its requests will be refused, and say so."""
+        """Resolves the host and opens connections. An unreachable server is no error here: its
+        requests will be counted as refused."""
         target, loop = self._target, asyncio.get_running_loop()
         if target.tls:
             self._tls = ssl.create_default_context()
@@ -83,7 +85,8 @@ class LoadGenerator:
                 break
 
     async def _connect(self) -> ClientConnection:
-        """Raises OSError (a TimeoutError too) with the reason of the last address tried."""
+        """Opens a connection. Raises OSError (TimeoutError included) with the reason of the last
+        address."""
         last: OSError = ConnectionError(self._unreachable or "no address")
         loop = asyncio.get_running_loop()
         for at, (host, port) in enumerate(self._addresses):
@@ -100,7 +103,7 @@ class LoadGenerator:
             except OSError as error:
                 last = error
                 continue
-            if at:  # the one that answers comes first from now on
+            if at:  # try the address that answered first from now on
                 self._addresses.insert(0, self._addresses.pop(at))
             return connection
         raise last
@@ -108,8 +111,8 @@ class LoadGenerator:
     # -- the point
 
     async def run(self, begin: float) -> None:
-        """Sends all asks from the instant `begin` on, until they have ended, time is over or `stop`
-        is called."""
+        """Sends all requests from the instant `begin` on. Returns when all have ended, the time is
+        over, or `stop` is called."""
         self.begin = begin
         loop = asyncio.get_running_loop()
         for post in self._planned:
@@ -134,8 +137,8 @@ class LoadGenerator:
         self._done.set()
 
     def crashed(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """Serves as the loop's handler of what a callback raised: a fault of ours, which ends the
-        process with its trace."""
+        """Handles exceptions of the loop's callbacks: they are faults of this code and end the
+        process with a traceback."""
         self.fault = context.get("exception") or RuntimeError(str(context.get("message")))
         self._done.set()
 
@@ -146,8 +149,8 @@ class LoadGenerator:
         while self._planned and not self._done.is_set():
             wait = self._planned[0].intended - now
             if wait > 0:
-                # A timer of whole milliseconds: half of one early, and the loop turns until it is
-                # time.
+                # Timers have millisecond resolution: wake half a millisecond early, then poll until
+                # the request is due.
                 loop.call_later(max(0.0, wait - 0.0005), self._send_due)
                 return
             if now > until:
@@ -192,7 +195,7 @@ class LoadGenerator:
         else:
             connection.close()
 
-    # -- what connections tell
+    # -- callbacks of connections
 
     def ended(self, connection: ClientConnection, post: SentRequest) -> None:
         if post.outcome == "cut" and connection.was_raced(post):
@@ -213,7 +216,7 @@ class LoadGenerator:
         self._flying.discard(post)
         self._so_far.ended += 1
         self._so_far.unfinished += post.outcome == "unfinished"
-        # what we cut off is no fault
+        # requests that the client cut off are no failures
         self._so_far.failed += post.outcome not in (
             "ok",
             "unfinished",
@@ -238,8 +241,8 @@ class LoadGenerator:
     # -- timers
 
     def _ticked(self) -> None:
-        """Measures how late the loop is. One long block hides the ticks that it swallowed: they are
-        counted too."""
+        """Measures the loop's lag. A long block swallows ticks;
+        the swallowed ones are counted too."""
         now = time.monotonic()
         late = now - self._tick
         while late > 0.0:
@@ -273,7 +276,7 @@ class LoadGenerator:
             asyncio.get_running_loop().call_later(NEWS, self._tell)
 
     def _still_wanted(self) -> int:
-        """Returns requests of the window that go on or are to come."""
+        """Returns the number of the window's requests that are still running or to come."""
         open_still = sum(post.window for post in self._flying) + sum(
             post.window for post in self._planned
         )
@@ -282,7 +285,7 @@ class LoadGenerator:
         return open_still + to_come
 
     def _cut(self) -> None:
-        """Ends the point: what goes on is unfinished, and connections end."""
+        """Ends the point: running requests count as unfinished, and connections are closed."""
         for post in list(self._flying):
             if post.connection is not None:
                 post.connection.abandon("unfinished", "the point ended first")

@@ -1,5 +1,5 @@
 """A client process of loads: `python -m penstock.bench.load_worker FD`, started by worker_pool.py;
-it ends when who started it goes away. It knows messages; what is sent when is load_generator.py's.
+it exits when its parent is gone. Knows messages; load_generator.py decides what is sent when.
 """
 
 from __future__ import annotations
@@ -34,28 +34,30 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     channel = socket.socket(fileno=int(sys.argv[1]))
     while (message := receive(channel)) is not None:
-        if isinstance(message, WorkerSpec):  # else a stop, of a load that had just ended
+        # any other message is a stop for a load that had just ended
+        if isinstance(message, WorkerSpec):
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
                 result = runner.run(_work(channel, message))
             send(channel, result)
 
 
 async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
-    """Does a load. Raises what was a fault of ours in it."""
+    """Runs a load and returns its result. Raises faults of this code."""
     loop = asyncio.get_running_loop()
     client = LoadGenerator(spec, lambda news: send(channel, news))
     loop.set_exception_handler(client.crashed)
     await client.open()
     send(channel, WorkerReady())
-    start = receive(channel)  # nothing else is to be done before
+    start = receive(channel)  # no other work until the start message
     if not isinstance(start, WorkerStart):
         sys.exit(0)
     loop.add_reader(channel.fileno(), _told, channel, client)
-    channel.setblocking(True)  # what the loop made of it; what is sent may be large
+    # the loop made the socket non-blocking; large messages need it blocking
+    channel.setblocking(True)
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    # a collection over all requests holds the loop for milliseconds; a point makes few cycles
+    # a garbage collection would block the loop for milliseconds; a point makes few cycles
     gc.disable()
     await client.run(start.begin)
     loop.remove_reader(channel.fileno())
@@ -66,12 +68,12 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
 
 def _told(channel: socket.socket, client: LoadGenerator) -> None:
     if receive(channel) is None:
-        os._exit(0)  # the load has gone away
+        os._exit(0)  # the parent process is gone
     client.stop()
 
 
 def result_of(client: LoadGenerator) -> WorkerResult:
-    """Returns what became of all requests that were taken up."""
+    """Returns the results of all requests that were taken up."""
     posts = [post for post in client.posts if not math.isnan(post.taken)]
     troubles: dict[str, str] = {}
     for post in posts:

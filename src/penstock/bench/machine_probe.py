@@ -1,6 +1,6 @@
-"""What this machine is, for a record: GPU and its driver and clocks, processor, memory, system. It
-asks nvidia-smi and /proc; where they are silent it says so. A server elsewhere is described by a
-file."""
+"""Describes this machine for a record: GPU with driver and clocks, processor, memory, system. Reads
+nvidia-smi and /proc, and says so where they give nothing. A file describes a machine elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from penstock.bench.endpoint import target_of
 from penstock.errors import EngineError, UsageError
 
 QUERY = "name,memory.total,driver_version,clocks.sm,clocks.mem,clocks.max.sm"
-PATIENCE = 60  # seconds for nvidia-smi
+PATIENCE = 60  # seconds to wait for nvidia-smi
 HERE = ("127.0.0.1", "localhost", "::1")
-EXAMPLE = (  # of a machine's file; without a GPU "gpu" is null
+EXAMPLE = (  # an example of a machine's file; without a GPU "gpu" is null
     '{"gpu": {"name": "NVIDIA H200", "count": 1, "memory_mib": 143771, "driver": "580.159.04"},'
     ' "cpu": "AMD EPYC", "cores": 16, "memory_mib": 1031000, "system": "Linux 6.8", "python":'
     ' "3.12.3"}'
@@ -37,10 +37,11 @@ def machine_of(
     *,
     started: bool,
 ) -> MachineInfo:
-    """Returns the machine that serves: as a file tells it, or this one, as a server with these
-    variables sees it. started: by us, so that it has the cores that we have and these variables;
-    else it has the machine's, and variables that nobody here knows. Raises UsageError for a file
-    that is none, and where a file is needed."""
+    """Returns the serving machine: as a file describes it, or this machine, as a server with these
+    environment variables sees it. started: the server is started here, with our cores and
+    variables; otherwise it has the machine's cores and unknown variables. Raises UsageError for an
+    invalid file, and when a file is needed.
+    """
     if file is not None:
         try:
             return MachineInfo.model_validate_json(file.read_bytes())
@@ -77,9 +78,10 @@ def this_machine(
 
 
 def _gpu(visible: str | None) -> Gpu | None:
-    """Asks nvidia-smi. visible: which GPUs the server may see, None: all. What is hidden from it is
-    none of its machine. Raises EngineError where the driver doesn't answer: nobody would know what
-    was measured."""
+    """Describes the GPUs that the server may see, as nvidia-smi lists them. visible:
+    CUDA_VISIBLE_DEVICES; None: all. Raises EngineError when the driver does not answer, because the
+    measured hardware would be unknown.
+    """
     if shutil.which("nvidia-smi") is None:
         return None
     command = ["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv,noheader,nounits"]
@@ -105,5 +107,6 @@ def _gpu(visible: str | None) -> Gpu | None:
 
 
 def _mib(text: str) -> int:
-    """Returns the number; 0: the driver doesn't say, as for memory that the CPU shares."""
+    """Returns the number of MiB; 0 where the driver gives none,
+    as for memory shared with the CPU."""
     return int(float(text)) if re.fullmatch(r"\d+(\.\d+)?", text) else 0

@@ -1,8 +1,8 @@
-"""A run of one shape: point by point, into its folder, with a fresh server where a point failed,
-three times at most.
+"""Measures one shape into its folder, point by point, with a fresh server after a failed point;
+gives up after three failures.
 
-A stopped run goes on from its folder. A server that somebody else started ends the run where it is
-gone. It knows the parts of the bench; no engine but by its peer file.
+A stopped run continues from its folder. The run ends when a server that somebody else started is
+gone. Knows the parts of the bench; engines only by their peer files.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from penstock.bench.workload import Draw, RequestStyle, Workload, prompts
 from penstock.bench.write_record import plain, without_folders
 from penstock.errors import EngineError, UsageError
 
-MOST_FAILURES = 3  # of points; then the shape is given up
-MESSAGE = 1000  # characters of a failure's
+MOST_FAILURES = 3  # failed points after which the shape is given up
+MESSAGE = 1000  # characters of a failure's message
 LOST = ("cut", "refused")
-DYING = 3.0  # seconds from broken connections to the end of a process that dies
-UNFINISHED = "unfinished"  # the point's end cut it off: overload, not a fault
+DYING = 3.0  # seconds that a dying process may take to exit after its connections broke
+UNFINISHED = "unfinished"  # cut off by the point's end: overload, not a fault
 _MEMORY = re.compile(r"out of memory|OutOfMemory|MemoryError|cannot allocate|bad_alloc", re.I)
 _REFUSED = re.compile(r"status 4\d\d")
-# what engines say of one too short
+# engines' messages about a too short context
 _CONTEXT = re.compile(r"context[ _](size|length|window|is)|the context \d|max_model_len", re.I)
 
 Kind = Literal[
@@ -62,12 +62,12 @@ Kind = Literal[
     "refused",
     "context too short",
 ]
-Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # None: the point begins
+Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # progress None: the point begins
 
 
 class _Watch:
-    """Hears the progress of a point: tells it on, and ends the point when the server owes answers
-    and has long been silent. silence: what to say of that; empty: it was not."""
+    """Forwards a point's progress, and ends the point when requests are in flight and nothing has
+    arrived for `patience` seconds. silence: then the message about it, else empty."""
 
     def __init__(self, patience: float, tell: Callable[[LoadProgress], None]) -> None:
         self._patience, self._tell = patience, tell
@@ -88,19 +88,19 @@ class _Watch:
 
 
 class ShapeRun:
-    """One shape of a run, and its folder."""
+    """The measurement of one shape, and its folder."""
 
     def __init__(self, run: RunSpec, work: Workload, folder: RunFolder, tell: Tell) -> None:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
         self._settings = run.settings.of_samples(work.n)
         self._texts: TextPrompts | None = None
-        self._tried = False  # a point, by this process
-        self._since = time.monotonic()  # what the next point's time is counted from
-        self.gone = ""  # somebody else's server: in a line that says how to go on
+        self._tried = False  # this process has tried a point
+        self._since = time.monotonic()  # instant from which the next point's time is counted
+        self.gone = ""  # if somebody else's server is gone: a line that says how to continue
 
     def measure(self) -> None:
-        """Measures what the folder lacks. Raises UsageError for what cannot be asked; what the
-        server does wrong is a failure of the run, and is kept."""
+        """Measures what the folder lacks. Raises UsageError for an impossible request; faults of
+        the server are stored as failures of the run."""
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
             self._fail(
@@ -126,7 +126,7 @@ class ShapeRun:
         return next_plan(self._settings, self._folder.state.found)
 
     def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
-        """Points of a start, on one process of the server, until it has failed."""
+        """Measures a start's points on one server process, until a point fails."""
         if not self._takes_one(target, server):
             return
         warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
@@ -134,11 +134,11 @@ class ShapeRun:
         while (plan := self._next()) is not None and plan.start == start:
             self._tried = True
             if not self._point(plan, target, server):
-                return  # what failed may have left the server in any state
+                return  # a failed point may leave the server in any state
 
     def _takes_one(self, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Returns whether a single request of this shape is answered as asked; if not, no point of
-        it can be measured."""
+        """Returns True if a single request of this shape is answered correctly; if not, no point of
+        the shape can be measured."""
         samples, seen = self._one(target, "one")
         alone = PointPlan(SINGLE, SINGLE, 0, self._settings.longest)
         if (wrong := self._wrong(alone, samples, seen, target, server)) is None:
@@ -149,7 +149,7 @@ class ShapeRun:
         return False
 
     def _point(self, plan: PointPlan, target: Endpoint, server: ServerProcess | None) -> bool:
-        """Measures a point; False when it failed."""
+        """Measures a point; returns False when it failed."""
         load = load_of(plan, self._settings.stall, self._asked(target, plan.key), self._run.seed)
         self._tell(plan, load, None)
         watch = _Watch(self._settings.stall, lambda now: self._tell(plan, load, now))
@@ -174,7 +174,7 @@ class ShapeRun:
         server: ServerProcess | None,
         silence: str = "",
     ) -> tuple[Kind, str] | None:
-        """Returns why a point is none, in a word and in a line; None: it is one."""
+        """Returns (kind, message) of a point's failure; None for a valid point."""
         if silence:
             return "stalled", silence
         message = _said(seen)
@@ -201,14 +201,14 @@ class ShapeRun:
         return bool(self.gone)
 
     def _settle(self, before: Samples, target: Endpoint) -> None:
-        """Waits, where requests were cut off by a point's end, until one gets through what they
-        left behind: not every server drops the requests of clients that are gone. One that cannot
-        is told by the next point."""
+        """After requests were cut off by a point's end, waits until one request gets through: some
+        servers go on with the requests of clients that are gone. If it fails, the next point will
+        report it."""
         if (before.outcome == UNFINISHED).any():
             self._one(target, "settle")
 
     def _one(self, target: Endpoint, salt: str) -> tuple[Samples, ClientReport]:
-        """Sends a single request, which goes into no figure."""
+        """Sends a single request that enters no figure."""
         return self._load(target, one_load(self._settings, self._asked(target, salt)), "one", 0)
 
     def _load(
@@ -230,8 +230,8 @@ class ShapeRun:
         )
 
     def _asked(self, target: Endpoint, salt: str) -> Iterator[PlannedRequest]:
-        """Yields requests of the shape. No two runs, points or goes of a point have a prompt in
-        common."""
+        """Yields requests of the shape. No two runs,
+        points or attempts at a point share a prompt."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (
@@ -259,7 +259,7 @@ class ShapeRun:
         log: str,
         samples: Samples | None = None,
     ) -> Literal[False]:
-        """Keeps what went wrong, and the samples of a point."""
+        """Stores a failure, with the samples of its point. Returns False."""
         said = without_folders(plain(" ".join(message.split())))
         said = said if len(said) <= MESSAGE else f"{said[: MESSAGE - 4].rsplit(maxsplit=1)[0]} ..."
         point = plan.name if plan is not None else None
@@ -271,7 +271,7 @@ class ShapeRun:
         return False
 
     def _took(self) -> float:
-        """Returns seconds since the last point, or since this process took up the shape."""
+        """Returns the seconds since the last point, or since this process took up the shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
 
@@ -279,15 +279,15 @@ class ShapeRun:
 def result_of(
     plan: PointPlan, samples: Samples, goals: Sequence[float], took: float
 ) -> PointResult:
-    """Returns, for the planner, rates and shares of the window's requests; one that failed met no
-    goal. The shares' upper ends are by as many independent requests as these are worth."""
+    """Returns the window's rates and shares for the planner; a failed request met no goal. The
+    shares' upper ends take the effective number of independent requests."""
     inside = samples.of(samples.window)
     ok = inside.outcome == OK
     waited = np.where(ok, inside.first - issued(inside), np.inf)
     met = {goal: float(np.mean(waited <= goal)) for goal in goals}
     worth = effective([ranks(waited)])
     _, ends = share_interval(np.array(list(met.values())) * worth, worth)
-    # What a rate is over: the window, or from the first send to the last end.
+    # A steady rate is over the window, other rates from the first send to the last end.
     steady = plan.kind in (OPEN, CLOSED)
     seconds = plan.window if steady else float(np.nanmax(inside.end) - np.nanmin(inside.actual))
     rate = float(ok.sum()) / seconds if seconds > 0 else 0.0
@@ -297,20 +297,21 @@ def result_of(
     )
 
 
-# --- what went wrong
+# --- faults
 
 
 def _said(seen: ClientReport) -> str:
-    """Returns the first message of each outcome; of one alone without its word, which is the
-    failure's own."""
+    """Returns the first message of each outcome. With a single outcome its name is left out,
+    because the failure has it."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 
 
 def fault_of(plan: PointPlan, samples: Samples) -> str | None:
-    """Returns the outcome for which a point is no point; None when it is one. Overload is no fault:
-    a queue that is never served within the window is what a point above the highest rate looks
-    like. A window without a request is one."""
+    """Returns the outcome that makes a point invalid; None for a valid point. Overload is no fault:
+    above the highest rate the queue is never served within the window. A window without a request
+    is a fault.
+    """
     inside = samples.of(samples.window)
     if not len(inside):
         return UNFINISHED
@@ -326,12 +327,12 @@ def fault_of(plan: PointPlan, samples: Samples) -> str | None:
 
 
 def _lost(samples: Samples) -> bool:
-    """Returns whether connections broke or were refused, as they are where a server ends."""
+    """Returns True if connections broke or were refused, as happens when a server ends."""
     return bool(np.isin(samples.outcome.astype(str), LOST).any())
 
 
 def kind_of(outcome: str, message: str) -> Kind:
-    """Returns a failure's word, of the commonest outcome and what the server said."""
+    """Returns the kind of a failure, from its commonest outcome and the server's message."""
     if outcome in ("stalled", UNFINISHED):
         return "stalled"
     if (outcome == "length" and OWN_LIMIT in message) or (
@@ -350,7 +351,8 @@ def kind_of(outcome: str, message: str) -> Kind:
 
 @contextmanager
 def _serving(subject: ServerSpec, log: Path) -> Iterator[tuple[Endpoint, ServerProcess | None]]:
-    """Returns the server that answers: ours to start and end, or one that is there already."""
+    """Yields the server under test: one that is started and ended here,
+    or one that runs already."""
     peer = subject.peer
     if peer is None:
         yield target_of(subject.url or "", model=subject.model, api_key=subject.api_key), None

@@ -1,7 +1,7 @@
-"""A server that computes nothing: `python -m penstock.bench.null_server`. Prebuilt events of
-OpenAI's completions, with a true usage, whole as soon as asked for (step 0) or to all streams at
-the same instants, `step` seconds apart. Several processes share the port by SO_REUSEPORT. It knows
-no model and no load.
+"""A server that computes nothing: `python -m penstock.bench.null_server`. Sends prebuilt events of
+OpenAI's completions with a correct usage: the whole answer at once (step 0), or to all streams at
+the same instants, `step` seconds apart. Several processes share the port by SO_REUSEPORT. Knows no
+model and no load.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ HOST = "127.0.0.1"
 
 
 class NullPlan(msgspec.Struct):
-    """step: seconds between two events of every stream, all streams at the same instants; 0: all of
-    an answer at once."""
+    """step: seconds between two events of every stream, all streams at the same instants; 0: the
+    whole answer at once."""
 
     step: float = 0.0
 
 
-# --- what it says
+# --- its answers
 
 
 class NullRequest(msgspec.Struct):
-    """What is read of a body."""
+    """The fields of a request's body that the server reads."""
 
     prompt: str | list[int] = ""
     max_tokens: int = 16
@@ -73,7 +73,7 @@ _REFUSED = b"HTTP/1.1 400 Bad Request\r\ncontent-length: 0\r\n\r\n"
 
 
 def ending(asked: NullRequest) -> bytes:
-    """Returns the last event of a stream, its usage, [DONE]."""
+    """Returns the end of a stream: its last event, its usage and [DONE]."""
     prompt = len(asked.prompt.split()) if isinstance(asked.prompt, str) else len(asked.prompt)
     usage = _USAGE % (prompt, asked.max_tokens, prompt + asked.max_tokens)
     return _LAST + _chunk(usage) + _DONE + b"0\r\n\r\n"
@@ -83,7 +83,7 @@ def ending(asked: NullRequest) -> bytes:
 
 
 class StepClock:
-    """The streams of a process that get their events together."""
+    """The streams of a process, which all get their events at the same instants."""
 
     def __init__(self, step: float) -> None:
         self.step = step
@@ -96,7 +96,7 @@ class StepClock:
             asyncio.get_running_loop().call_later(self.step, self._tick, due)
 
     def _tick(self, due: float) -> None:
-        """Sends one event to each stream; what it cannot keep up with is not caught up."""
+        """Sends one event to each stream; skipped instants are not made up for."""
         for visit in list(self.streams):
             visit.next_in_step()
         if self.streams:
@@ -105,7 +105,7 @@ class StepClock:
 
 
 class NullVisit(asyncio.Protocol):
-    """A connection, and the one request at a time that it carries."""
+    """A connection, which carries one request at a time."""
 
     def __init__(self, clock: StepClock) -> None:
         self._clock = clock
@@ -113,7 +113,7 @@ class NullVisit(asyncio.Protocol):
         self._body = b""
         self._transport: asyncio.Transport | None = None
         self._asked = NullRequest()
-        self._left = 0  # events in step that are still to go out
+        self._left = 0  # events still to be sent
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -142,7 +142,7 @@ class NullVisit(asyncio.Protocol):
             self.answer(asked, came)
 
     def answer(self, asked: NullRequest, came: float) -> None:
-        """Answers a request that had been read at the instant `came`."""
+        """Answers a request that was read at the instant `came`."""
         if not self._clock.step:
             self.write(HEAD + EVENT * (asked.max_tokens - 1) + ending(asked))
             return
@@ -167,13 +167,14 @@ async def _serve(visit: Callable[[], NullVisit], port: int) -> None:
     loop = asyncio.get_running_loop()
     server = await loop.create_server(visit, HOST, port, reuse_port=True, backlog=4096)
     print(server.sockets[0].getsockname()[1], flush=True)
-    await loop.run_in_executor(None, sys.stdin.read)  # until whoever started it goes away
+    # until the process that started this one is gone
+    await loop.run_in_executor(None, sys.stdin.read)
     server.close()
 
 
 def run_process(visits: Callable[[str, str], Callable[[], NullVisit]]) -> int:
-    """Serves at the port that the command line names. visits: gets the plan's line and this
-    process's number, makes what makes a connection."""
+    """Serves at the port given on the command line. visits: gets the plan's line and this process's
+    number, and returns a function that makes connections."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     port, number = sys.argv[1:3]
@@ -189,8 +190,8 @@ def _visits(plan: str, number: str) -> Callable[[], NullVisit]:
 
 
 class NullServer:
-    """Runs processes that serve a plan while the context is open; `port` is theirs. words: of
-    Python, for a process."""
+    """Runs processes that serve a plan while the context is open; `port` is their port. words:
+    Python's arguments for a process."""
 
     def __init__(
         self,

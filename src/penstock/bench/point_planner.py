@@ -1,12 +1,12 @@
-"""Which points a run measures, and in which order: what matters most first, since time that is
-short ends this list.
+"""Decides which points a run measures, and in which order: the most important first, because the
+list ends when time is short.
 
     start 0   single, saturation, open (for each goal, halves of [meets | fails]), closed 2, 4, 8,
-    ...
+              ...
     start 1+  single, saturation, the open points on both sides of each crossing, again
 
-It is a pure function of what was measured, so that a stopped run goes on by asking again. It knows
-no server, no clock.
+A pure function of the results so far, so a stopped run continues by calling it again. Knows no
+server and no clock.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 SATURATION, SINGLE, CLOSED, OPEN = "saturation", "single", "closed", "open"
-GROWS = 1.05  # a rung of the ladder that adds less than this is its last
-NARROW = (
-    0.1  # a crossing is placed when its two sides are this close, as a share of the failing rate
-)
-# less of one is a short run
+GROWS = 1.05  # a rung of the ladder that adds less than this factor is the last
+# a crossing is found when its two sides are this close, as a share of the failing rate
+NARROW = 0.1
+# settings of which a smaller value makes a short run
 COUNTED = (
     "warm_up",
     "window",
@@ -30,34 +29,34 @@ COUNTED = (
     "alone",
     "bisections",
 )
-PLENTY = 5400.0  # seconds in which a shape is measured by the full method
-GAIN = 4  # of many requests at once over one: a low guess
-END_SHARE = 0.7  # of a shape's time, in a hurry
-STEADY = 3  # times a request that is alone: a window that is shorter sees no steady state
-FEWEST = 10  # requests that an open window holds, however long that takes
-# of the highest rate: the first open one. At the highest itself queues take longest to be steady
+PLENTY = 5400.0  # seconds of a shape that the full method needs
+GAIN = 4  # a low guess of the speed-up of many requests at once over one
+END_SHARE = 0.7  # share of a shape's time for the ends of the curve, in a hurry
+STEADY = 3  # a steady window is at least this many times a single request's time
+FEWEST = 10  # requests that an open window holds at least, however long that takes
+# first open rate as a share of the highest rate; at the highest rate itself queues settle slowest
 BEGIN = 0.75
-# from a rate that still meets a goal, and is above the highest, to the next one that may not
+# factor from a rate above the highest that still meets a goal to the next rate
 STRIDE = 1.5
-SETTLES = 1.5  # times a request at a rate: until as many are under way as it keeps
-# times a request that is alone: one beside many takes longer, and a cut one has missed every goal
+SETTLES = 1.5  # the window opens after this many times a request's time, when the load is steady
+# drain time over a single request's time: one among many takes longer, and a cut request has missed
+# every goal
 DRAIN = 8
-ROOM = (
-    1.25  # times what requests took, after their first token, at the point where that was longest
-)
+ROOM = 1.25  # drain time over the longest of the points' mean times from first token to end
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What a run is made of. Times in seconds. goals: first token within; quantile: by which share
-    of the requests.
+    """Settings of a run. Times in seconds.
 
-    window: a point's shortest.     longest: a point's longest, however few its requests. drain: how
-    long the window's requests may go on after it, at least: longer where requests are. enough:
-    requests that a point near a crossing should have. at_once: sequences of the saturation point, n
-    to a request.     alone: requests of the single one. bisections: open points, for each goal.
-    ladder: also 2, 4, 8, ... at a time. stall: how long a server may say nothing at all while it
-    owes answers. budget: of the whole shape, the server's starts in it; None: as long as it takes.
+    goals: times within which the first token should come; quantile: the share of requests that
+    must. window: a point's shortest window. longest: a point's longest window, however few its
+    requests. drain: shortest time that the window's requests may take after it; longer if requests
+    are longer. enough: requests that a point near a crossing should have. at_once: sequences of the
+    saturation point; with n samples a request, at_once / n requests. alone: requests of the single
+    point. bisections: open points a goal. ladder: also measure 2, 4, 8, ... requests at a time.
+    stall: longest silence of a server that owes answers. budget: time of the whole shape, the
+    server's starts included; None: no limit.
     """
 
     goals: tuple[float, ...] = (0.3, 1.0, 3.0)
@@ -77,7 +76,7 @@ class Settings:
 
     @property
     def hurried(self) -> bool:
-        """Returns whether the full method has no time."""
+        """Returns True if there is no time for the full method."""
         return self.budget is not None and self.budget < PLENTY
 
     def of_samples(self, n: int) -> Settings:
@@ -85,14 +84,14 @@ class Settings:
         return self if n == 1 else replace(self, at_once=max(FEWEST, self.at_once // n))
 
     def below_full(self, *, starts: bool) -> bool:
-        """Returns whether it is less than the method asks for: to be read as a hint. starts:
-        whether those count."""
+        """Returns True if the settings are below the full method's: results are a hint. starts: the
+        number of starts counts too."""
         full = Settings()
         counted = [*COUNTED, "starts"] if starts else COUNTED
         return self.hurried or any(getattr(self, name) < getattr(full, name) for name in counted)
 
 
-# what `--short` is
+# the settings of `--short`
 SHORT = Settings(
     starts=1,
     warm_up=2.0,
@@ -107,7 +106,7 @@ SHORT = Settings(
 
 
 def within(seconds: float) -> Settings:
-    """Returns what a shape is measured by in so much time: the full method in an hour and a half,
+    """Returns the settings for a shape in this many seconds: the full method in an hour and a half,
     the least in four minutes."""
     full = Settings()
 
@@ -130,9 +129,10 @@ def within(seconds: float) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class PointPlan:
-    """A point to measure on one start of the server. requests: at most; 0: as many as the rate
-    says. opens: seconds after which the window opens; it is then as long as `window` says. drain:
-    how long its requests may go on behind it."""
+    """A point to measure on one start of the server. requests: the most to send; 0: as many as the
+    rate gives. opens: seconds until the window opens; `window`: its length. drain: seconds that its
+    requests may take after it.
+    """
 
     name: str
     kind: str
@@ -146,22 +146,23 @@ class PointPlan:
 
     @property
     def key(self) -> str:
-        """Its file's name."""
+        """Returns the name of the point's file."""
         return f"{self.name}.{self.start}"
 
 
 def fewer_than_aimed(settings: Settings, plan: PointPlan) -> bool:
-    """Returns whether an open point's window was cut by `longest` before as many came as should:
-    not half a request off."""
+    """Returns True if `longest` cut an open point's window before `enough` requests came, give or
+    take half a request."""
     return plan.kind == OPEN and (plan.rate or 0.0) * plan.window < settings.enough - 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class PointResult:
-    """What the planner needs to know of a plan that was tried. met: goal -> share of first tokens
-    within it; most: the upper end of its 95 % interval. failed: the point could not be measured at
-    all; it is not tried again, and bounds what others try. took: seconds of the shape's time, with
-    what was done for it. loaded: seconds from a first token to the end, on average."""
+    """The result of a plan, as the planner needs it. met: goal -> share of first tokens within it;
+    most: the upper end of its 95 % interval. failed: the point could not be measured; it is not
+    tried again and bounds the others. took: seconds of the shape's time, preparation included.
+    loaded: mean seconds from a first token to the end.
+    """
 
     plan: PointPlan
     request_rate: float
@@ -187,15 +188,16 @@ def next_plan(settings: Settings, found: Sequence[PointResult]) -> PointPlan | N
 
 
 def _fits(settings: Settings, plan: PointPlan, found: Sequence[PointResult]) -> bool:
-    """Returns whether there is time for it; the window's last requests go on behind it about as
-    long as the first ones before it. The two ends of the curve are measured whatever they take."""
+    """Returns True if the budget has time for the point. The window's last requests are assumed to
+    need as long after it as the first ones before it. The two ends of the curve are always
+    measured."""
     if settings.budget is None or plan.kind in (SATURATION, SINGLE):
         return True
     return sum(each.took for each in found) + 2 * plan.opens + plan.window < settings.budget
 
 
 def _alone(done: Sequence[PointResult]) -> float:
-    """Returns seconds of a request by itself: one at a time makes so many a second."""
+    """Returns the seconds of a request by itself, from the rate of the single point."""
     rate = next((each.request_rate for each in done if each.plan.kind == SINGLE), 0.0)
     return 1 / rate if rate > 0 else 0.0
 
@@ -214,7 +216,7 @@ def _next_of(
             replace(before, start=start) if before is not None else _at_once(settings, _alone(done))
         )
     if kinds[SINGLE].failed:
-        return None  # nobody knows how long a request takes
+        return None  # the time of a request is unknown
     if start == 0:
         return _bisect(settings, done) or (_rung(settings, done) if settings.ladder else None)
     again = [each.plan for each in first if each.plan.name in sides(settings, first)]
@@ -224,8 +226,8 @@ def _next_of(
 
 
 def _at_once(settings: Settings, alone: float) -> PointPlan:
-    """Plans everything at once. In a hurry no more than ends in half its time on a server that
-    serves many GAIN times as fast as one: requests that don't end have no rate."""
+    """Plans the saturation point. In a hurry it has only as many requests as end in half its time
+    on a server that is GAIN times as fast with many: requests that do not end have no rate."""
     window, requests = _end_window(settings), settings.at_once
     if settings.hurried and alone > 0:
         requests = min(requests, max(FEWEST, int(GAIN * window / 2 / alone)))
@@ -233,7 +235,7 @@ def _at_once(settings: Settings, alone: float) -> PointPlan:
 
 
 def _end_window(settings: Settings) -> float:
-    """Returns how long the points at the two ends of the curve may take: without them there is
+    """Returns the seconds that each of the curve's two end points may take; without them there is
     nothing to show."""
     return max(settings.longest, END_SHARE * (settings.budget or 0.0))
 
@@ -242,23 +244,25 @@ def _end_window(settings: Settings) -> float:
 
 
 def _rung(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans 2, 4, 8, ... at a time, until it no longer helps or all would run at once."""
+    """Plans 2, 4, 8, ... requests at a time,
+    until more no longer helps or all would run at once."""
     rungs = sorted(
         (each for each in done if each.plan.kind in (SINGLE, CLOSED)),
         key=lambda e: e.plan.concurrency or 1,
     )
     if len(rungs) > 1 and rungs[-1].request_rate < GROWS * rungs[-2].request_rate:
-        return None  # a rung that failed has a rate of 0
+        return None  # a failed rung has a rate of 0
     concurrency = 2 * (rungs[-1].plan.concurrency or 1)
     if concurrency >= settings.at_once:
         return None
     alone = _alone(done)
-    takes = concurrency / rungs[-1].request_rate  # of one among so many, if they end no faster
+    # seconds of one request among so many, if they end no faster than before
+    takes = concurrency / rungs[-1].request_rate
     window, opens = max(settings.window, STEADY * alone, takes), max(settings.warm_up, alone, takes)
     highest = max(each.request_rate for each in done)
-    # one among many takes as long as all of them do
+    # one request among many takes as long as all of them
     drain = max(_drain(settings, done), 2 * concurrency / highest)
-    most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # a second
+    most = min(1.2 * concurrency / max(alone, 1e-4), 3 * highest)  # requests a second
     requests = concurrency + math.ceil(most * (opens + window + drain))
     return PointPlan(
         f"{CLOSED}-{concurrency}",
@@ -283,10 +287,11 @@ def _drain(settings: Settings, done: Sequence[PointResult]) -> float:
 def bracket(
     settings: Settings, done: Sequence[PointResult], goal: float
 ) -> tuple[float, float | None] | None:
-    """Returns (highest rate that meets the goal, lowest that doesn't or None where none was seen to
-    fail); None: one request at a time surely misses it. In a hurry those are four, and one late one
-    of four proves nothing. Where rates don't agree (one above a failing one meets it), the failing
-    one holds."""
+    """Returns (highest rate that meets the goal, lowest rate that fails it, or None if none
+    failed). Returns None if a single request surely misses the goal. (In a hurry there are only
+    four single requests, and one late one proves nothing.) If a rate above a failing one meets the
+    goal, the failing one counts.
+    """
     single = next((each for each in done if each.plan.kind == SINGLE), None)
     if single is None or single.most[goal] < settings.quantile:
         return None
@@ -303,8 +308,8 @@ def bracket(
 
 
 def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None:
-    """Plans the middle of the first goal's bracket that is still wide, the loosest goal first; so
-    many tries in all."""
+    """Plans the middle of the first bracket that is still wide, the loosest goal first, up to the
+    number of bisections for all goals."""
     if sum(each.plan.kind == OPEN for each in done) >= settings.bisections * len(settings.goals):
         return None
     highest = _digits(max(each.request_rate for each in done))
@@ -324,9 +329,10 @@ def _bisect(settings: Settings, done: Sequence[PointResult]) -> PointPlan | None
 
 
 def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> PointPlan:
-    """Plans Poisson arrivals at a rate, for as long as enough of them take, within the bounds, and
-    as a whole number of them take: then what the window issues is the rate that the plan names.
-    Before the window opens, as many requests must be under way as the rate keeps there."""
+    """Plans Poisson arrivals at a rate. The window is as long as `enough` requests take, within the
+    bounds, and holds a whole number of requests, so that it issues exactly the named rate. Before
+    it opens, the number of running requests must have reached the rate's level.
+    """
     rate, alone = _digits(rate), _alone(done)
     wanted = _whole(max(settings.enough, rate * settings.window))
     least, most = _whole(max(FEWEST, rate * STEADY * alone)), math.floor(rate * settings.longest)
@@ -338,20 +344,21 @@ def _open(settings: Settings, rate: float, done: Sequence[PointResult]) -> Point
 
 
 def _whole(requests: float) -> int:
-    """Rounds up, but for what a product of floats has too much."""
+    """Rounds up, ignoring the rounding error of a product of floats."""
     return math.ceil(requests - 1e-6)
 
 
 def _digits(rate: float) -> float:
-    """Rounds to the three digits that stand in a point's name."""
+    """Rounds to the three digits used in a point's name."""
     return float(f"{rate:.3g}")
 
 
 def _loaded(done: Sequence[PointResult], rate: float) -> float:
-    """Returns seconds from a first token to the end at a rate, at most; 0: nobody knows. One of N
-    takes base + slope N (a line through one alone and everything at once), and a rate keeps N =
-    rate x that under way (Little's law). Never more than at a higher rate, or with everything at
-    once."""
+    """Returns an upper bound of the seconds from a first token to the end at a rate; 0: unknown.
+    One of N running requests takes base + slope N (a line through the single and the saturation
+    point), and a rate keeps N = rate x that time running (Little's law). Never more than at a
+    higher rate, or at saturation.
+    """
     single, whole = (
         next((each for each in done if each.plan.kind == kind and not each.failed), None)
         for kind in (SINGLE, SATURATION)
@@ -369,7 +376,7 @@ def _loaded(done: Sequence[PointResult], rate: float) -> float:
 
 
 def sides(settings: Settings, done: Sequence[PointResult]) -> set[str]:
-    """Names of the open points next to a crossing."""
+    """Returns the names of the open points next to a crossing."""
     names: set[str] = set()
     for goal in settings.goals:
         pair = bracket(settings, done, goal)

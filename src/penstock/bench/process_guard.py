@@ -1,10 +1,9 @@
-"""Runs a server, and kills it when the run that started it has ended without ending it: it holds a
-pipe from the run.
+"""Runs a server, and kills it if the run dies without ending it. It notices by a pipe from the run.
 
     python -m penstock.bench.process_guard CORES COMMAND...      CORES: `0,2,3` to pin it to, or
     `all`
 
-It exits with the server's code. It knows a command; not what it serves.
+Exits with the server's code. Knows a command; not what it serves.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ def main() -> int:
     if (cores := sys.argv[1]) != "all":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
-        # the group's signals are the server's; a handler isn't passed on to it
+        # signals to the group are for the server; a handler is not inherited by it
         signal.signal(each, lambda *_: None)
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)
@@ -33,8 +32,8 @@ def main() -> int:
 
 
 def _hold() -> None:
-    """Waits for the pipe's end, which says that the run was killed; then ends the group, and this
-    process with it."""
+    """Waits for the end of the pipe, which means that the run was killed; then kills the process
+    group, this process included."""
     while os.read(0, 4096):
         pass
     os.killpg(0, signal.SIGKILL)

@@ -1,11 +1,12 @@
-"""When each request of a point is meant to go: a plan becomes a load.
+"""Plans each request's time: turns a point's plan into a load.
 
-    saturation   all at 0                     open     warm-up | window | until the window's have
-    ended: Poisson, with
-    single       one after the other                   as many in the window as the rate says
-                                              closed   warm-up | window, k at a time
+    saturation   all at 0
+    single       one after the other
+    open         warm-up | window | until the window's requests have ended: Poisson, with as many
+                 in the window as the rate says
+    closed       warm-up | window, k at a time
 
-It knows plans, prompts and times; no server. All of it is drawn from the run's seed.
+Knows plans, prompts and times; no server. All random numbers come from the run's seed.
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from penstock.bench.point_planner import OPEN, SATURATION, SINGLE, PointPlan, Se
 from penstock.bench.worker_protocol import Load, PlannedRequest
 from penstock.errors import UsageError
 
-AT_ONCE = 1e-3  # the window of requests that are all meant for second 0
+AT_ONCE = 1e-3  # seconds: length of the window around second 0 at which all requests are meant
 MOST_ASKS = 200_000
 WARM_SLOTS = 4
-WARM_RATE = 50  # asks a second that a warm-up has ready
+WARM_RATE = 50  # requests a second prepared for a warm-up
 
 
 def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], seed: int) -> Load:
-    """Returns the asks of a plan. stall: how long a request may be silent, of the single point
-    alone: a queue is silent for as long as it is long. Raises UsageError for more than are sent."""
+    """Returns the load of a plan. stall: longest silence of a request; applied to the single point
+    only, because a queued request is silent as long as it waits. Raises UsageError for more than
+    MOST_ASKS requests.
+    """
     end = plan.opens + plan.window
     until = end + plan.drain
     times = [0.0 if plan.kind == SATURATION else math.nan] * plan.requests
@@ -49,12 +52,12 @@ def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], se
 
 
 def one_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
-    """Returns a single request, which nobody counts."""
+    """Returns a load of a single request that enters no figure."""
     return Load([next(prompts)], 1, settings.longest, settings.stall, (0.0, settings.longest))
 
 
 def warm_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
-    """Returns a few at a time, for a server that has just started; nobody counts them."""
+    """Returns a load of a few requests at a time, to warm up a new server; it enters no figure."""
     seconds = settings.warm_up
     asks = list(islice(prompts, math.ceil(WARM_RATE * seconds)))
     return Load(asks, WARM_SLOTS, seconds, seconds, (0.0, seconds))
@@ -63,14 +66,14 @@ def warm_load(settings: Settings, prompts: Iterator[PlannedRequest]) -> Load:
 def arrivals(
     rate: float, begin: float, end: float, until: float, draw: np.random.Generator
 ) -> npt.NDArray[np.float64]:
-    """Returns times of a Poisson process of `rate` a second on [0, until), given that as many as
-    the rate says fall into the window [begin, end): round(rate x length). Given their number, the
-    times of such a process are those of so many independent uniform ones, sorted (the
-    order-statistics property: Ross, Stochastic Processes, 1996, theorem 2.3.1), and what comes
-    before and behind is independent of them. A drawn number would differ from the rate by 10 % at
-    100 requests: by that much luck decided what was offered."""
+    """Returns times of a Poisson process of `rate` a second on [0, until), given that round(rate x
+    length) of them fall into the window [begin, end). Given their number, such times are sorted
+    independent uniform times (the order-statistics property: Ross, Stochastic Processes, 1996,
+    theorem 2.3.1), independent of the times before and after. A random number would vary by 10 % at
+    100 requests, and so would the offered rate.
+    """
     window = np.sort(draw.uniform(begin, end, round(rate * (end - begin))))
-    # a uniform number may be rounded up to the end
+    # rounding may give a time equal to the end
     window = np.minimum(window, np.nextafter(end, begin))
     return np.concatenate(
         [poisson(rate, begin, draw), window, end + poisson(rate, until - end, draw)]

@@ -1,9 +1,8 @@
-"""How a streamed answer is read: server-sent events, and what is wrong with them; and the body of
-an error. What is wrong with a whole one: its usage against its events, and against what was asked
-for.
+"""Reads a streamed answer (server-sent events) or the body of an error, and finds faults in it. A
+whole answer is checked too: its usage against its events and against the request.
 
 An event is parsed after its arrival was stamped: 0.45 us an event of 250 bytes, by a typed decoder
-that skips what it isn't asked for. It knows OpenAI's bodies; no connection, no clock, no load.
+that skips unknown fields. Knows OpenAI's bodies; no connection, no clock, no load.
 """
 
 from __future__ import annotations
@@ -13,18 +12,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-# bytes of a server-sent event; a worker has a thousand connections, and holds one of each
+# bytes of a server-sent event; a worker may hold one for each of a thousand connections
 LONGEST_LINE = 256 << 10
-# what msgspec raises for hostile bytes
-NOT_JSON = (
-    msgspec.DecodeError,
-    UnicodeDecodeError,
-    RecursionError,
-)
-# what tells a clamped answer from one that ended by itself
+# msgspec's exceptions for hostile bytes
+NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+# marks an answer that the server's limit cut, as against one that ended by itself
 OWN_LIMIT = "the server ran into a limit of its own"
-_QUOTED = 200  # bytes of what is wrong that a message shows
-_TOLD = 500  # of what a server says of an error: why, and the way out
+_QUOTED = 200  # bytes of a faulty body that a message shows
+_TOLD = 500  # characters of a server's error that a message shows
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -41,7 +36,7 @@ class Usage(msgspec.Struct):
 
     @property
     def cached(self) -> int:
-        """Returns the cached tokens; -1: it told none."""
+        """Returns the number of cached tokens; -1: not given."""
         details = self.prompt_tokens_details
         return -1 if details is None or details.cached_tokens is None else details.cached_tokens
 
@@ -61,7 +56,7 @@ class Choice(msgspec.Struct):
     token_ids: list[int] | None = None
 
     def brings(self) -> bool:
-        """Returns whether there is output in it: text of any kind, a tool's call, or tokens."""
+        """Returns True if the event has output: text of any kind, a tool call, or tokens."""
         if self.text or self.token_ids:
             return True
         delta = self.delta
@@ -86,16 +81,17 @@ _event = msgspec.json.Decoder(Event).decode
 
 
 def _beginning(text: str) -> str:
-    """Returns as much of it as a message shows, to the end of a word."""
+    """Returns the start of the text for a message, cut at the end of a word."""
     return text if len(text) <= _TOLD else f"{text[:_TOLD].rsplit(maxsplit=1)[0]} ..."
 
 
 class StreamReader:
-    """Reads server-sent events as they come; an event counts when its line is whole.
+    """Reads server-sent events as they come; an event counts once its line is complete.
 
-    times: arrival of each event with output, seconds, float64. fault: (outcome, message), the first
-    thing that was wrong. reason: the last finish_reason. ended: `[DONE]` came. finished: choices
-    that told a finish_reason; limited: of those, that ended at a limit."""
+    times: arrival of each event with output, seconds, float64. fault: (outcome, message) of the
+    first fault. reason: the last finish_reason. ended: `[DONE]` came. finished: number of choices
+    with a finish_reason; limited: those that ended at a limit.
+    """
 
     __slots__ = ("_rest", "ended", "fault", "finished", "limited", "reason", "times", "usage")
 
@@ -106,7 +102,7 @@ class StreamReader:
         self.fault: tuple[str, str] | None = None
         self.ended = False
         self.finished = self.limited = 0
-        # of a line that goes on: what comes is put behind it, and nothing copied
+        # the incomplete last line; new bytes are appended without copying
         self._rest = bytearray()
 
     def feed(self, data: bytes, now: float) -> None:
@@ -119,7 +115,7 @@ class StreamReader:
             try:
                 event = _event(memoryview(data)[6:])
             except NOT_JSON:
-                pass  # more than one event, or a broken one: the lines below tell
+                pass  # several events, or a broken one: the code below finds out
             else:
                 self._take(event, now)
                 return
@@ -138,12 +134,11 @@ class StreamReader:
             self.let_go()
 
     def let_go(self) -> None:
-        """Frees what is kept of a line that was not whole:
-        a result is kept to the end of its load."""
+        """Frees the incomplete last line, because a result is kept until its load ends."""
         self._rest = bytearray()
 
     def finish(self) -> None:
-        """Ends the reading, for the HTTP message is whole: what it lacks is a fault."""
+        """Ends the reading when the HTTP message is complete; missing parts are faults."""
         if self._rest.strip():
             self.fail("cut", f"the stream ends within a line: {bytes(self._rest[:_QUOTED])!r}")
         if not self.ended and not self.finished:
@@ -193,7 +188,7 @@ class StreamReader:
             self.fault = (outcome, message)
 
     def _misread(self, data: bytes) -> None:
-        """Says why bytes that were to be an event are none."""
+        """Reports why bytes are no valid event."""
         try:
             value = msgspec.json.decode(data)
         except NOT_JSON as error:
@@ -209,7 +204,7 @@ class StreamReader:
 
 
 class ErrorReader(StreamReader):
-    """Keeps the beginning of a body of another status than 200, to be shown."""
+    """Keeps the beginning of an error's body (status other than 200) for a message."""
 
     __slots__ = ("_kept", "_status")
 
@@ -232,9 +227,8 @@ class ErrorReader(StreamReader):
 def judge(
     answer: StreamReader, asked_prompt: int, asked_output: int, most_output: int = -1
 ) -> tuple[str, str] | None:
-    """Returns (outcome, message) of a whole answer that isn't what it should be; None where it is.
-    asked_*: tokens, -1 where no length is fixed. most_output: tokens of all its samples, at most.
-    """
+    """Returns (outcome, message) for a faulty answer, None for a good one. asked_*: requested
+    tokens; -1: no fixed length. most_output: most tokens of all samples together."""
     if answer.fault is not None:
         return answer.fault
     usage = answer.usage
@@ -243,7 +237,7 @@ def judge(
     prompt, output = usage.prompt_tokens, usage.completion_tokens
     if len(answer.times) > output:
         return "usage", f"{len(answer.times)} events with output, but a usage of {output} tokens"
-    # at once, say: its end token is all that it has
+    # the end token may be the only token
     ended_itself = answer.reason == "stop" and asked_output == -1
     if output and not answer.times and not ended_itself:
         return "usage", f"no event with output, but a usage of {output} tokens"
@@ -267,8 +261,10 @@ def judge(
 
 
 def _clamped(answer: StreamReader, output: int, most_output: int) -> str | None:
-    """Samples end by themselves or at max_tokens: those that say "length" have all of theirs, or
-    the server's context was too short. Fewer than there should be of these alone are seen."""
+    """Returns a message if the server's context cut samples short. Samples end by themselves or at
+    max_tokens, so samples with finish_reason "length" should have max_tokens tokens each; fewer
+    tokens in total show that some do not.
+    """
     if most_output < 0 or not answer.limited:
         return None
     least = answer.limited * (most_output // answer.finished)
@@ -282,9 +278,10 @@ def _clamped(answer: StreamReader, output: int, most_output: int) -> str | None:
 
 
 def _why_short(reason: str | None, tokens: int) -> str:
-    """Returns why an answer is short. A finish_reason "length" before max_tokens is, by OpenAI's
-    words, the end of the context. Any other one is an end that the model wrote, though it was to be
-    ignored."""
+    """Returns the reason for a short answer. A finish_reason "length" before max_tokens means the
+    end of the context. Any other finish_reason means that the model ended, although its end was to
+    be ignored.
+    """
     if reason == "length":
         return (
             f": {OWN_LIMIT} at {tokens} tokens in and out (finish_reason 'length'); is its context"

@@ -1,15 +1,16 @@
-"""A run's folder: what was asked, the points that are done, and what went wrong. A stopped run goes
-on from it.
+"""A run's folder: its settings, the finished points and the failures. A stopped run continues from
+it.
 
-    run.json               the run's name, what was asked (another run's folder is refused), its
-    points and failures
+    run.json               the run's name, its settings (another run's folder is refused), its
+    points
+                           and failures
     points/KEY.parquet     a point's samples on one start of the server; written before run.json
-    names the point
-    points/KEY.failed.parquet   the samples of a point that went wrong: raw data of no figure
-    server-N.log           of each process of the server
-    raw.parquet, record.json, table.txt, report/     made of the above
+                           names the point
+    points/KEY.failed.parquet   the samples of a failed point; they enter no figure
+    server-N.log           the log of each server process
+    raw.parquet, record.json, table.txt, report/     made from the above
 
-It knows files; not how a point is measured.
+Knows files; not how a point is measured.
 """
 
 from __future__ import annotations
@@ -33,8 +34,7 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point on one start: what the planner knows of it,
-    and what the clients said of themselves."""
+    """A point on one start: its result for the planner, and the client's own measurements."""
 
     result: PointResult
     look: ClientHealth
@@ -42,15 +42,15 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedPoint:
-    """A point that could not be measured; result None: no point could."""
+    """A point that could not be measured; result None: no point could be measured."""
 
     failure: PointFailure
     result: PointResult | None = None
 
 
 class RunState(BaseModel):
-    """run.json. opened: how often, this time included: prompts differ each time, or a cache would
-    know them. points: in the order in which they were measured."""
+    """The content of run.json. opened: how often the folder was opened, this time included; prompts
+    differ each time, so that no cache knows them. points: in the order of measurement."""
 
     run: str
     when: float
@@ -61,17 +61,17 @@ class RunState(BaseModel):
 
     @property
     def found(self) -> list[PointResult]:
-        """Returns all that was tried, for the planner."""
+        """Returns the results of all tried points, for the planner."""
         lost = [one.result for one in self.failures if one.result is not None]
         return [one.result for one in self.points] + lost
 
 
 class RunFolder:
-    """Open for one process at a time; `close` gives it free."""
+    """Open for one process at a time; `close` releases it."""
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
-        """Opens or makes it. Raises UsageError when it holds another run, or is open, or pyarrow is
-        missing. What it cannot write later is a CapacityError."""
+        """Opens or makes the folder. Raises UsageError when it holds another run, is open
+        elsewhere, or pyarrow is missing. Later writes that fail raise CapacityError."""
         needs_pyarrow()
         self.path = path
         try:
@@ -89,7 +89,7 @@ class RunFolder:
             ) from error
         self.state = self._begun(asked)
         self.state.opened += 1
-        # Servers that did not start, or took no request: somebody may have mended it.
+        # Forget servers that did not start or took no request: the cause may be fixed by now.
         self.state.failures = [one for one in self.state.failures if one.result is not None]
         self._save()
 
@@ -132,7 +132,8 @@ class RunFolder:
         return self.path / "points" / f"{one.result.plan.key}.parquet"
 
     def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
-        """samples: of a point; they are kept for who looks into it, and go into no figure."""
+        """Stores a failure. samples: the failed point's samples, kept for inspection; they enter no
+        figure."""
         if one.result is not None and samples is not None and len(samples):
             with room(self.path):
                 write_parquet(
@@ -142,11 +143,11 @@ class RunFolder:
         self._save()
 
     def new_log(self) -> Path:
-        """Returns a path for the next process of the server."""
+        """Returns the log's path for the next server process."""
         return self.path / f"server-{len(list(self.path.glob('server-*.log')))}.log"
 
     def raw(self) -> tuple[Path, Samples]:
-        """Returns all samples, also in one file."""
+        """Returns all samples, and the file they were written to."""
         samples = join([read_parquet(self._samples(one)) for one in self.state.points])
         path = self.path / "raw.parquet"
         with room(self.path):
@@ -159,7 +160,7 @@ class RunFolder:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes aside, then renames: a file of this name is whole."""
+    """Writes a draft and renames it, so that a file of this name is always whole."""
     aside = path.with_name(path.name + ".part")
     with room(path.parent):
         aside.write_text(text, encoding="utf-8")
@@ -168,7 +169,7 @@ def write_whole(path: Path, text: str) -> None:
 
 @contextmanager
 def room(folder: Path) -> Iterator[None]:
-    """Raises CapacityError for what cannot be written in it."""
+    """Turns a failed write in the folder into a CapacityError."""
     try:
         yield
     except OSError as error:

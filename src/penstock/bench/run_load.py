@@ -1,6 +1,6 @@
-"""A load: planned requests shared out to k client processes, and what came of them as samples, in
-order. It knows shares and columns; not what a request asks (workload.py) nor which points a run has
-(point_planner.py).
+"""Runs a load: shares planned requests out to k client processes and returns their results as
+samples, in order. Knows shares and columns; not the requests' content (workload.py) nor a run's
+points (point_planner.py).
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from penstock.bench.endpoint import Endpoint
 from penstock.bench.worker_pool import Hear, WorkerPool
 from penstock.bench.worker_protocol import Load, RequestResult, WorkerResult, WorkerSpec
 
-OPENED = (
-    256  # connections of an open loop that are opened beforehand, at most, unless all start at once
-)
+# most connections of an open loop opened in advance, unless more requests start at once
+OPENED = 256
 
 
 @dataclass(frozen=True)
 class ClientReport:
-    """What the clients say of themselves and of the point. busy: CPU share of the busiest process.
-    late_limit: what late_p99 may be here. troubles: outcome -> one of its messages. cpu: seconds of
-    all processes."""
+    """The clients' own measurements of a point. busy: CPU share of the busiest process. late_limit:
+    the highest acceptable late_p99. troubles: outcome -> one of its messages. cpu: seconds of all
+    processes.
+    """
 
     lag_p99: float
     busy: float
@@ -42,8 +42,8 @@ class ClientReport:
     troubles: dict[str, str] = field(default_factory=dict)
 
     def look(self, ceiling_events: float | None, ceiling_requests: float | None) -> ClientHealth:
-        """Returns what a record keeps of it, with the headroom that a calibrated ceiling gives: the
-        smaller of events' and requests'."""
+        """Returns the record's form of this report. Its headroom is the smaller of events' and
+        requests', given a calibrated ceiling."""
         asked = (
             (ceiling_events, self.events_per_second),
             (ceiling_requests, self.requests_per_second),
@@ -68,10 +68,11 @@ def run_load(
     progress: Hear | None = None,
     pool: WorkerPool | None = None,
 ) -> tuple[Samples, ClientReport]:
-    """Sends the load's asks and hears the answers. A request that fails is a line of the samples,
-    whatever the reason; one that was never due has none. progress: told a few times a second; when
-    it says True, the point ends there and what goes on is unfinished. pool: client processes that
-    other loads have too. Raises EngineError when a client process of ours ends by itself."""
+    """Sends a load's requests and collects the answers. A failed request is a row of the samples,
+    whatever the reason; a request that was never due has none. progress: called a few times a
+    second; when it returns True, the point ends and running requests are unfinished. pool: client
+    processes shared with other loads. Raises EngineError when a client process ends by itself.
+    """
 
     with nullcontext(pool) if pool is not None else WorkerPool() as clients:
         parts = clients.run(shares(target, load, processes), progress)
@@ -80,8 +81,8 @@ def run_load(
 
 
 def shares(target: Endpoint, load: Load, processes: int) -> list[WorkerSpec]:
-    """Shares the asks out: i goes to process i modulo k, so that each offers a k-th of the rate. A
-    closed loop has no more processes than slots; each has its share of them, and of the asks."""
+    """Divides the requests: request i goes to process i modulo k, so that each process offers a
+    k-th of the rate. A closed loop has no more processes than slots; slots are divided too."""
     count = max(1, min(processes, len(load.asks), load.closed or len(load.asks)))
     opened = beforehand(load)
     specs = []
@@ -103,8 +104,8 @@ def _share(whole: int, at: int, count: int) -> int:
 
 
 def beforehand(load: Load) -> int:
-    """Connections that are opened before the point: a slot one in a closed loop; in an open loop
-    one for each ask of the first tenth of a second, and some more."""
+    """Returns the number of connections to open before the point: in a closed loop one a slot; in
+    an open loop one for each request of the first tenth of a second, and some more."""
     if load.closed is not None:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)
@@ -156,5 +157,5 @@ def see(samples: Samples, parts: list[WorkerResult], begin: float) -> ClientRepo
 
 
 def _p99(values: npt.NDArray[Any]) -> float:
-    """Returns the 99th percentile, never below 0: a timer may be early."""
+    """Returns the 99th percentile, at least 0: a timer may be early."""
     return max(0.0, float(np.quantile(values, 0.99))) if len(values) else 0.0

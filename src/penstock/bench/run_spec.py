@@ -1,7 +1,7 @@
-"""What a run was asked for: the server and its model, the shapes, the settings. And its
+"""The specification of a run: the server and its model, the shapes, the settings; and its
 fingerprint.
 
-It knows words and numbers; it starts nothing and reads no file.
+Knows words and numbers; starts nothing and reads no file.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from penstock.bench.workload import Workload
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What is measured: a peer that we start, or a server that is there (peer None, url given).
+    """The server under test: a peer that the bench starts, or a running server (peer None, url
+    given).
 
-    name: of the model, in the record.      model: as the server is told it: a folder, a file, an id
-    or a name. folder: with config.json and tokenizer.json of the model, if there is one here.
-    version: of the engine.                 engine: its name, where no peer file has it. options,
-    environment: words and variables for the server beside the peer's own. files: that the options
-    name. cores: that the server we start runs on; empty: wherever it may. ids: prompts are token
-    ids, drawn below `vocabulary`; else texts, made with `tokenizer`.
+    name: the model's name in the record. model: the model as the server gets it: a folder, a file,
+    an id or a name. folder: the local folder with the model's config.json and tokenizer.json, if
+    any. version: the engine's version. engine: the engine's name, where there is no peer file.
+    options, environment: words and variables for the server beside the peer's own. files: contents
+    of files that the options name. cores: cores of a server that the bench starts; empty: any. ids:
+    prompts are token ids below `vocabulary`; otherwise texts, made with `tokenizer`.
     """
 
     name: str
@@ -57,9 +58,10 @@ class ServerSpec:
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What `bench run` was asked for. machine: the server's. ceiling: what the clients reach
+    """The arguments of `bench run`. machine: the server's machine. ceiling: the clients' rates
     against a server that does nothing; None: not calibrated. price: dollars an hour of the machine.
-    configuration: a word for the options. commit: the last one of the sources that measure."""
+    configuration: a word for the options. commit: the last commit of the measuring sources.
+    """
 
     subject: ServerSpec
     works: list[Workload]
@@ -75,14 +77,14 @@ class RunSpec:
 
     @property
     def short(self) -> bool:
-        """Returns whether it is less than the method asks for. A server that we don't start has one
-        start, and no more."""
+        """Returns True if the run is below the full method. A server that somebody else started has
+        only one start, which does not count against it."""
         return self.settings.below_full(starts=self.subject.peer is not None)
 
 
 def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
-    """Returns what a folder's points depend on. A run goes on in a folder only when all of it is
-    the same."""
+    """Returns the values that a folder's points depend on. A run continues in a folder only if all
+    of them are the same."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {
@@ -105,5 +107,5 @@ def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
         "processes": run.processes,
         "seed": run.seed,
     }
-    plain: dict[str, Any] = json.loads(json.dumps(told))  # tuples are lists there
+    plain: dict[str, Any] = json.loads(json.dumps(told))  # JSON turns tuples into lists
     return plain

@@ -1,7 +1,7 @@
-"""`penstock bench run`: shapes one after the other, each into its folder, with live progress; a
-table at the end.
+"""`penstock bench run`: measures shapes one after the other, each into its folder, with live
+progress; prints a table at the end.
 
-It knows the order of things; each is done elsewhere.
+Knows the order of the steps; other files do each.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from penstock.errors import EngineError
 
 
 def run_all(run: RunSpec) -> list[Record]:
-    """Returns the records, also written. Raises EngineError at the end if nothing at all could be
-    measured, and at once where a server that somebody else started is gone. An interrupt ends the
-    server, leaves the points that are done, and says how to go on."""
+    """Returns the records, which are also written. Raises EngineError at the end if nothing could
+    be measured, and at once if a server that somebody else started is gone. An interrupt ends the
+    server, keeps the finished points, and says how to continue.
+    """
     try:
         with away_from(list(run.subject.cores)):
             records = [_one(run, work) for work in run.works]

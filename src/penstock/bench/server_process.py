@@ -1,6 +1,6 @@
-"""A server in a process group of its own: started by a command, awaited, asked, ended, by a guard
-where the run cannot; its log kept. It knows a command, a port and HTTP's GET; not whose server it
-is.
+"""A server in its own process group: started by a command, polled until it serves, and ended, by a
+guard process if the run is killed. Its log is kept. Knows a command, a port and HTTP's GET; not the
+engine.
 """
 
 from __future__ import annotations
@@ -22,14 +22,11 @@ from penstock.children.spawn import how_ended
 from penstock.errors import EngineError
 
 HOST = "127.0.0.1"
-# seconds until it serves; between two questions whether it does
-LOAD_PATIENCE, BETWEEN = (
-    600.0,
-    0.1,
-)
+# seconds to wait until it serves; seconds between two polls
+LOAD_PATIENCE, BETWEEN = (600.0, 0.1)
 STOP_PATIENCE = 15.0
 LOG_TAIL = 4000  # characters
-LONGEST_BODY = 16 << 20  # bytes of what a server says of itself
+LONGEST_BODY = 16 << 20  # bytes of a server's answer to a GET
 
 
 def free_port() -> int:
@@ -50,9 +47,10 @@ def tail_of(log: Path) -> str:
 
 @dataclass
 class ServerProcess:
-    """Leave the context to end it. log: where it writes what it says. ready: a path that answers
-    200 once it serves. stop: the signal that asks it to end. cores: which it runs on; empty:
-    wherever it may."""
+    """A running server; leaving the context ends it. log: the file of its output. ready: a path
+    that answers 200 once it serves. stop: the signal that asks it to end. cores: cores to run on;
+    empty: any.
+    """
 
     command: list[str]
     port: int
@@ -93,7 +91,7 @@ class ServerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Asks it to end, then ends its whole group, which is its own."""
+        """Asks the server to end, then kills its whole process group."""
         for number in (self.stop, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, number)
@@ -108,7 +106,7 @@ class ServerProcess:
         return self._process.pid
 
     def ended(self, patience: float) -> bool:
-        """Returns whether it has ended, or does within so many seconds."""
+        """Returns True if the process has ended, or ends within `patience` seconds."""
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -116,13 +114,13 @@ class ServerProcess:
         return True
 
     def tail(self) -> str:
-        """Returns the end of its log."""
+        """Returns the end of the log."""
         return tail_of(self.log)
 
     def get(self, path: str) -> str:
-        """Returns the body of a GET. Raises OSError (urllib's errors are some) where it isn't
-        answered with 200, in UTF-8 and LONGEST_BODY."""
-        # whatever proxy the machine has
+        """Returns the body of a GET. Raises OSError (urllib's errors included) unless the answer is
+        a 200 with at most LONGEST_BODY bytes of UTF-8."""
+        # ignore the machine's proxy settings
         straight = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         with straight.open(f"http://{HOST}:{self.port}{path}", timeout=20) as answer:
             body: bytes = answer.read(LONGEST_BODY + 1)

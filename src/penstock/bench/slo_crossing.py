@@ -1,5 +1,6 @@
-"""What a record says of each goal: the rate up to which first tokens come in time. And what was
-offered, and which rates are lower bounds. It knows records alone."""
+"""The crossing of each goal in a record: the rate up to which first tokens come in time. Also the
+offered rates, and which rates are lower bounds. Knows records alone.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +15,11 @@ RANKED = " and can be ranked"
 
 @dataclass(frozen=True, slots=True)
 class Crossing:
-    """kept: the rates up to which first tokens come within `seconds`. barred: what was offered
-    where the client was short: tried, but it says nothing of the server. unserved: where nothing
-    was served: tried, and neither kept nor missed."""
+    """The crossing of one goal. kept: the rates up to which first tokens come within `seconds`.
+    barred: offered rates of points whose client was short, which say nothing about the server.
+    unserved: offered rates of points in which nothing was served: the goal was neither kept nor
+    missed.
+    """
 
     seconds: float
     kept: Kept
@@ -35,7 +38,7 @@ class Crossing:
 
     @property
     def none(self) -> str:
-        """Returns why there is no rate that keeps it, where there is none."""
+        """Returns the reason why no rate keeps the goal, if none does."""
         missed = self.kept.missed
         if missed is None and self.unserved:
             rates = ", ".join(in_three(rate) for rate in sorted(self.unserved))
@@ -47,8 +50,7 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Returns the crossing of each goal, by the open points. One whose client was short says
-    nothing of the server."""
+    """Returns the crossing of each goal, from the open points whose client was not short."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
@@ -73,17 +75,18 @@ def goal_of(point: Point, seconds: float) -> Goal | None:
 
 
 def in_three(rate: float) -> str:
-    """Returns three digits, and no power of ten behind them."""
+    """Returns a rate with three digits, without an exponent."""
     return f"{float(f'{rate:.3g}'):g}"
 
 
 def offered(point: Point) -> float:
-    """Returns requests a second that an open point's window issued; 0 for one of another kind,
-    which offers none."""
+    """Returns the requests a second that an open point's window issued; 0 for a point of another
+    kind."""
     return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
 
 
 def cut_off(point: Point) -> bool:
-    """Returns whether the point ran to its time limit and not to its end, so that its rates are
-    lower bounds. (Where a steady window is open, what the point's end cuts off is in its rates.)"""
+    """Returns True if the point ran into its time limit before its end, so that its rates are lower
+    bounds. (In a steady window the rates already include requests that the point's end cuts off.)
+    """
     return point.opens is None and point.outcomes.get("unfinished", 0) > 0

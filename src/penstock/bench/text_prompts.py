@@ -1,7 +1,7 @@
-"""Texts of an exact number of tokens, for servers that take no ids. The server's `usage` confirms
-each.
+"""Makes texts of an exact number of tokens, for servers that take no ids. The server's `usage`
+confirms each length.
 
-It knows a tokenizer.json; no server.
+Knows a tokenizer.json; no server.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 TRIES = 60
-FEWEST = 100  # words, that no two texts begin alike
+FEWEST = 100  # words needed so that no two texts begin alike
 
 
 class TextPrompts:
-    """Random texts that a tokenizer, with its special tokens, cuts into exactly so many tokens."""
+    """Random texts of an exact number of tokens, special tokens included."""
 
     def __init__(self, path: Path) -> None:
         """Reads a tokenizer.json or a model's folder. Raises UsageError."""
@@ -32,7 +32,7 @@ class TextPrompts:
         self._words = _whole_words(self._tokenizer)
 
     def of(self, length: int, draw: np.random.Generator) -> Iterator[str]:
-        """Yields texts without end. Raises UsageError where none of the length can be made."""
+        """Yields texts endlessly. Raises UsageError if the length is impossible."""
         if length <= self._extra or len(self._words) < FEWEST:
             raise UsageError(
                 f"no text of {length} tokens can be made: the tokenizer adds {self._extra} and has"
@@ -68,14 +68,14 @@ def _tokenizer(path: Path) -> Tokenizer:
     file = path / "tokenizer.json" if path.is_dir() else path
     try:
         return Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises no other
+    except Exception as error:  # the library raises plain Exception
         raise UsageError(
             f"{file} is no tokenizer.json ({str(error)[:200]}): name one", param="tokenizer"
         ) from error
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Words with a space before them that are one token each, so that a text of k of them has k
+    """Returns words with a leading space that are one token each, so that a text of k words has k
     tokens."""
     pieces = (tokenizer.decode([number]).strip() for number in range(tokenizer.get_vocab_size()))
     spaced = sorted({f" {piece}" for piece in pieces if piece.isascii() and piece.isalpha()})

@@ -1,9 +1,9 @@
-"""What `vllm bench serve --save-result --save-detailed` wrote, as samples and as a record of the
-almanac.
+"""Converts a result file of `vllm bench serve --save-result --save-detailed` to samples and to a
+record of the almanac.
 
-What its file doesn't have stays unknown and is marked: intended starts, the client's own ceiling
-(so no point is ranked), the machine (who imports says), cached tokens. Nothing of a generated text
-is taken over. Read off vLLM's sources (vllm/benchmarks/serve.py, 2025 and 2026).
+Values that the file lacks stay unknown and are marked: intended starts, the client's ceiling (so no
+point is ranked), the machine (the user states it), cached tokens. Generated texts are ignored.
+Field meanings follow vLLM's sources (vllm/benchmarks/serve.py, 2025 and 2026).
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from penstock.errors import RecordError
 Kind = Literal["saturation", "single", "open", "closed"]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=1e9)]
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
-LARGEST_RESULT = 4 << 30  # bytes of a file: a token is a number of 20 letters in it
-# Words of its errors (a traceback a failed request) -> our outcome.
+LARGEST_RESULT = 4 << 30  # bytes of a file; a token takes a number of 20 characters in it
+# Words in its errors (one traceback a failed request) -> outcome.
 _FAULTS = (
     ("refused", ("ClientConnectorError", "ConnectionRefused", "Cannot connect")),
     ("stalled", ("TimeoutError", "ServerTimeout")),
@@ -61,8 +61,8 @@ _FAULTS = (
 
 
 class VllmResult(msgspec.Struct):
-    """One result of the file: a point. Its lists have an entry a request; what failed has 0 output
-    tokens."""
+    """One result of the file, which becomes a point. Its lists have an entry a request; a failed
+    request has 0 output tokens."""
 
     date: Annotated[str, msgspec.Meta(pattern=r"^\d{8}-\d{6}$")]
     input_lens: list[Tokens]
@@ -70,9 +70,10 @@ class VllmResult(msgspec.Struct):
     ttfts: list[Seconds]
     itls: list[list[Seconds]]
     errors: list[Any]
-    # 0: never sent; old files have none, and everything at once needs none
+    # 0: never sent; old files lack it, and a saturation point does not need it
     start_times: list[Seconds] = []
-    queue_times: list[float] | None = None  # that its client held requests back, where it tells
+    # seconds that the client held requests back, if the file has them
+    queue_times: list[float] | None = None
     request_rate: Annotated[float, msgspec.Meta(gt=0, lt=1e9)] | Literal["inf"] = "inf"
     max_concurrency: Annotated[int, msgspec.Meta(gt=0, lt=10**9)] | None = None
     backend: str | None = None
@@ -85,8 +86,8 @@ class VllmResult(msgspec.Struct):
 
     @property
     def kind(self) -> Kind:
-        """Returns the loop. A rate with a limit in flight is open, with its limit told: it was sent
-        by a clock."""
+        """Returns the kind of loop. A rate with a concurrency limit counts as open: requests were
+        sent by a clock."""
         if self.rate is not None:
             return "open"
         if self.max_concurrency is None or self.max_concurrency >= len(self.ttfts):
@@ -95,13 +96,13 @@ class VllmResult(msgspec.Struct):
 
     @property
     def when(self) -> str:
-        """Returns its date, which is a local time without a zone: taken as UTC, off by at most a
-        day."""
+        """Returns the date. The file has local time without a zone; it is taken as UTC, off by at
+        most a day."""
         day, time = self.date.split("-")
         return f"{day[:4]}-{day[4:6]}-{day[6:]}T{time[:2]}:{time[2:4]}:{time[4:]}Z"
 
     def check(self) -> None:
-        """Raises ValueError for what the form alone doesn't refuse."""
+        """Raises ValueError for faults that the decoder cannot see."""
         for name in ("input_lens", "output_lens", "itls", "errors", "start_times"):
             count = len(getattr(self, name))
             if count != len(self.ttfts) and (count or name != "start_times"):
@@ -120,7 +121,7 @@ def read_vllm(path: Path) -> list[VllmResult]:
             result.check()
     except OSError as error:
         raise RecordError(f"{path.name}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:  # msgspec's are ValueErrors
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
         why = one_line(str(error), 200)
         raise RecordError(
             f"{path.name}: is none of vllm bench serve --save-result --save-detailed: {why}"
@@ -141,9 +142,8 @@ def record_of(
     dtype: str,
     price: float | None = None,
 ) -> Record:
-    """Writes the samples to `raw` and makes the record of them. Raises RecordError where the
-    results are of different models (those are different records), and for numbers that no record
-    may hold."""
+    """Writes the samples to `raw` and makes their record. Raises RecordError for results of
+    different models, which need separate records, and for numbers outside a record's ranges."""
     models = {result.model_id or "unknown" for result in results}
     if len(models) > 1:
         raise RecordError(
@@ -201,7 +201,7 @@ def record_of(
 
 
 def _names(results: Sequence[VllmResult]) -> list[str]:
-    """Returns the points' names, each once."""
+    """Returns the points' names, each unique."""
     names: list[str] = []
     for result in results:
         name = {
@@ -222,7 +222,7 @@ def _point(result: VllmResult, samples: Samples, goals: Sequence[float], shape: 
         kind=result.kind,
         rate=result.rate,
         concurrency=result.max_concurrency,
-        # it has no steady window: from the first send to the last end, as vLLM's own figures
+        # no steady window: from the first send to the last end, like vLLM's own figures
         seconds=None,
         goals=goals,
         look=ClientHealth(
@@ -269,7 +269,7 @@ def _samples(result: VllmResult, name: str) -> Samples:
 
 
 def _starts(result: VllmResult) -> npt.NDArray[np.float64]:
-    """Returns when each request was sent, since the first was."""
+    """Returns each request's send time, in seconds since the first one's."""
     starts = np.array(result.start_times or [0.0] * len(result.ttfts))
     sent = starts > 0
     return np.where(sent, starts - starts[sent].min(initial=np.inf), 0.0)
@@ -280,8 +280,8 @@ def _outcome(error: str) -> str:
 
 
 def _shape(done: Samples) -> ShapeInfo:
-    """Returns the shape: exact when every complete request of every point has the same lengths;
-    else as a dataset, by its means."""
+    """Returns the shape: exact if all complete requests have the same lengths, else a dataset with
+    the mean lengths."""
     if not len(done):
         raise RecordError("no request of the file was complete: there is nothing to import")
     exact = len(np.unique(done.prompt_tokens)) == 1 and len(np.unique(done.output_tokens)) == 1

@@ -1,7 +1,7 @@
-"""The client processes of loads: started, told their specs and the word, heard until all have
-brought their results.
+"""The client processes of loads: starts them, sends their specs and the start, and collects their
+results.
 
-It knows processes and messages; not what is in the results.
+Knows processes and messages; not the content of results.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from penstock.bench.worker_protocol import (
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError
 
-LEAD = 0.05  # seconds between the word and the point's begin
-PATIENCE = 60.0  # seconds for a client process to start, or to come back after the point
+LEAD = 0.05  # seconds between the start message and the point's begin
+PATIENCE = 60.0  # seconds for a client process to start, or to return its result after the point
 COUNTS = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
 
 
 class LoadProgress(WorkerProgress):
-    """What all processes have done together, at `seconds` since the point's begin. firsts: of those
-    that ended since the last progress. asked: requests of the whole load."""
+    """Progress of all processes together, `seconds` after the point's begin. firsts: first-token
+    times of requests that ended since the last progress. asked: number of requests of the whole
+    load."""
 
     seconds: float = 0.0
     asked: int = 0
 
 
-Hear = Callable[[LoadProgress], bool | None]  # True ends the point
+Hear = Callable[[LoadProgress], bool | None]  # returning True ends the point
 
 
 class WorkerProcess(NamedTuple):
@@ -52,8 +53,8 @@ class WorkerProcess(NamedTuple):
 
 
 class WorkerPool:
-    """Client processes for load after load; leave the context to end them. begin:
-    of the last load."""
+    """Client processes for load after load; leaving the context ends them. begin: the begin of the
+    last load."""
 
     def __init__(self) -> None:
         self.begin = 0.0
@@ -64,14 +65,14 @@ class WorkerPool:
 
     def __exit__(self, *_: object) -> None:
         for process, channel, errors in self._all:
-            process.kill()  # one that has brought its part has nothing left to do
+            process.kill()  # a process that returned its result has nothing left to do
             process.wait()
             channel.close()
             errors.close()
         self._all = []
 
     def run(self, specs: list[WorkerSpec], hear: Hear | None) -> list[WorkerResult]:
-        """Runs a load on as many processes as there are specs, and returns all parts. Raises
+        """Runs a load on as many processes as there are specs, and returns all results. Raises
         EngineError when a process ends by itself."""
         while len(self._all) < len(specs):
             self._all.append(start_worker())
@@ -113,7 +114,7 @@ class WorkerPool:
                 }
                 now = LoadProgress(**counts, firsts=message.firsts, seconds=seconds, asked=asked)
                 enough = (hear is not None and hear(now)) or enough
-            # The window is over, and nothing of it goes on, in any process.
+            # The window is over, and no process has a running request of it.
             done = seconds >= specs[0].load.window[1] and all(
                 each in parts or (each in news and not news[each].waiting) for each in workers
             )
@@ -125,14 +126,13 @@ class WorkerPool:
 
 
 def _tell(worker: WorkerProcess, message: Message) -> None:
-    with suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # it has ended: `_next` tells what it said last
+    # the process has ended: `_next` reports its last words
+    with suppress(BrokenPipeError, ConnectionResetError):
         send(worker.channel, message)
 
 
 def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess, Message]:
-    """Returns the next message of one of these."""
+    """Returns the next message of any of these processes."""
     poll = select.poll()
     for each in waiting:
         poll.register(each.channel, select.POLLIN)
@@ -151,8 +151,8 @@ def _next(waiting: list[WorkerProcess], patience: float) -> tuple[WorkerProcess,
 
 
 def start_worker() -> WorkerProcess:
-    """Starts a worker in a session of its own: an interrupt at the terminal is the load's to
-    handle."""
+    """Starts a worker in its own session, so that an interrupt at the terminal goes to the load
+    alone."""
     ours, theirs = socket.socketpair()
     errors = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
     with theirs:

@@ -1,14 +1,14 @@
-"""What crosses between the load and its client processes: typed msgpack over a pair of sockets.
+"""The messages between the load and its client processes: typed msgpack over a pair of sockets.
 
     load                      client
-      Spec  ────────────────▶   its share of the asks
+      Spec  ────────────────▶   its share of the requests
             ◀────────────────  Ready   connections are open
-      Start ────────────────▶   the instant that is 0
+      Start ────────────────▶   the instant that counts as 0
             ◀────────────────  Progress    a few times a second
-      Stop  ────────────────▶   when every process has what counts
+      Stop  ────────────────▶   once every process has what counts
             ◀────────────────  Result  a row a request
 
-It knows no HTTP. Times are seconds; instants are of the monotonic clock that all processes of a
+Knows no HTTP. Times are seconds; instants are on the monotonic clock that all processes of a
 machine share.
 """
 
@@ -24,9 +24,10 @@ from penstock.children import frames
 
 
 class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
-    """intended: seconds from the point's begin; NaN in a closed loop, where a slot takes it when
-    free. asked_*: -1 where no length is fixed. most_output: tokens of all samples together, at
-    most; -1: nobody knows."""
+    """A request and its time. intended: seconds from the point's begin; NaN in a closed loop, where
+    a free slot takes it. asked_*: requested tokens; -1: no fixed length. most_output: most tokens
+    of all samples together; -1: unknown.
+    """
 
     intended: float
     body: bytes
@@ -36,10 +37,11 @@ class PlannedRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Load(msgspec.Struct, frozen=True):
-    """closed: slots in flight; None: an open loop, each ask at its time. stop_after, stall:
-    seconds; what hasn't ended by then is unfinished, what hears no byte for so long is stalled.
-    window: asks that are intended in it (first, end) count; once it is over and they have ended,
-    the rest is cut."""
+    """A list of requests and how to send them. closed: number of slots; None: an open loop, each
+    request at its time. stop_after: seconds until running requests count as unfinished. stall:
+    seconds of silence after which a request counts as stalled. window: (first, end) of the intended
+    starts that count; once it is over and its requests have ended, the rest is cut off.
+    """
 
     asks: list[PlannedRequest]
     closed: int | None
@@ -49,8 +51,8 @@ class Load(msgspec.Struct, frozen=True):
 
 
 class WorkerSpec(msgspec.Struct, tag=True):
-    """A client process's share of a load. number: of each ask, in the whole. connections: to open
-    beforehand."""
+    """A client process's share of a load. number: each request's index in the whole load.
+    connections: number to open in advance."""
 
     target: Endpoint
     load: Load
@@ -63,17 +65,18 @@ class WorkerStart(msgspec.Struct, tag=True):
 
 
 class WorkerStop(msgspec.Struct, tag=True):
-    """Cut what is still in flight and come back."""
+    """Tells a worker to cut off running requests and return its result."""
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Connections are open."""
+    """Tells the load that the connections are open."""
 
 
 class WorkerProgress(msgspec.Struct, tag=True):
-    """Totals so far; failed: without the unfinished, which we cut off; firsts: first-token times
-    (since the intended start) of requests that ended since the last news, 200 at most. waiting:
-    requests of the window that have not ended, or might still come."""
+    """Totals so far. failed: without unfinished requests. firsts: first-token times (since the
+    intended start) of requests that ended since the last message, 200 at most. waiting: requests of
+    the window that have not ended or may still come.
+    """
 
     sent: int = 0
     ended: int = 0
@@ -87,9 +90,10 @@ class WorkerProgress(msgspec.Struct, tag=True):
 
 
 class RequestResult(msgspec.Struct, array_like=True):
-    """What is known of a request when the point has ended: columns of its samples. number: of its
-    ask, in the load. Instants since the point's begin; NaN: it did not get so far. gaps: float32,
-    as bytes. Tokens by the server's usage; -1: it told none."""
+    """The result of a request at the end of a point: a row of its samples. number: the request's
+    index in the load. Instants are seconds since the point's begin; NaN: not reached. gaps:
+    float32, as bytes. Tokens are the server's usage; -1: not given.
+    """
 
     number: int
     intended: float
@@ -105,11 +109,12 @@ class RequestResult(msgspec.Struct, array_like=True):
 
 
 class WorkerResult(msgspec.Struct, tag=True):
-    """One process's requests, but those that were never due.
+    """One process's requests, without those that were never due.
 
-    lags: how late each tick of the loop came, float32. late: how long after the intended start a
-    request was taken up. troubles: outcome -> the first of its messages. cpu, wall: seconds of the
-    point."""
+    lags: lateness of each tick of the event loop, float32 seconds. late: seconds from a request's
+    intended start until it was taken up, float32. troubles: outcome -> its first message. cpu,
+    wall: seconds of the point.
+    """
 
     requests: list[RequestResult]
     late: bytes
@@ -125,11 +130,11 @@ _decode: Callable[[bytes | bytearray], Message] = msgspec.msgpack.Decoder(Messag
 
 
 def send(channel: socket.socket, message: Message) -> None:
-    """Raises BrokenPipeError or ConnectionResetError where the other side has gone."""
+    """Sends a message. Raises BrokenPipeError or ConnectionResetError if the other side is gone."""
     frames.send(channel, _encode(message))
 
 
 def receive(channel: socket.socket) -> Message | None:
-    """Returns the next message, waiting for it; None when the other side has gone."""
+    """Waits for the next message and returns it; None when the other side is gone."""
     data = frames.receive(channel)
     return None if data is None else _decode(data)

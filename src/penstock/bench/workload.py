@@ -1,14 +1,14 @@
-"""What is asked of a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
+"""The requests for a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
 
     128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
     monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out,
-    in one request
+                           in one request
     monkeys[:N]@ROWS.jsonl the same with the questions of a GSM8K-form file as prompts
     FILE.json              a ShareGPT-form file: a conversation's first two turns give prompt and
-    length
+                           length
 
-Prompts of ids are unique in their first block, whatever run and request: no server answers them
-from a cache, unless that is what is asked. It knows forms; no connection, no clock.
+Prompts of ids differ in their first block across runs and requests, so that no server answers from
+a cache. Knows forms; no connection, no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUITES = {
 MONKEYS_SAMPLES = 64
 MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
 QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
-LETTERS = 4  # of a text, to a token: for the means that a dataset's record gives
+LETTERS = 4  # characters a token, for the mean lengths of a dataset's record
 TEMPERATURE = 1.0
 FIRST_ID = 16  # ids below are mostly special tokens
 NO_LENGTH = -1
@@ -45,8 +45,9 @@ Draw = np.random.Generator
 @dataclass(frozen=True, slots=True)
 class Workload:
     """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output
-    tokens). input, output: tokens; of a dataset their means, from the texts' lengths. source: the
-    dataset's file."""
+    tokens). input, output: tokens; for a dataset the means, estimated from the texts' lengths.
+    source: the dataset's file.
+    """
 
     name: str
     kind: str
@@ -59,9 +60,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """How a server wants to be asked: the model's name there, its vocabulary, whether it takes ids,
-    what it needs besides ("{output}" in a text is the number of tokens), and which it doesn't take.
-    """
+    """A server's form of requests: its model name and vocabulary, whether it takes ids, further
+    fields that it needs ("{output}" in a text stands for the number of tokens), and fields that it
+    refuses."""
 
     model: str
     vocabulary: int
@@ -97,8 +98,7 @@ def workload(name: str) -> Workload:
 
 
 def named(shapes: list[str], suite: str | None) -> list[Workload]:
-    """Returns those asked for one by one, then the suite's.
-    Raises UsageError where there is none."""
+    """Returns the given shapes, then the suite's. Raises UsageError if there is none."""
     if suite is not None and suite not in SUITES:
         raise UsageError(
             f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite"
@@ -122,8 +122,9 @@ def prompts(
     salt: str,
     texts: Callable[[int, Draw], Iterator[str]],
 ) -> Iterator[PlannedRequest]:
-    """Yields requests without end, for no time yet. `salt`: the run and the point; another draws
-    other prompts. `texts`: makes texts of so many tokens, for a server that takes no ids."""
+    """Yields requests endlessly, without times. salt: names the run and the point; another salt
+    gives other prompts. texts: makes texts of a number of tokens, for a server that takes no ids.
+    """
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:
         yield from _of_rows(work, speech, draw)
@@ -146,7 +147,7 @@ def _of_rows(work: Workload, speech: RequestStyle, draw: Draw) -> Iterator[Plann
 
 
 def ids(length: int, vocabulary: int, draw: Draw) -> list[int]:
-    """Returns random ids: the first block of 16 is one of vocabulary^16, so that no two begin
+    """Returns random ids. Their first block of 16 is one of vocabulary^16, so no two prompts begin
     alike."""
     found: list[int] = draw.integers(min(FIRST_ID, vocabulary - 1), vocabulary, length).tolist()
     return found
@@ -178,8 +179,8 @@ def body(work: Workload, speech: RequestStyle, prompt: Any, output: int) -> byte
 
 
 def _conversations(path: Path) -> Workload:
-    """ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt",
-    "value": ...}]}]. Output tokens are taken as a quarter of the answer's characters."""
+    """Reads ShareGPT's form: [{"conversations": [{"from": "human", "value": ...}, {"from": "gpt",
+    "value": ...}]}]. Output tokens are estimated as a quarter of the answer's characters."""
 
     def rows(content: str) -> Iterator[tuple[str, int]]:
         for turns in (each["conversations"] for each in json.loads(content)):
@@ -192,7 +193,7 @@ def _conversations(path: Path) -> Workload:
 
 
 def _questions(path: Path, samples: int) -> Workload:
-    """GSM8K's form: a line a row, {"question": ...}."""
+    """Reads GSM8K's form: one {"question": ...} a line."""
 
     def rows(content: str) -> Iterator[tuple[str, int]]:
         for line in filter(str.strip, content.splitlines()):

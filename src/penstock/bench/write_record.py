@@ -1,7 +1,7 @@
-"""A run's record, out of its folder: everything that is needed to run it again, and figures that
+"""Makes a run's record from its folder: everything needed to repeat the run, and the figures that
 the almanac derives.
 
-It knows the folder and the form of a record; nothing is measured here.
+Knows the folder and the form of a record; measures nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
-# files that a record holds
+# endings of files whose content a record may hold
 CONFIGURATIONS = (
     ".json",
     ".yaml",
@@ -54,16 +54,16 @@ CONFIGURATIONS = (
     ".cfg",
     ".conf",
 )
-LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of one, and of a line
+LONGEST_FILE, LONGEST_LINE = 20_000, 2000  # characters of a file, and of a line
 HOUSE = Path(__file__).parent.parent  # the package
 _COLOURS = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 _ODD = re.compile(r"[^A-Za-z0-9 ._:+@,()/=-]+")
-# of a path from the root; a URL's are none
+# matches folders of an absolute path, but not parts of a URL
 _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")
 
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
-    """Makes raw.parquet and record.json of what the folder holds."""
+    """Writes raw.parquet and record.json from the folder's points and failures."""
     measured = folder.state.points
     raw, points = None, []
     if measured:
@@ -94,7 +94,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
 def _point(
     run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]
 ) -> Point:
-    """Makes one point of all starts that measured it."""
+    """Makes one point from all starts that measured it."""
     plan = starts[0].result.plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
@@ -117,8 +117,8 @@ def _point(
 
 
 def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
-    """Joins what the client said of a point on several starts, by the worst. Where one of them was
-    before the calibration, all of them are judged by what an uncalibrated client may be."""
+    """Joins the client's measurements of a point on several starts: the worst counts. If one start
+    was before the calibration, all are judged as uncalibrated."""
     rooms, busy = (
         [look.headroom for look in looks if look.headroom is not None],
         max(look.busy for look in looks),
@@ -133,7 +133,7 @@ def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
     )
 
 
-# --- what was measured, and how
+# --- the subject and the method
 
 
 def _engine(run: RunSpec) -> EngineInfo:
@@ -142,7 +142,7 @@ def _engine(run: RunSpec) -> EngineInfo:
         name, command = subject.engine, f"found running at {subject.url}"
     else:
         name = peer.name
-        # whose folders are nobody's business
+        # local folder names are left out
         here = subject.name if Path(subject.model).exists() else subject.model
         command = shlex.join([*peer.words("python", here, HOST, 8000), *subject.options])
     variables = {**(peer.environment if peer is not None else {}), **subject.environment}
@@ -150,9 +150,8 @@ def _engine(run: RunSpec) -> EngineInfo:
         name=word(name),
         version=word(subject.version),
         command=line(without_folders(command)),
-        commit=(
-            run.commit if name == "penstock" and subject.python == sys.executable else None
-        ),  # the client's sources
+        # the commit of the client's sources
+        commit=(run.commit if name == "penstock" and subject.python == sys.executable else None),
         configuration=Configuration(
             name=word(run.configuration),
             flags=[line(without_folders(each)) for each in subject.options],
@@ -206,8 +205,8 @@ def _client(run: RunSpec) -> ClientInfo:
 
 
 def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
-    """Returns the method as it was done: of a run that time or failures ended, the starts that
-    there were, and it is a short one."""
+    """Returns the method as carried out. If time or failures ended the run, it names the starts
+    that took place, and the run is a short one."""
     settings = run.settings
     plans = [one.result.plan for one in state.points]
     steady = [plan for plan in plans if plan.kind in (OPEN, CLOSED)]
@@ -226,7 +225,7 @@ def method_of(run: RunSpec, work: Workload, state: RunState) -> Method:
 
 
 def command_of(arguments: Sequence[str]) -> str:
-    """Returns what was typed, without secrets and folders."""
+    """Returns the command line as typed, without secrets and folders."""
     words = ["penstock", *(without_folders(each.rstrip("/")) for each in arguments[1:])]
     for at, each in enumerate(words):
         name, _, value = each.partition("=")
@@ -238,14 +237,16 @@ def command_of(arguments: Sequence[str]) -> str:
 
 
 def without_folders(text: str) -> str:
-    """Paths of this machine by their last part alone: whose folders they lie in is nobody's
-    business."""
+    """Returns the text with this machine's paths cut to their last part: records must not show
+    local folders."""
     return _FOLDERS.sub(lambda found: "" if Path(found[0]).is_dir() else found[0], text)
 
 
 def option_files(options: Sequence[str]) -> dict[str, str]:
-    """Files that an engine's options name, by name: a configuration as it is, of any other the
-    checksum alone (it may be a key, or gigabytes). Raises UsageError for two of one name."""
+    """Returns the files that an engine's options name, by name: a configuration's text, and for any
+    other file only its checksum (it may be a key, or gigabytes). Raises UsageError for two files of
+    one name.
+    """
     found: dict[str, str] = {}
     for path in (
         Path(each.partition("=")[2] if each.startswith("--") and "=" in each else each)
@@ -273,13 +274,13 @@ def option_files(options: Sequence[str]) -> dict[str, str]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a text that is longer than a path can be
+    except OSError:  # the text is too long for a path
         return False
 
 
 def model_config(folder: Path | None) -> dict[str, Any]:
     """Reads config.json of a model's folder; empty where there is none. Raises CheckpointError for
-    one that is no JSON."""
+    invalid JSON."""
     path = folder / "config.json" if folder is not None else None
     if path is None or not path.is_file():
         return {}
@@ -291,7 +292,7 @@ def model_config(folder: Path | None) -> dict[str, Any]:
 
 def parameters(folder: Path | None) -> int | None:
     """Counts a model's parameters from the headers of a folder's safetensors files. Raises
-    CheckpointError for one that is cut short."""
+    CheckpointError for a truncated file."""
     total = 0
     for file in sorted(folder.glob("*.safetensors")) if folder is not None else []:
         try:
@@ -313,12 +314,12 @@ def parameters(folder: Path | None) -> int | None:
 
 
 def commit() -> str | None:
-    """Returns what this package came out of: the commit that was archived (`git archive` writes it
-    into archived.txt), or the last one that touched the package in the checkout that has it, with
-    `+changed.` and a checksum of the difference where its files differ. Whatever else a checkout
-    holds is no part of what measures: a run goes on though a note beside the package was written.
-    None where there is neither: a package that merely lies in somebody's checkout, as an
-    environment does, is none of theirs."""
+    """Returns the commit that this package came from: the archived commit (`git archive` writes it
+    into archived.txt), or the last one that touched the package in its checkout, with `+changed.`
+    and a checksum of the difference if its files differ. Other files of a checkout do not matter,
+    so a run continues when a note beside the package changes. None where there is neither, for
+    instance for a package inside somebody else's checkout, as a virtual environment is.
+    """
     if told := archived(HOUSE / "archived.txt"):
         return told
     if not _git("ls-files", "--", "."):
@@ -335,7 +336,7 @@ def commit() -> str | None:
 
 
 def _git(*words: str) -> str | None:
-    """Returns what git says of the package's folder; None where it cannot."""
+    """Returns git's output for the package's folder; None if git fails."""
     try:
         command = ["git", "-C", str(HOUSE), *words]
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=10)
@@ -345,22 +346,22 @@ def _git(*words: str) -> str | None:
 
 
 def archived(file: Path) -> str | None:
-    """Returns the commit that `git archive` wrote; None where the file is as it was checked in."""
+    """Returns the commit that `git archive` wrote; None for the file as checked in."""
     told = re.search(r"^[0-9a-f]{12}", file.read_text(), re.M) if file.is_file() else None
     return told[0] if told else None
 
 
 def word(text: str) -> str:
-    """Returns the text as the record's words are: without odd characters, not empty."""
+    """Returns the text as a record's Word: odd characters replaced, never empty."""
     return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
 def plain(text: str) -> str:
-    """Somebody's log or file, fit for a record: no colours, nothing that a terminal obeys."""
+    """Returns a log or file fit for a record: no colours, no control characters."""
     return "".join(c for c in _COLOURS.sub("", text) if c.isprintable() or c in "\n\t")
 
 
 def line(text: str) -> str:
-    """Returns the text on one line; what is too long for a record ends in an ellipsis."""
+    """Returns the text on one line; a text too long for a record ends in an ellipsis."""
     told = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return told if len(told) <= LONGEST_LINE else told[: LONGEST_LINE - 1] + "…"

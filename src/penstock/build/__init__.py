@@ -1,2 +1,3 @@
-"""`penstock build`: from a checkpoint to an artifact, a stage after the other. docs/build.md is for
-its users."""
+"""`penstock build`: makes an artifact from a checkpoint, stage by stage. docs/build.md is the
+user's guide.
+"""

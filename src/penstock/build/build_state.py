@@ -1,8 +1,7 @@
-"""BuildState: the folder `.build` of a build that is under way: what it was asked for, and what
-each stage came to.
+"""BuildState: the folder `.build` of a running build: its options, and each stage's result.
 
-A stage's result is a JSON file, written whole when the stage has ended: the same command goes on
-behind the last one that is there. It knows files; not what a stage does.
+A stage's result is a JSON file, written whole at the stage's end; the same command continues behind
+the last result. Knows files; not the stages' work.
 """
 
 from __future__ import annotations
@@ -25,11 +24,12 @@ Result = dict[str, Any]
 
 
 class BuildState:
-    """`with BuildState(out, asked) as state`, then `state.stage(name, make)` a stage.
+    """Used as `with BuildState(out, asked) as state`, then `state.stage(name, make)` for each
+    stage.
 
-    asked: what must be the same for a build to go on. Raises UsageError where the folder holds
-    something else, another build, or one that another process is at; JournalError or CapacityError
-    where it cannot be written.
+    asked: the options that must be equal for a build to continue. Raises UsageError when the folder
+    holds something else, another build, or a build that another process runs; JournalError or
+    CapacityError when it cannot be written.
     """
 
     def __init__(self, out: Path, asked: Mapping[str, Any], *, retune: bool = False) -> None:
@@ -63,13 +63,13 @@ class BuildState:
         os.close(self._lock)
 
     def _is_nothing_lost(self, error: BaseException) -> bool:
-        """Whether nothing long was done, or an option is refused before anything was written: it
-        leaves nothing."""
+        """Returns True if the folder may be deleted after an error: no long stage has ended, or an
+        option was refused before anything was written."""
         refused = isinstance(error, UsageError) and [*self.out.iterdir()] == [self.folder]
         return refused or self.known("work") is None
 
     def known(self, name: str) -> Result | None:
-        """What a stage came to, None: it has not ended."""
+        """Returns a stage's result, or None if the stage has not ended."""
         path = self.folder / f"{name}.json"
         try:
             return json.loads(path.read_bytes()) if path.exists() else None
@@ -79,7 +79,7 @@ class BuildState:
             ) from error
 
     def stage(self, name: str, make: Callable[[], Result]) -> Result:
-        """Returns what a stage came to: from its file, else by `make`."""
+        """Returns a stage's result, from its file or else by calling `make`."""
         found = self.known(name)
         if found is None:
             found = json.loads(json.dumps(make()))
@@ -87,15 +87,15 @@ class BuildState:
         return found
 
     def keep(self, name: str, result: Result) -> None:
-        """Writes down what a stage came to."""
+        """Stores a stage's result."""
         write_whole(self.folder / f"{name}.json", json.dumps(result).encode())
 
     def finish(self) -> None:
-        """Takes the folder away: all that it holds is in the manifest."""
+        """Deletes the folder; the manifest holds everything in it."""
         shutil.rmtree(self.folder)
 
     def _check_empty(self, retune: bool) -> None:
-        """Raises UsageError where a build would write among files that no build wrote."""
+        """Raises UsageError when a build would write among files that no build wrote."""
         if (self.out / MANIFEST).exists() and not retune:
             self._end_finishing()
             raise UsageError(
@@ -118,8 +118,8 @@ class BuildState:
             )
 
     def _end_finishing(self) -> None:
-        """Takes away what a build left that was killed behind its manifest; not of a retune, nor
-        where one is at it."""
+        """Deletes the leftovers of a build that was killed after writing its manifest; not those of
+        a retune, nor of a running build."""
         if not self.folder.is_dir() or self.is_retune(self.known("asked") or {}):
             return
         try:
@@ -130,7 +130,8 @@ class BuildState:
         os.close(lock)
 
     def _locked(self) -> int:
-        """Returns the folder's lock, held. BlockingIOError where another process holds it."""
+        """Takes the folder's lock and returns it. Raises BlockingIOError when another process holds
+        it."""
         lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -157,8 +158,8 @@ class BuildState:
 
 
 def check_disk(folder: Path, needed: int, what: str) -> None:
-    """Raises CapacityError where the disk of `folder`, which may not be there yet, has less than so
-    many bytes free."""
+    """Raises CapacityError when the disk of `folder`, which need not exist yet, has less than
+    `needed` bytes free."""
     there = next(each for each in (folder, *folder.absolute().parents) if each.exists())
     free = shutil.disk_usage(there).free
     if free < needed:

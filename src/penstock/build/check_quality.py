@@ -1,15 +1,14 @@
-"""The check: how far the built model's distributions are from the unbuilt one's, on the work's own
-texts.
+"""The quality check: how far the built model's distributions are from the unbuilt model's, on texts
+of the work.
 
-    score_source    the unbuilt model answers the sample greedily, and gives its likeliest tokens at
-    every position
-    score_built     the built one's at the same positions: agreement, KL
-    find_costly     past the bound: KL of the unbuilt model in which one matrix after the other is
-    the built one's
+    score_source    the unbuilt model answers the sample greedily; its most likely tokens at every
+                    position are stored
+    score_built     the built model at the same positions: agreement, KL
+    find_costly     past the bound: KL of the unbuilt model with one built matrix, for each matrix
 
-KL is over the unbuilt model's KEPT likeliest tokens and all others as one: never above the exact
-one, and below it by what tokens outside of those differ among themselves. It knows models and
-positions; no engine but to draw the answers.
+KL is over the unbuilt model's KEPT most likely tokens, with all other tokens as one outcome. So it
+is at most the exact KL, and lower by the differences among the other tokens. Knows models and
+positions; an engine only to draw the answers.
 """
 
 from __future__ import annotations
@@ -46,27 +45,23 @@ from penstock.models.read_config import read_model_config
 from penstock.quant.scheme import PLAIN
 from penstock.status_line import Bar
 
-KEPT = 256  # likeliest tokens of a position
-# of the sample: texts, tokens of an answer and of a text at most
-TEXTS, ANSWER, LONGEST = (
-    32,
-    128,
-    1024,
-)
-OWN_WORDS = 256  # tokens of a text that the model draws itself, where a work is a shape
-SLICE = 128  # positions whose logits exist at once
+KEPT = 256  # most likely tokens stored at a position
+# number of texts; most tokens of an answer, and of a text
+TEXTS, ANSWER, LONGEST = (32, 128, 1024)
+OWN_WORDS = 256  # tokens of a text that the model draws itself, for a work that is a shape
+SLICE = 128  # positions whose logits are in memory at once
 REFERENCE = "reference.npz"
 UNBUILT: dict[str, Value] = {
     "quantization": "auto",
     "kv_cache_dtype": "auto",
     "mamba_ssm_cache_dtype": "auto",
 }
-LOOKED_AT, COSTLY = 1024, 8  # positions that each matrix is looked at by; matrices that are named
+LOOKED_AT, COSTLY = 1024, 8  # positions on which each matrix is scored; number of matrices named
 
 
 def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Draws the sample's answers and writes what the unbuilt model makes of each position: a
-    stage's call."""
+    """Draws the sample's answers and stores the unbuilt model's distribution at each position. Runs
+    in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     config = asked.source_config(folder, **UNBUILT)
     texts = draw_texts(asked, Path(folder), msgspec.convert(works, list[WorkSample]))
@@ -96,9 +91,10 @@ def score_source(options: dict[str, Any], folder: str, works: list[dict[str, Any
 def score_built(
     options: dict[str, Any], engine: dict[str, Any], tunables: dict[str, Any]
 ) -> Result:
-    """Compares the built model with what the unbuilt one made of the sample: a stage's call.
-    engine, tunables: what was decided. -> what Quality tells of it, and the manifest's scales of K
-    and V, which are measured on the sample."""
+    """Compares the built model with the unbuilt model's stored distributions. Runs in a stage
+    process. engine, tunables: the decisions. Returns the fields of Quality and the manifest's
+    scales of K and V, which are measured on the sample.
+    """
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     texts, reference = _reference(folder)
@@ -125,8 +121,8 @@ def score_built(
 
 
 def find_costly(options: dict[str, Any], folder: str) -> Result:
-    """Returns KL by the matrix that alone is as built, of the COSTLY that cost most, on the first
-    texts: a stage's call. Both models are in memory."""
+    """Returns matrix -> KL, with only that matrix as built, for the COSTLY most costly ones, on the
+    first texts. Holds both models in memory. Runs in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     out = Path(asked.out)
     texts, reference = _reference(out)
@@ -154,7 +150,7 @@ def find_costly(options: dict[str, Any], folder: str) -> Result:
 
 
 def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:
-    """The sample's texts, and what the unbuilt model made of them."""
+    """Returns the sample's texts and the unbuilt model's distributions on them."""
     with np.load(folder / STATE / REFERENCE, allow_pickle=False) as told:
         ends = np.cumsum(told["lengths"]).tolist()
         texts = [told["texts"][first:end].tolist() for first, end in pairwise([0, *ends])]
@@ -164,8 +160,8 @@ def _reference(folder: Path) -> tuple[list[list[int]], _Kept]:
 
 @dataclass(slots=True)
 class _Kept:
-    """Positions of texts: [n, KEPT] the likeliest tokens and their logprobs, [n] the logprob of all
-    others together."""
+    """Distributions at n positions of texts: [n, KEPT] the most likely tokens and their logprobs,
+    [n] the logprob of all other tokens together."""
 
     ids: Tensor
     logprobs: Tensor
@@ -175,12 +171,13 @@ class _Kept:
 def draw_texts(
     asked: BuildOptions, folder: Path, works: list[WorkSample], *, more: int = 0
 ) -> list[list[int]]:
-    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's ids are
-    nobody's text: in their place the model draws its own, from a token on.
+    """Returns texts as the model will meet them: prompts with its greedy answers. A shape's random
+    ids are no real text: for a shape the model writes texts itself, beginning with one token.
 
-    more: so many other texts than these: of prompts that are not among them, where there are any,
-    and drawn."""
-    # fewer graphs, a shorter start
+    more: the number of further texts to return instead, from other prompts where there are any, and
+        sampled, not greedy.
+    """
+    # fewer CUDA graphs make a shorter start
     config = asked.source_config(str(folder), **UNBUILT, max_num_seqs=more or TEXTS)
     first = read_model_config(folder).bos_id
     texts: list[list[int]] = []
@@ -222,7 +219,8 @@ def draw_texts(
 
 
 def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
-    """A work's share of the texts' prompts, spread evenly; more: of the others."""
+    """Returns one work's share of the prompts, spread evenly. more: if not 0, the number
+    of other prompts to return instead."""
     step = -(-len(prompts) // -(-TEXTS // works))
     if not more:
         return prompts[::step]
@@ -236,8 +234,8 @@ def _some(prompts: list[list[int]], works: int, more: int) -> list[list[int]]:
 def open_model(
     config: Config, folder: Path, longest: int, texts: list[list[int]] | None = None
 ) -> tuple[Decoder, Ops]:
-    """Returns the model of a folder for texts of so many tokens. texts: what scales of K and V are
-    measured on."""
+    """Loads the model of a folder for texts of up to `longest` tokens. texts: token ids on which
+    scales of K and V are measured."""
     device = find_device(config.model.device)
     model, ops = load_for(config, folder, read_model_config(folder), device, longest)
     sample = (
@@ -251,9 +249,10 @@ def open_model(
 def _logits(
     model: Decoder, ops: Ops, texts: list[list[int]], bar: Bar | None = None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yields raw logits [positions, vocabulary] float32 behind tokens of the texts, SLICE at once,
-    ahead of them which positions [positions] of all texts' those are. A recurrent state that is
-    rounded between steps goes token by token, as it does when they are drawn."""
+    """Yields (positions, logits): raw logits [positions, vocabulary] float32 behind tokens of the
+    texts, at most SLICE at once, with their indices among the positions of all texts. A model with
+    a recurrent state that is rounded between steps reads token by token, as in decoding.
+    """
     for run in batches(model, texts, 1 if _rounds_states(model) else LONGEST):
         hidden = model.forward(run.ids, run.step, run.kv, ops)
         for part, of in zip(run.places.split(SLICE), run.of.split(SLICE), strict=True):  # type: ignore[no-untyped-call]
@@ -268,8 +267,8 @@ def _rounds_states(model: Decoder) -> bool:
 
 
 class Batch(NamedTuple):
-    """What `Decoder.forward` takes for a stretch of some texts. places: of the texts' tokens among
-    the rows, the others are none.   of: which they are among all texts' tokens."""
+    """Arguments of `Decoder.forward` for a stretch of some texts. places: the rows that are real
+    tokens, not padding. of: the indices of these tokens among all texts' tokens."""
 
     ids: Tensor
     step: StepInputs
@@ -279,8 +278,8 @@ class Batch(NamedTuple):
 
 
 def batches(model: Decoder, texts: list[list[int]], stretch: int = LONGEST) -> Iterator[Batch]:
-    """Yields some texts together, in their order, so many tokens of each at once, padded at their
-    ends, where nobody sees it."""
+    """Yields texts in batches, in order, `stretch` tokens of each text at once, padded at the end,
+    where padding changes nothing."""
     begin = [0, *np.cumsum([len(text) for text in texts]).tolist()]
     at_once = max(1, 4096 // min(stretch, max(map(len, texts))))
     for first in range(0, len(texts), at_once):
@@ -318,15 +317,15 @@ def _kept(logits: Tensor) -> _Kept:
 
 
 def _others(logprobs: Tensor, ids: Tensor) -> Tensor:
-    """The logprob of all tokens but these, together: summed, since one minus the rest would be
-    rounding alone."""
+    """Returns the joint logprob of all tokens but these. It is a sum, because one minus the rest
+    would be only rounding error."""
     return logprobs.scatter(1, ids.long(), -torch.inf).logsumexp(-1)
 
 
 def _compare(
     model: Decoder, ops: Ops, texts: list[list[int]], reference: _Kept, bar: Bar | None = None
 ) -> tuple[Tensor, Tensor]:
-    """-> KL [n] in nats, and whether both would pick the same token [n]."""
+    """Returns KL [n] in nats, and a boolean [n]: both models pick the same token."""
     kls, sames, places = [], [], []
     for part, logits in _logits(model, ops, texts, bar):
         places.append(part)
@@ -342,7 +341,7 @@ def _compare(
         whole = torch.isfinite(others) & torch.isfinite(rest)
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())
-        # bf16 has ties: as likely as any is the same
+        # bf16 has ties: a token as likely as the best one counts as the same
         sames.append((mine[:, 0] >= logprobs.amax(-1)).cpu())
     order = torch.cat(places).argsort()
     return torch.cat(kls)[order], torch.cat(sames)[order]

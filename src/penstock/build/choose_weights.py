@@ -1,9 +1,9 @@
-"""What numbers the weights get: as asked, or, for `auto`, eight bits where this machine gains by
-them.
+"""Chooses the weights' number format: as the user says, or, for `auto`, eight bits where this
+machine gains by them.
 
-On a GPU that multiplies e4m3 `auto` is fp8: half the bytes, twice the products. On a CPU it is int8
-where that measures faster on the work, else none. It knows trials; what is written is
-`make_weights.py`'s.
+On a GPU that multiplies e4m3, `auto` is fp8: half the bytes, twice the products. On a CPU it is
+int8 if that measures faster on the work, else none. Knows trials; `make_weights.py` writes the
+weights.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from penstock.models.build_model import build_model
 from penstock.models.read_config import read_model_config
 from penstock.quant.choose import choose_schemes
 
-TRIAL_SECONDS = 60.0  # at most, and a quarter of the time for tuning
-SHORT_OUTPUT = 16  # tokens of an answer in trials of weights: all that differs is the products
+TRIAL_SECONDS = 60.0  # seconds of a trial at most, and at most a quarter of the time for tuning
+# tokens of an answer in trials of weights, which differ only in their matrix products
+SHORT_OUTPUT = 16
 
 
 def check_scheme(options: BuildOptions, source: SourceModel) -> None:
-    """Raises UsageError for numbers that this checkpoint or GPU cannot take, with what works."""
+    """Raises UsageError for number formats that this checkpoint or GPU cannot take, and names one
+    that works."""
     asked = options.quantization
     made = asked not in ("auto", "none") or options.keep_wide or options.quantize_lm_head
     if source.quantized is not None and made:
@@ -82,7 +84,7 @@ def choose_weights(options: BuildOptions, source: SourceModel, works: list[WorkS
 
 
 def try_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Times the wide model against int8 made while it loads: a stage's call."""
+    """Times the wide model against int8 quantized on load. Runs in a stage process."""
     asked, some = msgspec.convert(options, BuildOptions), msgspec.convert(works, list[WorkSample])
     some = [work.cut(0.0, SHORT_OUTPUT) for work in some]
     seconds = min(TRIAL_SECONDS, 15.0 * asked.tune_minutes)

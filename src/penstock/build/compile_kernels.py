@@ -1,8 +1,8 @@
-"""Compile: the engine is opened once as it will be served, and all that it launches goes to the
-artifact's `kernels/`.
+"""Compiles kernels: opens the engine once as it will be served, and writes every launched kernel to
+the artifact's `kernels/`.
 
-Whether a kernel was compiled now or lay in the compiler's own cache is the same: it is written. It
-knows folders; how binaries are found again is `kernels/triton/disk_cache.py`'s.
+A kernel is written whether it was compiled now or came from the compiler's cache. Knows folders;
+`kernels/triton/disk_cache.py` finds binaries again.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def compile_kernels(
     tunables: dict[str, Any],
     works: list[dict[str, Any]],
 ) -> Result:
-    """Writes the binaries of the model folder that stands in options' `out`: a stage's call.
-    engine, tunables: what was decided. Where nothing is compiled there is no such folder."""
+    """Writes the kernel binaries of the model folder `out`. engine, tunables: the decisions.
+    Without compiled kernels there is no such folder. Runs in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     folder = Path(asked.out)
     config = asked.config(str(folder), **engine)
@@ -44,7 +44,8 @@ def compile_kernels(
     for bounds in _as_opened(asked):
         each = asked.config(str(folder), **{**engine, **bounds})
         each.tuned = tunables
-        with OpenModel(each, folder) as model:  # which warms all that a request may need
+        # opening the model warms every kernel that a request may need
+        with OpenModel(each, folder) as model:
             model.run([work.cut(0.0, 4) for work in msgspec.convert(works, list[WorkSample])])
     shutil.rmtree(folder / KERNELS, ignore_errors=True)
     fresh.replace(folder / KERNELS)
@@ -55,8 +56,8 @@ def compile_kernels(
 
 
 def _as_opened(asked: BuildOptions) -> list[dict[str, Value]]:
-    """What bounds requests is never an artifact's to say: it is opened with the model's own
-    context, and by somebody who names the bounds that the build was told."""
+    """Returns the bounds to open the engine with. An artifact never fixes a request's bounds, so it
+    may be opened with the model's own context, or with the bounds given to the build."""
     told: dict[str, Value] = {name: asked.knobs[name] for name in BOUNDS if name in asked.knobs}
     free: dict[str, Value] = dict.fromkeys(told)
     return [free, told] if told else [{}]

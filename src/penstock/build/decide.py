@@ -1,7 +1,7 @@
-"""Which candidate wins: by the middle of its repeats against the default's of the same round, and
-past the noise.
+"""Decides which candidate wins: its median against the default's in the same rounds, beyond the
+noise.
 
-It knows names and figures; it times nothing itself.
+Knows names and figures; times nothing itself.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.artifact.manifest import Decision, Value, name_of
 
-REPEATS = 3  # rounds at least; each candidate runs once in a round, next to the default
+REPEATS = 3  # least number of rounds; each candidate runs once a round, next to the default
 NOT_REACHED = "not reached in the time for tuning"
-LEAST_GAIN = 0.5  # percent; less is not worth leaving the default for
+LEAST_GAIN = 0.5  # percent; a smaller gain is not worth leaving the default
 
 
 def measure(
@@ -24,11 +24,12 @@ def measure(
     deadline: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> dict[str, list[float]]:
-    """Runs candidates by turns, REPEATS rounds, every second one in turned order -> the figures of
-    each by its name.
+    """Runs candidates by turns, REPEATS rounds, every second round in reverse order. Returns each
+    candidate's figures by name.
 
-    The last round is the last that ends before `deadline` (of `clock`), by the longest one so far;
-    fewer than REPEATS decide nothing."""
+    A round starts only if it should end before `deadline` (on `clock`), judged by the longest round
+    so far. Fewer than REPEATS rounds decide nothing.
+    """
     found: dict[str, list[float]] = {name_of(each): [] for each in candidates}
     longest = 0.0
     for number in range(REPEATS):
@@ -50,11 +51,11 @@ def decide(
     more: bool,
     note: str = "",
 ) -> Decision:
-    """Returns the choice; the first candidate is the default. more: whether more of `unit` is
-    better.
+    """Returns the choice; the first candidate is the default. more: a larger figure is better.
 
-    A candidate is taken where it is better than the default by more than the noise: by how much one
-    round's ratio differs from another's, half of the span."""
+    A candidate is taken if it beats the default by more than the noise, which is half of the span
+    of the rounds' ratios.
+    """
     default = candidates[0]
     told = {
         each: [float(f"{figure:.6g}") for figure in figures] for each, figures in measured.items()
@@ -85,18 +86,18 @@ def decide(
 
 
 def middle(figures: Sequence[float]) -> float:
-    """Returns the middle one."""
+    """Returns the median."""
     return statistics.median(figures)
 
 
 def noise_percent(figures: Sequence[float]) -> float:
-    """Returns half of the span, in percent of the middle."""
+    """Returns half of the span, in percent of the median."""
     return 50.0 * (max(figures) - min(figures)) / middle(figures)
 
 
 def _gain(default: Sequence[float], other: Sequence[float], more: bool) -> tuple[float, float]:
-    """Percent by which `other` is better, and the noise of that. Rounds are compared one by one:
-    what a machine's clock does from one to the next moves both."""
+    """Returns the percent by which `other` is better, and the noise of that figure. Rounds are
+    compared one by one, because a change of the machine's clock between rounds moves both."""
     ratios = [b / a if more else a / b for a, b in zip(default, other, strict=True)]
     assert all(math.isfinite(ratio) for ratio in ratios)
     return 100.0 * (statistics.median(ratios) - 1.0), 50.0 * (max(ratios) - min(ratios))

@@ -1,7 +1,7 @@
-"""The artifact's weights and the files beside them: quantized ones a shard at a time, others linked
-or copied.
+"""Writes the artifact's weights and the files beside them: quantized weights shard by shard, other
+files linked or copied.
 
-It knows folders; how a matrix is quantized is `weights/write_quantized.py`'s.
+Knows folders; `weights/write_quantized.py` quantizes the matrices.
 """
 
 from __future__ import annotations
@@ -26,13 +26,8 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.load import find_adapter
 from penstock.weights.write_quantized import write_merged, write_quantized
 
-# another disk, or one without links
-_NO_LINK = (
-    errno.EXDEV,
-    errno.EPERM,
-    errno.EMLINK,
-    errno.EOPNOTSUPP,
-)
+# another file system, or one without hard links
+_NO_LINK = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP)
 
 
 def make_weights(
@@ -42,8 +37,8 @@ def make_weights(
     tell: Callable[[str], None],
     rounded: Path | None = None,
 ) -> None:
-    """Writes the model folder. What is there whole is kept, so a killed build goes on at its shard.
-    rounded: a folder with matrices that are made already, which goes when they are written."""
+    """Writes the model folder. Complete shards are kept, so a killed build continues at its shard.
+    rounded: a folder of matrices that are rounded already; deleted once they are written."""
     folder, out = Path(source.folder), Path(options.out)
     adapter = find_merged(options, folder)
     if kind != "none":
@@ -71,8 +66,8 @@ def make_weights(
 
 
 def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
-    """Returns the adapter that is merged in, if one is. Raises CheckpointError, UsageError where it
-    doesn't fit the model."""
+    """Returns the adapter to merge, if any. Raises CheckpointError or UsageError when it does not
+    fit the model."""
     if options.lora is None:
         return None
     shape = build_model(read_model_config(folder), torch.bfloat16, torch.device("meta"))
@@ -80,8 +75,8 @@ def find_merged(options: BuildOptions, folder: Path) -> Adapter | None:
 
 
 def _bring(file: Path, to: Path) -> None:
-    """A second name for the same bytes where the disk can, else a copy, whole or not at all. Small
-    files, which people edit, are copied."""
+    """Hard-links a file where the disk can, else copies it, whole or not at all. Small files, which
+    people edit, are always copied."""
     draft = to.with_name(to.name + ".part")
     draft.unlink(missing_ok=True)
     if file.suffix == ".safetensors":

@@ -1,5 +1,5 @@
-"""The matrices of a model that may be quantized, for stages that put others in their place. It
-knows layers' names."""
+"""The matrices of a model that may be quantized, for stages that replace them.
+Knows layers' names."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from penstock.models.decoder import Decoder
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
-    """Yields those of the layers in their order; experts and the head are left out."""
+    """Yields the matrices of the layers in order; without experts and the head."""
     for block in model.blocks:
         yield from block.matrices()

@@ -1,5 +1,5 @@
-"""BuildOptions: what a build was asked for, as it crosses to the processes of its stages. It knows
-words and ranges."""
+"""BuildOptions: the options of a build, as sent to the processes of its stages. Knows words and
+ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KvKind = Literal["auto", "bfloat16", "fp8"]
 Objective = Literal["throughput", "latency"]
 
 USUAL_SHAPE = "256x256:128"
-# what --retune leaves as it is
+# options that --retune does not change
 OF_NUMBERS = (
     "quantization",
     "kv_cache_dtype",
@@ -31,7 +31,7 @@ OF_NUMBERS = (
 
 
 class WorkShape(msgspec.Struct, frozen=True):
-    """So many requests at once, of so many tokens in and out."""
+    """A number of concurrent requests with this many tokens in and out."""
 
     prompt_tokens: int
     output_tokens: int
@@ -39,7 +39,7 @@ class WorkShape(msgspec.Struct, frozen=True):
 
     @classmethod
     def parse(cls, text: str) -> WorkShape:
-        """Reads INxOUT:CONCURRENCY. Raises UsageError."""
+        """Parses INxOUT:CONCURRENCY. Raises UsageError."""
         found = re.fullmatch(r"(\d{1,7})x(\d{1,7}):(\d{1,6})", text.strip())
         numbers = [int(each) for each in found.groups()] if found else [0]
         if not all(numbers):
@@ -57,14 +57,13 @@ class WorkShape(msgspec.Struct, frozen=True):
 
 
 class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What decides what a build makes. knobs: of Config, those that the user set; a build keeps
-    them as they are. objective: None is throughput, or what the artifact was built for. price:
-    dollars an hour of this machine.
+    """All options that determine a build's result. knobs: Config's knobs that the user set; a build
+    keeps them. objective: None is throughput, or for a retune the artifact's. price: dollars an
+    hour of this machine.
 
-    max_kl: the bound of the check, None: the usual one of the numbers that are written. keep_wide:
-    patterns of names of matrices that are not quantized. quantize_lm_head: whether fp8 weights have
-    a head of fp8 too. lora: an adapter to be merged in. retune: `model` is an artifact, whose
-    choices are timed again.
+    max_kl: the bound of the quality check; None: the usual bound of the number format. keep_wide:
+    name patterns of matrices that stay unquantized. quantize_lm_head: fp8 weights get an fp8 head
+    too. lora: an adapter to merge. retune: `model` is an artifact, whose choices are timed again.
     """
 
     model: str
@@ -85,7 +84,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
     retune: bool = False
 
     def __post_init__(self) -> None:
-        """Raises UsageError."""
+        """Checks the options. Raises UsageError."""
         for name, kind in (
             ("quantization", Quantize),
             ("kv_cache_dtype", KvKind),
@@ -126,8 +125,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         self.config()
 
     def check_made(self, kind: str) -> None:
-        """Raises UsageError for what weights of this kind can't have. kind: of `quantization`, once
-        that is chosen."""
+        """Raises UsageError for options that weights of this kind cannot have. kind: the chosen
+        `quantization`."""
         if self.quantize_lm_head and kind != "fp8":
             raise UsageError(
                 f"quantize_lm_head is for fp8 weights, and these are {kind}: leave it out (int8 and"
@@ -143,18 +142,18 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_work(self) -> list[str]:
-        """What the work is, in the user's words."""
+        """Returns the work in the user's words."""
         return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
 
     @property
     def named(self) -> dict[str, Any]:
-        """The knobs of Config that the user decided."""
+        """Returns the knobs of Config that the user set."""
         kv = self.kv_cache_dtype
         return {**({} if kv == "auto" else {"kv_cache_dtype": kv}), **self.knobs}
 
     def config(self, model: str | None = None, **more: Value) -> Config:
-        """Returns a Config of the user's knobs with these on top; `model`: a folder. UsageError for
-        a bad one."""
+        """Returns a Config of the user's knobs, overridden by `more`. model: a folder. Raises
+        UsageError for a bad value."""
         return Config.of(**{"model": model or self.model, **self.named, **more})
 
     def source_config(self, folder: str, **more: Value) -> Config:
@@ -162,8 +161,8 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.config(folder, **({} if self.lora is None else {"lora": self.lora}), **more)
 
     def asked(self) -> dict[str, Any]:
-        """Returns what must be the same for a build to go on where it was. max_kl and price may
-        differ: they decide nothing before all is done."""
+        """Returns the options that must be equal for a build to continue. max_kl and price may
+        differ: they matter only at the end."""
         told: dict[str, Any] = msgspec.to_builtins(self)
         free = ("out", "max_kl", "price")
         return {

@@ -1,4 +1,4 @@
-"""The checksums of a folder, for the manifest. It knows files."""
+"""Checksums of a folder, for the manifest. Knows files."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from penstock.disk import why_not_written
 
 
 def sum_folder(folder: Path, known: Collection[str] = ()) -> dict[str, FileSums]:
-    """Brings the files of the folder, but for the known ones, to the disk and returns their
-    checksums. Raises JournalError, CapacityError."""
-    for draft in folder.glob("*.part"):  # of a sitting that was killed amid writing
+    """Flushes the folder's files, except the known ones, to the disk and returns their checksums.
+    Raises JournalError, CapacityError."""
+    for draft in folder.glob("*.part"):  # left by a process that was killed while writing
         draft.unlink()
     names = sorted(
         path.relative_to(folder).as_posix()

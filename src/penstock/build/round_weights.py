@@ -1,10 +1,10 @@
-"""The round stage: four-bit numbers of the layers' matrices, by what they are multiplied by in the
-work's own texts.
+"""The round stage: four-bit numbers of the layers' matrices, fitted to the matrices' inputs on
+texts of the work.
 
-The unbuilt model reads texts that the check does not (its own answers at temperature 1), the inputs
-of as many matrices as memory allows are looked at in one reading, and each matrix is rounded by
-them (`quant/rounding.py`). It knows models and positions; what is written here, `make_weights.py`
-puts into the artifact.
+The unbuilt model reads texts that the check does not use (its own answers at temperature 1). One
+reading records the inputs of as many matrices as memory allows, and each matrix is then rounded by
+them (`quant/rounding.py`). Knows models and positions; `make_weights.py` puts the results into the
+artifact.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ from penstock.status_line import Bar
 from penstock.weights.checkpoint import read_entries, read_tensors
 from penstock.weights.write_quantized import kinds_written, save_whole
 
-ROUNDED = "rounded"  # the folder of what is made here, a file a matrix
-# texts: by 8, 32 and 64 KL of SmolLM2-135M is 0.149, 0.107 and 0.104 (LOG.md, 2026-11-27)
+ROUNDED = "rounded"  # the folder of the rounded matrices, a file a matrix
+# number of texts: with 8, 32 and 64, KL of SmolLM2-135M is 0.149, 0.107 and 0.104 (LOG.md,
+# 2026-11-27)
 READ = TEXTS
-# of the free memory a fourth may hold what was seen: rounding by it takes three times as much
+# divisor of the free memory: a fourth may hold moments, since rounding takes three times as much
 SHARE = 4
 
 
 def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, Any]]) -> Result:
-    """Writes the rounded matrices, as a checkpoint holds them: a stage's call -> how many, and by
-    how many tokens."""
+    """Writes the rounded matrices in the checkpoint's form and returns their number and the number
+    of tokens read. Runs in a stage process."""
     asked, source = msgspec.convert(options, BuildOptions), Path(folder)
     kinds, group = kinds_written(source, "int4", asked.keep_wide)
     entries, adapter = read_entries(source), find_merged(asked, source)
@@ -79,7 +80,7 @@ def round_weights(options: dict[str, Any], folder: str, works: list[dict[str, An
 
 
 def _names(linear: Linear) -> list[str]:
-    """The checkpoint's names of what is fused in it."""
+    """Returns the checkpoint's names of the matrices fused in a Linear."""
     return [part.name.removesuffix(".weight") for part in linear.loaded["weight"].parts]
 
 
@@ -88,7 +89,8 @@ def _inputs(linear: Linear) -> int:
 
 
 def _at_once(chosen: Sequence[Linear], room: int) -> Iterator[list[Linear]]:
-    """Those whose moments fit in so many bytes together, one at least."""
+    """Yields groups of matrices whose moments fit in `room` bytes together, at least one matrix
+    each."""
     some: list[Linear] = []
     for linear in chosen:
         if some and 4 * sum(_inputs(each) ** 2 for each in (*some, linear)) > room:
@@ -102,8 +104,8 @@ def _at_once(chosen: Sequence[Linear], room: int) -> Iterator[list[Linear]]:
 def _moments(
     model: Decoder, ops: Ops, texts: list[list[int]], some: Sequence[Linear]
 ) -> list[Tensor]:
-    """The mean of x xT [in, in] float32 over the inputs x of each matrix, at every token of the
-    texts."""
+    """Returns for each matrix the mean of x xT [in, in] float32 over its inputs x, at every token
+    of the texts."""
     sums = [torch.zeros(_inputs(each), _inputs(each), device=model.device) for each in some]
     bar = Bar(sum(map(len, texts)), "tokens read", everywhere=True)
     for run in batches(model, texts):
@@ -121,7 +123,7 @@ def _moments(
 
 @contextmanager
 def _watched(some: Sequence[Linear], see: Callable[[int, Tensor], None]) -> Iterator[None]:
-    """Has `see` told of what each matrix is multiplied by, by its place."""
+    """Calls `see(index, input)` for every multiplication by one of these matrices."""
     usual = [each.product for each in some]
 
     def watched(at: int, product: Product) -> Product:

@@ -1,13 +1,11 @@
-"""`penstock build`: the stages in their order, each of which is left out where an earlier sitting
-ended it.
+"""`penstock build`: runs the stages in order and skips stages that an earlier run has finished.
 
     fetch -> work -> weights -> tune -> compile -> check -> pack
 
-On a GPU that reads eight bits, tuning begins by a check of K and V in them: what would fail later
-is not timed.
+On a GPU that reads eight bits, tuning begins with a quality check of 8-bit K and V, so that nothing
+is timed that would fail later.
 
-It joins stages; what each does stands in its own file. Stages that open an engine run in processes
-of their own.
+Joins stages; each has its own file. Stages that open an engine run in their own processes.
 """
 
 from __future__ import annotations
@@ -56,10 +54,10 @@ from penstock.status_line import duration, size_of
 from penstock.text.tokenizer import Tokenizer
 
 Defaults = Mapping[str, float | int]
-# how many; the model's sampling defaults -> the rows
+# Rows: number of rows; function from the model's sampling defaults to the rows
 Rows = tuple[int, Callable[[Defaults], Iterator[WorkRow]]]
-ReadRows = Callable[[Path], Rows]  # a file, every row of which is checked
-# nats a token, mean
+ReadRows = Callable[[Path], Rows]  # reads a file and checks every row
+# usual bounds of the mean KL, in nats a token
 USUAL_KL = {
     "fp8": 0.02,
     "int8": 0.02,
@@ -71,9 +69,9 @@ STAGES = ("fetch", "work", "weights", "tune", "compile", "check", "pack")
 
 
 def run_build(options: BuildOptions, read_rows: ReadRows) -> Manifest:
-    """Builds `options.out`, or goes on with it, and prints what it came to.
+    """Builds `options.out`, or continues it, prints the result and returns the manifest.
 
-    KeyboardInterrupt comes through with how to go on in it.
+    KeyboardInterrupt passes through, with a message how to continue.
     """
     before = None
     if options.retune:
@@ -94,17 +92,17 @@ def run_build(options: BuildOptions, read_rows: ReadRows) -> Manifest:
 
 
 class _Build:
-    """One sitting."""
+    """One run of `penstock build`."""
 
     def __init__(self, options: BuildOptions, read_rows: ReadRows, state: BuildState) -> None:
         self._options, self._read_rows, self._state = options, read_rows, state
         self._told: Result = msgspec.to_builtins(options)
 
     def build(self, machine: BuiltOn) -> Manifest:
-        """Runs what is left of a build."""
+        """Runs the remaining stages of a build."""
         rows = None
         if self._options.workload is not None and self._state.known("work") is None:
-            # before anything long: broken rows are told by number
+            # read rows before long work: broken rows are reported by number
             rows = self._read_rows(Path(self._options.workload))
         source = msgspec.convert(self._stage("fetch", self._fetch), SourceModel)
         check_unchanged(source)
@@ -137,7 +135,7 @@ class _Build:
         )
 
     def retune(self, machine: BuiltOn, before: Manifest) -> Manifest:
-        """Times the choices of an artifact again; what its weights are stays."""
+        """Times the choices of an artifact again; its weights stay the same."""
         out = Path(self._options.out)
         kept_files = {
             name: told for name, told in before.files.items() if not name.startswith(f"{KERNELS}/")
@@ -164,8 +162,8 @@ class _Build:
         )
 
     def _coarse_kv(self, source: SourceModel, works: list[Result], kind: str) -> str | None:
-        """Says why K and V stay wide where eight bits, which a user left to the build, would fail
-        its check."""
+        """Returns why K and V stay wide, if 8-bit K and V would fail the quality check; None if
+        they may be tried, or if the user chose."""
         config = self._options.config()
         device = find_device(config.model.device)
         if "kv_cache_dtype" in self._options.named or device.type == "cpu":
@@ -188,8 +186,8 @@ class _Build:
     def _fit(
         self, works: list[Result], before: Manifest | None = None, coarse_kv: str | None = None
     ) -> tuple[Tuned, Result]:
-        """Times the choices, and compiles for them. before: an artifact's, which keeps what there
-        is no time for."""
+        """Times the choices and compiles for them. before: an artifact's manifest, whose choices
+        stay where time runs out."""
         tuned = msgspec.convert(self._stage("tune", lambda: self._tune(works, coarse_kv)), Tuned)
         tuned = tuned if before is None else _kept_where_untimed(tuned, before)
         decided: Result = {"engine": {**self._kept(), **tuned.engine}, "tunables": tuned.tunables}
@@ -197,7 +195,7 @@ class _Build:
         return tuned, decided
 
     def _timed(self, tuned: Tuned) -> dict[str, Any]:
-        """What the manifest holds of the timing beside its decisions."""
+        """Returns the manifest's fields about timing, beside the decisions."""
         return {
             "built_for": [work.facts() for work in tuned.works],
             "objective": self._options.objective or "throughput",
@@ -207,8 +205,8 @@ class _Build:
         }
 
     def _files(self) -> dict[str, FileSums]:
-        """Checksums of the model's files as they were written:
-        what comes later must find them so."""
+        """Returns checksums of the model's files as first written, and checks that the files still
+        match."""
         before = self._state.known("files")
         out = Path(self._options.out)
         files = msgspec.convert(
@@ -225,7 +223,8 @@ class _Build:
         return files
 
     def _pack(self, manifest: Manifest) -> Manifest:
-        """manifest.files: those of the model; kernels' are added here."""
+        """Adds the kernels' checksums to those of the model in `manifest.files`, and writes the
+        manifest."""
         self._say("pack", "checksums and the manifest")
         out = Path(self._options.out)
         found = sum_folder(out, manifest.files)
@@ -239,7 +238,8 @@ class _Build:
         return whole
 
     def _stage(self, name: str, make: Callable[[], Result]) -> Result:
-        """Returns as BuildState's does, with a line where it took long or was done before."""
+        """Runs a stage as BuildState.stage does;
+        prints a line if it took long or was done before."""
         if self._state.known(name) is not None:
             self._say(name, "done before")
             return self._state.stage(name, make)
@@ -332,7 +332,7 @@ class _Build:
     def _check(
         self, source: SourceModel, works: list[Result], kind: str, decided: Result
     ) -> tuple[Quality, Any]:
-        """Returns how far the built model is off, and its scales of K and V. CheckpointError past
+        """Returns the built model's quality and its scales of K and V. Raises CheckpointError past
         the bound."""
         scored = dict(self._stage("check", lambda: self._score("check", source, works, decided)))
         kv_scales = scored.pop("kv_scales")
@@ -375,12 +375,12 @@ class _Build:
         return run_apart("score_built", {"options": self._told, **decided})
 
     def _kept(self) -> dict[str, Value]:
-        """The user's knobs that an artifact holds: where it runs, `built_on` says."""
+        """Returns the user's knobs that an artifact holds; the device is in `built_on` instead."""
         return {name: value for name, value in self._options.named.items() if name != "device"}
 
 
 def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
-    """What there was no time for stays as the artifact has it."""
+    """Returns the result with the artifact's choices where there was no time to decide."""
     held = {each.name: each for each in before.decisions if each.chosen != each.default}
     untimed = {
         each.name for each in tuned.decisions if each.note == NOT_REACHED and each.name in held
@@ -400,7 +400,8 @@ def _kept_where_untimed(tuned: Tuned, before: Manifest) -> Tuned:
 
 
 def _keep_wide(costs: Mapping[str, float]) -> str:
-    """Says which matrices cost most, and the flags that keep them as they were."""
+    """Returns a text that names the most costly matrices,
+    and the flags that keep them unquantized."""
     said = ", ".join(f"{name} {cost:.2g}" for name, cost in costs.items())
     flags = " ".join(f"--keep-wide {name}" for name in costs)
     return (
@@ -409,11 +410,11 @@ def _keep_wide(costs: Mapping[str, float]) -> str:
 
 
 def _again(options: BuildOptions) -> tuple[BuildOptions, Manifest]:
-    """The options of a build whose choices are timed again: the artifact's own where the user names
-    none."""
+    """Returns the options and manifest of a build whose choices are timed again: the artifact's
+    options, overridden by the user's."""
     manifest = read_manifest(Path(options.model))
     decided = {decision.name for decision in manifest.decisions}
-    # What keys and values are stored as is a choice of numbers, which the check has seen: it stays.
+    # The format of stored K and V was chosen by quality, and the check has passed it: it stays.
     told = {
         n: value
         for n, value in manifest.engine.items()

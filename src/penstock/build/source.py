@@ -1,7 +1,7 @@
-"""The model that is built of: found or fetched at one revision, its files' checksums, and whether
-there is room.
+"""The source model of a build: found or fetched at one revision, its files' checksums, and whether
+disk and memory have room.
 
-It knows folders and sizes; no engine.
+Knows folders and sizes; no engine.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.find import HUB_FILES, adapter_folder
 from penstock.weights.write_quantized import model_written
 
-SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix that is quantized
+SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix being quantized
 
 
 class SourceFile(msgspec.Struct):
-    """A file as it was when its checksum was made; the others say quickly whether it may have
-    changed."""
+    """A file when its checksum was made. Size and time show quickly whether it may have changed."""
 
     sha256: str
     bytes: int
@@ -44,18 +43,18 @@ class SourceFile(msgspec.Struct):
 
 
 class SourceModel(msgspec.Struct):
-    """A model's folder, the hub's commit where it is from there, and its files."""
+    """A model's folder, its commit if it is from the hub, and its files."""
 
     folder: str
     revision: str | None
     files: dict[str, SourceFile]
     largest_shard: int  # bytes
-    quantized: str | None  # by which method
-    adapter: dict[str, SourceFile] = {}  # by their paths
+    quantized: str | None  # quantization method, if any
+    adapter: dict[str, SourceFile] = {}  # adapter files by path
 
     @property
     def sums(self) -> dict[str, str]:
-        """SHA-256 of all files; an adapter's stand under `lora/`."""
+        """Returns SHA-256 of all files; an adapter's files are under `lora/`."""
         adapter = {f"lora/{Path(path).name}": file.sha256 for path, file in self.adapter.items()}
         return {name: file.sha256 for name, file in self.files.items()} | adapter
 
@@ -73,7 +72,7 @@ def fetch(options: BuildOptions) -> SourceModel:
         )
     quantized = read_model_config(folder).quantization
     shards = {entry.shard for entry in read_entries(folder).values()}
-    # where the hub's client keeps a revision under its commit's name
+    # the hub's client keeps a revision in a folder named after its commit
     hub = folder.parent.name == "snapshots"
     with ThreadPoolExecutor(thread_name_prefix="penstock-sums") as pool:
         sums = dict(
@@ -90,14 +89,14 @@ def fetch(options: BuildOptions) -> SourceModel:
 
 
 def _adapter_files(lora: str) -> dict[str, SourceFile]:
-    """Raises CheckpointError for what is no adapter."""
+    """Returns an adapter's files. Raises CheckpointError for an invalid adapter."""
     folder = adapter_folder(lora)
     Adapter.read(folder)
     return {str(path): _sum(path) for path in (folder / ADAPTER_CONFIG, folder / ADAPTER_FILE)}
 
 
 def check_unchanged(source: SourceModel) -> None:
-    """Raises CheckpointError where a file is no longer what it was when the build began."""
+    """Raises CheckpointError when a file has changed since the build began."""
     folder = Path(source.folder)
     changed = [
         name
@@ -113,7 +112,7 @@ def check_unchanged(source: SourceModel) -> None:
 
 
 def check_room(options: BuildOptions, source: SourceModel) -> None:
-    """Raises CapacityError where disk or memory is too small for what follows, before it begins."""
+    """Raises CapacityError, before long work, when disk or memory is too small."""
     wide, written = _sizes(options, source)
     check_disk(Path(options.out), written, f"an artifact of {options.model}")
     needed, free = int(1.3 * source.largest_shard) + SPARE, free_memory(torch.device("cpu"))
@@ -134,7 +133,8 @@ def check_room(options: BuildOptions, source: SourceModel) -> None:
 
 
 def _sizes(options: BuildOptions, source: SourceModel) -> tuple[int, int]:
-    """Bytes of the unbuilt model in memory, and of what is written at most."""
+    """Returns the bytes of the unbuilt model in memory,
+    and an upper bound of the bytes to write."""
     config = read_model_config(Path(source.folder))
     stored = sum(file.bytes for name, file in source.files.items() if name.endswith(".safetensors"))
     meta, dtype = torch.device("meta"), torch.bfloat16
@@ -150,7 +150,7 @@ def _sizes(options: BuildOptions, source: SourceModel) -> tuple[int, int]:
 
 
 def _names(folder: Path) -> list[str]:
-    """The files that are a part of the model."""
+    """Returns the names of the files that belong to the model."""
     files = (path.name for path in folder.iterdir() if path.is_file())
     return sorted(name for name in files if any(fnmatch(name, each) for each in HUB_FILES))
 

@@ -1,7 +1,7 @@
-"""A stage in a process of its own: what it takes of memory, and how it may end, stays there.
+"""Runs a stage in its own process, so that its memory use and crashes stay there.
 
-`run_apart` starts `python -m penstock.build.stage_process`, tells it which function to call with
-what, and reads its answer: a result, or an error of ours. It knows processes; not what stages do.
+`run_apart` starts `python -m penstock.build.stage_process`, sends it the function's name and
+arguments, and reads its answer: a result, or one of our errors. Knows processes; not the stages.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from penstock.children.lifetime import begin_child
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError, PenstockError
 
-# What may be called: a name -> its module in this room. Each takes its own job, as keywords that
-# JSON can say.
+# Functions that may be called: name -> its module in this room. Each takes keyword arguments that
+# are JSON values.
 CALLS = {
     "try_weights": "choose_weights",
     "round_weights": "round_weights",
@@ -45,24 +45,23 @@ class _Answer(msgspec.Struct):
 
 
 def run_apart(name: str, job: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the function gave. Raises the PenstockError that it raised; EngineError where
+    """Returns the function's result. Raises the PenstockError that it raised, or EngineError when
     its process died."""
     ours, theirs = socket.socketpair()
     with ours:
-        with theirs:  # whatever a library prints goes to standard error
+        with theirs:  # output of libraries goes to standard error
             command = command_of("penstock.build.stage_process", theirs.fileno())
             process = spawn(
                 command, f"the process of stage {name}", fds=(theirs.fileno(),), stdout=2
             )
         try:
-            with contextlib.suppress(
-                BrokenPipeError, ConnectionResetError
-            ):  # it has ended: how is said below
+            # the process has ended: reported below
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 send(ours, msgspec.json.encode(_Call(name, dict(job))))
             said = receive(ours)
             process.wait()
         finally:
-            process.kill()  # nothing, where it has ended
+            process.kill()  # no effect if it has ended
             process.wait()
     if process.returncode or said is None:
         raise EngineError(
@@ -80,7 +79,7 @@ def main() -> int:
     with socket.socket(fileno=int(sys.argv[1])) as channel:
         data = receive(channel)
         if data is None:
-            return 1  # the parent was gone before it said anything
+            return 1  # the parent was gone before it sent a call
         send(channel, msgspec.json.encode(_answer(msgspec.json.decode(data, type=_Call))))
     return 0
 

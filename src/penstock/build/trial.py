@@ -1,7 +1,7 @@
-"""Timed runs of a work through an engine: a model is opened once, and engines with other knobs run
-over it by turns.
+"""Timed runs of a work through an engine: a model is opened once, and engines with different knobs
+run over it by turns.
 
-It knows engines and clocks; what a figure means for a choice is `decide.py`'s.
+Knows engines and clocks; `decide.py` draws conclusions from the figures.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.schedule.step import StepPlan
 
 @dataclass(slots=True, frozen=True)
 class Timing:
-    """What works came to, run one after the other."""
+    """The timing of works that ran one after the other."""
 
     seconds: float
     output_tokens: int
     requests: int
-    latency: float  # the middle of what requests took, seconds
-    least_seconds: float | None  # that the device could do it in, by its data sheet
+    latency: float  # median time of a request, seconds
+    least_seconds: float | None  # shortest possible time on this device by its data sheet
 
 
 class OpenModel:
-    """A model and its runner; `with OpenModel(config, folder) as model`, then `model.run(works,
-    knob=value ...)`."""
+    """A model and its runner. Used as `with OpenModel(config, folder) as model`, then
+    `model.run(works, {knob: value})`."""
 
     def __init__(self, config: Config, folder: Path) -> None:
         self.config, self.runner = config, open_model(config, folder)
@@ -61,17 +61,17 @@ class OpenModel:
 
     def run(self, works: Sequence[WorkSample], knobs: Mapping[str, Value] | None = None) -> Timing:
         """Runs works with these scheduling knobs in place of the config's; nothing is cached from
-        runs before."""
+        earlier runs."""
         told: dict[str, Any] = {
             name: getattr(place, name) for name, place in self.config.places().items()
         }
-        # its model, and kernels, are open
+        # the model and its kernels are open already
         engine = engine_over(self.runner, Config.of(**{**told, **(knobs or {})}))
         return _sum([_timed(engine, self.runner, work) for work in works])
 
     def look(self, work: WorkSample) -> WorkSample:
-        """Runs a work whose answers the model ends,
-        and returns it with the lengths that they had."""
+        """Runs a work whose answers end by themselves, and returns it with the lengths that they
+        had."""
         drawn, counts = self.answers(work), [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts[:-1]])
         outputs = [
@@ -83,8 +83,9 @@ class OpenModel:
     def answers(
         self, work: WorkSample, tell: Callable[[int], None] = lambda tokens: None
     ) -> list[list[int]]:
-        """Returns the tokens of every sample, a prompt's one after the other. tell: hears of how
-        many more, as they are drawn; of an answer that ends early, of its whole length at its end.
+        """Returns the tokens of every sample, one prompt's samples after the other. tell: called
+        with the number of new tokens; for an answer that ends early, its full planned length is
+        made up at the end.
         """
         counts = [params.get("n", 1) for params in work.sampling]
         firsts = np.cumsum([0, *counts])
@@ -97,21 +98,20 @@ class OpenModel:
 
 
 def give_back() -> None:
-    """Gives memory that nobody holds any more back to the device, whose free bytes the next engine
-    asks for."""
+    """Returns unused memory to the device; the next engine sizes itself by the free bytes."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
 class _WholeWork(RooflineGauge):
-    """The least time of all steps together, in place of that of the last second's."""
+    """A gauge of the least time of all steps together, instead of the last second's steps."""
 
     def launching(self, plan: StepPlan) -> None:
         self._steps.note(plan)
 
     def read(self) -> None:
-        """Sums nothing up yet."""
+        """Sums up nothing yet."""
 
     def least_seconds(self) -> float:
         return limit_seconds(self._steps.columns(), self._sizes, self._machine)
@@ -120,10 +120,12 @@ class _WholeWork(RooflineGauge):
 def in_time(
     model: OpenModel, works: list[WorkSample], room: float, tell: Callable[[str], None]
 ) -> list[WorkSample]:
-    """Returns works that take about `room` seconds together: with answers so short, and where
-    prompts alone take too long, so few. tell: hears by how much; all of it is run once to see."""
+    """Returns works that take about `room` seconds together: with shorter answers, and with fewer
+    prompts if prompts alone take too long. tell: called with a text about the cut. Runs everything
+    once to measure.
+    """
     short = [work.cut(0.0, 2) for work in works]
-    model.run(short)  # once for what only the first run of all does
+    model.run(short)  # warm up first
     prompts, whole = model.run(short).seconds, model.run(works).seconds
     if whole <= room:
         return works
@@ -143,15 +145,15 @@ def in_time(
 
 
 def kv_tokens_of(works: Sequence[WorkSample], config: Config) -> int:
-    """Returns tokens of KV that a trial's engine needs, so that two fit beside each other: the
-    largest work's."""
+    """Returns the tokens of KV that a trial's engine needs for the largest work, so that two
+    engines fit beside each other."""
     most = max(work.tokens * min(1.0, work.concurrency / work.samples) for work in works)
     longest = config.memory.max_model_len or longest_of(works)
     return -(-int(max(most, longest)) // BLOCK_SIZE) * BLOCK_SIZE
 
 
 def longest_of(works: Sequence[WorkSample]) -> int:
-    """Returns tokens of the longest prompt with its answer."""
+    """Returns the tokens of the longest prompt with its answer, plus one."""
     return (
         max(
             len(p) + out
@@ -179,8 +181,7 @@ def _timed(engine: Engine, runner: TorchRunner, work: WorkSample) -> Timing:
 
 
 def _turn(engine: Engine, work: WorkSample) -> Iterator[tuple[int, int, list[int], bool]]:
-    """Runs a work; yields (prompt's place, sample, tokens,
-    whether that was its end) as it comes."""
+    """Runs a work; yields (prompt's index, sample, new tokens, ended) as they come."""
     places = zip(work.prompts, work.sampling, work.outputs, strict=True)
     for place, (prompt, params, out) in enumerate(places):
         sampling = SamplingParams(

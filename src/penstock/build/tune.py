@@ -1,11 +1,10 @@
-"""Tune: the engine's knobs by whole runs of the work, by turns with what they are without a build;
-then what to expect.
+"""Tunes the engine's knobs by whole runs of the work, by turns with their values without a build;
+then measures what to expect.
 
-    learn how long answers are -> cut runs to the time there is -> a knob after the other -> steps'
-    seconds
-    -> all that was chosen against all defaults: where that is no faster, the defaults stay
+    learn how long answers are -> cut runs to the available time -> one knob after the other ->
+    steps' seconds -> all choices against all defaults: if they are no faster, the defaults stay
 
-It joins trials, choices and a clock. Each knob is tried with those chosen before it.
+Joins trials, choices and a clock. Each knob is tried with the choices made before it.
 """
 
 from __future__ import annotations
@@ -37,14 +36,10 @@ from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps
 from penstock.models.read_config import read_model_config
 
-# of the time: kernels, the steps' table, the last comparison
-KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (
-    0.2,
-    0.1,
-    0.2,
-)
-RUNS = 16  # of the work in a round of all choices, about: what runs are cut to the time by
-# may differ over one open model
+# shares of the time: kernels, the table of steps, the last comparison
+KERNELS_SHARE, TABLE_SHARE, LAST_SHARE = (0.2, 0.1, 0.2)
+RUNS = 16  # assumed number of runs in a round of all choices; runs are cut to fit
+# knobs that can change while a model is open
 SCHEDULING = frozenset({"max_num_batched_tokens", "steps_ahead", "prefix_groups"})
 
 
@@ -52,14 +47,14 @@ Run = Callable[[Sequence[WorkSample]], Timing]
 
 
 class Choices(NamedTuple):
-    """What one of two engines beside each other is opened with."""
+    """The knobs and tunables of one of the engines that run beside each other."""
 
     knobs: dict[str, Value]
     tunables: dict[str, Value]
 
 
 class Tuned(msgspec.Struct):
-    """What tuning came to. works: with the lengths that answers had."""
+    """The result of tuning. works: with their answers' real lengths."""
 
     decisions: list[Decision]
     engine: dict[str, Value]
@@ -72,8 +67,7 @@ class Tuned(msgspec.Struct):
 def tune(
     options: dict[str, Any], works: list[dict[str, Any]], coarse_kv: str | None = None
 ) -> Result:
-    """Tunes the model folder that stands in options' `out`: a stage's call. coarse_kv: why K and V
-    stay wide."""
+    """Tunes the model folder `out`. coarse_kv: why K and V stay wide. Runs in a stage process."""
     asked = msgspec.convert(options, BuildOptions)
     tuner = Tuner(asked, msgspec.convert(works, list[WorkSample]), coarse_kv)
     told: dict[str, Any] = msgspec.to_builtins(tuner.run())
@@ -81,8 +75,8 @@ def tune(
 
 
 class Tuner:
-    """The tuning of one build. coarse_kv: why K and V in eight bits are not among the choices.
-    clock: seconds."""
+    """The tuning of one build. coarse_kv: why 8-bit K and V are not among the choices. clock:
+    seconds."""
 
     def __init__(
         self,
@@ -94,16 +88,16 @@ class Tuner:
         self._options, self._works, self._coarse_kv, self._clock = options, works, coarse_kv, clock
         self._folder = Path(options.out)
         self._seconds = 60.0 * options.tune_minutes
-        self._end = 0.0  # of the time for knobs
-        self._chosen: dict[str, Value] = {}  # knobs
+        self._end = 0.0  # deadline for knobs
+        self._chosen: dict[str, Value] = {}  # chosen knobs
         self._tunables: dict[str, Value] = {}
         self._decisions: list[Decision] = []
         self._more = options.objective != "latency"
         self._unit = "output tok/s" if self._more else "ms a request"
 
     def run(self) -> Tuned:
-        """Opens the model, once or twice beside itself, and takes what wins. With no time at all it
-        takes nothing."""
+        """Opens the model, or two beside each other, and takes the winners. With no time it takes
+        nothing."""
         if not self._seconds:
             if any(work.ends for work in self._works):
                 with OpenModel(self._config(), self._folder) as model:
@@ -147,7 +141,7 @@ class Tuner:
         return Tuned(self._decisions, self._chosen, self._tunables, expected, table, self._works)
 
     def _look(self, model: OpenModel) -> None:
-        """Sees how long answers are that the model ends."""
+        """Measures the answers' lengths of works whose answers end by themselves."""
         for place, work in enumerate(self._works):
             if work.ends:
                 self._works[place] = model.look(work)
@@ -156,7 +150,7 @@ class Tuner:
     # --- one knob
 
     def _scheduling(self, model: OpenModel) -> list[tuple[str, list[Value]]]:
-        """The knobs that an open model can be run with other values of, each with its default
+        """Returns the knobs that can change while a model is open, each with its values, default
         first."""
         tokens, rows = (
             model.runner.max_batched_tokens,
@@ -180,7 +174,7 @@ class Tuner:
     def _try(
         self, name: str, candidates: list[Value], share: float, run: Callable[[Value], Timing]
     ) -> None:
-        """share: seconds."""
+        """Tries a knob's values and takes the best. share: seconds."""
         measured = measure(
             candidates, lambda value: self._figure([run(value)]), self._clock() + share, self._clock
         )
@@ -205,10 +199,10 @@ class Tuner:
     # --- knobs that a model is opened with
 
     def _reopening(self) -> list[tuple[str, Value]]:
-        """Knobs that need an engine of their own, with the one value to try."""
+        """Returns the knobs that need a separately opened model, each with the one value to try."""
         device = find_device(self._config().model.device)
         if device.type == "cpu":
-            # no graphs of so many rows, and eight bits of KV cost time there
+            # a CPU needs no graphs of so many rows, and 8-bit KV costs time there
             # (docs/design/eight_bits.md)
             return []
         rows = padded(max(work.concurrency for work in self._works))
@@ -237,9 +231,10 @@ class Tuner:
 
     @contextmanager
     def _beside(self, runs: list[WorkSample], sides: Sequence[Choices]) -> Iterator[list[Run]]:
-        """Engines with these choices, open beside each other and warm: one model for those that
-        differ in scheduling alone, else one each, with no more KV than the runs need. CapacityError
-        where they don't fit."""
+        """Opens engines with these choices beside each other, and warms them: choices that differ
+        only in scheduling share one model; others have one each, with no more KV than the runs
+        need. Raises CapacityError when they do not fit.
+        """
         own = [(_without(side.knobs, SCHEDULING), side.tunables) for side in sides]
         with ExitStack() as opened:
             models: list[OpenModel] = []
@@ -264,7 +259,8 @@ class Tuner:
         return config.memory.max_model_len or read_model_config(self._folder).context
 
     def _choose_graphs(self) -> None:
-        """Has a GPU's start capture sizes up to the work's rows close together, and no others."""
+        """Limits the step sizes for which a GPU captures CUDA graphs at start to the work's
+        rows."""
         name, rows = (
             "max_cudagraph_capture_size",
             padded(max(work.concurrency for work in self._works)),
@@ -280,17 +276,16 @@ class Tuner:
     # --- all of it
 
     def _compare(self, runs: list[WorkSample]) -> list[ExpectedWork]:
-        """Runs each work with all that was chosen and with the defaults, and takes the choices back
-        where they come to no more. Returns what to expect."""
+        """Runs each work with all choices and with the defaults, and reverts to the defaults if the
+        choices are no faster. Returns what to expect."""
         both = [Choices(self._chosen, self._tunables), Choices({}, {})]
         both = both if both[0] != both[1] else both[:1]
         sides = []
         try:
             with self._beside(runs, both) as engines:
                 sides = self._rounds(runs, engines)
-        except (
-            CapacityError
-        ):  # one after the other: what the clock does meanwhile is in the figures
+        except CapacityError:
+            # run one after the other; drift of the machine's clock is then in the figures
             for each in both:
                 with self._beside(runs, [each]) as engines:
                     sides += self._rounds(runs, engines)
@@ -306,8 +301,8 @@ class Tuner:
         ]
 
     def _whole_runs(self) -> list[list[Timing]]:
-        """Runs of the works, uncut, with what was chosen: REPEATS, or as many as there is time for,
-        one at least."""
+        """Runs the works uncut with the choices: REPEATS times, or as often as there is time for,
+        at least once."""
         end, rounds = self._clock() + self._seconds * LAST_SHARE, list[list[Timing]]()
         with self._beside(self._works, [Choices(self._chosen, self._tunables)]) as (engine,):
             while not rounds or (len(rounds) < REPEATS and self._clock() < end):
@@ -315,7 +310,7 @@ class Tuner:
         return rounds
 
     def _rounds(self, runs: list[WorkSample], engines: Sequence[Run]) -> list[list[list[Timing]]]:
-        """Timings by engine, round and work."""
+        """Returns timings by engine, round and work."""
         sides: list[list[list[Timing]]] = [[] for _ in engines]
         for _ in range(REPEATS):
             for side, engine in zip(sides, engines, strict=True):
@@ -323,8 +318,8 @@ class Tuner:
         return sides
 
     def _settle(self, chosen: list[float], default: list[float]) -> int:
-        """Which side stays, 0: what was chosen. Single choices win by three rounds, which noise
-        does now and then."""
+        """Returns the side that stays; 0: the choices. A single choice that wins three rounds may
+        have won by noise."""
         decision = decide(
             "all together",
             ["defaults", "chosen"],
@@ -370,7 +365,7 @@ class Tuner:
         )
 
     def _config(self, tunables: Mapping[str, Value] | None = None, **knobs: Value) -> Config:
-        """tunables: None: those that were chosen."""
+        """Returns the config with these tunables; None: the chosen ones."""
         config = self._options.config(str(self._folder), **knobs)
         config.tuned = dict(self._tunables if tunables is None else tunables)
         return config

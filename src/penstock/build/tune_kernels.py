@@ -1,10 +1,10 @@
-"""Kernels' tunables, timed on the model's own layers: a decode step's forward and head, in a graph,
-at the work's rows; what is for prompts alone in steps of a prompt, launched as they are without
-rows beside them.
+"""Times kernels' tunables on the model's own layers: a decode step's forward and head, in a CUDA
+graph, at the work's row counts; tunables of prompt kernels in prompt steps without rows, launched
+without a graph.
 
-One model is loaded; for each candidate its operations are set, the step captured and replayed, by
-turns with the default's. It knows a model and step inputs; no rows, no engine. Where nothing is
-compiled there is nothing to time.
+One model is loaded. For each candidate its operations are set, and the step is captured and
+replayed, by turns with the default. Knows a model and step inputs; no rows, no engine. A device
+without compiled kernels has nothing to time.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from penstock.kernels.tunables import TUNABLES, Tunable, with_values
 from penstock.models.decoder import Decoder
 from penstock.models.read_config import read_model_config
 
-FULL_ROWS = 1024  # more rows' steps don't hang on these numbers
+FULL_ROWS = 1024  # steps of more rows do not depend on these numbers
 REPLAYS = 20
-PROMPTS = (64, 128, 256, 512, 1024)  # tokens, as far as the work's contexts go
-OF_PROMPTS = "latent_attention"  # the operation whose numbers are for prompts
+PROMPTS = (64, 128, 256, 512, 1024)  # tokens of prompts, up to the work's contexts
+OF_PROMPTS = "latent_attention"  # the operation whose tunables are for prompts
 Step = tuple[Tensor, StepInputs]
 
 
@@ -51,7 +51,7 @@ def tune_kernels(
     tell: Callable[[Decision], None],
 ) -> list[Decision]:
     """Returns a decision for each tunable that this model's kernels have; none on a CPU. deadline:
-    of time.monotonic. tell: hears each."""
+    on time.monotonic. tell: called with each decision."""
     device = find_device(config.model.device)
     if device.type == "cpu":
         return []
@@ -83,7 +83,7 @@ def tune_kernels(
 
 
 class _Trial:
-    """A loaded model with steps of so many rows, whose operations may be set."""
+    """A loaded model with steps of given row counts, whose operations can be exchanged."""
 
     def __init__(self, config: Config, folder: Path, rows: Sequence[int], context: int) -> None:
         model_config = read_model_config(folder)
@@ -101,7 +101,7 @@ class _Trial:
         self._own = {linear: linear.product for linear in [*linears(self._model), self._model.head]}
 
     def has(self, tunable: Tunable) -> bool:
-        """Whether the model runs that operation, in the column that has the keyword."""
+        """Returns True if the model runs the tunable's operation with the Triton kernel."""
         if self._ops.why[tunable.op][0] != "triton":
             return False
         operation = getattr(self._ops, tunable.op)
@@ -116,7 +116,7 @@ class _Trial:
         )
 
     def ready(self, tunable: Tunable, value: Value) -> list[Callable[[], object]]:
-        """The steps with this value, as launches of them."""
+        """Returns functions that launch the steps with this value."""
         ops = self._set(tunable, value)
         if tunable.op == OF_PROMPTS:
             return [partial(_run, self._model, step, self._kv, ops) for step in self._prompts]
@@ -132,7 +132,7 @@ class _Trial:
         return graphs
 
     def keep(self, tunable: Tunable, value: Value) -> None:
-        """Has the steps of the tunables that come later run with this value."""
+        """Sets this value for the tunables that are tried later."""
         if value != tunable.default:
             self._ops = self._set(tunable, value)
             self._own = {linear: linear.product for linear in self._own}
@@ -148,8 +148,8 @@ class _Trial:
 
 
 def decode_step(rows: int, context: int, each: int, device: torch.device) -> Step:
-    """Returns ids [rows] and inputs of rows that stand alone, `context` tokens stored before each,
-    in `each` blocks."""
+    """Returns ids [rows] and step inputs of `rows` independent rows, with `context` stored tokens
+    each, in `each` blocks."""
     at = torch.full((rows,), context, dtype=torch.int64, device=device)
     table = torch.arange(1, rows * each + 1, dtype=torch.int32, device=device).view(rows, each)
     decode = DecodeInputs(
@@ -170,7 +170,7 @@ def decode_step(rows: int, context: int, each: int, device: torch.device) -> Ste
 
 
 def _prompt_step(tokens: int, each: int, device: torch.device) -> Step:
-    """Returns ids [tokens] and inputs of a prompt, in the first of `each` blocks."""
+    """Returns ids [tokens] and step inputs of one prompt, in the first of `each` blocks."""
     table = torch.arange(1, each + 1, device=device)[None]
     return torch.zeros(tokens, dtype=torch.int64, device=device), whole_prompts(1, tokens, table)
 
@@ -182,7 +182,7 @@ def _run(model: Decoder, step: Step, kv: list[tuple[Any, ...]], ops: Ops) -> Ten
 
 
 def _ms_of(steps: dict[Value, list[Callable[[], object]]], value: Value) -> float:
-    """Milliseconds of one step of each size, together."""
+    """Returns the milliseconds of one step of each size, summed."""
     total = 0.0
     for launch in steps[value]:
         launch()
@@ -196,5 +196,5 @@ def _ms_of(steps: dict[Value, list[Callable[[], object]]], value: Value) -> floa
 
 
 def _is(multiply: Callable[..., object], operation: Callable[..., object]) -> bool:
-    """Whether a product is this operation, or it with a keyword set."""
+    """Returns True if a product is this operation, possibly with a keyword set."""
     return getattr(multiply, "func", multiply) is getattr(operation, "func", operation)

@@ -1,7 +1,7 @@
-"""The work that an engine is fitted to: shapes, or a sample of a user's rows, as token ids, lengths
-and parameters.
+"""The work that an engine is tuned for: shapes, or a sample of a user's rows, as token ids, lengths
+and sampling parameters.
 
-It knows ids and SamplingParams; no engine, no files: rows are handed over.
+Knows ids and SamplingParams; no engine and no files: the caller reads rows.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from penstock.schedule.check_request import check_request
 from penstock.server.openai.batch_line import BadRows
 from penstock.text.tokenizer import Tokenizer
 
-MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # of a sample
-LONGEST_LOOK = 1024  # tokens of an answer to a row that names no max_tokens
-# What of a row's parameters a timed run keeps: what it costs to draw. How long answers are is known
-# then.
+MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # largest sample
+LONGEST_LOOK = 1024  # tokens of an answer if its row has no max_tokens
+# Sampling parameters that a timed run keeps, because they affect the time of a draw. Answers'
+# lengths are fixed by then.
 DRAWN_BY = (
     "n",
     "temperature",
@@ -47,7 +47,7 @@ DRAWN_BY = (
 class WorkRow(Protocol):
     """A row of a user's file, as `penstock run` reads it."""
 
-    number: int  # its line
+    number: int  # line number
     prompt: str | list[int] | None
     messages: list[dict[str, Any]] | None
     params: SamplingParams
@@ -55,11 +55,11 @@ class WorkRow(Protocol):
 
 
 class WorkSample(msgspec.Struct, kw_only=True):
-    """Requests that are run together. A list's entries are one for each prompt.
+    """Requests that run together. Each list has one entry a prompt.
 
-    sampling: SamplingParams' fields.   outputs: tokens of each answer.   ends: whether those are
-    bounds, and the model ends answers before them; else all are that long.   concurrency: samples
-    that run at once.   drawn: prompts are ids drawn from the vocabulary, and nobody's text.
+    sampling: SamplingParams' fields. outputs: tokens of each answer. ends: outputs are upper
+    bounds, and the model ends answers itself; else every answer is that long. concurrency: samples
+    that run at once. drawn: prompts are random ids from the vocabulary, not real text.
     """
 
     told: str
@@ -76,12 +76,12 @@ class WorkSample(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """KV that all of it takes, no prompt shared."""
+        """Returns the tokens of KV of all samples, without sharing prompts."""
         each = zip(self.prompts, self.sampling, self.outputs, strict=True)
         return sum((len(prompt) + out + 32) * params.get("n", 1) for prompt, params, out in each)
 
     def facts(self) -> BuiltFor:
-        """Returns what the manifest says of it."""
+        """Returns the manifest's description of the work."""
         into, out = [len(prompt) for prompt in self.prompts], self.outputs
         return BuiltFor(
             told=self.told,
@@ -96,7 +96,7 @@ class WorkSample(msgspec.Struct, kw_only=True):
         )
 
     def fewer(self, share: float) -> WorkSample:
-        """Returns this share of the prompts, spread evenly, one at least."""
+        """Returns this share of the prompts, spread evenly, at least one."""
         step = max(1, round(1 / max(share, 1e-6)))
         prompts, sampling, outputs = (
             self.prompts[::step],
@@ -106,14 +106,14 @@ class WorkSample(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self, prompts=prompts, sampling=sampling, outputs=outputs)
 
     def cut(self, share: float, least: int = 8) -> WorkSample:
-        """Returns the same with answers of this share of their length, `least` tokens at least."""
+        """Returns the work with answers of this share of their length, at least `least` tokens."""
         shorter = [min(out, max(least, int(out * share))) for out in self.outputs]
         return msgspec.structs.replace(self, outputs=shorter)
 
 
 def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSample:
-    """Returns a shape's requests: ids drawn from the vocabulary, the same each time. UsageError
-    where a request is longer than the context."""
+    """Returns a shape's requests: random ids from the vocabulary, the same each time. Raises
+    UsageError when a request is longer than the context."""
     if shape.prompt_tokens + shape.output_tokens > context:
         raise UsageError(
             f"shape {shape.told} is longer than the context of {context} tokens: lower it"
@@ -140,9 +140,10 @@ def shape_work(shape: WorkShape, config: ModelConfig, context: int) -> WorkSampl
 def rows_work(
     told: str, rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int, most_rows: int | None
 ) -> WorkSample:
-    """Returns a file's sample as ids. most_rows: of the engine, where the user named them.
-    UsageError for rows that the model cannot take (longer than the context, ids outside its
-    vocabulary), all of them by their numbers."""
+    """Returns a file's sample as ids. most_rows: the user's limit of the engine's rows, if any.
+    Raises UsageError for rows that the model cannot take (longer than the context, ids outside its
+    vocabulary), naming all of them.
+    """
     prompts = _ids(rows, tokenizer, context)
     asked = [row.params.max_tokens or LONGEST_LOOK for row in rows]
     work = WorkSample(
@@ -157,8 +158,8 @@ def rows_work(
 
 
 def spread(rows: Iterable[WorkRow], count: int) -> list[WorkRow]:
-    """Returns at most MOST_PROMPTS of `count` rows, spread evenly, of MOST_SAMPLES samples together
-    at most (one row at least)."""
+    """Returns at most MOST_PROMPTS of `count` rows, spread evenly, with at most MOST_SAMPLES
+    samples together (at least one row)."""
     step = -(-count // MOST_PROMPTS)
     some = [row for place, row in enumerate(rows) if place % step == 0]
     each = -(-sum(row.params.n for row in some) // MOST_SAMPLES)
@@ -166,16 +167,17 @@ def spread(rows: Iterable[WorkRow], count: int) -> list[WorkRow]:
 
 
 def shared_beginning(prompts: Sequence[list[int]]) -> int:
-    """Returns how many tokens all prompts begin with alike; 0 for a single one."""
+    """Returns the length of the common prefix of all prompts, in tokens; 0 for a single prompt."""
     if len(prompts) < 2:
         return 0
-    low, high = min(prompts), max(prompts)  # whatever these two share, all between them do
+    # every prompt lies between these two in sorting order, so it shares their common prefix
+    low, high = min(prompts), max(prompts)
     same = (a == b for a, b in zip(low, high, strict=False))
     return next((place for place, alike in enumerate(chain(same, [False])) if not alike), 0)
 
 
 def _ids(rows: Sequence[WorkRow], tokenizer: Tokenizer, context: int) -> list[list[int]]:
-    """Each row's prompt; messages by the model's chat template."""
+    """Returns each row's prompt as ids; messages go through the model's chat template."""
     found, bad = list[list[int]](), BadRows()
     with ExitStack() as opened:
         sandbox: Sandbox | None = None

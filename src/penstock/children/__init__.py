@@ -1,12 +1,11 @@
-"""children: one way to have a process of ours start another and speak with it.
+"""children: one way for a process of ours to start another one and to talk to it.
 
-    spawn          starts `python -m MODULE FD`, with a socket to it; says in one line how one ended
-    lifetime       what a child does first: it leaves signals to its parent, and ends with it
-    frames         words of msgpack behind their lengths, over a socket: blocking, polled, or on an
-    event loop
-    array_codec    words with numpy arrays in them
-    carried_error  an error of ours on its way from a child to whoever raises it
+    spawn          starts `python -m MODULE FD` with a socket; describes in a line how a child ended
+    lifetime       set-up of a new child: it leaves signals to its parent and ends with it
+    frames         msgpack messages with a length header, over a socket: blocking, polled, asyncio
+    array_codec    msgpack messages with numpy arrays in them
+    carried_error  an error of ours, sent from a child to the process that raises it
 
-docs/children.md lists which process starts which. It knows sockets, bytes and errors; no engine, no
+docs/children.md lists which process starts which. Knows sockets, bytes and errors; no engine, no
 model.
 """

@@ -1,9 +1,8 @@
-"""ArrayCodec: words with numpy arrays in them to bytes and back, for what crosses between
-processes. Never pickle.
+"""ArrayCodec: encodes messages with numpy arrays for another process, and decodes them. Never
+pickle.
 
-An array is an extension of msgpack: its dtype's character, its dimensions, its bytes. What is read
-is held to the types that the words are declared with; an array's dtype is the sender's. It knows no
-processes.
+An array is a msgpack extension: its dtype's character, its shape, its bytes. Decoding checks a
+message against its declared types; an array keeps the sender's dtype. Knows no processes.
 """
 
 from __future__ import annotations
@@ -17,16 +16,19 @@ from numpy.typing import NDArray
 
 from penstock.errors import EngineError
 
-ARRAY = 1  # the extension's code
-LONGEST_WHY = 200  # characters of why bytes cannot be read
-# the dtype's character, dimensions' count, two bytes' room, three dimensions
+ARRAY = 1  # the msgpack extension code of an array
+LONGEST_WHY = 200  # characters of the reason why bytes cannot be decoded
+# dtype character, number of dimensions, two bytes of padding, three dimensions
 _HEAD = struct.Struct("<cBHiii")
 Word = TypeVar("Word")
 
 
 class ArrayCodec(Generic[Word]):
-    """Words of `kind`, a type or a union of tagged ones; `what` is their name in errors. record:
-    the one structured dtype that their arrays may have."""
+    """Encodes and decodes messages of one type, or of a union of tagged types.
+
+    kind: the type. what: name of the messages in errors. record: the only structured dtype that
+    their arrays may have.
+    """
 
     def __init__(self, kind: Any, what: str, record: np.dtype[np.void] | None = None) -> None:
         self._what, self._record = what, record
@@ -37,11 +39,13 @@ class ArrayCodec(Generic[Word]):
         return self._encoder.encode(word)
 
     def decode(self, data: bytes | bytearray) -> Word:
-        """Returns the word, whose arrays are its own. EngineError for bytes that are none."""
+        """Returns the message; its arrays own their memory.
+        Raises EngineError for invalid bytes."""
         try:
             word: Word = self._decoder.decode(data)
         except Exception as error:
-            # msgspec's own, numpy's and struct's of an array, UsageError of a request's sampling
+            # msgspec's errors, numpy's and struct's for an array, UsageError for sampling
+            # parameters
             why = f"{type(error).__name__}: {error}"[:LONGEST_WHY]
             raise EngineError(f"{self._what} cannot be read ({why})") from error
         return word
@@ -71,7 +75,7 @@ class ArrayCodec(Generic[Word]):
                 raise ValueError("no structured array is known here")
             dtype = self._record
         found = np.frombuffer(data, dtype, offset=_HEAD.size).reshape(shape[:dimensions])
-        return found.copy()  # aligned, as torch wants
+        return found.copy()  # a copy is aligned, as torch needs
 
 
 def _array(_: type, value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""CarriedError: an error of ours on its way from one process to another, where it is raised again.
+"""CarriedError: an error of ours, sent from one process to another and raised again there.
 
-It knows the error tree; no process.
+Knows the error classes; no process.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from penstock.errors import EngineError, PenstockError, UsageError
 
 
 class CarriedError(msgspec.Struct, tag="failed", frozen=True):
-    """kind: the error's class name.   param, rule: as the error has them."""
+    """An error in the form that crosses. kind: its class name. param, rule: its attributes."""
 
     kind: str
     message: str
@@ -21,8 +21,8 @@ class CarriedError(msgspec.Struct, tag="failed", frozen=True):
 
     @classmethod
     def of(cls, error: BaseException, what: str = "") -> CarriedError:
-        """Returns an error to carry; one that isn't ours becomes an EngineError, whose message
-        begins with `what`."""
+        """Returns the carried form of `error`. An error that isn't ours becomes an EngineError
+        whose message begins with `what`."""
         if isinstance(error, PenstockError):
             rule = (
                 error.rule if isinstance(error, UsageError) and error.rule != str(error) else None
@@ -31,7 +31,7 @@ class CarriedError(msgspec.Struct, tag="failed", frozen=True):
         return cls(EngineError.__name__, f"{what}{type(error).__name__}: {error}")
 
     def error(self, prefix: str = "") -> PenstockError:
-        """Returns what is to be raised. prefix: stands before the message."""
+        """Returns the error to raise. prefix: text before its message."""
         kind: type[PenstockError] = getattr(errors, self.kind, EngineError)
         assert issubclass(kind, PenstockError)
         message = f"{prefix}{self.message}"

@@ -1,10 +1,10 @@
-"""Frames: words of msgpack over a socket between two processes, each behind its length.
+"""Frames: msgpack messages over a socket between two processes, each after its length.
 
     blocking    send, receive
     polled      Frames.read, when the socket is ready
-    by an event loop    frame, and missing_of what has come so far
+    asyncio     frame, and missing_of the bytes received so far
 
-It knows bytes and sockets; no words.
+Knows bytes and sockets; not what the messages mean.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import socket
 
 import msgspec
 
-HEADER = 8  # bytes of a frame's length, little-endian, before it
-PIECE = 65_536  # bytes that are received at once, or more
+HEADER = 8  # bytes of the length before each frame, little-endian
+PIECE = 65_536  # bytes of a receive buffer, at least
 
 
 def frame(word: msgspec.Struct) -> bytearray:
-    """Returns the word's bytes with their length before them."""
+    """Returns the message's bytes with their length before them."""
     data = bytearray(HEADER)
     msgspec.msgpack.Encoder().encode_into(word, data, HEADER)
     data[:HEADER] = (len(data) - HEADER).to_bytes(HEADER, "little")
@@ -26,32 +26,32 @@ def frame(word: msgspec.Struct) -> bytearray:
 
 
 def send(channel: socket.socket, data: bytes | bytearray) -> None:
-    """Sends a word's bytes, their length before them. Raises OSError where nobody takes them."""
+    """Sends a message's bytes with their length before them. Raises OSError if the peer is gone."""
     channel.sendall(len(data).to_bytes(HEADER, "little"))
     channel.sendall(data)
 
 
 def receive(channel: socket.socket) -> bytearray | None:
-    """Waits for a word's bytes. Returns None at the socket's end, or where the other side has gone
-    amid a word."""
+    """Waits for a message and returns its bytes. Returns None if the peer closes the socket, also
+    in the middle of a message."""
     head = _exactly(channel, HEADER)
     return None if head is None else _exactly(channel, int.from_bytes(head, "little"))
 
 
 def missing_of(data: bytearray) -> int:
-    """Returns how many bytes, at least, a frame lacks of which so much has come, its length too."""
+    """Returns how many bytes, at least, are missing to complete the frame that begins `data`."""
     size = int.from_bytes(data[:HEADER], "little") if len(data) >= HEADER else 0
     return HEADER + size - len(data)
 
 
 class Frames:
-    """Cuts what comes out of a socket into words' bytes."""
+    """Cuts the bytes from a socket into messages."""
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel, self._data = channel, bytearray()
 
     def read(self) -> list[bytes]:
-        """Receives once. Returns the words that are whole. Raises EOFError at the socket's end,
+        """Receives once and returns the complete messages. Raises EOFError at the socket's end, and
         OSError."""
         piece = self._channel.recv(PIECE)
         if not piece:

@@ -1,7 +1,5 @@
-"""What doesn't end a process of ours, and what does: lines that nobody takes, and signals that are
-its parent's, don't; the end of the process that started it does. It knows descriptors, signals and
-Linux; no engine.
-"""
+"""What ends a child process of ours: the death of its parent does; lost output lines and signals
+meant for the parent don't. Knows file descriptors, signals and Linux; no engine."""
 
 from __future__ import annotations
 
@@ -13,31 +11,31 @@ import signal
 import sys
 from typing import Any
 
-_SET_PARENT_DEATH_SIGNAL = (
-    1  # PR_SET_PDEATHSIG, prctl(2); it is sent when the thread that started us ends
-)
+# PR_SET_PDEATHSIG of prctl(2). The kernel sends the signal when the thread that started us ends.
+_SET_PARENT_DEATH_SIGNAL = 1
 
 
 def begin_child() -> None:
-    """The first thing that a process of a service does which another one started."""
+    """Sets up a child process of a service; to be called first."""
     leave_signals()
     lose_lines()
     end_with_parent()
 
 
 def leave_signals() -> None:
-    """Ignores what ends a group of processes: Ctrl-C and a terminal's end reach the whole terminal,
-    a service manager's SIGTERM the whole group. The parent says when to end."""
+    """Ignores the signals that end a group of processes: Ctrl-C and a closed terminal reach every
+    process of the terminal, a service manager's SIGTERM the whole group. The parent says when to
+    end."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when the one that started it has gone; on Linux. Elsewhere
-    the standard input is all there is: children of ours watch it, for it ends with the parent. That
-    takes a thread that runs: one that hangs inside a library, with the interpreter's lock held, or
-    a process that was stopped, would never look. A parent that has gone already is for the caller
-    to see, by its standard input."""
+    """Has the kernel kill this process when its parent has gone; on Linux only. Elsewhere children
+    of ours watch their standard input, which ends with the parent. Watching takes a running thread:
+    a process that is stopped, or hangs inside a library with the interpreter's lock held, would
+    never notice. The caller must check by standard input whether the parent has gone before this
+    call."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         if prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL.value, 0, 0, 0):
@@ -45,11 +43,10 @@ def end_with_parent() -> None:
 
 
 def lose_lines() -> None:
-    """From here on lines that standard output or error doesn't take (a full disk, a reader that
-    left) are lost: they raise nothing. Where somebody put another object in their place, that
-    stays."""
-    # One of them that was closed at the start would be the number of the next socket or file that
-    # is opened.
+    """Makes failed writes to standard output and error (full disk, closed pipe) lose their lines
+    without raising. Leaves a stream alone that somebody has replaced."""
+    # A standard stream that was closed at the start leaves its number (0 to 2) free, and the next
+    # socket or file would get it.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(number, True)
     os.close(number)
@@ -60,7 +57,7 @@ def lose_lines() -> None:
 
 
 def _lossy(stream: Any, what: str) -> io.TextIOWrapper:
-    """The same stream, a line a write; /dev/null for one that is closed."""
+    """Returns the same stream, flushed after each line; /dev/null for a closed stream."""
     if stream is None or stream.closed:
         return open(os.devnull, "w")
     with contextlib.suppress(OSError):
@@ -70,9 +67,9 @@ def _lossy(stream: Any, what: str) -> io.TextIOWrapper:
 
 
 class LossyFile(io.FileIO):
-    """A file whose write raises nothing: no service may suffer for a line about it. Lost lines are
-    told once, on standard error; where a part of one was written, the next begins on a line of its
-    own. what: its name there."""
+    """A file whose write never raises: no service may fail because of a log line. The first loss is
+    reported once on standard error. After a line that was written in part, the next write begins a
+    new line. what: the file's name in that report."""
 
     _lost = _torn = False
 
@@ -84,7 +81,7 @@ class LossyFile(io.FileIO):
         data = b"\n" * self._torn + bytes(data)
         why: str | None = "no room"
         try:
-            # None: a pipe that is full, and that nobody waits for
+            # None: the pipe is full and non-blocking
             written = super().write(data) or 0
         except OSError as error:
             written, why = 0, error.strerror

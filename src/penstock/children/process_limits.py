@@ -1,5 +1,5 @@
-"""What a process may take, and what it has, by the kernel: resource limits and /proc. It knows one
-process: its own."""
+"""Resource limits of this process and the memory that it uses, from the kernel (/proc). Knows only
+its own process."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import sys
 
 
 def bound(which: int, most: int) -> None:
-    """Sets the soft limit, which is what counts; no higher than the hard one that we were started
-    with."""
+    """Sets the soft limit of a resource, at most the hard limit that we were started with."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 class ProcessMemory:
-    """What the process has. To open the system's file for each job would take longer than to render
-    a chat's frame."""
+    """Reads how much memory this process has. The file stays open: opening it for each job would
+    take longer than rendering a chat."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None
 
     def read(self) -> tuple[int, int]:
-        """Returns bytes of addresses and of memory; (0, 0) where the system doesn't say."""
+        """Returns the bytes of address space and of resident memory; (0, 0) where there is no
+        /proc."""
         if self._file is None:
             return 0, 0
         addresses, resident = os.pread(self._file, 128, 0).split()[:2]

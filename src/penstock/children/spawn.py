@@ -1,5 +1,4 @@
-"""How a child is started, and how its end is put into words. It knows processes;
-not what they do."""
+"""Starts a child process, and describes how it ended. Knows processes; not what they do."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ QUIET = subprocess.DEVNULL
 
 
 def command_of(module: str, *words: object) -> tuple[str, ...]:
-    """Returns the command of a child: this interpreter, a module of ours, and words for it."""
+    """Returns a child's command line: this interpreter, a module of ours, and its arguments."""
     return (sys.executable, "-m", module, *map(str, words))
 
 
@@ -29,9 +28,9 @@ def spawn(
     stderr: int | IO[bytes] | None = None,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child. what: its name in errors.   fds: descriptors that it inherits.   environment:
-    variables beside ours.   session: it gets one of its own, so that an interrupt at the terminal
-    is its parent's alone. Raises CapacityError."""
+    """Starts a child. what: its name in errors. fds: descriptors that it inherits. environment:
+    variables added to ours. session: start a new session, so that Ctrl-C at the terminal reaches
+    the parent only. Raises CapacityError."""
     everything = None if environment is None else {**os.environ, **environment}
     try:
         return subprocess.Popen(
@@ -48,14 +47,14 @@ def spawn(
 
 
 def could_not_start(what: str, error: OSError) -> CapacityError:
-    """Returns the error to raise where a child could not be started."""
+    """Returns the error to raise for a child that could not be started."""
     return CapacityError(
         f"{what} could not be started: {error.strerror}: free memory or raise the process limit"
     )
 
 
 def how_ended(code: int | None) -> str:
-    """Returns how a child ended, by its exit code: `ended with code 1`,
+    """Returns how a child ended, from its exit code: `ended with code 1`,
     `was killed by signal 9`."""
     return (
         f"was killed by signal {-code}"

@@ -1,7 +1,7 @@
 """The command line of `penstock` and `python -m penstock`. Every command imports what it needs when
 it runs.
 
-The distribution penstock installs all commands, penstock-client those of `root` alone: they need no
+The distribution penstock installs all commands, penstock-client only those of `root`, which need no
 engine.
 """
 

@@ -1,5 +1,4 @@
-"""The almanac's commands: parse, import, call. It knows what they are called; the work is the
-almanac's."""
+"""The almanac's commands: parse, import, call. Knows their options; the almanac does the work."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ almanac_app = typer.Typer(
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
-NO_RECORD = "run.json"  # what else lies in a run's folder
+NO_RECORD = "run.json"  # a .json file of a run's folder that is no record
 BEGIN = (
     "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock"
     " almanac add RUN`"
@@ -31,9 +30,9 @@ def build_command(
     ],
     records: Records = RECORDS,
 ) -> None:
-    """Make the page: one folder of static files that opens from the file system.
+    """Make the almanac's page: one folder of static files that opens from the file system.
 
-    Files that are no records are named and left out; the exit code is 1 then."""
+    Files that are no records are named and left out; the exit code is then 1."""
     from penstock.almanac.page.build import build
 
     built = build(records, out)
@@ -51,7 +50,7 @@ def serve_command(
         int, typer.Option(help="Port to listen on; 0 is any free one.", min=0, max=65535)
     ] = 8080,
 ) -> None:
-    """Make the page in a temporary folder and show it on this machine."""
+    """Make the almanac's page in a temporary folder and show it on this machine."""
     import tempfile
 
     from penstock.almanac.page.build import build
@@ -71,11 +70,12 @@ def add_command(
     *,
     records: Records = RECORDS,
 ) -> None:
-    """Take measured runs into the almanac: a record's file each, after every number was derived
+    """Take measured runs into the almanac: one file per record, after every number was derived
     again.
 
-    Of a run that another version measured, what this one derives goes in, and a line says what that
-    changes."""
+    A run that another version measured goes in as this version derives it, and a line says what
+    changed.
+    """
     from penstock.almanac.collect import add
     from penstock.bench.write_record import commit
     from penstock.errors import RecordError
@@ -105,13 +105,14 @@ def validate_command(
         Path | None, typer.Option(help="The raw data of one record. A run's folder has its own.")
     ] = None,
 ) -> None:
-    """Check records: their form, and whether they contradict themselves. Those are named, and the
-    exit code is 1.
+    """Check records: their form, and that they don't contradict themselves. Wrong ones are named,
+    and the exit code is 1.
 
-    With its raw data beside it every number of a record is derived again: that alone says that it
-    was measured. Of the others it is said that they were not re-derived; points that name no raw
-    data are refused. Of the almanac's own folder the places are checked too: one file a run, each
-    where it belongs, and nothing else."""
+    With its raw data beside it every number of a record is derived again: only this proves that it
+    was measured. Other records are reported as not re-derived; points that name no raw data are
+    refused. In the almanac's own folder the places are checked too: one file per run, each where it
+    belongs, and nothing else.
+    """
     if paths or raw:
         _validate(paths, raw)
     else:
@@ -119,7 +120,7 @@ def validate_command(
 
 
 def _folders(runs: list[Path]) -> list[Path]:
-    """Of shapes: a run of several has one in each of its folders."""
+    """Returns the folders that hold one shape each: a run of several shapes has one for each."""
     from penstock.almanac.collect import RECORD
 
     found = []
@@ -184,7 +185,8 @@ def _checked(held: int, count: int, derived: int) -> str:
 
 
 def _records_in(path: Path) -> list[Path]:
-    """A file is one itself; of a folder whatever is no other file of a run."""
+    """Returns the records at a path: the file itself, or the .json files of a folder without a
+    run's other files."""
     if not path.is_dir():
         return [path]
     inside = [file.relative_to(path) for file in sorted(path.rglob("*.json"))]

@@ -1,4 +1,4 @@
-"""The commands of batches on a server: parse, import, call. The work is jobs/remote_batch.py's."""
+"""The commands for batches on a server: parse, import, call. jobs/remote_batch.py does the work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def submit_command(
     url: Url = URL,
     api_key: Key = None,
 ) -> None:
-    """Upload a file and start a batch of it; prints the batch's id."""
+    """Upload a file and start a batch from it; print the batch's id."""
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import submit
 
@@ -59,9 +59,10 @@ def submit_command(
 
 @batch_app.command("watch", cls=OneLineCommand)
 def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
-    """Say how far a batch is until it is over.
+    """Show a batch's progress until it is over.
 
-    The exit code is 0 for one that is completed. A server may end and start again meanwhile."""
+    The exit code is 0 if the batch has completed. The server may stop and start again meanwhile.
+    """
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import watch
 
@@ -71,7 +72,7 @@ def watch_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
 
 @batch_app.command("cancel", cls=OneLineCommand)
 def cancel_command(batch_id: Id, *, url: Url = URL, api_key: Key = None) -> None:
-    """Stop a batch; what is done by then can be fetched."""
+    """Stop a batch; finished answers can still be fetched."""
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import line_of
 
@@ -95,7 +96,7 @@ def fetch_command(
     url: Url = URL,
     api_key: Key = None,
 ) -> None:
-    """Write the rows of a batch that is over."""
+    """Write the rows of a finished batch to files."""
     from penstock.jobs.remote import Remote
     from penstock.jobs.remote_batch import fetch
 

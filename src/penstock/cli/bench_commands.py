@@ -1,5 +1,5 @@
-"""The bench's commands for servers: parse, import, call. It knows what they are called; the work is
-the bench's."""
+"""The bench's commands for servers: parse, import, call. Knows their options; the bench does the
+work."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MINUTES = 28.0  # within half an hour: a start and a last point go over
-MOST_GOALS = 20  # of a record
+MINUTES = 28.0  # less than half an hour, since a start and a last point run over
+MOST_GOALS = 20  # upper bound of goals in a record
 
 
 @bench_app.command("run", cls=OneLineCommand)
@@ -158,7 +158,7 @@ def bench_run(
     """Measure a server: highest rate, lowest latency, and the rates at which first tokens come in
     time.
 
-    Writes a folder a shape: raw samples, record.json, table.txt, report/index.html. `penstock
+    Writes one folder per shape: raw samples, record.json, table.txt, report/index.html. `penstock
     almanac add` takes it from there."""
     given = dict(locals())
     stopped_by_sigterm(lambda: _run(given))
@@ -217,7 +217,7 @@ def _processes() -> int:
 
 
 def _ceiling(processes: int) -> Rung | None:
-    """What `bench calibrate` has left for this machine, if it has."""
+    """Returns the ceiling that `bench calibrate` measured on this machine, or None."""
     from penstock.bench.calibrate import read_ceiling
 
     told = read_ceiling()
@@ -249,8 +249,8 @@ def _settings(given: dict[str, Any], shapes: int) -> Settings:
 
 
 def _goals(given: list[float]) -> tuple[float, ...]:
-    """Each once, the shortest first. Raises UsageError for what is no time, and for more than a
-    record holds."""
+    """Returns the goals sorted and without duplicates. Raises UsageError for an invalid time, and
+    for more goals than a record holds."""
     from penstock.errors import UsageError
 
     goals = tuple(sorted(set(given)))
@@ -282,9 +282,9 @@ def bench_calibrate(
     ] = None,
     seconds: Annotated[float, typer.Option(help="Of each trial.", min=0.5)] = 2.0,
 ) -> None:
-    """Measure what this machine's client can hear, against a server that computes nothing.
+    """Measure how many events and requests a second the bench's client can receive on this machine.
 
-    `bench run` reads it: each point's headroom is this ceiling over what was asked of the client.
+    The server it talks to computes nothing. `bench run` compares each point's load with this ceiling.
     """
     from penstock.bench.calibrate import calibrate, write_ceiling
 
@@ -315,8 +315,8 @@ def bench_import(
         float | None, typer.Option(help="Dollars an hour of the machine.", min=0, max=1e6)
     ] = None,
 ) -> None:
-    """Make a record of what vLLM's own client has measured. What it doesn't tell is marked; no
-    point is ranked."""
+    """Make a record from the results of vLLM's own client. Unknown fields are marked; no point is
+    ranked."""
     _import(dict(locals()))
 
 
@@ -359,8 +359,8 @@ def _import(given: dict[str, Any]) -> None:
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[None]:
-    """It stays only if what is put into it is whole, so that the same command can be tried again.
-    Raises UsageError where it cannot be made, as where it is there."""
+    """Makes the folder and removes it on an error, so that the same command can be tried again.
+    Raises UsageError if it exists or cannot be made."""
     import shutil
 
     from penstock.errors import UsageError

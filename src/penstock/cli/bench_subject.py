@@ -1,5 +1,5 @@
-"""Finds what `penstock bench run` measures: a server by its URL, or an engine that is started; its
-words, environment and files."""
+"""Builds the subject of `penstock bench run`: a server by its URL, or an engine to start, with its
+options, environment and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from penstock.bench.run_spec import ServerSpec
 
 
-# Variables that engines and their libraries heed; keys are left out whatever they begin with.
+# Prefixes of variables that engines and their libraries read. Names with KEY are always left out.
 HEEDED = (
     "OMP_",
     "KMP_",
@@ -24,13 +24,13 @@ HEEDED = (
     "PYTORCH_",
     "VLLM_",
 )
-MOST_WORDS = 200  # of a record
-FEWEST_IDS = 1000  # that every model's vocabulary has
+MOST_WORDS = 200  # upper bound of words in a record
+FEWEST_IDS = 1000  # ids that every model's vocabulary has
 
 
 def subject_of(given: dict[str, Any]) -> ServerSpec:
-    """What is measured; an engine that we start is asked for its version. Raises UsageError for
-    what doesn't fit."""
+    """Returns the server to measure. Asks an engine that we start for its version. Raises
+    UsageError for options that contradict each other."""
     from penstock.bench.peers import peer
     from penstock.bench.run_spec import ServerSpec
     from penstock.bench.write_record import model_config, option_files
@@ -86,8 +86,8 @@ def subject_of(given: dict[str, Any]) -> ServerSpec:
 
 
 def words_of(text: str, option: str) -> list[str]:
-    """Parts a text into words as a shell does. Raises UsageError for a quote that is not closed,
-    and for more than a record holds."""
+    """Splits a text into words as a shell does. Raises UsageError for an unclosed quote, and for
+    more words than a record holds."""
     import shlex
 
     from penstock.errors import UsageError
@@ -106,7 +106,8 @@ def words_of(text: str, option: str) -> list[str]:
 
 
 def _from_environment() -> bool:
-    """A key that lies in the environment for other uses is no option that was given."""
+    """Returns True if the key comes from the environment: it may be there for other uses, so it
+    isn't an option that the user gave."""
     import os
 
     return "OPENAI_API_KEY" in os.environ and not any(
@@ -115,8 +116,8 @@ def _from_environment() -> bool:
 
 
 def _packaged(name: str) -> Path | None:
-    """`demo` is a folder of the package, to any engine. Raises UsageError in penstock-client, which
-    has no model."""
+    """Returns the folder of the packaged model for `demo`, else None. Raises UsageError in
+    penstock-client, which has no model."""
     from importlib.util import find_spec
 
     from penstock.errors import UsageError
@@ -135,8 +136,8 @@ def _packaged(name: str) -> Path | None:
 
 
 def _inherited() -> dict[str, str]:
-    """What a server that we start takes over from this shell and runs otherwise for: it belongs
-    into the record."""
+    """Returns the shell's variables that influence a server that we start:
+    the record lists them."""
     import os
 
     return {

@@ -1,4 +1,4 @@
-"""`penstock build`: its options, and how it reads a workload's rows: as `penstock run` does."""
+"""`penstock build`: its options. Rows of a workload are read as `penstock run` reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Many = list[str] | None
 
 
 def add_build(app: typer.Typer) -> None:
-    """Gives the command line its `build`."""
+    """Adds `build` to the command line."""
     app.command(cls=EngineCommand)(build)
 
 
@@ -155,7 +155,7 @@ def build(
 ) -> None:
     """Fit a model to this machine and a workload: an artifact that starts in seconds.
 
-    Quantizes, times choices, compiles, checks. A killed build goes on."""
+    Quantizes, times choices, compiles, checks. A killed build resumes."""
     from penstock.build.options import BuildOptions
     from penstock.build.run_build import run_build
 

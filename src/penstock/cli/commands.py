@@ -1,8 +1,7 @@
-"""The engine's commands: parse, import, call. Each imports what it needs inside itself, so `--help`
-loads no torch.
+"""The engine's commands: parse, import, call. Each imports what it needs inside itself, so that
+`--help` loads no torch.
 
-Engine options are not written here: `engine_options` makes them. Commands that need no engine are
-in `root`.
+`engine_options` makes the engine options. Commands that need no engine are in `root`.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ def demo(
 ) -> None:
     """Sample packaged problems with the packaged model.
 
-    The main job, offline, in a few minutes."""
+    Runs the main job (`monkeys`) offline in a few minutes."""
     from penstock.jobs.monkeys import run_demo
 
     stopped_by_sigterm(lambda: run_demo(Config.of(**knobs), out, n=n, limit=limit))
@@ -210,7 +209,7 @@ def run_command(
 ) -> None:
     """Run a file of prompts into a file of outputs.
 
-    Files of any size, each id exactly once, through kills."""
+    Takes files of any size; writes each id exactly once, even after a kill."""
     from penstock.jobs.input_rows import kept_columns
     from penstock.jobs.run import run_file
 
@@ -228,7 +227,8 @@ def run_command(
 
 
 def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
-    """How a job opens its engine. Raises UsageError for words of Ray's where it isn't asked for."""
+    """Returns the function that opens a job's engine. Raises UsageError for Ray's options without
+    --on ray."""
     if on == "here":
         for param, given in (("address", address), ("workers", workers)):
             if given is not None:
@@ -241,7 +241,7 @@ def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
     return partial(RayWorkers, address=address, workers=workers)
 
 
-add_serve(app)  # here, since --help lists commands as they are added
+add_serve(app)  # added here because --help lists commands in this order
 
 
 @app.command(cls=OneLineCommand)
@@ -252,9 +252,10 @@ def inspect(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest, as JSON.")] = False,
 ) -> None:
-    """Say what an artifact holds, and see that it is whole.
+    """Show what an artifact holds, and check that it is whole.
 
-    What it was built of, on and for; what was decided and by how much it won."""
+    Lists its model, machine and workload, and each choice with its gain.
+    """
     from penstock.jobs.inspect_artifact import print_artifact
 
     print_artifact(folder, as_json=as_json)
@@ -273,9 +274,10 @@ def inspect(
     "lora",
 )
 def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
-    """Say what this machine is and how a model would run here.
+    """Describe this machine and how a model would run on it.
 
-    Which kernels and why, and how many tokens fit."""
+    Lists the kernels with the reason for each, and how many tokens fit.
+    """
     config = Config.of(model=model, **knobs)
     from penstock.jobs.doctor import print_doctor
 
@@ -284,7 +286,7 @@ def doctor(model: Model = "demo", *, knobs: dict[str, Any]) -> None:
 
 @app.command()
 def models() -> None:
-    """List the models that are served, with what of each is measured."""
+    """List the models that are served, with what was measured of each."""
     from penstock.models.catalog import print_catalog
 
     print_catalog()

@@ -1,5 +1,5 @@
-"""`penstock deploy`: takes Penstock to a cloud or a cluster. Modal's file it writes and forgets;
-Ray Serve it asks."""
+"""`penstock deploy`: takes Penstock to a cloud or a cluster. For Modal it only writes a file; Ray
+Serve it calls."""
 
 from __future__ import annotations
 
@@ -129,9 +129,9 @@ def modal(
     ] = 60,
     knobs: dict[str, Any],
 ) -> None:
-    """Write a Modal app: a server from zero and back, `build` into a volume, monkeys.
+    """Write a Modal app: a server that scales to zero, `build` into a volume, monkeys.
 
-    A file of plain Modal that is yours to change. Nothing is deployed."""
+    The file uses Modal's own API and is yours to change. Nothing is deployed."""
     from penstock.deploy.modal_deployment import ModalDeployment
     from penstock.deploy.write_modal_app import default_package, modal_missing, write_modal_app
 
@@ -274,9 +274,9 @@ def ray(
     ] = 120.0,
     knobs: dict[str, Any],
 ) -> None:
-    """Serve a model on Ray Serve: replicas from zero and back.
+    """Serve a model on Ray Serve, with replicas that scale to zero.
 
-    Plain Serve with our server in each replica, HAProxy in front."""
+    Each replica runs our server; Serve puts HAProxy in front."""
     from penstock.cli.exit_codes import stopped_by_sigterm
     from penstock.on_ray.cluster import needs_ray
     from penstock.on_ray.deployment import RayDeployment
@@ -332,12 +332,12 @@ def _whole_path(path: Path | None) -> str | None:
 
 
 def _word(text: str) -> str:
-    """A word for a shell, of a command to be copied from the screen; what cannot be shown is an
-    escape."""
+    """Quotes a word for a shell command that the user may copy; characters that cannot be shown are
+    escaped."""
     return escaped(shlex.quote(text))
 
 
 def _app_name(model: str) -> str:
-    """`meta-llama/Llama-3.2-1B` becomes penstock-llama-3.2-1b."""
+    """Returns the app's name for a model: `meta-llama/Llama-3.2-1B` gives penstock-llama-3.2-1b."""
     last = re.sub(r"[^a-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2].lower())
     return f"penstock-{last}"[:64]

@@ -1,8 +1,7 @@
-"""An option for every knob of an engine, made from `penstock.config`'s fields: names, types,
-defaults and help alike.
+"""Makes a command line option for every engine knob, from the fields of `penstock.config`: name,
+type, default and help.
 
-vLLM's arguments are read beside them, by the table of `penstock.vllm_arguments`. It knows no
-command.
+Reads vLLM's arguments too, by the table of `penstock.vllm_arguments`. Knows no command.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ DEMO = "`demo` is the one in the package"
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for every knob of Config but those left out; those that the user
-    typed arrive as its `knobs`."""
+    """Gives a command an option for every knob of Config except `leave_out`. The knobs that the
+    user typed arrive as its argument `knobs`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -62,7 +61,7 @@ def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[
 
 
 def given_options(context: typer.Context, *but: str) -> dict[str, str]:
-    """Returns the command's options that the user typed: name -> flag."""
+    """Returns the command's options that the user typed, except `but`: name -> flag."""
     flags = {
         param.name: param.opts[0]
         for param in context.command.params
@@ -75,14 +74,14 @@ def given_options(context: typer.Context, *but: str) -> dict[str, str]:
 
 
 def refuse_options(given: dict[str, str], why: str) -> None:
-    """Raises UsageError for the first of `given_options`, which nothing would read."""
+    """Raises UsageError for the first of the `given` options, which nothing would read."""
     for name, flag in given.items():
         raise UsageError(f"{flag} {why}", param=name)
 
 
 def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
-    """A typer option a knob of Config: `max_num_seqs` is `--max-num-seqs`, with its type, default
-    and help."""
+    """Returns a typer option for each knob of Config: `max_num_seqs` is `--max-num-seqs`, with its
+    type, default and help."""
     parameters = []
     for group in Config().groups():
         hints = get_type_hints(type(group))
@@ -102,9 +101,8 @@ def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
 
 
 class EngineCommand(OneLineCommand):
-    """A command with engine options. vLLM's arguments are taken out of its words before the parser
-    sees them: none is in its help, or near enough to a mistyped option to be offered in its place.
-    """
+    """A command with engine options. Takes vLLM's arguments out of the command line before the
+    parser sees it, so that they are neither in the help nor suggested for a mistyped option."""
 
     serves = False
 
@@ -121,7 +119,7 @@ class EngineCommand(OneLineCommand):
         _, told = with_one_line(lambda: sift(given, table, ctx.params, _typed), names)
         for line in told:
             print(f"penstock: {line}", file=sys.stderr)
-        for name in self.callback.knobs:  # type: ignore[union-attr]  # engine_options left them there
+        for name in self.callback.knobs:  # type: ignore[union-attr]  # set by engine_options
             if ctx.get_parameter_source(name).name == "DEFAULT":
                 ctx.params[name] = None
         ctx.params.update(with_one_line(lambda: meant(given), names))
@@ -129,7 +127,7 @@ class EngineCommand(OneLineCommand):
 
 
 class ServeCommand(EngineCommand):
-    """One that takes the arguments of vLLM's server too."""
+    """A command that takes the arguments of vLLM's server too."""
 
     serves = True
 
@@ -141,7 +139,7 @@ def _part(
     words: list[str],
     given: dict[str, Any],
 ) -> None:
-    """Parts a command line into the command's own words, spelt as it does, and vLLM's arguments.
+    """Splits a command line into the command's own words, in its spelling, and vLLM's arguments.
     Raises UsageError."""
     from penstock.vllm_arguments.sift import ours, sift
 
@@ -156,7 +154,8 @@ def _part(
             words += [word, *args]
             return
         flag, text = _split(word)
-        name, _, inner = flag[2:].replace("-", "_").partition(".")  # --compilation-config.mode 3
+        # inner: the key of a dotted argument, as in --compilation-config.mode 3
+        name, _, inner = flag[2:].replace("-", "_").partition(".")
         positive = name if name in table else name.removeprefix("no_")
         argument = table.get(positive) if flag.startswith("--") else None
         if flag in own:
@@ -171,12 +170,13 @@ def _part(
         else:
             text = _needed(word, text, args)
             given[name] = {inner: _value(text)} if inner else _value(text)
-            if not argument.taken:  # how many further words are its values is for vLLM to know
+            # refused here: only vLLM knows how many of the next words are its values
+            if not argument.taken:
                 sift({name: given[name]}, table, shown=_typed)
 
 
 def _typed(name: str, value: Any) -> str:
-    """An argument with its value, as it is typed."""
+    """Returns an argument with its value as a user types it."""
     flag = name.replace("_", "-")
     return (
         f"--{flag} {value}"
@@ -188,12 +188,12 @@ def _typed(name: str, value: Any) -> str:
 
 
 def _split(word: str) -> tuple[str, str | None]:
-    """An option's name, vLLM's short ones in full and with dashes, as vLLM takes underscores too;
-    and what is joined to it as its value."""
+    """Splits a word into the option's name, with dashes (vLLM takes underscores too) and in its
+    long form, and the value joined to it by "="."""
     from penstock.vllm_arguments.engine_table import SHORT
 
     flag, joined, text = word.partition("=")
-    if flag.startswith("-O") and flag != "-O":  # -O3
+    if flag.startswith("-O") and flag != "-O":  # -O3 has its value without a "="
         flag, joined, text = "-O", "=", word[2:]
     flag = "--" + SHORT[flag] if flag in SHORT else flag
     return flag.replace("_", "-") if flag.startswith("--") else flag, text if joined else None
@@ -207,8 +207,7 @@ def _needed(word: str, text: str | None, args: Iterator[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """The value that an argument of vLLM's has where it stands as text: JSON, None, or the text
-    itself."""
+    """Parses an argument of vLLM's: JSON, None, or the text itself."""
     if text in ("None", "none"):
         return None
     with suppress(ValueError, RecursionError):

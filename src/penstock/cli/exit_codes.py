@@ -1,9 +1,9 @@
-"""How a command ends that goes wrong or is stopped: one line on stderr and an exit code, never a
+"""The end of a command that fails or is stopped: one line on stderr and an exit code, never a
 traceback.
 
-A PenstockError is `penstock: <its line>` and its own code, a command line that cannot be read 2;
-Ctrl-C ends with 130 and SIGTERM, for jobs that go on where they were, with 143, and how to go on.
-It knows no command.
+A PenstockError prints `penstock: MESSAGE` and ends with its own code, an unreadable command line
+with 2. Ctrl-C ends with 130. SIGTERM ends jobs that can be resumed with 143; both say how to
+resume. Knows no command.
 """
 
 from __future__ import annotations
@@ -22,20 +22,19 @@ from typer.core import TyperCommand
 
 from penstock.errors import PenstockError
 
-INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as shells have it
+INTERRUPTED, TERMINATED = 130, 143  # 128 + SIGINT, 128 + SIGTERM, as in a shell
 
 
 class OneLineCommand(TyperCommand):
-    """A command whose errors by a user's hand come out as one line."""
+    """A command that reports a user's errors in one line."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         empty = any(word == "" or word.endswith("=") for word in args) and not {".", "./"} & {*args}
-        left: list[str] = super().parse_args(ctx, args)  # which takes the words
+        left: list[str] = super().parse_args(ctx, args)  # consumes `args`
         for param in self.params if empty else ():
             given = ctx.params.get(str(param.name))
             if Path() in (given if isinstance(given, (list, tuple)) else [given]):
-                # A shell's variable that isn't set, mostly; as a path it would be the folder that
-                # one stands in.
+                # Mostly an unset shell variable: as a path it would be the current folder.
                 name = (
                     param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
                 )
@@ -48,10 +47,9 @@ class OneLineCommand(TyperCommand):
 
 
 def with_one_line(call: Callable[[], Any], options: Collection[str] = ()) -> Any:
-    """Runs a command; what goes wrong by a user's hand comes out as one line, never as a traceback.
+    """Runs a command, and reports a user's errors in one line without a traceback.
 
-    options: the command's own, by their names in Python: where the line names one, it is written as
-    the user types it.
+    options: Python names of the command's options; the message shows them as the user types them.
     """
     try:
         return call()
@@ -63,17 +61,17 @@ def with_one_line(call: Callable[[], Any], options: Collection[str] = ()) -> Any
 
 
 def stopped_by_sigterm(job: Callable[[], object]) -> None:
-    """Runs a job that goes on where it was. SIGTERM, which is how a service manager or a cluster
-    stops one, does what Ctrl-C does: at the end of the step, all that is done is written, and how
-    to go on is said."""
+    """Runs a job that can be resumed. SIGTERM, with which a service manager or a cluster stops it,
+    does what Ctrl-C does: at the end of the step all results are written, and a message says how to
+    resume."""
     came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         came.append(number)
         as_interrupt = signal.getsignal(signal.SIGINT)
         if callable(as_interrupt):
-            as_interrupt(signal.SIGINT, frame)  # it may be held: engine/interrupts.py
-        else:  # a shell's background process has Ctrl-C ignored
+            as_interrupt(signal.SIGINT, frame)  # may be deferred: engine/interrupts.py
+        else:  # a shell's background process ignores Ctrl-C
             raise KeyboardInterrupt
 
     usual = signal.signal(signal.SIGTERM, stop)
@@ -93,8 +91,8 @@ def _stopped(stop: KeyboardInterrupt, code: int) -> typer.Exit:
 
 
 def _as_typed(line: str, options: Collection[str]) -> str:
-    """`max_num_seqs` becomes `--max-num-seqs`. One word alone (n, seed) may be a word of the
-    sentence: it stays."""
+    """Writes option names as flags: `max_num_seqs` becomes `--max-num-seqs`. Keeps names without an
+    underscore (n, seed), which may be ordinary words."""
     names = [name for name in options if "_" in name]
     if not names:
         return line
@@ -104,20 +102,18 @@ def _as_typed(line: str, options: Collection[str]) -> str:
 
 
 def misread(error: Any, *, engine: bool) -> int:
-    """Says in one line what the parser makes of a command line that it cannot read, and returns the
-    exit code.
+    """Prints one line about a command line that the parser cannot read, and returns the exit code.
 
-    engine: whether the engine's commands are installed; where they aren't, the line says what
-    brings them."""
+    engine: True if the engine's commands are installed; if not, the line says how to install them.
+    """
     near = get_close_matches(
         getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9
     )
-    if hasattr(
-        error, "possibilities"
-    ):  # the parser's begin at 0.6: --enable-lora would be --enable-prefix-caching
+    # The parser's cutoff is 0.6, which would suggest --enable-prefix-caching for --enable-lora.
+    if hasattr(error, "possibilities"):
         error.possibilities = near
     said: str = error.format_message()
-    if "\n" in said:  # no words at all were given: the parser's answer is the help
+    if "\n" in said:  # a command without any words: the parser answers with the help
         error.show()
         return int(error.exit_code)
     said = said.replace("Value error, ", "").rstrip(".")

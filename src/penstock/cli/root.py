@@ -1,8 +1,8 @@
-"""`penstock` itself, with the commands that speak to servers over HTTP and need no engine: bench,
+"""`penstock` itself, with the commands that talk to servers over HTTP and need no engine: bench,
 almanac, batch.
 
-The distribution penstock-client installs these alone; `commands` adds the engine's where the engine
-is installed.
+The distribution penstock-client has only these; `commands` adds the engine's where the engine is
+installed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from penstock.cli.bench_commands import bench_app
 from penstock.cli.exit_codes import misread
 
 HERE = Path(__file__).parent
-ENGINE = (HERE / "commands.py").is_file()  # whether the engine's commands are installed
-# whether penstock-client is: its wheel alone has this file
+ENGINE = (HERE / "commands.py").is_file()  # True if the engine's commands are installed
+# True if penstock-client is installed: only its wheel has this file
 CLIENT = (HERE / "client.txt").is_file()
-# the parser's UsageError, whose module moved with typer's
+# the parser's UsageError; its module differs between versions of typer
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(
@@ -32,7 +32,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode=None,  # plain: half the time to start, and no option name is cut short
+    rich_markup_mode=None,  # plain help starts in half the time and cuts no option name short
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -42,7 +42,7 @@ app.add_typer(batch_app, name="batch")
 
 
 def main() -> None:
-    """The entry point of `penstock` and `python -m penstock`."""
+    """Runs the command line: entry point of `penstock` and `python -m penstock`."""
     if ENGINE and CLIENT:
         print(
             "penstock: penstock and penstock-client are both installed here, and write the same"

@@ -1,5 +1,4 @@
-"""`penstock serve`: the server's own options, and its start. The engine's options are made by
-`engine_options`."""
+"""`penstock serve`: the server's own options and its start. `engine_options` makes the engine's."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from penstock.errors import UsageError
 
 
 def add_serve(app: typer.Typer) -> None:
-    """Gives the command line its `serve`."""
+    """Adds `serve` to the command line."""
     app.command(cls=ServeCommand)(serve)
 
 

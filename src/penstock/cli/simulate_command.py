@@ -1,4 +1,4 @@
-"""`penstock simulate`: its options, made into a load, engines and what is asked of them."""
+"""`penstock simulate`: turns its options into a load, engines and goals."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Many = list[Path] | None
 
 
 def add_simulate(app: typer.Typer) -> None:
-    """Gives the command line its `simulate`."""
+    """Adds `simulate` to the command line."""
     app.command(cls=EngineCommand)(simulate)
 
 
@@ -147,9 +147,10 @@ def simulate(
     out: Annotated[Path | None, typer.Option(help="The file that --measure writes.")] = None,
     knobs: dict[str, Any],
 ) -> None:
-    """Say how many GPUs a load takes, from measured steps: nothing is run.
+    """Say how many GPUs a load takes, from measured steps: no model is run.
 
-    The real scheduler and router before a modelled device, in virtual time."""
+    Runs the real scheduler and router over a modelled device, in virtual time.
+    """
     from penstock.config import Config
 
     if (measure is None) != (out is None):

@@ -1,2 +1,1 @@
-"""Takes Penstock to somebody else's machines: files that are then the user's own, and an
-application of Ray Serve."""
+"""Takes Penstock to others' machines: writes files, which the user then owns, for Modal."""

@@ -1,8 +1,7 @@
-"""A deployment on Modal: what runs there, on what, how many at once and for how long, and its
-command lines.
+"""A deployment on Modal: the model, its hardware, scaling and time limits, and its command lines.
 
-It knows the names of Penstock's commands and Modal's limits, and imports neither: `write_modal_app`
-makes the file.
+Knows the names of Penstock's commands and Modal's limits, and imports neither: `write_modal_app`
+writes the file.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from typing import Any
 from penstock.errors import UsageError
 
 PORT = 8000
-# where our volume is mounted: artifacts, what monkeys wrote, models that the user has put there
+# mount point of our volume: artifacts, output of `monkeys`, models uploaded by the user
 FOLDER = "/penstock"
-LONGEST_GRACE = 3600  # Modal's bound of exit_grace_period, seconds
-GRACE_OVER_DRAIN = 30  # seconds from the end of the drain to Modal's kill
+LONGEST_GRACE = 3600  # seconds; Modal's upper bound of exit_grace_period
+GRACE_OVER_DRAIN = 30  # seconds between the end of our drain and Modal's kill
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GPU = re.compile(r"[A-Za-z][A-Za-z0-9-]*!?(?::([1-8]))?")
-# with - before it, it would be an option of our own commands
+# the first character is never "-": our commands would read the id as an option
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*:[1-9]\d*")
-_SERVED_ONLY = ("data_parallel_size",)  # knobs that no artifact keeps
+_SERVED_ONLY = ("data_parallel_size",)  # knobs that an artifact doesn't keep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModalDeployment:
-    """What is asked for. Raises UsageError for what Modal or the image could not do.
+    """The user's settings. Raises UsageError for what Modal or the image could not do.
 
-    model: a hub id, a folder of the volume (/penstock/...), or `demo`. gpu: Modal's word, with !
-    and :N where wanted; None: CPUs alone. package: where the image takes Penstock from, a
-    checkout's folder or what pip installs. knobs: engine options, by their names in Python. shapes:
-    INxOUT:CONCURRENCY that `build` fits it to. Times: seconds.
+    model: a hub id, a folder of the volume (/penstock/...), or `demo`. gpu: Modal's GPU name, with
+    ! and :N where wanted; None: CPUs only. package: where the image gets Penstock from, a
+    checkout's folder or a requirement for pip. knobs: engine options by their Python names. shapes:
+    INxOUT:CONCURRENCY of the workload that `build` fits the model to. Times: seconds.
     """
 
     model: str
@@ -47,19 +46,18 @@ class ModalDeployment:
     shapes: tuple[str, ...] = ("256x256:128",)
     volume: str = "penstock"
     hub_volume: str = "huggingface-cache"
-    hub_secret: str | None = None  # with HF_TOKEN
-    key_secret: str | None = None  # with PENSTOCK_API_KEY
-    unauthenticated: bool = False  # without Modal's own check of who asks
+    hub_secret: str | None = None  # name of a Modal secret with HF_TOKEN
+    key_secret: str | None = None  # name of a Modal secret with PENSTOCK_API_KEY
+    unauthenticated: bool = False  # True: Modal's proxy lets anybody in
     routing_region: str = "us-east"
-    target_concurrency: int = 256  # HTTP requests a container, each of n samples
-    max_concurrency: int | None = (
-        None  # past it Modal answers 429; None: the server's own bounds alone
-    )
+    target_concurrency: int = 256  # HTTP requests per container; each may ask for n samples
+    # Above this many requests Modal answers 429. None: only the server's own limits hold.
+    max_concurrency: int | None = None
     min_containers: int = 0
     max_containers: int | None = None
     scaledown_window: int = 300
     startup_timeout: int = 900
-    shutdown_timeout: int = 60  # that running requests get once a container is to end
+    shutdown_timeout: int = 60  # seconds that running requests get when a container ends
 
     def __post_init__(self) -> None:
         self._check_model()
@@ -148,17 +146,17 @@ class ModalDeployment:
         if not 0.125 <= self.cpu <= 64:
             raise UsageError(f"cpu is 0.125 to 64 cores, not {self.cpu}", param="cpu")
 
-    # --- what follows
+    # --- derived values
 
     @property
     def gpus(self) -> int:
-        """How many GPUs a container has."""
+        """Number of GPUs of a container."""
         match = _GPU.fullmatch(self.gpu or "")
         return int(match[1] or 1) if match else 0
 
     @property
     def gpus_needed(self) -> int:
-        """How many GPUs the engine takes: ranks times replicas; without any, none."""
+        """Number of GPUs that the engine uses: ranks times replicas; 0 on CPUs."""
         if self.gpu is None:
             return 0
         return int(
@@ -167,36 +165,38 @@ class ModalDeployment:
 
     @property
     def exit_grace_period(self) -> int:
-        """How long Modal waits before it kills: longer than the server's own drain."""
+        """Seconds that Modal waits before it kills a container:
+        longer than the server's own drain."""
         return self.shutdown_timeout + GRACE_OVER_DRAIN
 
     @property
     def artifact(self) -> str:
-        """The folder of the volume that `build` writes and the server opens."""
+        """Folder of the volume that `build` writes and the server opens."""
         return f"{FOLDER}/built/{self.name}"
 
     def from_hub(self) -> list[str]:
-        """Words that name the model before it is built: itself, its revision, and what an artifact
-        would keep."""
+        """Returns the command line words for the model before it is built: id, revision, and the
+        knobs that an artifact keeps."""
         knobs = {name: value for name, value in self.knobs.items() if name not in _SERVED_ONLY}
         return [self.model, *_options({"revision": self.revision} | knobs)]
 
     def serve_options(self) -> list[str]:
-        """Words of `penstock serve` behind the model. Without a key Modal's proxy has seen to who
-        asks."""
+        """Returns the options of `penstock serve` after the model. Without an API key the server
+        lets everybody in: Modal's proxy has checked the caller."""
         words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", self.model]
         words += ["--shutdown-timeout", str(self.shutdown_timeout)]
         words += [] if self.key_secret else ["--allow-no-key", "--allowed-host", "*"]
         return words + self._served_only()
 
     def build_command(self) -> list[str]:
-        """The line that fits the model to the GPU, into the volume; the same one goes on after a
-        kill."""
+        """Returns the command that builds the model into the volume. Run again after a kill, it
+        resumes."""
         shapes = [word for shape in self.shapes for word in ("--shape", shape)]
         return ["penstock", "build", *self.from_hub(), "--out", self.artifact, *shapes]
 
     def monkeys_options(self) -> list[str]:
-        """Words of `penstock monkeys` behind the model that don't change from run to run."""
+        """Returns the options of `penstock monkeys` after the model that are the same in
+        every run."""
         return [
             "--few-shot",
             "4",
@@ -211,12 +211,12 @@ class ModalDeployment:
         return _options({name: self.knobs[name] for name in _SERVED_ONLY if name in self.knobs})
 
     def secrets(self) -> list[str]:
-        """Names of Modal secrets that a container has in its environment."""
+        """Returns the names of the Modal secrets that a container gets as environment variables."""
         return [name for name in (self.hub_secret, self.key_secret) if name is not None]
 
 
 def _options(knobs: dict[str, Any]) -> list[str]:
-    """Knobs as words of a command line, in the order they came; None is left out."""
+    """Converts knobs to command line words, in their order; leaves out None."""
     words: list[str] = []
     for name, value in knobs.items():
         flag = name.replace("_", "-")

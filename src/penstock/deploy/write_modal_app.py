@@ -1,8 +1,8 @@
-"""Writes the file of a Modal app as a person would: Modal's own words, and nothing of ours in it
-but command lines.
+"""Writes the file of a Modal app as a person would: Modal's own API, and only command lines of
+ours.
 
-It knows the deployment's dataclass and a template. It never imports Modal, asks for no account and
-deploys nothing.
+Knows the deployment's dataclass and a template. Never imports Modal, needs no account and deploys
+nothing.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ from penstock.deploy.modal_deployment import FOLDER, PORT, ModalDeployment
 from penstock.disk import write_new
 from penstock.errors import UsageError, escaped
 
-EXTRAS = "parquet,plot"  # for the hub's problems and the report of `monkeys`
-IN_IMAGE = "/opt/penstock"  # where the image has a checkout
-LEAST = (1, 5, 1)  # the first Modal that has app.server
-WIDE = 120  # characters of a line
+# extras for reading problem sets from the hub and for the report of `monkeys`
+EXTRAS = "parquet,plot"
+IN_IMAGE = "/opt/penstock"  # the checkout's folder in the image
+LEAST = (1, 5, 1)  # the first version of Modal with app.server
+WIDE = 120  # longest line of the written file, characters
 
 
 def write_modal_app(deployment: ModalDeployment, out: Path) -> None:
-    """Writes the app to `out`, a new file. Raises UsageError where one is, or where the package
-    cannot be had."""
+    """Writes the app to `out`, a new file. Raises UsageError if the file exists or if the package
+    cannot be found."""
     write_new(out, modal_app(deployment, out).encode())
 
 
 def modal_app(deployment: ModalDeployment, out: Path) -> str:
-    """Returns the text of the app that will lie at `out`; a checkout is named from there."""
+    """Returns the text of the app for the file `out`;
+    a checkout's path is relative to its folder."""
     checkout, requirement = _package(deployment.package, out.parent)
     loader = Environment(
         loader=PackageLoader("penstock", "deploy"),
         undefined=StrictUndefined,
         trim_blocks=True,
         keep_trailing_newline=True,
-        autoescape=False,  # it writes Python, whose texts _python and _inside quote
+        autoescape=False,  # the template writes Python; _python and _inside quote its strings
     )
     tools = ["build-essential", "git"] if "git+" in requirement else ["build-essential"]
     return loader.get_template("modal_app.py.jinja").render(
@@ -65,8 +67,8 @@ def default_package() -> str | None:
 
 
 def modal_missing() -> str | None:
-    """Returns a line where Modal's client isn't here or is older than `app.server`; None where it
-    will do."""
+    """Returns an error message if Modal's client isn't installed or is older than `app.server`;
+    else None."""
     try:
         found = version("modal")
     except PackageNotFoundError:
@@ -84,7 +86,8 @@ def modal_missing() -> str | None:
 
 
 def _package(package: str, beside: Path) -> tuple[str | None, str]:
-    """A checkout's folder as seen from the app's, or None; and what pip installs."""
+    """Returns the checkout's folder relative to the app's (None without one) and the requirement
+    for pip."""
     if "://" in package:
         return None, f"penstock[{EXTRAS}] @ {package}"
     if package.startswith("penstock") and "==" in package:
@@ -101,24 +104,26 @@ def _package(package: str, beside: Path) -> tuple[str | None, str]:
 
 
 def _python(text: str) -> str:
-    """A text as Python has it, in double quotes."""
+    """Returns the text as a Python string literal in double quotes."""
     return f'"{_inside(text)}"'
 
 
 def _inside(text: str) -> str:
-    """A text as it stands between double quotes of Python, one or three. What could end them, end
-    the line, or look like something else (a sign that turns the direction of what is read) is an
-    escape: JSON's would be halves for signs beyond 16 bits, which Python doesn't join."""
+    """Returns the text escaped for a Python string in double quotes, single or triple. Escapes
+    quotes, line ends, and characters that could mislead a reader (marks that turn the writing
+    direction). JSON's escapes would not do: they write characters above 16 bits as surrogate pairs,
+    which Python doesn't join."""
     return escaped(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _command(file: str, verb: str, function: str = "") -> str:
-    """A line for a shell that hands the file to Modal."""
+    """Returns a shell command that passes the file to Modal, escaped for a Python string."""
     return _inside(f"modal {verb} {shlex.quote(file + function)}")
 
 
 def _words(words: list[str]) -> str:
-    """A list of words: on one line where they fit, else an option a line with its value."""
+    """Returns a list of words as Python: on one line if it fits, else one option with its value per
+    line."""
     line = f"[{', '.join(map(_python, words))}]"
     if len(line) < WIDE - len("MONKEYS = "):
         return line

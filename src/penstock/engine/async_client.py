@@ -1,7 +1,7 @@
-"""AsyncClient: a client for an asyncio loop, over an engine in another process.
+"""AsyncClient: a client for an asyncio loop, for an engine in another process.
 
-It knows the channel, the client that makes text, and whether the engine's process lives; not how it
-was started.
+Knows the channel, the client that makes text, and whether the engine's process lives; not how the
+process was started.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ from penstock.schedule.deltas import Deltas
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-END_PATIENCE = 10.0  # seconds that an engine gets to end when it is told to
-HURRIED = 1.0  # seconds that it gets where it is to end now
-LOOKS = 10  # at the engine's steps, within a step timeout; at most one a second
-CUT_KNOWN = 3  # stats heard since a request was cut: the engine is at it no more
-PART = 65_536  # tokens of a message that are read in one turn of the loop; about 10 ms
+END_PATIENCE = 10.0  # seconds the engine gets to end after it was asked to close
+HURRIED = 1.0  # seconds the engine gets to end when the close is hurried
+LOOKS = 10  # checks of the step age within one step timeout; at most one a second
+CUT_KNOWN = 3  # stats messages after a cancel until the engine is sure to have dropped the request
+PART = 65_536  # tokens of a message processed in one turn of the loop; about 10 ms
 
 
 class ReplicaState(NamedTuple):
-    """What is known of one replica: whether requests go to it, how often it was started again, what
-    it said last."""
+    """State of one replica: ready (requests go to it), number of restarts, and its last stats."""
 
     ready: bool
     restarts: int
@@ -49,8 +48,8 @@ class ReplicaState(NamedTuple):
 
 
 class EngineProcess(Protocol):
-    """The engine's process: asyncio's own where we are its parent,
-    else what the parent says of it."""
+    """The engine's process: asyncio's own where this process is its parent, else a proxy fed by the
+    parent."""
 
     @property
     def returncode(self) -> int | None: ...
@@ -61,8 +60,9 @@ class EngineProcess(Protocol):
 
 
 class SharedEngine:
-    """The process of an engine that another one started for several clients: it ends with the last
-    of them. ask_kill: has that one kill it."""
+    """Process of an engine that a parent started for several clients; it ends with the last client.
+
+    ask_kill: asks the parent to kill the process."""
 
     def __init__(self, ask_kill: Callable[[], None]) -> None:
         self.returncode: int | None = None
@@ -70,7 +70,7 @@ class SharedEngine:
         self.kill = ask_kill
 
     def ended(self, code: int) -> None:
-        """Told by the parent."""
+        """Records the exit code; called by the parent."""
         self.returncode = code
         self._ended.set()
 
@@ -82,10 +82,11 @@ class SharedEngine:
 
 class AsyncClient:
     """Requests of one event loop. Made by launch.launch(), or by launch.join() for an engine that
-    others use too.
+    other clients share.
 
-    Once the engine is dead: open_at_death: the requests that it had then; cut_before_death: whether
-    one was cut, in all or in part, so shortly before that the engine may have been at it still."""
+    Attributes that count once the engine is dead: open_at_death: the streams that were open then;
+    cut_before_death: True if a request or sample was cancelled so shortly before that the engine
+    may still have been running it."""
 
     def __init__(
         self,
@@ -96,14 +97,15 @@ class AsyncClient:
         step_timeout: float = STEP_TIMEOUT,
         on_stats: Callable[[dict[str, float], int], None] | None = None,
     ) -> None:
-        """on_stats: takes each stats that come, and how many of our requests are in them."""
+        """on_stats: called with each stats message and the number of this client's requests it
+        covers."""
         self.facts, self.tokenizer, self.step_timeout = facts, tokenizer, step_timeout
         self._end, self._process = end, process
-        # when a step was last heard of, or work began where there was none
+        # time of the last completed step, or of the first request after the engine was idle
         self._progress = time.monotonic()
         self._client = Client(facts, tokenizer, self._send, self._fault)
         self.weights_version, self.asleep = FIRST_WEIGHTS, tuple[str, ...]()
-        self._changing = False  # something is done between steps
+        self._changing = False  # a control (weights, sleep, ...) is being done between steps
         self._streams: dict[int, Stream] = {}
         self._controls: dict[int, asyncio.Future[None]] = {}
         self._control_numbers = itertools.count()
@@ -111,7 +113,7 @@ class AsyncClient:
         self._on_stats = on_stats
         self._closing = False
         self._dead: PenstockError | None = None
-        self._since_cut = CUT_KNOWN  # stats heard since
+        self._since_cut = CUT_KNOWN  # stats messages since the last cancel
         self.open_at_death: frozenset[Stream] = frozenset()
         self.cut_before_death = False
         self._reader = asyncio.create_task(self._read())
@@ -120,28 +122,29 @@ class AsyncClient:
 
     @property
     def alive(self) -> bool:
-        """Whether the engine's process runs and has not said that it failed."""
+        """Returns True while the engine's process runs and has reported no failure."""
         return self._dead is None and self._process.returncode is None
 
     @property
     def gone(self) -> bool:
-        """Whether it will never be alive again."""
+        """Returns True once the engine is dead; it never becomes alive again."""
         return not self.alive
 
     @property
     def death(self) -> str | None:
-        """Why the engine is gone, in one line, or None where it is not."""
+        """Returns the engine's cause of death in one line, or None while it lives or if it was
+        closed."""
         return None if self._dead is None or self._closing else str(self._dead)
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is under way."""
+        """Returns True while no request is open."""
         return not self._streams
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed or seen to go on, or since there is work where there
-        was none; 0 while there is none, it sleeps, or something is done between steps."""
+        """Seconds since the last sign of progress: a completed step, a GoesOn, or the first request
+        after idle. 0 while idle, asleep, or during a control between steps."""
         works = self._streams and not self.asleep and not self._changing
         return time.monotonic() - self._progress if works else 0.0
 
@@ -150,11 +153,11 @@ class AsyncClient:
         return dict(self._stats)
 
     def each(self) -> list[ReplicaState]:
-        """Returns it as the only one of its replicas."""
+        """Returns the states of all replicas: here only this engine's."""
         return [ReplicaState(self.alive, 0, self._stats)]
 
     def restart(self) -> None:
-        """Raises UsageError: there is nobody to serve meanwhile."""
+        """Raises UsageError: no other replica could serve meanwhile."""
         rule = (
             "one engine cannot restart beside another: start the server again, or give it"
             " --data-parallel-size"
@@ -175,9 +178,9 @@ class AsyncClient:
         answers: bool = False,
         make: Callable[[PendingRequest, CancelRequest], Stream] = Stream,
     ) -> Stream:
-        """Sends a request; request.Request says what samples, background, tenant and salt are,
-        Client.submit what group_stop and answers are. make: its stream. Raises UsageError where it
-        can never be served, EngineError where the engine is gone."""
+        """Sends a request. samples, background, tenant, salt: see request.Request; group_stop,
+        answers: see Client.submit. make: builds the stream. Raises UsageError if the request can
+        never be served, EngineError if the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         asked = self._client.submit(
@@ -197,8 +200,8 @@ class AsyncClient:
         return made
 
     async def control(self, word: Control) -> None:
-        """Has the engine do something between steps (control.py), and waits for it. Raises what it
-        raised, EngineError where it is gone."""
+        """Has the engine run a control between steps (control.py) and waits for it. Raises the
+        control's error, or EngineError if the engine is gone."""
         if self._dead is not None or self._closing:
             raise self._dead or EngineError("the engine is closed")
         number = next(self._control_numbers)
@@ -210,12 +213,12 @@ class AsyncClient:
             self._controls.pop(number, None)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
-        """Ends the engine's process, unless others use it too; requests under way get an
-        EngineError. hurry: once it is set, the engine gets HURRIED alone to end."""
+        """Ends the engine's process, unless other clients share it; open requests get an
+        EngineError. hurry: once set, the engine gets only HURRIED seconds to end."""
         if self._closing:
             return
         self._closing = True
-        # what failed has nothing to bring to an end
+        # a failed engine has no work to finish
         patience = END_PATIENCE if self._dead is None else HURRIED
         self._fail(EngineError("the engine was closed"))
         if self._process.returncode is None:
@@ -253,7 +256,8 @@ class AsyncClient:
             self._end.send_down(Cancel(*word))
 
     def _cancel(self, asked: PendingRequest, *, told: bool = False) -> None:
-        """Ends a request. told: what its samples have made comes up first, as their ends."""
+        """Ends a request. told: its samples first send up their tokens so far as their final
+        deltas."""
         if told:
             if not self._closing and self._dead is None:
                 self._client.end_rest(asked.request_id)
@@ -263,7 +267,7 @@ class AsyncClient:
             self._client.cancel(asked)
 
     def _fault(self, request_id: int, error: Exception) -> None:
-        """One request's news made our code fail: it ends with that, alone."""
+        """Ends one request, alone, because processing its deltas raised an error."""
         logging.getLogger(__name__).error(
             "a request was ended: its news could not be made into text", exc_info=error
         )
@@ -272,7 +276,7 @@ class AsyncClient:
             stream.end(FaultError("the server failed at this request; its log says how"))
 
     async def _read(self) -> None:
-        """Takes news up, as it comes."""
+        """Processes messages from the engine as they arrive."""
         try:
             while True:
                 word = await self._end.receive()
@@ -300,7 +304,8 @@ class AsyncClient:
                         done.set_exception(word.refused.error())
         except EngineError as error:
             self._fail(error)
-        except Exception as error:  # noqa: BLE001  every waiter raises it: nobody would wake them otherwise
+        except Exception as error:  # noqa: BLE001
+            # every waiting request and control raises it; they would wait forever otherwise
             failure = EngineError(
                 f"the client cannot read the engine's news: {type(error).__name__}: {error}"
             )
@@ -327,7 +332,7 @@ class AsyncClient:
             return
         for place, part in enumerate(word.deltas.in_parts(PART)):
             if place:
-                # the loop turns: a large message takes longer than others' streams can wait
+                # let the loop turn: processing a large message takes too long for other streams
                 await asyncio.sleep(0)
             self._deltas(part)
 
@@ -343,29 +348,31 @@ class AsyncClient:
                 continue
             stream.push(deltas)
             if not stream.asked.remaining:
-                self._streams.pop(request_id, None)  # its reader may have left at what was pushed
+                self._streams.pop(request_id, None)  # the reader may have left after the push
                 stream.end()
 
     async def _watch(self) -> None:
-        """Waits for the process's end: whoever still waits for an answer is told."""
+        """Waits for the process's end, then fails all open requests."""
         code = await self._process.wait()
         if not self._closing:
-            await asyncio.sleep(0.2)  # its last words may still be on the way
+            await asyncio.sleep(0.2)  # the process's last message may still be on the way
             hung = self.step_age > self.step_timeout
             self._fail(
                 self._hung() if hung else EngineError(f"the engine's process {how_ended(code)}")
             )
 
     async def _look(self) -> None:
-        """Ends an engine that completes no step while it has work, where it doesn't do so itself
-        (watchdog.py): it is stopped, or stuck where no signal reaches it. It gets a second more
-        than it gives itself."""
+        """Ends an engine that completes no step while it has work and fails to end itself
+        (watchdog.py).
+
+        Such an engine is stopped, or stuck where no signal reaches it. It gets one second more than
+        its own watchdog gives it."""
         pause = min(1.0, self.step_timeout / LOOKS)
         late = 0
         while self._dead is None:
             await asyncio.sleep(pause)
-            # Seen late three times: where this loop was held up, the news that waits is read before
-            # the third.
+            # Three late checks in a row are needed: if this loop itself was held up, waiting
+            # messages are read before the third.
             late = late + 1 if self.step_age > self.step_timeout + 1.0 else 0
             if late == 3:
                 self._fail(self._hung())

@@ -1,6 +1,6 @@
-"""build_engine: a Config -> an engine that is ready, and the facts that its users need.
+"""build_engine: Config -> an engine ready for requests, and the facts its clients need.
 
-It joins demo, weights, execute, schedule and the id that text ends at; it knows no channel.
+Joins demo, weights, execute, schedule and the tokenizer's end-of-text id; knows no channel.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True, kw_only=True)
 class EngineFacts:
-    """What a client knows of its engine. It crosses the channel once, when the engine is ready."""
+    """Facts about the engine for its clients. Sent over the channel once, when the
+    engine is ready."""
 
     model: str
     folder: str
@@ -38,16 +39,16 @@ class EngineFacts:
     max_num_seqs: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
-    cached_blocks: int = 0  # blocks that its prefix cache may hold; 0: it keeps none
+    cached_blocks: int = 0  # capacity of the prefix cache in blocks; 0: no prefix cache
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)  # the runner's description
-    tokenizer: str | None = None  # its folder, where it isn't the model's
-    chat_template: str | None = None  # its file, where it isn't the tokenizer's
+    tokenizer: str | None = None  # the tokenizer's folder, if it isn't the model's
+    chat_template: str | None = None  # the template's file, if it isn't the tokenizer's
 
 
 def model_folder(config: Config) -> Path:
-    """Where the model's files are: the package's own for `demo`,
-    else a folder or the hub's copy."""
+    """Returns the folder of the model's files: the package's own for `demo`, else a local folder or
+    the hub's copy."""
     if config.model.model == "demo":
         from penstock import demo
 
@@ -62,13 +63,14 @@ def model_folder(config: Config) -> Path:
 
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
-    """Loads the model and starts the device in this process. folder: `model_folder`'s, where it was
-    asked already. Of an artifact, what differs from where it was built is told on standard error.
+    """Loads the model and starts the device in this process. folder: result of `model_folder`, if
+    it is known already. For an artifact, differences from the machine it was built on are printed
+    to standard error.
     """
     config.check()
     wake_gpu(config.model.device)
     with nullcontext() if "torch" in sys.modules else unswept():
-        import penstock.ranks.rank_runner  # noqa: F401 - torch, and what is made of it
+        import penstock.ranks.rank_runner  # noqa: F401  imports torch and all modules that need it
 
     folder = folder or model_folder(config)
     if (fitted := fit(config, folder)) is None:
@@ -110,8 +112,8 @@ def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, En
 
 
 def open_model(config: Config, folder: Path) -> TorchRunner:
-    """Opens the model of `folder` over its ranks. A sample ends at the tokenizer's eos_token too,
-    where there is one. Raises as open_runner, and TokenizerError."""
+    """Opens the model in `folder` on its ranks. The tokenizer's eos_token, if it has one, also ends
+    a sample. Raises open_runner's errors and TokenizerError."""
     from penstock.ranks.rank_runner import open_parallel
 
     known = (
@@ -123,9 +125,9 @@ def open_model(config: Config, folder: Path) -> TorchRunner:
 
 
 def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = None) -> Engine:
-    """Returns an engine with a scheduler of its own over a runner that is ready and whose last
-    engine, if it had one, has no work. Rows and tokens of a step may be fewer than the runner was
-    opened with: config's, where it names them.
+    """Returns an engine with a new scheduler over an opened runner, whose earlier engine, if any,
+    has no work left. config may lower the rows and tokens per step below the limits the runner was
+    opened with.
     """
     batching, schedule = config.batching, config.schedule
     pages = runner.layer_pages
@@ -156,5 +158,5 @@ def engine_over(runner: TorchRunner, config: Config, masks: MaskPool | None = No
 
 
 def limit_of(runner: TorchRunner) -> RooflineGauge | None:
-    """None where the device's rates aren't known, and so the least time of a step."""
+    """Returns the roofline gauge, or None if the device's peak rates are unknown."""
     return None if runner.rated is None else RooflineGauge(runner.model_sizes, runner.rated)

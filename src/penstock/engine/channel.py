@@ -1,9 +1,9 @@
-"""The channel: how requests go down to an engine in another process, and how its news come up.
+"""Channel: messages between clients and an engine in another process.
 
-Typed msgpack (children/array_codec.py) over ZeroMQ, a PAIR over ipc for each client. Clients count
-their requests by themselves: the engine's end makes ids of its own out of theirs, sends each client
-what is its own, and notices when one has gone. In-process users (`llm`) call the engine directly
-and need none of this. It knows the words that cross; neither scheduling nor text.
+Typed msgpack (children/array_codec.py) over ZeroMQ, one PAIR socket over ipc per client. Each
+client numbers its own requests; the engine's end maps these numbers to ids of its own, sends each
+client only its own deltas, and notices when a client has gone. In-process users (`llm`) call the
+engine directly and need no channel. Knows the messages; neither scheduling nor text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from penstock.schedule.deltas import Deltas
 
 
 class Ask(msgspec.Struct, tag="ask", frozen=True):
-    """Down: a request."""
+    """Down: submit a request."""
 
     request: Request
 
@@ -41,7 +41,7 @@ class Cancel(msgspec.Struct, tag="cancel", frozen=True):
 
 
 class Close(msgspec.Struct, tag="close", frozen=True):
-    """Down, last: this client wants nothing more. The last client's end is the engine's."""
+    """Down, last: the client closes. The engine ends with its last client."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):
@@ -51,8 +51,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
 
 
 class StepOutputs(msgspec.Struct, tag="news", frozen=True):
-    """Up: what one step brought, and the engine's stats now and then. heard: how many requests of
-    this client are in those."""
+    """Up: the deltas of one step, and sometimes the engine's stats. heard: number of this client's
+    requests that the stats cover."""
 
     deltas: Deltas | None
     refused: list[Refused]
@@ -61,14 +61,14 @@ class StepOutputs(msgspec.Struct, tag="news", frozen=True):
 
 
 class GoesOn(msgspec.Struct, tag="goes on", frozen=True):
-    """Up: a step that takes long is not done, and was seen to go on."""
+    """Up: a long step is still running and was seen to make progress."""
 
 
 Down = Ask | Cancel | Close | Control
 Up = Ready | CarriedError | StepOutputs | GoesOn | Controlled | Weights
 
 
-# bytes that are none come from who is broken, or no part of this engine
+# undecodable bytes come from a broken peer or a process that is no part of this engine
 _WHAT = "a message between server and engine"
 DOWN: ArrayCodec[Down] = ArrayCodec(Down, _WHAT)
 UP: ArrayCodec[Up] = ArrayCodec(Up, _WHAT)
@@ -76,14 +76,14 @@ UP: ArrayCodec[Up] = ArrayCodec(Up, _WHAT)
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the engine's end says of a client that has closed, or whose process has gone."""
+    """Event at the engine's end: a client has closed, or its process has gone."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class ControlOf:
-    """What the engine's end says of a client that asks for something between steps."""
+    """Event at the engine's end: a client asks for a control between steps."""
 
     client: int
     control: Control
@@ -93,38 +93,38 @@ Heard = Ask | Cancel | Left | ControlOf
 
 
 class EngineEnd:
-    """The engine's end: where requests arrive and news leaves. A client is a number, its place
-    among `addresses`."""
+    """The engine's end: receives requests and sends deltas. A client is identified by its index in
+    `addresses`."""
 
     def __init__(self, addresses: Sequence[str]) -> None:
         self._context = zmq.Context()
         self._poller = zmq.Poller()
         self._sockets: dict[int, zmq.Socket[bytes]] = {}
-        # by socket, and by the monitor that tells of its end
+        # client by its socket, and by the monitor socket that reports its disconnect
         self._clients: dict[zmq.Socket[bytes], int] = {}
         self.owners = ClientIds(len(addresses))
-        self._heard = [0] * len(addresses)  # requests, a client
+        self._heard = [0] * len(addresses)  # requests received, per client
         for client, address in enumerate(addresses):
             self._connect(client, address)
 
     @property
     def clients(self) -> int:
-        """How many have not left."""
+        """Returns the number of clients that have not left."""
         return len(self._sockets)
 
     def receive(self, wait_ms: int) -> list[Heard]:
-        """All words that are here; waits for the first for at most `wait_ms` (-1: for ever). Raises
-        EngineError."""
+        """Returns all messages that have arrived; waits at most `wait_ms` for the first (-1: no
+        limit). Raises EngineError."""
         words: list[Heard] = []
         while found := self._poller.poll(wait_ms if not words else 0):
             for socket, _ in found:
                 client = self._clients.get(socket)
-                if client is not None:  # else it left a moment ago
+                if client is not None:  # else the client left a moment ago
                     words += self._hear(client, socket)
         return words
 
     def send_up(self, word: Up) -> None:
-        """To all clients; of news, to each what is its own."""
+        """Sends a message to all clients; of StepOutputs, each client gets only its own part."""
         if not isinstance(word, StepOutputs) or self.owners.count == 1:
             if isinstance(word, StepOutputs):
                 word = msgspec.structs.replace(word, heard=self._heard[0])
@@ -142,7 +142,7 @@ class EngineEnd:
                 socket.send(UP.encode(part), copy=False)
 
     def send_to(self, client: int, word: Controlled) -> None:
-        """To one client, if it is still there."""
+        """Sends to one client, if it is still connected."""
         if (socket := self._sockets.get(client)) is not None:
             socket.send(UP.encode(word), copy=False)
 
@@ -162,8 +162,8 @@ class EngineEnd:
             self._poller.register(each, zmq.POLLIN)
 
     def _hear(self, client: int, socket: zmq.Socket[bytes]) -> list[Heard]:
-        """Words of a client, or of the monitor of its socket, whose only news is that its process
-        has gone."""
+        """Returns the messages of a client, or of its socket's monitor, which reports only that the
+        client's process has gone."""
         if socket is not self._sockets[client]:
             recv_monitor_message(socket)
             return self._left(client)
@@ -176,7 +176,7 @@ class EngineEnd:
         return words
 
     def _own(self, client: int, word: Ask | Cancel | Control) -> Heard:
-        """A client's word with the engine's ids in place of its own."""
+        """Returns a client's message with the client's request id replaced by the engine's."""
         if isinstance(word, Control):
             return ControlOf(client, word)
         if isinstance(word, Cancel):
@@ -209,12 +209,13 @@ class ClientEnd:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)
         self._socket.bind(address)
-        self._words: list[bytes] = []  # of this turn of the loop
+        self._words: list[bytes] = []  # messages queued in this turn of the loop
 
     def send_down(self, word: Down) -> None:
-        """Queues a word; never waits (the queue has no bound: what is admitted is bounded above
-        it). All words of a turn of the loop go out as one message at its end: each by itself took a
-        fifth of what a row of bulk costs."""
+        """Queues a message; never waits (the queue is unbounded: admission above it is bounded).
+
+        All messages of one turn of the loop are sent as one at its end: sending each by itself took
+        a fifth of the cost of a bulk request."""
         data = DOWN.encode(word)
         if not self._words:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -223,24 +224,25 @@ class ClientEnd:
     def _flush(self) -> None:
         """Sends what was queued.
 
-        Through the asyncio socket, not through a shadow of it: a send takes the descriptor's one
-        wake-up, and only the asyncio socket then looks for itself whether news has come. (Through a
-        shadow, bursts left `receive` asleep.)
+        Uses the asyncio socket, not a shadow of it: a send takes the descriptor's one wake-up, and
+        only the asyncio socket then checks by itself for arrived messages. (With a shadow socket,
+        bursts left `receive` asleep.)
         """
         words, self._words = self._words, []
         if words:
             sent = asyncio.ensure_future(self._socket.send_multipart(words))
             if sent.done():
-                sent.result()  # raises what went wrong at once; else it goes out in its turn
+                sent.result()  # raises an immediate failure; else the send completes later
 
     async def receive(self) -> Up:
-        """Raises EngineError."""
+        """Returns the next message from the engine. Raises EngineError."""
         return UP.decode(await self._socket.recv())
 
     def close(self, *, flush: bool = False) -> None:
-        """`flush` gives words that are still here a second to go out: to an engine that lives."""
+        """Closes the socket. flush: give queued messages one second to be sent (for an engine that
+        lives)."""
         if flush:
             self._flush()
-        self._words = []  # no turn to come sends them
+        self._words = []  # drop the rest: no later turn of the loop sends it
         self._socket.close(linger=1000 if flush else 0)
         self._context.term()

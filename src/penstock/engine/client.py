@@ -1,11 +1,10 @@
-"""Client: the engine's end that knows text. Ids go down; deltas come up and become text, stop
+"""Client: the text side of an engine. Token ids go down; deltas come up and become text, stop
 strings, logprobs.
 
-    submit -> Request (ids) --down--> engine --up--> Deltas (columns) -> take -> Delta (text, one
-    sample's news)
+    submit -> Request (ids) --down--> engine --up--> Deltas (columns) -> process -> Delta (text)
 
-Text is touched late: a sample that is not streamed is decoded once, at its end, many in one call;
-one with stop strings also when a watched token was drawn. It knows ids and text; not how messages
+Text is made late: a sample that is not streamed is decoded once, at its end, many in one call; one
+with stop strings also whenever a watched token was drawn. Knows ids and text; not how messages
 travel.
 """
 
@@ -49,7 +48,7 @@ _NONE_LEFT = (
 
 @dataclass(slots=True, eq=False)
 class PendingRequest:
-    """A request that has not been answered in full."""
+    """A request with samples that have not ended."""
 
     request_id: int
     prompt_ids: list[int]
@@ -57,22 +56,25 @@ class PendingRequest:
     stream: bool
     stops: StopStrings | None
     remaining: int
-    # those that have had news before their end
+    # decoders of samples that had deltas before their end
     samples: dict[int, SampleDecoder] = field(default_factory=dict)
-    over: set[int] = field(default_factory=set)  # samples that have ended
+    over: set[int] = field(default_factory=set)  # indices of ended samples
     group_stop: GroupStop | None = None
-    begins: bool = True  # whether the samples' text does, or goes on behind the prompt's
+    # True: the samples' text begins a message; False: it continues the prompt's text
+    begins: bool = True
     num_cached_tokens: int = 0
-    waited: float = 0.0  # seconds in the engine's line
+    waited: float = 0.0  # seconds in the waiting queue
     begun: float | None = (
-        None  # of time.perf_counter(): when it was heard that its first token is drawn
+        # time.perf_counter() at arrival of the prompt's news, i.e. when the first token is being
+        # drawn
+        None
     )
     prompt_logprobs: list[PositionLogprobs | None] | None = None
 
 
 class Client:
-    """One client of one engine. `send` takes what goes down: a Request, or (request id, sample,
-    None or REST) to cancel."""
+    """One client of one engine. `send` takes each message that goes down: a Request, or (request
+    id, sample, None or REST) to cancel."""
 
     def __init__(
         self,
@@ -81,13 +83,14 @@ class Client:
         send: Callable[[Request | tuple[int, int | None]], None],
         on_fault: Callable[[int, Exception], None] | None = None,
     ) -> None:
-        """on_fault: takes (request id, exception) of a request whose news could not be made into
-        text; it has been ended, the others' news go on. None: the exception is raised by take()."""
+        """on_fault: called with (request id, exception) when a request's deltas could not be made
+        into text. That request has been ended; others go on. None: process() raises the exception.
+        """
         self.facts, self.tokenizer, self._send, self._on_fault = facts, tokenizer, send, on_fault
         self.asked: dict[int, PendingRequest] = {}
-        self._grouped: dict[int, GroupStop] = {}  # by the requests that have one
+        self._grouped: dict[int, GroupStop] = {}  # group stops by request id
         self._ids = itertools.count()
-        self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad words, and their ids
+        self._words: tuple[list[str], list[list[int]]] = [], []  # the last bad_words and their ids
 
     def submit(
         self,
@@ -102,14 +105,14 @@ class Client:
         group_stop: GroupStop | None = None,
         answers: bool = False,
     ) -> PendingRequest:
-        """Sends a request down. Raises UsageError or ContextLengthError at once where it can never
-        be served.
+        """Sends a request down. Raises UsageError or ContextLengthError at once if it can never be
+        served.
 
-        answers: the text is a message's, and so begins without a space, as a form's does not: that
-        is kept whole. Else it goes on behind the prompt's text.
+        answers: True if the text is a chat message: its leading space is dropped, unless it has a
+        structured output, whose text is kept whole. False: the text continues the prompt's text.
 
-        group_stop: in place of its own stop_when's: of a request whose other samples are drawn
-        elsewhere, or that has another rule."""
+        group_stop: replaces the one made from stop_when, for a request whose other samples are
+        drawn by another engine, or that has another rule."""
         span = (min(prompt_ids), max(prompt_ids)) if len(prompt_ids) else None
         check_request(
             len(prompt_ids), span, params, self.facts.max_model_len, self.facts.vocab_size
@@ -152,7 +155,7 @@ class Client:
             )
         )
         self.asked[request_id] = (
-            asked  # after sending, which may raise: what never went down is not waited for
+            asked  # only after sending, which may raise: a request never sent is not waited for
         )
         if group_stop is not None:
             self._grouped[request_id] = group_stop
@@ -170,7 +173,7 @@ class Client:
         )
 
     def end_rest(self, request_id: int) -> None:
-        """Has the samples that have not ended end, and told with what they made."""
+        """Ends all samples that have not ended; each still sends up its tokens so far."""
         if request_id in self.asked:
             self._send((request_id, REST))
 
@@ -186,32 +189,33 @@ class Client:
         return self._words[1]
 
     def cancel(self, asked: PendingRequest) -> None:
-        """Ends a request whose answer nobody wants any more."""
+        """Ends a request whose answer is no longer wanted."""
         self._grouped.pop(asked.request_id, None)
         if self.asked.pop(asked.request_id, None) is not None:
             self._send((asked.request_id, None))
 
     def waits_for(self, request_id: int) -> bool:
-        """Whether samples of a request are still to end."""
+        """Returns True while samples of the request have not ended."""
         return request_id in self.asked
 
     def refused(self, request_id: int) -> None:
-        """A request that the engine will never run is waited for no more."""
+        """Forgets a request that the engine refused."""
         self.asked.pop(request_id, None)
         self._grouped.pop(request_id, None)
 
     def process(self, up: Deltas) -> list[Delta]:
-        """Makes deltas of one message, in its order."""
+        """Returns the deltas of one message, in its order."""
         for news in up.prompts:
             try:
                 self._prompt_news(news)
-            except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+            except Exception as error:  # noqa: BLE001
+                # this request's own error; _fault reports or raises it
                 self._fault(news.request, error)
         out: list[Delta] = []
-        # whole samples without stop strings: decoded together
+        # whole samples without stop strings, decoded together
         late: list[tuple[Delta, PendingRequest]] = []
-        # Whole columns become lists at once: taking numbers out of arrays one by one was a third of
-        # this loop.
+        # Convert whole columns to lists at once: taking numbers out of arrays one by one took a
+        # third of this loop's time.
         columns = up.request.tolist(), up.sample.tolist(), up.finish.tolist(), up.stop_id.tolist()
         start, every = up.start.tolist(), up.tokens.tolist()
         for i, (request_id, index, finish, stop_id) in enumerate(zip(*columns, strict=True)):
@@ -220,7 +224,7 @@ class Client:
                 continue
             tokens = every[start[i] : start[i + 1]]
             if finish == ERROR:
-                tokens = tokens[:-1]  # the last stands for the one that could not be drawn
+                tokens = tokens[:-1]  # the last token stands for the one that could not be drawn
             try:
                 scores = None
                 if asked.params.logprobs is not None:
@@ -236,7 +240,8 @@ class Client:
                 else:
                     delta = self._news(asked, index, tokens, finish, scores, out)
                 self._finish(asked, delta, finish, stop_id)
-            except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+            except Exception as error:  # noqa: BLE001
+                # this request's own error; _fault reports or raises it
                 self._fault(request_id, error)
         self._decode(late)
         out += [delta for delta, _ in late]
@@ -245,7 +250,7 @@ class Client:
         return out
 
     def _hear(self, news: list[Delta]) -> None:
-        """Lets those that count answers hear of samples, in one order however the news came."""
+        """Passes deltas to the group stops of their requests, always in the deltas' order."""
         for delta in news:
             group_stop = self._grouped.get(delta.request_id)
             if group_stop is not None:
@@ -264,7 +269,7 @@ class Client:
         scores: LazyLogprobs | None,
         out: list[Delta],
     ) -> Delta:
-        """News of a sample that keeps a state: streamed, or with stop strings."""
+        """Returns the delta of a sample that keeps a decoder: streamed, or with stop strings."""
         text = asked.samples.get(index)
         if text is None:
             text = asked.samples[index] = SampleDecoder(
@@ -276,7 +281,7 @@ class Client:
         return delta
 
     def _finish(self, asked: PendingRequest, delta: Delta, finish: int, stop_id: int) -> None:
-        # by a stop string, which the engine doesn't know of
+        # stopped by a stop string, which the engine doesn't know
         stopped = delta.stop_reason is not None
         if stopped:
             delta.finish_reason = "stop"
@@ -313,7 +318,7 @@ class Client:
             kept = [visible_tokens(d.token_ids, d.finish_reason, a.params) for d, a in mine]
             try:
                 texts = self.tokenizer.decode_batch(kept, **how)
-            except Exception:  # noqa: BLE001  whose it is shows when each is decoded alone
+            except Exception:  # noqa: BLE001  decoding one by one shows the request at fault
                 texts = [
                     self._decode_one(d.request_id, ids, how)
                     for (d, _), ids in zip(mine, kept, strict=True)
@@ -325,12 +330,14 @@ class Client:
         assert self.tokenizer is not None
         try:
             return self.tokenizer.decode(ids, **how)
-        except Exception as error:  # noqa: BLE001  this request's own; told or raised by _fault
+        except Exception as error:  # noqa: BLE001
+            # this request's own error; _fault reports or raises it
             self._fault(request_id, error)
             return ""
 
     def _fault(self, request_id: int, error: Exception) -> None:
-        """Ends a request that our own code failed at, and says so; raises where nobody listens."""
+        """Ends a request whose processing raised an error, and reports it; raises if there is no
+        on_fault."""
         if self._on_fault is None:
             raise error
         self._grouped.pop(request_id, None)
@@ -359,9 +366,11 @@ class Client:
 def check_choice(
     params: SamplingParams, words: Sequence[Sequence[int]], ends: Sequence[int]
 ) -> None:
-    """words: the ids of bad_words; ends: the model's end ids. Raises UsageError where of
-    allowed_token_ids no token may come first: bad words of one token are barred always, end and
-    stop ids within min_tokens."""
+    """Checks allowed_token_ids against bad_words and min_tokens. words: the ids of bad_words; ends:
+    the model's end ids.
+
+    Raises UsageError if no allowed token may come first: bad words of one token are always barred,
+    end and stop ids until min_tokens is reached."""
     left = set(params.allowed_token_ids or ())
     if not left:
         return
@@ -382,8 +391,8 @@ def check_choice(
 
 
 def _say_why(delta: Delta, group_stop: GroupStop) -> None:
-    """Notes why a group's end has ended a sample: its answers agree, or they could not be looked
-    for."""
+    """Notes on a delta that a group stop ended its sample: the answers agree, or extracting them
+    failed."""
     if group_stop.fault is None:
         delta.stop_reason = STOP_WHEN
     else:
@@ -395,15 +404,16 @@ def _say_why(delta: Delta, group_stop: GroupStop) -> None:
 
 
 def _no_token(params: SamplingParams) -> tuple[str, str | None]:
-    """Returns why no token could be drawn, as far as anyone can tell, and the parameter at fault,
-    if one is."""
+    """Returns the likely reason why no token could be drawn, and the parameter at
+    fault, or None."""
     if params.structured_outputs is not None:
         return _UNFIT, "structured_outputs"
     return (_NONE_LEFT, "allowed_token_ids") if params.allowed_token_ids else (_NOT_FINITE, None)
 
 
 def visible_tokens(tokens: list[int], finish: str | None, params: SamplingParams) -> list[int]:
-    """The tokens whose text is shown: all but an end or stop token, unless that was asked for."""
+    """Returns the tokens whose text is shown: all but an end or stop token, unless
+    include_stop_str_in_output is set."""
     if finish == "stop" and not params.include_stop_str_in_output:
         return tokens[:-1]
     return tokens

@@ -1,8 +1,7 @@
-"""ClientIds: whose request is whose, where several clients share an engine.
+"""ClientIds: request ids where several clients share an engine.
 
-Each client counts its requests from 0. The engine's id of a request is the client's times the
-number of clients, plus the client's own number: unique, and it names its owner. It knows ids and
-columns; no processes, no messages.
+Each client counts its requests from 0. The engine's id is client id × number of clients + client
+number: unique, and it names the client. Knows ids and columns; no processes, no messages.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from penstock.schedule.deltas import Deltas, PromptNews
 
 
 class ClientIds:
-    """Ids of `count` clients; with one client they stay as they are."""
+    """Ids of `count` clients; with one client, ids are unchanged."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -28,8 +27,8 @@ class ClientIds:
         return engine_id % self.count == client
 
     def deltas(self, every: Deltas | None) -> dict[int, Deltas]:
-        """Cuts a step's news into each client's own, in its own ids; clients without any are left
-        out."""
+        """Splits a step's deltas by client and converts their request ids to the client's; clients
+        without any are left out."""
         if every is None:
             return {}
         owner = every.request % self.count
@@ -46,7 +45,7 @@ class ClientIds:
         return found
 
     def refused(self, every: list[Refused]) -> dict[int, list[Refused]]:
-        """Returns each client's own refusals, in its own ids."""
+        """Returns each client's refusals, with the client's own request ids."""
         found: dict[int, list[Refused]] = {}
         for one in every:
             mine = replace(one, request_id=one.request_id // self.count)

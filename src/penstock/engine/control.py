@@ -1,10 +1,10 @@
-"""ControlQueue: what a client asks to be done between steps (other weights, an empty cache, a
-sleep), one by one.
+"""ControlQueue: work a client asks for between steps (new weights, an empty prefix cache, sleep),
+done one at a time.
 
-Until it is done, and as long as the engine sleeps, no request that comes is taken up. What runs is
-waited for (`wait`), ended at once and told with what it made (`abort`), or goes on behind it
-(`keep`): then an answer may be of two versions of the weights, and its prompt's keys and values are
-those of the first. It knows an engine and words; no channel.
+While a control waits, and while the engine sleeps, no new request is taken up. Running requests are
+waited for (`wait`), ended at once with their tokens so far (`abort`), or go on afterwards (`keep`):
+then an answer may come from two versions of the weights, and the keys and values of its prompt are
+of the first. Knows an engine and messages; no channel.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ Mode = Literal["wait", "keep", "abort"]
 
 
 class Control(msgspec.Struct, tag="control", frozen=True):
-    """Down: do something between steps. number: the client's, counted from 0 as it is sent."""
+    """Down: run a control between steps. number: the client's own count of controls, from 0, set
+    when sent."""
 
     what: str
     mode: Mode = "wait"
@@ -39,15 +40,15 @@ class Control(msgspec.Struct, tag="control", frozen=True):
 
 
 class Controlled(msgspec.Struct, tag="controlled", frozen=True):
-    """Up: it is done, or why not."""
+    """Up: a control is done, or was refused and why."""
 
     number: int
     refused: CarriedError | None = None
 
 
 class Weights(msgspec.Struct, tag="weights", frozen=True):
-    """Up, to all clients: what the answers from here on are made with, and what sleeps. changing:
-    something is done between steps now, which takes as long as it takes."""
+    """Up, to all clients: the version of the weights for answers from here on, and the parts
+    asleep. changing: a control is running now, for as long as it takes."""
 
     version: str
     asleep: tuple[str, ...] = ()
@@ -55,7 +56,7 @@ class Weights(msgspec.Struct, tag="weights", frozen=True):
 
 
 class ControlQueue:
-    """Controls of one engine, each with the client that asked."""
+    """Controls of one engine, each with the client that sent it."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -71,36 +72,36 @@ class ControlQueue:
 
     @property
     def waiting(self) -> bool:
-        """Whether something is to be done."""
+        """Returns True if a control waits."""
         return bool(self._asked)
 
     @property
     def holds(self) -> bool:
-        """Whether no step is to be launched: until it is done, or as long as the engine sleeps."""
+        """Returns True if no step may be launched: a `keep` control waits, or the engine sleeps."""
         return bool(self._engine.asleep) or (self.waiting and self._asked[0][1].mode == "keep")
 
     @property
     def defers(self) -> bool:
-        """Whether requests that come wait: behind what is to be done,
-        or for the engine to wake up."""
+        """Returns True if new requests must wait: behind a control, or for the engine
+        to wake up."""
         return self.waiting or bool(self._engine.asleep)
 
     def put(self, client: int, word: Control) -> None:
         self._asked.append((client, word))
 
     def drop(self, client: int) -> None:
-        """Forgets what a client asked that has gone."""
+        """Forgets the controls of a client that has gone."""
         self._asked = deque((who, word) for who, word in self._asked if who != client)
 
     @property
     def due(self) -> bool:
-        """Whether what runs allows the first thing to be done now."""
+        """Returns True if the first control can be done now."""
         return (
             self.waiting and not self._engine.flights and (self.holds or not self._engine.has_work)
         )
 
     def next(self) -> tuple[int, Controlled]:
-        """Does the first thing. Returns who asked, and how it went."""
+        """Does the first control. Returns its client and its result."""
         client, word = self._asked.popleft()
         try:
             self._work[word.what](word)

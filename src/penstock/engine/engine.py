@@ -1,8 +1,7 @@
-"""Engine: the loop. Requests come in, steps go out to the device, and what comes back goes up: one
-screen.
+"""Engine: the main loop. Takes requests, launches steps on the device, returns their deltas.
 
-A step is launched before the one before it is read (`steps_ahead`): the device never waits for the
-host to look. It knows the scheduler and a runner; no text, no processes.
+A step is launched before the one before it is read (`steps_ahead`), so the device never waits for
+the host. Knows the scheduler and a runner; no text, no processes.
 """
 
 from __future__ import annotations
@@ -26,22 +25,22 @@ from penstock.shared_weights import WeightsSource
 from penstock.structured_output.mask_patience import MaskPatience
 from penstock.structured_output.mask_pool import Form, MaskPool
 
-_LOOK = 2e-4  # seconds between two looks at masks that a late draw waits for
+_LOOK = 2e-4  # seconds between two checks for masks that a late draw waits for
 LEVELS, TAGS = (1, 2), (WEIGHTS, KV_CACHE)
 
 
 @dataclass(slots=True)
 class Refused:
-    """A request that never ran, and why."""
+    """A request that never ran, and its error."""
 
     request_id: int
     error: CarriedError
 
 
 class Engine:
-    """A scheduler and a runner, turned by step(). `limit`: where it is known what the hardware can
-    do at most. masks: makes those of structured outputs, the scheduler's too; without it such a
-    request is refused."""
+    """A scheduler and a runner, driven by step(). limit: the roofline gauge, if the hardware's peak
+    rates are known. masks: makes masks of structured outputs, shared with the scheduler; without it
+    such requests are refused."""
 
     def __init__(
         self,
@@ -53,7 +52,8 @@ class Engine:
     ) -> None:
         self.masks = masks
         self.weights_version = FIRST_WEIGHTS
-        self.asleep: tuple[str, ...] = ()  # by tags; while something sleeps no step may be launched
+        # tags of sleeping parts; while any sleeps no step may be launched
+        self.asleep: tuple[str, ...] = ()
         self.scheduler, self.runner, self.steps_ahead, self.limit = (
             scheduler,
             runner,
@@ -62,12 +62,12 @@ class Engine:
         )
         self.flights: deque[tuple[StepPlan, Flight]] = deque()
         self._late: tuple[StepPlan, Flight] | None = (
-            None  # a step whose draw is still to be launched; its forward
+            None  # a step whose forward is launched and whose draw is not
         )
         self._patience = MaskPatience()
         self._rate, self._pace = _Rate(), StepPace()
-        self.completed = 0  # steps that were launched and read
-        # an exception left the middle of a step: the columns are not to be trusted any more
+        self.completed = 0  # steps launched and read
+        # an exception interrupted a step: the scheduler's columns may be inconsistent
         self.broken = False
 
     @property
@@ -75,8 +75,8 @@ class Engine:
         return self.scheduler.has_work or bool(self.flights) or self._late is not None
 
     def submit(self, request: Request, form: Form | None = None) -> Refused | None:
-        """Takes a request, or says why it can never run. form: its answer's, where that is known;
-        else it is waited for."""
+        """Takes a request; returns a Refused if it can never run. form: the compiled grammar of its
+        answer, if known; else the scheduler waits for it."""
         if self.limit is not None and not self.has_work:
             self.limit.rest()
         try:
@@ -88,7 +88,7 @@ class Engine:
             return Refused(request.request_id, CarriedError.of(error))
         except Exception:
             if request.request_id in self.scheduler.live:
-                raise  # it was half taken in: the columns are not to be trusted any more
+                raise  # the request was half taken in: the columns may be inconsistent
             logging.getLogger(__name__).exception(
                 "a request was refused: the scheduler failed at it"
             )
@@ -98,18 +98,20 @@ class Engine:
         return None
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a request (None), one sample of it, or all that have not ended (REST), of which a
-        step tells."""
+        """Ends a whole request (sample None), one sample, or all samples that have not ended
+        (REST); with REST, a later step returns their tokens so far."""
         self.scheduler.cancel(request_id, sample)
 
     def step(self, *, launch: bool = True) -> Deltas | None:
-        """Launches the next step if there is one, then reads the oldest if enough are ahead. Gives
-        what it read. launch False: reads alone. What cancelled samples had made comes first, and
-        nothing is launched for it. A step that draws late is launched up to its draw, which waits
-        for what is read.
+        """Launches the next step, if there is one, then reads the oldest one if enough are ahead.
+        Returns the deltas it read, or None.
 
-        An exception in the middle of it breaks the engine; one of waiting for the device alone
-        doesn't.
+        launch=False: only reads. Tokens of samples ended with REST come first, and nothing is
+        launched for them. A step that draws late is launched up to its draw, which waits until
+        older steps are read.
+
+        An exception inside a step breaks the engine; one raised while waiting for the device does
+        not.
         """
         if self.broken:
             raise EngineError("the engine broke off in the middle of a step: make a new one")
@@ -129,7 +131,7 @@ class Engine:
         return self._read()
 
     def _launch(self) -> bool:
-        """Plans a step and launches it, or its forward, if there is one -> whether there was."""
+        """Plans a step and launches it (or only its forward). Returns True if there was one."""
         self.broken = True
         plan = self.scheduler.plan()
         if plan is not None:
@@ -149,8 +151,9 @@ class Engine:
         return plan is not None
 
     def _draw(self, plan: StepPlan, forward: Flight) -> None:
-        """Launches the draw of a step when its masks are there, or waiting on doesn't pay: what is
-        late then sits out. A step with no mask at all waits for one, or for its forward."""
+        """Launches the draw of a late step once its masks have come or waiting no longer pays; rows
+        whose mask is missing sit out. If all rows lack one, it waits for a mask or for the end of
+        the forward."""
         missing, held = self.scheduler.await_masks(0.0), self.scheduler.held_rows(plan)
         self._patience.begin(time.monotonic(), held, plan.rows.size - held, missing)
         while missing and (missing := self.scheduler.await_masks(_LOOK)):
@@ -164,7 +167,7 @@ class Engine:
         self._patience.ended(missing, forward.ready())
 
     def _read(self) -> Deltas:
-        """Waits for the oldest flight and takes it in."""
+        """Waits for the oldest step in flight and commits its results."""
         oldest, flight = self.flights[0]
         result = flight.fetch()
         prompt_tokens = 0 if oldest.chunks is None else oldest.chunks.tokens.size
@@ -180,13 +183,15 @@ class Engine:
         return deltas
 
     def reset_prefix_cache(self) -> None:
-        """What was computed so far is found by no prompt that comes."""
+        """Empties the prefix cache: later prompts find no block computed before."""
         self.scheduler.reset_prefix_cache()
 
     def update_weights(self, source: WeightsSource, version: str | None = None) -> None:
-        """Puts other weights in the model's place, where no step is out: requests that run go on
-        with them, their prompts as they were computed. version: what answers are stamped with from
-        here on, None: the folder's name. Raises PenstockError, and the old weights stay."""
+        """Replaces the model's weights, while no step is in flight. Running requests go on with the
+        new weights and keep their prompts' KV cache.
+
+        version: the name stamped on answers from here on; None: the folder's name. Raises
+        PenstockError, and then the old weights stay."""
         assert not self.flights and self._late is None, "weights are changed between steps"
         if version is None and not isinstance(source, Path):
             raise UsageError(
@@ -198,13 +203,13 @@ class Engine:
             source.name if version is None and isinstance(source, Path) else str(version)
         )
         self.reset_prefix_cache()
-        if self.asleep:  # it had no weights, or others: where nothing else sleeps it wakes up
+        if self.asleep:  # the weights were asleep: wake up, unless another part still sleeps
             self.wake_up(())
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the memory of KV and weights back, where no step is out: 1 keeps weights in host
-        memory, 2 drops them. What runs is computed again once it has woken up, and goes on. Raises
-        UsageError."""
+        """Frees the memory of KV cache and weights, while no step is in flight. level 1 keeps
+        weights in host memory, 2 drops them. Running requests are computed again after wake_up and
+        go on. Raises UsageError."""
         assert not self.flights and self._late is None, "it falls asleep between steps"
         if level not in LEVELS:
             raise UsageError(
@@ -215,8 +220,8 @@ class Engine:
         self.asleep = self.runner.asleep
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Has what is named wake up, None: everything. Weights that were dropped sleep until
-        `update_weights`. Raises UsageError, CapacityError where the memory is no longer there."""
+        """Wakes up the parts named by tags; None: all. Dropped weights sleep until
+        `update_weights`. Raises UsageError, or CapacityError if the memory is no longer free."""
         unknown = sorted({*(tags or ())} - {*TAGS})
         if unknown:
             raise UsageError(
@@ -228,15 +233,15 @@ class Engine:
             self.asleep = self.runner.asleep
 
     def close(self) -> None:
-        """Ends the device's work and the processes that make masks. Idempotent."""
+        """Ends the device's work and the mask processes. Idempotent."""
         self.runner.close()
         if self.masks is not None:
             self.masks.close()
 
     def stats(self) -> dict[str, float]:
-        """The scheduler's and the runner's gauges and counters, the rate now, the expected end of
-        all that is known, and, where there is a limit, how near to it the steps come
-        (`hardware_limit`, 0 at rest)."""
+        """Returns the scheduler's and the runner's gauges and counters, the current rate in tokens
+        per second, the expected seconds until all known work is done, and, with a roofline gauge,
+        the share of the hardware limit reached (`hardware_limit`, 0 while idle)."""
         stats = self.scheduler.stats()
         rate = self._rate.per_second if self.has_work else 0.0
         left = self.scheduler.expected_tokens_left()
@@ -255,7 +260,7 @@ class Engine:
 
 
 class _Rate:
-    """Output tokens a second over the last seconds."""
+    """Output tokens per second over the last _SPAN seconds."""
 
     _SPAN = 2.0
 

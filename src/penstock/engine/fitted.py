@@ -1,11 +1,10 @@
-"""Fitted: a folder's artifact as it is opened here: which of its choices are taken, what differs
-from where it was built, its files verified beside the loading. docs/design/artifact.md has the
-table of what differs and what is done.
+"""Fitted: an artifact as opened on this machine: its choices that apply, its differences from the
+machine it was built on, and its files verified beside the loading.
 
-    a knob          the user's, where it is named; else the artifact's, where its choices hold here;
-    else the default
-    a file          kernels' binaries are verified before they are loaded, all else while the
-    weights load
+docs/design/artifact.md has the table of differences and their handling.
+
+    a knob   the user's value, else the artifact's if its choices hold here, else the default
+    a file   kernel binaries are verified before they are loaded, all others while the weights load
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ from penstock.kernels.tunables import known
 if TYPE_CHECKING:
     from penstock.execute.runner import TorchRunner
 
-# Never an artifact's to say: which model, how to open it, and what would make a longer request
-# fail.
+# Options that an artifact never sets: the choice of model, how to open it, and limits on request
+# length.
 NOT_ITS_OWN = frozenset(
     {
         "model",
@@ -47,18 +46,18 @@ NOT_ITS_OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """An artifact, held against this machine and what the user named."""
+    """An artifact compared with this machine and with the user's options."""
 
     folder: Path
     manifest: Manifest
-    config: Config  # the user's knobs, and the artifact's where the user named none
-    taken: list[str]  # knobs that are the artifact's
-    holds: bool  # whether its choices hold here: knobs and tunables
-    notes: list[str]  # what differs from where it was built, and what is done about it: a line each
+    config: Config  # the user's knobs, and the artifact's for knobs the user left alone
+    taken: list[str]  # names of knobs taken from the artifact
+    holds: bool  # True if its knobs and tunables apply to this machine
+    notes: list[str]  # one line per difference from the machine it was built on, and its handling
 
 
 def fit(config: Config, folder: Path) -> Fitted | None:
-    """Returns None for a folder that is no artifact. CheckpointError for an unfinished or
+    """Returns None for a folder that is no artifact. Raises CheckpointError for an unfinished or
     unreadable one, UsageError for `sealed` without one."""
     manifest = find_manifest(folder)
     if manifest is None:
@@ -91,8 +90,9 @@ def fit(config: Config, folder: Path) -> Fitted | None:
 
 
 def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> TorchRunner:
-    """Opens the artifact's model while its files are verified. CheckpointError for a file that
-    isn't as it was built; EngineError where it is sealed and a kernel would have to be compiled."""
+    """Opens the artifact's model while its files are verified. Raises CheckpointError for a file
+    that differs from the built one; EngineError if it is sealed and a kernel would have to be
+    compiled."""
     folder, files = fitted.folder, fitted.manifest.files
     kernels = {name: told for name, told in files.items() if name.startswith(f"{KERNELS}/")}
     if (folder / KERNELS).is_dir():
@@ -115,7 +115,8 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
         except BaseException as error:
             let_go()
             if isinstance(error, CheckpointError):
-                checking.result()  # a file that isn't as it was built is why
+                # a damaged file is the more likely cause; its error is raised instead
+                checking.result()
             raise
         runner.at_close = let_go
         try:
@@ -127,8 +128,7 @@ def open_fitted(fitted: Fitted, open: Callable[[Config, Path], TorchRunner]) -> 
 
 
 def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
-    """Returns what differs between where an artifact was built and here, a line each with what is
-    done about it."""
+    """Returns one line per difference between the build machine and this one, with its handling."""
     then, notes = manifest.built_on, []
     retune = f"penstock build --retune {folder} makes them for this machine"
     if (then.device == "cpu") != (here.device == "cpu") or then.capability != here.capability:
@@ -172,8 +172,8 @@ def differences(folder: Path, manifest: Manifest, here: BuiltOn) -> list[str]:
 def _with_choices(
     config: Config, manifest: Manifest | None, folder: Path
 ) -> tuple[Config, list[str], list[str]]:
-    """The user's config with the manifest's knobs, where they were left alone -> it, which they
-    are, and notes."""
+    """Returns the user's config with the manifest's values for knobs the user left alone, the names
+    of these knobs, and notes."""
     fitted, told, notes = Config.of(**config.told()), config.told(), list[str]()
     if manifest is not None:
         fitted.tuned = known(manifest.tunables)
@@ -206,22 +206,22 @@ def _with_choices(
 
 
 def ranks_of(config: Config) -> int:
-    """Returns how many ranks a model is opened on: an artifact says so. CheckpointError for an
-    unfinished one."""
+    """Returns the number of ranks for a model: the artifact's, if it is one, else the config's.
+    Raises CheckpointError for an unfinished artifact."""
     folder = Path(config.model.model).expanduser()
     manifest = find_manifest(folder) if folder.is_dir() else None
     return config.parallel.tensor_parallel_size if manifest is None else _ranks_of(manifest)
 
 
 def _ranks_of(manifest: Manifest) -> int:
-    """How many ranks an artifact is for."""
+    """Returns the number of ranks an artifact is built for."""
     found = manifest.engine.get("tensor_parallel_size", 1)
     return found if isinstance(found, int) else 1
 
 
 def _check_ranks(config: Config, manifest: Manifest, folder: Path) -> None:
-    """Raises UsageError where the user names another number of ranks than the artifact was built
-    for."""
+    """Raises UsageError if the user names another number of ranks than the artifact was
+    built for."""
     ranks, built = config.parallel.tensor_parallel_size, _ranks_of(manifest)
     if "tensor_parallel_size" in config.named and ranks != built:
         raise UsageError(
@@ -232,8 +232,7 @@ def _check_ranks(config: Config, manifest: Manifest, folder: Path) -> None:
 
 
 def _refuse_strangers(folder: Path, listed: Collection[str]) -> None:
-    """Raises CheckpointError where kernels' binaries are there that the manifest has no checksum
-    of."""
+    """Raises CheckpointError if a kernel binary has no checksum in the manifest."""
     there = {
         path.relative_to(folder).as_posix()
         for path in (folder / KERNELS).rglob("*")
@@ -246,7 +245,7 @@ def _refuse_strangers(folder: Path, listed: Collection[str]) -> None:
 
 
 def _other(then: str | None, here: str | None) -> bool:
-    """Whether two versions differ, as far as both are known."""
+    """Returns True if two versions are both known and differ."""
     return then != here and None not in (then, here)
 
 

@@ -1,6 +1,6 @@
-"""GroupStop: hears the samples of one request as they end, and ends the rest once enough of them
-agree. It knows texts and ends of samples; whose engines draw them is told by those who put them
-there."""
+"""GroupStop: watches the samples of one request end, and ends the rest once enough answers agree.
+
+Knows texts and ends of samples; not which engine draws them."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from collections.abc import Callable, Iterable
 from penstock.errors import PenstockError, UsageError
 from penstock.request import Delta, StopWhen
 
-STOP_WHEN = "stop_when"  # the stop_reason of the samples that are ended by it
+STOP_WHEN = "stop_when"  # stop_reason of samples ended by a group stop
 Find = Callable[[str], "str | asyncio.Future[str | None] | None"]
 
 
 class GroupStop:
-    """The count of one request's answers. `over`: enough agree; whoever draws more of its samples
-    ends them then. fault: why answers could not be looked for beside the loop: samples that are
-    ended by it end with that."""
+    """Counts the answers of one request. over: True once enough agree; the engines drawing its
+    samples then end the rest. fault: the error that stopped the search for answers; samples ended
+    by it end with this error."""
 
     def __init__(self, find: Find, agree: int, known: Iterable[str | None] = ()) -> None:
-        """find: the answer in a sample's text, or None; or what will be that, which is looked for
-        elsewhere, one text at a time.   known: answers of samples that ended before."""
+        """find: returns the answer in a sample's text or None, or a future of either (searched in
+        another process, one text at a time). known: answers of samples that ended earlier."""
         self._find, self._agree = find, agree
-        self._looking = False  # elsewhere, for the answer in a text
-        self._waiting: deque[str] = deque()  # texts, meanwhile
+        self._looking = False  # a future of `find` is pending
+        self._waiting: deque[str] = deque()  # texts waiting to be searched
         self.fault: PenstockError | None = None
         self._answers: Counter[str] = Counter()
-        self._texts: dict[int, list[str]] = {}  # of samples that go on, in pieces
+        self._texts: dict[int, list[str]] = {}  # pieces of text of running samples, by sample index
         self._ends: list[Callable[[], None]] = []
         self.over = False
         for answer in known:
@@ -36,21 +36,22 @@ class GroupStop:
 
     @classmethod
     def of(cls, asked: StopWhen) -> GroupStop:
-        """Raises UsageError for a pattern that cannot be served."""
+        """Returns the GroupStop of a request's stop_when. Raises UsageError for a pattern that is
+        not supported."""
         from penstock.text.answer_pattern import AnswerPattern
 
         return cls(AnswerPattern(asked.pattern).find, asked.agree)
 
     def on_over(self, end: Callable[[], None]) -> None:
-        """Has `end` called when it is over: at once where it is."""
+        """Registers `end`, called once the group is over; calls it at once if it is already."""
         if self.over:
             end()
         else:
             self._ends.append(end)
 
     def hear(self, delta: Delta) -> None:
-        """Takes news of a sample. Where its answer cannot be looked for it ends in an error, and so
-        do the others."""
+        """Takes a sample's delta. If the search for its answer fails, that sample ends in an error,
+        and so do the others."""
         if delta.finish_reason is None:
             self._texts.setdefault(delta.index, []).append(delta.text)
             return
@@ -75,9 +76,9 @@ class GroupStop:
             self._count(found)
 
     def _looked(self, found: asyncio.Future[str | None]) -> None:
-        """Takes in what was found elsewhere, and goes on with the next text."""
+        """Counts the answer found by a future, and searches the next waiting text."""
         self._looking = False
-        if found.cancelled():  # the loop ends
+        if found.cancelled():  # the event loop is ending
             return
         try:
             self._count(found.result())

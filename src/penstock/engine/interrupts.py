@@ -1,8 +1,8 @@
-"""held_interrupts: a stretch of code that Ctrl-C doesn't tear. It knows signals alone.
+"""held_interrupts: keeps Ctrl-C from interrupting a block of code. Knows signals alone.
 
 The engine of an `LLM` runs in the caller's thread. A KeyboardInterrupt in the middle of a step
-would leave a flight that was taken off the line and never read. So a step is held: Ctrl-C counts
-when it is over, a second one at once.
+would leave a step taken off the queue and never read. So Ctrl-C is held back until the step is
+over; a second one interrupts at once.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from types import FrameType
 
 @contextmanager
 def held_interrupts() -> Iterator[None]:
-    """Ctrl-C raises at the end of the block; pressed twice, at once. Other threads, and handlers
-    that somebody set for themselves, are left alone: Python raises KeyboardInterrupt only in the
-    main thread, by its own handler."""
+    """Delays Ctrl-C to the end of the block; a second one raises at once.
+
+    Does nothing in other threads (Python raises KeyboardInterrupt only in the main thread) or if
+    the user has installed another SIGINT handler."""
     usual = signal.default_int_handler
     if (
         threading.current_thread() is not threading.main_thread()

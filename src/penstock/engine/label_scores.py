@@ -1,5 +1,6 @@
-"""Label scores: how likely each of some tokens is as the next one after a prompt. The request draws
-one token, in the step that ends its prompt. It knows logprobs as they come up; no prompts."""
+"""Label scores: probability of each of several tokens as the next token after a prompt.
+
+The request draws one token, in the step that ends its prompt. Knows logprobs; no prompts."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ from penstock.request import Delta, SamplingParams
 
 
 def label_params(labels: list[int]) -> SamplingParams:
-    """What is asked of the engine. Raises UsageError."""
+    """Returns the sampling parameters of a label score request. Raises UsageError."""
     return SamplingParams(temperature=0.0, max_tokens=1, logprob_token_ids=labels, detokenize=False)
 
 
 def label_probs(delta: Delta, *, softmax: bool) -> list[float]:
-    """Returns the labels' probabilities in their order: among themselves with softmax, else among
-    all tokens."""
+    """Returns the labels' probabilities in their order: normalised over the labels if softmax, else
+    over the whole vocabulary."""
     found = delta.logprobs
     assert isinstance(found, LazyLogprobs) and len(found) == 1, "a label's request draws one token"
     logprobs = found.columns[4][0].astype(np.float64)

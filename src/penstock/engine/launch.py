@@ -1,9 +1,9 @@
-"""launch: starts an engine in a process of its own and gives a client for this event loop once it
-is ready.
+"""launch: starts an engine in its own process and returns a client for this event loop once it is
+ready.
 
-Where there are several engines, or several processes that share one, supervisor.py starts them and
-each process joins (replica_set.py), by the parts that are here. It knows processes and the
-channel's addresses; not what crosses.
+With several engines, or several processes that share one, supervisor.py starts the engines and each
+process joins them (replica_set.py), with the functions here. Knows processes and the channel's
+addresses; not its messages.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ ENGINE = command_of("penstock.engine.process")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """visible: a replica's CUDA_VISIBLE_DEVICES, None for ours; cores: what it is pinned to, none
-    for ours."""
+    """Placement of a replica. visible: its CUDA_VISIBLE_DEVICES, None: this process's; cores: CPU
+    cores it is pinned to, empty: not pinned."""
 
     visible: str | None = None
     cores: list[int] = field(default_factory=list)
@@ -47,9 +47,9 @@ class Place:
 async def launch(
     config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
 ) -> AsyncClient:
-    """Starts the engine and waits until it is ready. Raises what the engine raised while it loaded.
+    """Starts the engine and waits until it is ready. Raises the engine's error if it fails to load.
 
-    `engine` is the command of its process; benchmarks bring one that computes nothing. An engine
+    engine: the command of its process; benchmarks pass a process that computes nothing. An engine
     that completes no step for `step_timeout` seconds, while it has work, is ended.
     """
     config.check()
@@ -71,9 +71,9 @@ async def launch(
 
 @contextlib.contextmanager
 def addresses(clients: int) -> Iterator[list[str]]:
-    """An address a client. Inside, both ends of each must come to hold it; afterwards nobody else
-    can join."""
-    # readable by this user alone, and so are the sockets in it
+    """Yields one address per client. Both ends must connect inside the block; afterwards nothing
+    else can join."""
+    # the folder and its sockets are accessible to this user alone
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     try:
         yield [f"ipc://{folder / f'client{client}'}" for client in range(clients)]
@@ -88,8 +88,8 @@ async def start(
     step_timeout: float = STEP_TIMEOUT,
     place: Place = Place(),
 ) -> asyncio.subprocess.Process:
-    """Starts the engine's process for a client at each address, in its place; it loads from now on.
-    Raises CapacityError."""
+    """Starts the engine's process for one client per address; returns while it loads. Raises
+    CapacityError."""
     environment = (
         None if place.visible is None else {**os.environ, "CUDA_VISIBLE_DEVICES": place.visible}
     )
@@ -99,9 +99,9 @@ async def start(
         )
     except OSError as error:
         raise could_not_start("the engine's process", error) from error
-    # The line on standard input, which stays open: its end would be the engine's.
+    # Standard input stays open after this line: the engine exits when it closes.
     assert process.stdin is not None
-    # it is one of them
+    # this engine is one of the replicas
     knobs = {name: value for name, value in config.told().items() if name != "data_parallel_size"}
     said = {
         "addresses": list(addresses),
@@ -116,8 +116,8 @@ async def start(
 async def join(
     end: ClientEnd, process: EngineProcess, tokenizer: bool, step_timeout: float
 ) -> AsyncClient:
-    """Waits until the engine is ready and gives its client. Raises what the engine raised while it
-    loaded, or TokenizerError; `end` is closed then."""
+    """Waits until the engine is ready and returns its client. Raises the engine's error if it fails
+    to load, or TokenizerError; `end` is closed then."""
     try:
         facts = await facts_of(end, process)
         loaded = load_tokenizer(facts) if tokenizer else None
@@ -128,7 +128,7 @@ async def join(
 
 
 def load_tokenizer(facts: EngineFacts) -> Tokenizer:
-    """The tokenizer of an engine's model. Raises TokenizerError."""
+    """Returns the tokenizer of the engine's model. Raises TokenizerError."""
     from penstock.text.tokenizer import Tokenizer
 
     folder = Path(facts.tokenizer or facts.folder).expanduser()
@@ -136,13 +136,15 @@ def load_tokenizer(facts: EngineFacts) -> Tokenizer:
 
 
 async def facts_of(end: ClientEnd, process: EngineProcess) -> EngineFacts:
-    """Waits for Ready; what it raised, or the process's end, is raised."""
+    """Waits for Ready and returns its facts. Raises the engine's error, or EngineError if its
+    process ended."""
     word = asyncio.ensure_future(end.receive())
     gone = asyncio.ensure_future(process.wait())
     try:
         await asyncio.wait({word, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not word.done():
-            await asyncio.wait({word}, timeout=0.5)  # its last words may still be on the way
+            # the process's last message may still be on the way
+            await asyncio.wait({word}, timeout=0.5)
         if not word.done():
             raise EngineError(
                 f"the engine's process {how_ended(process.returncode)} while it loaded"

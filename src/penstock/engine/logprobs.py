@@ -1,10 +1,10 @@
-"""LazyLogprobs: logprobs of a sample's tokens as they came up, in columns; a position's dict is
-made when looked at.
+"""LazyLogprobs: logprobs of a sample's tokens, kept as columns; a position's dict is made on
+access.
 
-    output.logprobs[3] -> {token: Logprob, ...}     a step of 8,192 rows would make 8,192 dicts that
-    few users look at
+    output.logprobs[3] -> {token: Logprob, ...}
 
-It knows numbers and how a token is spelt; nothing of samples.
+A step of 8,192 rows would make 8,192 dicts, few of which are ever read. Knows numbers and how a
+token is spelt; no samples.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ Columns = tuple[NDArray[Any], ...]  # tokens [t], chosen [t], rank [t], top_ids 
 
 
 class LazyLogprobs(Sequence[PositionLogprobs]):
-    """Holds the logprobs of t tokens; equal to a list of the same dicts, and copied or pickled as
-    one."""
+    """Logprobs of t tokens. Compares equal to a list of the same dicts, and is copied and pickled
+    as one."""
 
     def __init__(
         self, columns: Columns, spell: Callable[[int], str] | None, *, ranked: bool = True
     ) -> None:
-        """ranked: the ids beside each token are the most likely, in their order; else those that
-        were named."""
+        """ranked: True if top_ids are the most likely tokens in order; False if they are the tokens
+        named by the request (logprob_token_ids)."""
         self._columns, self._spell, self._ranked = columns, spell, ranked
 
     @classmethod
@@ -47,9 +47,9 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         brief: bool = False,
         ranked: bool = True,
     ) -> LazyLogprobs:
-        """Those of a message's sample i, with the k most likely, or those that were named. Copies:
-        one sample doesn't keep the message alive, unless it is `brief`: an event's, gone when that
-        is sent."""
+        """Returns the logprobs of entry i of a message, with the k most likely tokens (or the named
+        ones). Copies its columns, so that one sample doesn't keep the whole message alive; `brief`
+        skips the copy, for an event that is dropped once sent."""
         assert (
             up.chosen is not None
             and up.rank is not None
@@ -71,7 +71,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     def of_prompt(
         cls, prompt: list[int], news: PromptNews, k: int, tokenizer: Tokenizer | None
     ) -> LazyLogprobs | None:
-        """Those of prompt tokens 1, 2, ...; None where the news has none."""
+        """Returns the logprobs of prompt tokens 1, 2, ...; None if the news has none."""
         if news.chosen is None or news.rank is None or news.top_ids is None or news.top is None:
             return None
         spell = None if tokenizer is None else tokenizer.token_text
@@ -80,8 +80,8 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     @classmethod
     def joined(cls, parts: list[LazyLogprobs]) -> LazyLogprobs:
-        """Parts of one sample, one after the other; at least one. Those without tokens may be of
-        any width."""
+        """Returns the parts of one sample joined in order; needs at least one part. Parts without
+        tokens may have any width."""
         parts = [part for part in parts if len(part)] or parts[:1]
         if len(parts) == 1:
             return parts[0]
@@ -89,7 +89,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
         return parts[0]._like(np.concatenate(column) for column in columns)
 
     def apart(self) -> LazyLogprobs:
-        """A copy that keeps no message alive: for `brief` ones that wait after all."""
+        """Returns a copy that keeps no message alive, for `brief` ones that have to wait."""
         return self._like(column.copy() for column in self._columns)
 
     def _like(self, columns: Iterable[NDArray[Any]]) -> LazyLogprobs:
@@ -97,11 +97,11 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
     @property
     def columns(self) -> Columns:
-        """For writers of many tokens, who want no object a token. Not to be changed."""
+        """Columns, read-only, for writers of many tokens that need no object per token."""
         return self._columns
 
     def added_to(self, total: float) -> float:
-        """Returns `total` and the chosen tokens' logprobs, summed one after the other: the same in
+        """Returns `total` plus the chosen tokens' logprobs, summed in order: the same result in
         parts or whole."""
         return float(np.cumsum(np.concatenate(([total], self._columns[1])), dtype=np.float64)[-1])
 
@@ -117,14 +117,16 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
     def __getitem__(self, at: int | slice) -> PositionLogprobs | LazyLogprobs:
         if isinstance(at, slice):
             if at.indices(len(self)) == (0, len(self), 1):
-                return self  # nothing ever changes it
+                return self  # immutable: no copy needed
             return self._like(column[at] for column in self._columns)
-        at = range(len(self))[at]  # an index as a list takes it, or a list's IndexError
+        # negative indices count from the end; raises IndexError like a list
+        at = range(len(self))[at]
         (position,) = self[at : at + 1]
         return position
 
     def __iter__(self) -> Iterator[PositionLogprobs]:
-        """For each token a dict of itself and the k most likely, most likely first, as vLLM's."""
+        """Yields a dict per token: the token itself and the k most likely, most likely first, like
+        vLLM's."""
         spell = self._spell if self._spell is not None else _unspelt
         for token, chosen, rank, ids, values in zip(
             *(column.tolist() for column in self._columns), strict=True
@@ -140,7 +142,7 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
             return NotImplemented
         return list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as a list's
+    __hash__ = None  # type: ignore[assignment]  # unhashable, like a list
 
     def __repr__(self) -> str:
         return repr(list(self))
@@ -150,16 +152,16 @@ class LazyLogprobs(Sequence[PositionLogprobs]):
 
 
 class GrowingLogprobs:
-    """Gathers the logprobs of a sample that comes in parts, in arrays that double: no token is
-    copied at each part."""
+    """Collects the logprobs of a sample that arrives in parts, in arrays that double in size, so
+    that parts are not copied again each time."""
 
     def __init__(self) -> None:
-        self._last: LazyLogprobs | None = None  # the last part, for how it is spelt
-        self._held: list[NDArray[Any]] = []  # columns with room at their end
+        self._last: LazyLogprobs | None = None  # the last part; supplies the spelling
+        self._held: list[NDArray[Any]] = []  # columns with spare room at the end
         self._count = 0
 
     def add(self, part: LazyLogprobs) -> None:
-        """Takes the next part's; copies them."""
+        """Appends a copy of the next part."""
         start, self._count, self._last = self._count, self._count + len(part), part
         if not start:
             self._held = [column.copy() for column in part.columns]
@@ -171,7 +173,7 @@ class GrowingLogprobs:
             held[start : self._count] = column
 
     def so_far(self) -> LazyLogprobs:
-        """Returns those of all parts until now: views, which later parts don't change."""
+        """Returns the logprobs of all parts so far, as views; later parts don't change them."""
         assert self._last is not None, "there was no part"
         return self._last._like(column[: self._count] for column in self._held)
 

@@ -1,37 +1,37 @@
-"""StepPace: what a drawn token and a token of a prompt take of this engine's time, from how long
-its steps took.
+"""StepPace: the engine's seconds per drawn token and per prompt token, from the durations of its
+steps.
 
-A router between replicas weighs by it (schedule/router.py). A drawn token takes what it does in the
-fullest steps seen: in a step of few rows most of the time is the weights', and one row more is
-nearly free. It knows numbers of steps and seconds.
+The router between replicas weighs requests by it (schedule/router.py). The cost of a drawn token is
+its cost in the fullest steps seen: in a step of few rows most of the time goes to reading the
+weights, and one more row is nearly free. Knows numbers of steps and seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-_FADE = 0.98  # of what was known stays, a step
-_FORGET = 1.0005  # the best is forgotten that much a step: a better one is soon seen again
+_FADE = 0.98  # weight of the old value in running means, per step
+_FORGET = 1.0005  # growth of the stored best per step, so that an outdated best is replaced
 
 
 class StepPace:
-    """Fed by the engine: `launched` and `read` for each step, in their order."""
+    """Measures steps. The engine calls `launched` and `read` for each step, in order."""
 
     def __init__(self) -> None:
         self._launched: deque[float] = deque()
         self._read = 0.0
         self._drawing = 0.0  # mean seconds of a step without prompts
-        self._best = 0.0  # least seconds a row
+        self._best = 0.0  # least seconds per row
         self._extra = self._prompt_tokens = (
-            0.0  # fading sums: seconds that prompts added, and their tokens
+            0.0  # decaying sums: seconds added by prompts, and their tokens
         )
 
     def launched(self, now: float) -> None:
         self._launched.append(now)
 
     def read(self, rows: int, prompt_tokens: int, now: float) -> None:
-        """The oldest step is here: it began when it was launched,
-        or the one before it had ended."""
+        """Records that the oldest step was read. It began at its launch, or at the end of the step
+        before it, whichever is later."""
         took, self._read = max(0.0, now - max(self._launched.popleft(), self._read)), now
         if prompt_tokens:
             self._extra = self._extra * _FADE + max(0.0, took - (self._drawing if rows else 0.0))
@@ -43,7 +43,8 @@ class StepPace:
             self._best = min(self._best * _FORGET, took / rows) if self._best else took / rows
 
     def stats(self) -> dict[str, float]:
-        """Seconds; 0 is not known."""
+        """Returns the seconds per token, per prompt token and per step without prompts;
+        0: unknown."""
         return {
             "token_seconds": self._best,
             "prompt_token_seconds": self._extra / self._prompt_tokens

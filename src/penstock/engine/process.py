@@ -1,10 +1,9 @@
-"""The engine's process: `python -m penstock.engine.process`, started by launch.py and by nobody
-else.
+"""The engine's process: `python -m penstock.engine.process`, started only by launch.py.
 
-It reads one line of JSON from standard input (the knobs and an address for each client), loads the
-model, says Ready, and turns the loop until all clients have closed; the requests of one that goes
-away are ended. Standard input stays open for as long as the parent lives: its end is ours. It knows
-the loop and the channel.
+Reads one line of JSON from standard input (the knobs and one address per client), loads the model,
+sends Ready, and runs the loop until all clients have closed; requests of a client that goes away
+are ended. The parent keeps standard input open; when it closes, the process exits. Knows the loop
+and the channel.
 """
 
 from __future__ import annotations
@@ -43,27 +42,26 @@ from penstock.errors import PenstockError
 from penstock.request import REST
 from penstock.structured_output.compile_queue import CompileQueue
 
-COMPILE_LOOK = (
-    1  # milliseconds between looks at a grammar that is compiled, where nothing else is to do
-)
-STATS_EVERY = 0.1  # seconds between stats on the way up
+COMPILE_LOOK = 1  # milliseconds between checks of compiling grammars while there is no other work
+STATS_EVERY = 0.1  # seconds between stats messages
 
 
 class Start(msgspec.Struct):
-    """The line on standard input."""
+    """The line of JSON on standard input."""
 
     addresses: list[str]
     knobs: dict[str, Any]
     step_timeout: float = STEP_TIMEOUT
-    cores: list[int] = []  # that it is pinned to; none: it runs where its parent may
+    cores: list[int] = []  # CPU cores to pin this process to; empty: not pinned
 
 
 def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) -> int:
-    """`open` makes the engine of a config; benchmarks bring one that computes nothing."""
+    """Runs the engine's process and returns its exit code. open: makes the engine of a config;
+    benchmarks pass one that computes nothing."""
     begin_child()
     line = sys.stdin.buffer.readline()
     if not line:
-        return 1  # the parent was gone before it said anything
+        return 1  # the parent was gone before it sent the line
     start = msgspec.json.decode(line, type=Start)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if start.cores:
@@ -72,9 +70,9 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
     _say_what_loads()
     try:
         engine, facts = open(Config.of(**start.knobs))
-        # What is loaded by now (torch's modules, the model) lives to the end. Looked through again
-        # in each full collection it made steps of 5 to 23 ms, 0.5 ms being usual: from here on the
-        # collector leaves it out.
+        # All objects loaded by now (torch's modules, the model) live to the end. Scanning them in
+        # each full garbage collection made steps of 5 to 23 ms instead of the usual 0.5 ms, so
+        # freeze excludes them.
         gc.collect()
         gc.freeze()
         end.send_up(Ready(facts))
@@ -92,8 +90,8 @@ def main(open: Callable[[Config], tuple[Engine, EngineFacts]] = build_engine) ->
 
 
 def _say_what_loads() -> None:
-    """Has our own log, from `info` on, be lines on standard error: whoever started this process
-    waits for it."""
+    """Prints our own log, from level `info` on, to standard error: the user sees how
+    loading goes."""
     ours, lines = logging.getLogger("penstock"), logging.StreamHandler()
     lines.setFormatter(logging.Formatter("penstock: %(message)s"))
     ours.addHandler(lines)
@@ -101,7 +99,8 @@ def _say_what_loads() -> None:
 
 
 def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
-    """The loop: words down, a step, news up; it sleeps on the channel where there is no work."""
+    """Runs the loop: receive messages, run a step, send its deltas. Sleeps on the channel while
+    there is no work."""
     told = 0.0
     idle = False
 
@@ -111,7 +110,7 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
     engine.runner.watch(goes_on)
     compiling, controls = CompileQueue(engine.masks), ControlQueue(engine)
-    # while something is to be done between steps, or it sleeps: what came for requests
+    # messages about requests, held back while a control waits or the engine sleeps
     later: list[Heard] = []
     while True:
         refused: list[Refused] = []
@@ -157,7 +156,8 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
             if deltas is not None:
                 watchdog.stepped()
         if not compiling.waiting and controls.due:
-            watchdog.idle()  # what is done now takes as long as it takes; clients are told so too
+            # a control takes as long as it takes; clients get `changing` for the same reason
+            watchdog.idle()
             end.send_up(Weights(engine.weights_version, engine.asleep, changing=True))
             done = controls.next()
             end.send_up(Weights(engine.weights_version, engine.asleep))
@@ -179,15 +179,15 @@ def _turn(engine: Engine, end: EngineEnd, watchdog: Watchdog) -> None:
 
 
 def _end_all(engine: Engine, compiling: CompileQueue) -> None:
-    """Ends all that runs or waits, told with what it has made."""
+    """Ends all running and waiting requests; each still sends up its tokens so far."""
     for request_id in [*compiling.request_ids, *engine.scheduler.live]:
         if not compiling.cancel(request_id, REST):
             engine.cancel(request_id, REST)
 
 
 def _is_of_waiting(word: Heard, later: list[Heard]) -> bool:
-    """Whether a word waits behind what is to be done between steps: a request, and what ends one
-    that does."""
+    """Returns True if a message must wait behind a control: a request, or the cancel of a waiting
+    request."""
     if isinstance(word, Cancel):
         return any(
             isinstance(held, Ask) and held.request.request_id == word.request_id for held in later
@@ -200,9 +200,9 @@ def _is_asked_by(word: Heard, owns: Callable[[int], bool]) -> bool:
 
 
 def _end_with_parent() -> None:
-    """Blocks until standard input ends, which it does when the parent is gone, however it went.
+    """Blocks until standard input closes, which it does however the parent ends, then exits.
 
-    Read from the descriptor, not from the buffered object: a reader inside that lock aborts the
+    Reads from the descriptor, not from the buffered object: a reader inside its lock aborts the
     interpreter's exit.
     """
     while os.read(0, 4096):

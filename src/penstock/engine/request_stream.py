@@ -1,5 +1,5 @@
-"""Stream: one request's news for a reader on an asyncio loop, which may be slow. It knows deltas;
-no engine."""
+"""Stream: one request's deltas for a reader on an asyncio loop, which may be slow. Knows deltas; no
+engine."""
 
 from __future__ import annotations
 
@@ -12,47 +12,46 @@ from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import PenstockError
 from penstock.request import Delta
 
-BEHIND = 1_024  # deltas that a reader may leave lying before they are merged
-# tokens with logprobs from which on a merged delta grows no more: no merge copies all that waits
+BEHIND = 1_024  # deltas waiting for the reader above which they are merged
+# tokens with logprobs at which a merged delta stops growing, so that no merge copies all waiting
+# logprobs
 SCORED = 16
 
 
 class CancelRequest(Protocol):
-    """Ends a request. told: what its samples have made comes up first, as their ends."""
+    """Ends a request. told: its samples first send up their tokens so far as their final deltas."""
 
     def __call__(self, asked: PendingRequest, *, told: bool = False) -> None: ...
 
 
 class Stream:
-    """One request's deltas: `async for deltas in stream` until all its samples have ended. For one
-    reader, who may `listen` and `take` instead."""
+    """Deltas of one request: `async for deltas in stream` until all its samples have ended. Has one
+    reader, which may use `listen` and `take` instead."""
 
     def __init__(self, asked: PendingRequest, cancel: CancelRequest) -> None:
         self.asked = asked
         self._cancel = cancel
-        self._news: list[Delta] = []  # what the reader hasn't taken
-        self._merge_at = BEHIND  # deltas that wait for the reader, from which on they are merged
-        self._end: PenstockError | bool = False  # whether, and with what, it has ended
-        self._waiter: asyncio.Future[None] | None = (
-            None  # the reader's, while there is nothing for it
-        )
-        self._hear: Callable[[], None] | None = None  # the reader's, of one that listens
+        self._news: list[Delta] = []  # deltas not yet taken by the reader
+        self._merge_at = BEHIND  # number of waiting deltas above which they are merged
+        self._end: PenstockError | bool = False  # True once ended, or the error it ended with
+        self._waiter: asyncio.Future[None] | None = None  # the reader's future while no deltas wait
+        self._hear: Callable[[], None] | None = None  # the callback of a reader that uses listen
 
     def cancel(self) -> None:
-        """Ends the request wherever it stands and ends the iteration; its blocks go back.
-        Idempotent."""
+        """Ends the request at any point, frees its blocks, and ends the iteration. Idempotent."""
         self._cancel(self.asked)
         self.end()
 
     def cut(self) -> None:
-        """Has the samples that have not ended end, and told with what they have made."""
+        """Ends all samples that have not ended; each still sends up its tokens so far."""
         self._cancel(self.asked, told=True)
 
     async def __aiter__(self) -> AsyncIterator[list[Delta]]:
         try:
             while True:
                 if self._news:
-                    news, self._news = self._news, []  # a reader that is behind gets all at once
+                    # a slow reader gets all waiting deltas at once
+                    news, self._news = self._news, []
                     yield news
                 elif self._end is not False:
                     if isinstance(self._end, PenstockError):
@@ -62,33 +61,32 @@ class Stream:
                     self._waiter = asyncio.get_running_loop().create_future()
                     await self._waiter
         finally:
-            # a reader that goes away early frees the blocks; after the last delta it changes
-            # nothing
+            # a reader that leaves early frees the blocks; after the last delta, cancel does nothing
             self.cancel()
 
     def listen(self, hear: Callable[[], None]) -> None:
-        """Has `hear` called when there is news, and at the end: who reads thousands of streams has
-        no task for each."""
+        """Registers `hear`, called when deltas arrive and at the end, so that a reader of thousands
+        of streams needs no task for each."""
         if self._end is False:
             self._hear = hear
         if self._news or self._end is not False:
             hear()
 
     def take(self) -> tuple[list[Delta], bool]:
-        """Returns what has come, and whether no more will. Raises what it ended with, in place of
-        what came before."""
+        """Returns the waiting deltas, and True once no more will come. Raises the stream's error,
+        if any, instead of returning earlier deltas."""
         if isinstance(self._end, PenstockError):
             raise self._end
         news, self._news = self._news, []
         return news, self._end is True
 
     def push(self, news: list[Delta]) -> None:
-        """StepOutputs; the list is the stream's from here on. None come after the end."""
+        """Adds deltas, and takes ownership of the list. Never called after the end."""
         if self._news:
             for delta in news:
                 if isinstance(
                     delta.logprobs, LazyLogprobs
-                ):  # a reader that is behind keeps no message after message
+                ):  # a slow reader must not keep whole messages alive
                     delta.logprobs = delta.logprobs.apart()
             self._news += news
             if len(self._news) > self._merge_at:
@@ -98,19 +96,18 @@ class Stream:
         self._wake()
 
     def end(self, error: PenstockError | None = None) -> None:
-        """No more will come. The first end counts."""
+        """Ends the stream. Only the first call counts."""
         if self._end is False:
             self._end = True if error is None else error
         self._wake()
-        self._hear = (
-            None  # who listens holds the stream: a cycle, which would lie until the collector comes
-        )
+        self._hear = None  # the callback refers to the stream: drop the reference cycle
 
     def _merge(self) -> None:
-        """The reader is far behind: a sample's deltas become one, with logprobs one for about
-        SCORED tokens. So what waits is bounded by the samples and their tokens."""
+        """Merges the waiting deltas of each sample into one, or, with logprobs, one per about
+        SCORED tokens. This bounds the waiting data by the samples and their tokens."""
         last: dict[int, Delta] = {}
-        scores: dict[int, list[LazyLogprobs]] = {}  # of the last deltas, in parts
+        # logprobs to be joined into the last delta of each sample
+        scores: dict[int, list[LazyLogprobs]] = {}
         kept: list[Delta] = []
         for delta in self._news:
             before, mine = last.get(delta.index), delta.logprobs
@@ -140,6 +137,6 @@ class Stream:
 
 
 def _join(delta: Delta | None, parts: list[LazyLogprobs]) -> None:
-    """A delta's logprobs, of the deltas that it was merged from."""
+    """Sets a merged delta's logprobs from its parts."""
     if delta is not None and parts:
         delta.logprobs = LazyLogprobs.joined(parts)

@@ -1,15 +1,15 @@
-"""How near steps come to what the hardware could do at most: the least time of a step by
-arithmetic, and a gauge of it.
+"""Roofline: the least time of a step by arithmetic, and a gauge of how near real steps come to it.
 
-A step is at least: its matrix products at the machine's rate (or its weights read once, where that
-is longer), K and V read once by each layer (a prefix once a group), a row's recurrent state read
-and written, attention's own products at the best rate, and the logits read once more for sampling.
-Of experts those are read that tokens meet which choose evenly: where they all choose the same ones
-it is less. Prompts over latent vectors absorb them, or make keys and values of them, whichever is
-less. The parts of a step follow each other, so their times add up. `benchmarks/shapes.py` holds
-works against the rates that it measured (step_limit.py beside it), the gauge holds a running
-engine's steps against the data sheet's (execute/gpu_specs.py): both are a Machine. It knows step
-plans, sizes and a clock; no devices.
+A step takes at least: its matrix products at the machine's rate (or one read of its weights, if
+longer), one read of K and V by each layer (a shared prefix once per group), reading and writing the
+recurrent state of each row, attention's own products at the best rate, and one more read of the
+logits for sampling. Experts: the estimate assumes tokens choose them evenly; if all tokens choose
+the same experts, less is read. Prompts over latent vectors either absorb them or expand keys and
+values, whichever is less. The parts of a step run in sequence, so their times add up.
+
+`benchmarks/shapes.py` compares work with rates it measured (step_limit.py beside it); the gauge
+compares a running engine's steps with the data sheet's rates (execute/gpu_specs.py). Both are a
+Machine. Knows step plans, sizes and a clock; no devices.
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ if TYPE_CHECKING:
 Float64 = NDArray[np.float64]
 Columns = dict[str, Float64]
 
-AT_ONCE = 256  # steps that the arithmetic is done for at once
+AT_ONCE = 256  # steps summed per call of the arithmetic
 
 
 class Machine(Protocol):
-    """Rates of a device, in bytes, operations and seconds."""
+    """Peak rates of a device, in bytes, operations and seconds."""
 
     @property
     def item(self) -> int:
-        """Bytes of a number of weights, logits and plain KV."""
+        """Bytes per element of weights, logits and unquantized KV."""
 
     @property
     def copy(self) -> float:
-        """Bytes a second of its memory, read and written together."""
+        """Memory bandwidth in bytes per second, reads and writes together."""
 
     def layer_seconds(self, tokens: Float64, numbers: int) -> Float64:
-        """Returns seconds of a layer's products, matrices of so many numbers, for each count of
-        tokens; 0 for none."""
+        """Returns the seconds of one layer's products, with `numbers` weights, for each count of
+        tokens; 0 for a count of 0."""
 
     def head_seconds(self, rows: Float64, numbers: int) -> Float64:
-        """The same of the head's product."""
+        """Returns the seconds of the output head's product, for each count of rows."""
 
     @property
     def best_rate(self) -> float:
-        """Operations a second at best, of products with a layer's matrices."""
+        """Peak operations per second of products with a layer's matrices."""
 
 
 _ALL = ("rows", "own", "shared", "shared_pairs", "chunk", "chunk_pairs", "chunk_context")
@@ -61,12 +61,12 @@ _OF_A_WINDOW = ("own", "chunk_pairs", "chunk_context")
 
 
 class Steps:
-    """Columns of the steps that were launched, one entry a step.
+    """Columns of launched steps, one entry per step.
 
-    rows: tokens drawn.   own: stored tokens that rows read by themselves. shared: tokens of
-    prefixes, read once a group.   shared_pairs: (row, prefix token) pairs. chunk: prompt tokens
-    prefilled.   chunk_pairs: (token, token before it). chunk_context: stored tokens that chunks
-    read.   Layers with a window share nothing: `own 4096` is theirs.
+    rows: tokens drawn. own: cached tokens read by single rows. shared: tokens of prefixes, read
+    once per group. shared_pairs: (row, prefix token) pairs. chunk: prompt tokens prefilled.
+    chunk_pairs: (token, token before it). chunk_context: cached tokens that chunks read. Layers
+    with a window share no prefixes; `own 4096` counts for window 4096.
     """
 
     def __init__(self, windows: Iterable[int] = ()) -> None:
@@ -75,7 +75,8 @@ class Steps:
         self._lists: dict[str, list[int]] = {name: [] for name in (*_ALL, *named)}
 
     def note(self, plan: StepPlan) -> None:
-        """Sums over whole columns: 2 us for a row, 8 for 8,192 in groups."""
+        """Adds a step's sums over whole columns: 2 us for one row, 8 us for 8,192 rows
+        in groups."""
         count, lists = int(plan.rows.size), self._lists
         shared = pairs = 0
         if plan.group_length.size:
@@ -99,7 +100,7 @@ class Steps:
         pairs = read = 0
         if chunks is not None:
             sizes, context = np.diff(chunks.start).astype(np.int64), chunks.context.astype(np.int64)
-            if window is not None:  # a chunk's tokens see no more than these before it
+            if window is not None:  # a chunk's tokens see at most window - 1 tokens before it
                 context = np.minimum(context, window - 1)
             each = sizes * context + sizes * (sizes + 1) // 2
             pairs = int((each if window is None else np.minimum(each, sizes * window)).sum())
@@ -108,7 +109,7 @@ class Steps:
         self._lists[f"chunk_context{suffix}"].append(read)
 
     def columns(self, count: int | None = None) -> Columns:
-        """Returns the first `count` steps; None: all."""
+        """Returns the columns of the first `count` steps; None: all."""
         return {name: np.array(values[:count], np.float64) for name, values in self._lists.items()}
 
     def forget(self, count: int) -> None:
@@ -121,10 +122,10 @@ class Steps:
 
 
 def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
-    """Returns the least time of these steps (Steps.columns), all together."""
+    """Returns the least total seconds of these steps (Steps.columns)."""
     rows, tokens = steps["rows"], steps["rows"] + steps["chunk"]
-    below = sizes.layers - 1  # the last layer answers for rows alone
-    share = below / sizes.layers  # of layers in which chunks attend
+    below = sizes.layers - 1  # fraction of layers in which chunks attend
+    share = below / sizes.layers  # share of layers in which chunks attend
     seconds = machine.head_seconds(rows, sizes.vocab * sizes.hidden)
     for count, layers in ((tokens, below), (rows, 1)):
         seconds = seconds + layers * machine.layer_seconds(count, sizes.layer_weights)
@@ -143,7 +144,7 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
         context = steps[f"chunk_context{suffix}"]
         if (
             latent := each.latent
-        ) is not None:  # a chunk's own tokens are made or absorbed by `layer_weights`
+        ) is not None:  # `layer_weights` covers the products of a chunk's own tokens
             made = (context - steps["chunk"]) * latent.expansion + pairs * latent.expanded_pair
             pairs = np.minimum(pairs, made / latent.absorbed_pair)
         read, pairs = read + context * share, pairs * share
@@ -155,18 +156,18 @@ def limit_seconds(steps: Columns, sizes: ModelSizes, machine: Machine) -> float:
 
 
 def _experts_seconds(tokens: Float64, experts: RoutedNumbers, machine: Machine) -> Float64:
-    """Returns seconds of a layer's experts for each count of tokens, which choose evenly."""
+    """Returns the seconds of one layer's experts for each count of tokens, which choose experts
+    evenly."""
     met = experts.experts * (1 - (1 - experts.top_k / experts.experts) ** tokens)
     products = 2.0 * tokens * experts.top_k * experts.numbers / machine.best_rate
     return np.maximum(products, met * experts.bytes / machine.copy)
 
 
 class RooflineGauge:
-    """Least time over time taken, of the steps of the last second of work.
+    """Share of the hardware limit: least time divided by time taken, over the last second of work.
 
-    Taken is what passes from one reading to the next, or from the first launch after a rest: so the
-    host's delays count, and times without work don't. It costs a few sums a step, and the
-    arithmetic once for many.
+    Time taken runs from one reading to the next, or from the first launch after idle: host delays
+    count, idle time doesn't. Costs a few sums per step, and the arithmetic once per many steps.
     """
 
     def __init__(
@@ -176,29 +177,29 @@ class RooflineGauge:
         clock: Callable[[], float] = time.monotonic,
         every: float = 1.0,
     ) -> None:
-        """every: seconds of steps that a value is made of."""
+        """every: seconds of steps averaged into one value."""
         self.every = every
-        self.share = 0.0  # of the last whole second of steps; 0 until there was one
+        self.share = 0.0  # value of the last full interval; 0 until there is one
         self._sizes, self._machine, self._clock = sizes, machine, clock
         self._steps = Steps(sizes.windows)
         self._since: float | None = (
-            None  # from when the next reading's time counts; None: from the next launch
+            None  # start of the time being measured; None: the next launch starts it
         )
-        self._read = 0  # steps at the front that have been read and not summed
+        self._read = 0  # read steps at the front that are not summed yet
         self._least = self._taken = 0.0
 
     def rest(self) -> None:
-        """There was no work until now."""
+        """Records that the engine was idle until now."""
         self._since = None
 
     def launching(self, plan: StepPlan) -> None:
-        """Before a step is launched: its arrays are the runner's from then on."""
+        """Notes a step before its launch: afterwards its arrays belong to the runner."""
         self._steps.note(plan)
         if self._since is None:
             self._since = self._clock()
 
     def read(self) -> None:
-        """The oldest step has been read."""
+        """Records that the oldest step was read."""
         assert self._since is not None, "a step is launched before it is read"
         now = self._clock()
         self._taken += now - self._since

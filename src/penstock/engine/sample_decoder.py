@@ -1,7 +1,7 @@
-"""SampleDecoder: one sample's text as it grows, for samples that are streamed or watched for stop
+"""SampleDecoder: text of one sample as it grows, for samples that are streamed or watched for stop
 strings.
 
-It knows one sample's tokens; nothing of requests and channels.
+Knows one sample's tokens; no requests, no channels.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 
 class SampleDecoder:
-    """Tokens in, Delta out. A stop string sets `stop_reason` and cuts text and tokens where it was
-    completed."""
+    """Turns tokens into Deltas. A stop string sets `stop_reason` and cuts text and tokens at its
+    end."""
 
     def __init__(
         self,
@@ -29,12 +29,12 @@ class SampleDecoder:
         stream: bool,
         begins: bool = True,
     ) -> None:
-        """begins: whether its text does, or goes on behind the prompt's."""
+        """begins: True if the text begins a message; False if it continues the prompt's text."""
         from penstock.text.detokenizer import Detokenizer
         from penstock.text.stop_strings import StopChecker
 
         self.params, self.stops, self.tokenizer, self.stream = params, stops, tokenizer, stream
-        # its text is made
+        # keyword arguments of every decoding call
         self._how = {
             "skip_special_tokens": params.skip_special_tokens,
             "begins": begins,
@@ -61,8 +61,8 @@ class SampleDecoder:
         finish: int,
         scores: LazyLogprobs | None,
     ) -> Delta:
-        """News of the sample: streamed, what is new; else all of it, of use only where it has
-        ended."""
+        """Returns the sample's delta. Streamed: its new tokens and text; else the whole sample,
+        only complete once it has ended."""
         delta = Delta(request_id, index)
         if self.stream:
             self._stream(delta, tokens, finish)
@@ -79,7 +79,7 @@ class SampleDecoder:
         return delta
 
     def _stream(self, delta: Delta, tokens: list[int], finish: int) -> None:
-        """Token by token where a stop string may cut; else all at once."""
+        """Decodes token by token if a stop string may cut the text; else all at once."""
         hidden = self._hides_last(finish)
         if self._checker is None:
             shown = tokens[:-1] if hidden else tokens
@@ -101,7 +101,8 @@ class SampleDecoder:
                 and (run := self._detokenizer.held_run())
                 and self._checker.would_stop(new + run)
             ):
-                # no further token is waited for, as no whole sample waits for one
+                # held bytes complete a stop string: don't wait for another token, as in a whole
+                # sample
                 new += self._detokenizer.flush()
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()
@@ -114,14 +115,14 @@ class SampleDecoder:
             delta.text += self._checker.flush()
 
     def _whole(self, delta: Delta, finish: int) -> None:
-        """The whole sample at its end, or where a stop string may just have been completed."""
+        """Decodes the whole sample at its end, or when a stop string may have been completed."""
         delta.token_ids = list(self.ids)
         if self.tokenizer is None or not self.params.detokenize:
             return
         shown = self.ids[:-1] if self._hides_last(finish) else self.ids
         read = self.tokenizer.settled if finish == GOES_ON else self.tokenizer.decode
         delta.text = read(shown, **self._how)
-        # as an end id, a stop string ends no sample within its first min_tokens tokens
+        # like an end id, a stop string can't end a sample within its first min_tokens tokens
         barred = self.params.min_tokens
         if self.stops is None or len(self.ids) <= barred:
             return

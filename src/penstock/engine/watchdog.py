@@ -1,9 +1,9 @@
-"""Watchdog: an engine that completes no step while it has work, nor a layer of one, says where it
-hangs, and ends.
+"""Watchdog: ends an engine that has work but completes no step, nor a layer of one, and prints
+where it hangs.
 
-The alarm is faulthandler's own thread, outside Python's interpreter, since what hangs may hold its
-lock for ever. What no process can do for itself, ending while it is stopped or stuck in a driver,
-is its client's (async_client.py), which sees the same steps. It knows time alone.
+The alarm is faulthandler's own thread, outside Python's interpreter, since the hanging code may
+hold the interpreter's lock for ever. A process that is stopped or stuck in a driver cannot end
+itself: its client (async_client.py), which sees the same steps, ends it. Knows time alone.
 """
 
 from __future__ import annotations
@@ -11,32 +11,33 @@ from __future__ import annotations
 import faulthandler
 import time
 
-# seconds without a step, or a layer of one on a CPU, while there is work, after which it ends
+# seconds without a step (on a CPU: without a layer), while there is work, until the engine ends
+# itself
 STEP_TIMEOUT = 120.0
-LATE = 0.25  # of it, from which on the engine isn't well
+LATE = 0.25  # fraction of the step timeout after which the engine counts as unhealthy
 
 
 class Watchdog:
-    """`began` and `stepped` set the alarm anew, `idle` stops it."""
+    """Alarm for hanging steps: `began` and `stepped` restart it, `idle` stops it."""
 
     def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
         self._timeout = step_timeout
-        # it is set no more often than that: it starts a thread, 50 us
+        # least seconds between restarts of the alarm: each starts a thread, 50 us
         self._again = min(1.0, step_timeout / 20)
-        self._set: float | None = None  # when it was
+        self._set: float | None = None  # time of the last restart
 
     def began(self) -> None:
-        """There is work: a step is due, if none was before."""
+        """Starts the alarm, if it is off: there is work, so a step is due."""
         if self._set is None:
             self._arm()
 
     def stepped(self) -> None:
-        """A step was completed: read back, whatever it brought. Or one is seen to go on."""
+        """Restarts the alarm: a step was read back, or seen to make progress."""
         if self._set is None or time.monotonic() - self._set > self._again:
             self._arm()
 
     def idle(self) -> None:
-        """Nothing is due."""
+        """Stops the alarm: no step is due."""
         if self._set is not None:
             faulthandler.cancel_dump_traceback_later()
             self._set = None

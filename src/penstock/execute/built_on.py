@@ -1,5 +1,5 @@
-"""built_on: this machine and its libraries, as an artifact's manifest tells of the ones that it was
-built with. It asks torch and /proc, loads no model, and imports no triton."""
+"""built_on: describes this machine and its libraries, for an artifact's manifest. Reads torch and
+/proc; loads no model and imports no triton."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def built_on(device: torch.device) -> BuiltOn:
-    """Returns what choices made here, for this device, would be said to hold for."""
+    """Returns the description of this machine and device, for which choices made here hold."""
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else None
     return BuiltOn(
         device="cpu" if gpu is None else gpu.name,
@@ -31,7 +31,7 @@ def built_on(device: torch.device) -> BuiltOn:
 
 
 def _driver() -> str | None:
-    """The GPU driver's version; None where the system hides it."""
+    """Returns the GPU driver's version, or None if the system hides it."""
     if not _DRIVER.exists():
         return None
     found = re.search(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s", _DRIVER.read_text())

@@ -1,9 +1,10 @@
-"""How many threads an engine on the CPU computes with: one a core that other work leaves free.
+"""settle_threads: number of threads an engine on the CPU computes with: one per core that other
+work leaves free.
 
-torch takes a thread a core, and a product ends when the last of them has run: beside two busy
-processes on two cores the demo model made 35 tok/s by two threads and 300 by one. `OMP_NUM_THREADS`
-decides alone where it is set. The number is settled before the model is loaded, and stays: a row's
-bits may hang on it.
+torch takes one thread per core, and a product ends only when all of them have run: beside two busy
+processes on two cores the demo model made 35 tok/s with two threads and 300 with one.
+`OMP_NUM_THREADS`, if set, decides alone. The number is fixed before the model is loaded, since a
+row's bits may depend on it.
 """
 
 from __future__ import annotations
@@ -21,19 +22,20 @@ STAT, QUOTA = (
     Path("/proc/stat"),
     Path("/sys/fs/cgroup/cpu.max"),
 )
-# seconds that are looked at, and how often where cores are busy: a start nearby is short
+# seconds per window, and windows at most: enough that a short start of another process nearby
+# doesn't count
 WINDOW, WINDOWS = (
     0.05,
     20,
 )
-IDLE = (3, 4)  # of a core's times in /proc/stat: idle, and waiting for a disk
+IDLE = (3, 4)  # fields of a core's times in /proc/stat: idle, and waiting for a disk
 
-Times = dict[int, tuple[int, int]]  # of a core: clock ticks in which it was idle, and all
+Times = dict[int, tuple[int, int]]  # per core: clock ticks idle, and all ticks
 
 
 def settle_threads(device: torch.device) -> None:
-    """Takes fewer of torch's threads where other work or a quota leaves fewer cores, and says so.
-    Call it in the thread that computes."""
+    """Lowers the number of torch's threads if other work or a quota leaves fewer cores, and prints
+    so. Call it in the computing thread."""
     threads = torch.get_num_threads()
     if device.type != "cpu" or threads == 1 or "OMP_NUM_THREADS" in os.environ or not STAT.exists():
         return
@@ -57,8 +59,8 @@ def free_cores(
     look: Callable[[], str] = STAT.read_text,
     wait: Callable[[float], None] = time.sleep,
 ) -> float:
-    """Returns how many of these cores were idle in the best of some windows; the first in which
-    `enough` were ends the look. Where the system counts nothing all are."""
+    """Returns how many of these cores were idle in the best of up to WINDOWS windows; stops once
+    `enough` were. If the system counts no ticks, all count as idle."""
     cores, best = set(cores), 0.0
     before = times_of(look(), cores)
     for _ in range(WINDOWS):
@@ -77,18 +79,19 @@ def free_cores(
 
 
 def times_of(stat: str, cores: set[int]) -> Times:
-    """Reads /proc/stat."""
+    """Returns the times of `cores` from the text of /proc/stat."""
     found: Times = {}
     for line in stat.splitlines():
         name, *numbers = line.split()
         if name[:3] == "cpu" and name[3:].isdigit() and int(name[3:]) in cores:
-            ticks = [int(number) for number in numbers[:8]]  # guests' are in the first two already
+            # guest times are included in the first two
+            ticks = [int(number) for number in numbers[:8]]
             found[int(name[3:])] = sum(ticks[at] for at in IDLE), sum(ticks)
     return found
 
 
 def quota_of(path: Path) -> float:
-    """Returns how many cores' time this cgroup may take; infinity where nothing bounds it."""
+    """Returns the number of cores this cgroup may use; infinity without a limit."""
     try:
         quota, period = path.read_text().split()
     except (OSError, ValueError):  # no cgroup v2, or its root, which has no such file

@@ -1,13 +1,12 @@
-"""DeviceSampler: hidden states of a step's rows -> their tokens, in slices, by kernels that read
+"""DeviceSampler: hidden states of a step's rows -> tokens, in slices of rows, by kernels that read
 the rows' columns.
 
-    a slice    head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of
-    chosen and most likely
-               -> logprobs of named ids
-    at last    advance: the tokens go into the rows, and what the host gets into `sampled_ids`
+    per slice   head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of
+                the chosen and most likely tokens -> logprobs of named ids
+    at the end  advance: writes the tokens to the rows, and the host's results to `sampled_ids`
 
-The same launches for every mix of rows: programs of rows that ask for nothing return at once. It
-knows the head, the rows and their columns; no plans.
+The launches are the same for every mix of rows: kernels skip rows that need nothing. Knows the
+head, the rows and their columns; no plans.
 """
 
 from __future__ import annotations
@@ -29,13 +28,13 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import WANTS_ADJUST, WANTS_ANY, WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS
 
 Int32 = NDArray[np.int32]
-# biases of all rows that graphs know the place of; more of them move to a larger pool
+# entries of the bias pool whose address graphs hold; more biases move it to a larger pool
 BIAS_POOL = 1 << 18
 
 
 class DeviceSampler:
-    """capacity: rows of a step; slice_rows: how many rows of logits exist at once; mask_slots:
-    token masks."""
+    """Draws tokens. capacity: rows per step; slice_rows: rows of logits in memory at once;
+    mask_slots: number of token masks."""
 
     def __init__(
         self,
@@ -54,20 +53,20 @@ class DeviceSampler:
         self._ranks = None if part is None else RankSampler(ops, rows, self._scratch, part)
         self.bias_ids = torch.zeros(BIAS_POOL, dtype=torch.int32, device=device)
         self.bias_values = torch.zeros(BIAS_POOL, dtype=torch.float32, device=device)
-        # [slots, W]: bit t % 32 of word t // 32 set: token t may come. Graphs know its place: it
-        # never moves.
+        # [slots, W]: bit t % 32 of word t // 32 set: token t is allowed. Graphs hold its address:
+        # it never moves.
         self.masks = zeros((mask_slots, -(-vocabulary // 32)), torch.int32, device)
-        # a query's token; -1: it is drawn
+        # [capacity]: forced token of each query; -1: draw it
         self.forced = torch.full((capacity,), -1, dtype=torch.int32, device=device)
         self._drawn = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.sampled_ids = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.chosen = torch.zeros(capacity, dtype=torch.float32, device=device)
         self.rank = torch.zeros(capacity, dtype=torch.int32, device=device)
         self.nothing = torch.zeros((capacity, 0), device=device)
-        self.pool_moved = False  # whether biases lie elsewhere than graphs know
+        self.pool_moved = False  # True once the bias pool has left the address that graphs hold
 
     def take_biases(self, first: int, ids: Tensor, values: Tensor) -> None:
-        """Entries `first` and on of the pool. ids [m] int32, values [m] float32."""
+        """Writes entries `first` and on of the bias pool. ids [m] int32, values [m] float32."""
         last = first + ids.shape[0]
         if last > self.bias_ids.shape[0]:
             self.bias_ids, self.bias_values = (
@@ -79,7 +78,7 @@ class DeviceSampler:
         self.bias_values[first:last].copy_(values)
 
     def force(self, queries: NDArray[np.int64], tokens: Int32) -> None:
-        """Has these queries say these tokens in the next draw that `forces`, and no others."""
+        """Forces the tokens of these queries in the next draw with `forces`, and of no others."""
         self.forced.fill_(-1)
         self.forced[to_device(queries, self.forced.device)] = to_device(tokens, self.forced.device)
 
@@ -94,12 +93,13 @@ class DeviceSampler:
         asking: Asking = NOBODY,
         forces: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] -> sampled_ids[:S],
-        and with WANTS_LOGPROBS chosen[:S], rank[:S].
+        """Draws tokens: row_ids [S] int32 and positions [S] of queries, hidden [S or more, d] ->
+        sampled_ids[:S], and with WANTS_LOGPROBS chosen[:S], rank[:S]. Returns ids and logprobs [S,
+        most] of the most likely tokens.
 
-        wants: what any of the rows may ask for. most: of how many of the most likely tokens to
-        tell; what is known of them is given, ids and logprobs [S, most]. asking: where ranks share
-        a vocabulary, which queries ask. forces: some say what `force` was told.
+        wants: OR of the rows' WANTS_* bits. most: number of most likely tokens. asking:
+        queries with filters and with logprobs, if ranks share the vocabulary. forces: use the
+        tokens given to `force`.
         """
         count = row_ids.shape[0]
         device = hidden.device
@@ -176,5 +176,6 @@ def _longer(pool: Tensor, size: int) -> Tensor:
 
 
 PLAIN = 0
-EVERY = WANTS_ANY & ~WANTS_LABELS  # those are told of by steps that ask alone: no graph has them
-MOST = MAX_LOGPROBS  # asked for wherever a row wants any: kernels are compiled for one number
+EVERY = WANTS_ANY & ~WANTS_LABELS  # label scores are only drawn by steps without a graph
+# number of most likely tokens if any row wants logprobs: kernels are compiled for one number
+MOST = MAX_LOGPROBS

@@ -1,16 +1,13 @@
-"""DeviceStep: a step as launches that read the rows on the device, so that it can be captured, or
-issued a step ahead.
+"""DeviceStep: one step as launches that read the rows on the device, so that it can be captured as
+a graph or launched ahead.
 
-    host, a step      stage: the plan packed, one copy to the device    `staged_plan`
-    device, a step    what the plan changes, where there is any         here, in schedule.step's
-    order
-                      the launch of the step's kind: forward, draw      `step_kinds`, from
-                      `step_launches`
+    host      stage: pack the plan, one copy to the device       `staged_plan`
+    device    apply the plan's changes, in schedule.step's order  here
+              launch the step's kind: forward, draw               `step_kinds`, `step_launches`
 
-Where kernels are compiled, a step of S rows runs as the next larger of a few sizes; what is padded
-is the dead row, and always done. In plain torch the same launches run at their own sizes, and
-nothing is captured. Nothing here waits for the device. It knows plans, rows, KV, the model and its
-draw; no sequences.
+With compiled kernels, a step of S rows runs at the next larger of a few sizes; padding is the dead
+row, which is always done. In plain torch steps run at their own size, and nothing is captured.
+Nothing here waits for the device. Knows plans, rows, KV, the model and its draw; no sequences.
 """
 
 from __future__ import annotations
@@ -39,7 +36,7 @@ from penstock.schedule.step import LateMasks, StepPlan
 
 
 class DeviceStep:
-    """What a step changes, and the order in which it does. The order is schedule.step's."""
+    """Applies a plan's changes and launches its step, in schedule.step's order."""
 
     def __init__(
         self,
@@ -106,14 +103,13 @@ class DeviceStep:
     def capture(
         self, sizes: Sequence[int], grouping: bool, asking: bool, room: int | None
     ) -> dict[str, Any]:
-        """Compiles and captures decode steps of `sizes` rows -> what that was, for describe().
+        """Compiles and captures decode steps of `sizes` rows; returns a summary for describe().
 
-        room: bytes that graphs may take; None: other ranks capture the same sizes, so all of them.
-        grouping, asking: steps with prefix groups, and draws with all that rows may ask. Without
-        `asking` as little as there may be: sizes a factor of two apart; the others are captured
-        when they are met.
+        room: bytes that graphs may take; None: other ranks capture the same sizes, so capture all.
+        grouping: also steps with prefix groups; asking: also draws with all sampling options.
+        Without `asking` only sizes a factor of two apart; the others are captured on first use.
 
-        No rows may live yet: it runs dead ones.
+        No row may be live yet: it runs dead rows.
         """
         launches, rows, width = (
             self.launches,
@@ -142,8 +138,8 @@ class DeviceStep:
         }
 
     def step(self, plan: StepPlan) -> Outcome:
-        """Launches a step and gives what it leaves on the device; of one that draws late the
-        forward, and nothing."""
+        """Launches a step; returns its results on the device. For a late step launches only the
+        forward."""
         staged = self._stager.stage(plan, self._sizes_of(plan))
         self._change(staged)
         if not staged.queries and staged.chunks is None:
@@ -153,13 +149,12 @@ class DeviceStep:
         return (self._decode if staged.chunks is None else self._beside).launch(staged)
 
     def end(self, late: LateMasks) -> Outcome:
-        """Launches the draw of the step that was launched last, which draws late, and gives what
-        that step leaves."""
+        """Launches the draw of the last launched step, a late one; returns that step's results on
+        the device."""
         return self._late.draw(late)
 
     def _sizes_of(self, plan: StepPlan) -> BesideSizes:
-        """What the step runs as; of several ranks the same on all, whatever each of them has
-        captured."""
+        """Returns the sizes the step runs at; the same on all ranks, whatever each has captured."""
         rows, chunks = plan.query_rows.size, plan.chunks
         if chunks is not None and chunks.tokens.size:
             return self._sizes.beside(rows, chunks.tokens.size)
@@ -167,7 +162,7 @@ class DeviceStep:
         return BesideSizes(size, size, True)
 
     def _change(self, staged: StagedPlan) -> None:
-        """Launches what the plan changes before the forward."""
+        """Launches the plan's changes before the forward."""
         if staged.pages is not None and self._windows is not None:
             self._windows.take(staged.pages)
             if staged.pages.cleared is not None:

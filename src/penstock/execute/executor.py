@@ -1,7 +1,7 @@
-"""Executor: where launched steps run, in order, and flights: steps that are not read yet.
+"""Executor: runs launched steps in order; flights are steps not read yet.
 
-It knows work and results; nothing of what a step is. On the CPU the executor is one thread; on CUDA
-it is a stream, and what comes back lies in pinned memory behind an event.
+Knows work and results; not the content of a step. On the CPU the executor is one thread; on CUDA it
+is a stream, and results are copied to pinned memory, followed by an event.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from penstock.schedule.step import Flight, StepTokens, TokenLogprobs
 
 @dataclass(slots=True)
 class Outcome:
-    """What a step leaves on the device."""
+    """Results of a step on the device."""
 
     tokens: Tensor  # [S] int32
     logprobs: Logprobs | None = None
     prompt_logprobs: Logprobs | None = None
 
     def to_host(self, *, pinned: bool) -> Outcome:
-        """The same in host memory; where pinned, only once the stream has come so far."""
+        """Returns a copy in host memory; if pinned, the copy is complete only once the stream has
+        reached it."""
         return Outcome(
             _to_host(self.tokens, pinned),
             _logprobs_to_host(self.logprobs, pinned),
@@ -38,48 +39,47 @@ class Outcome:
         )
 
     def read(self) -> StepTokens:
-        """Reads an outcome in host memory."""
+        """Converts an outcome in host memory."""
         return StepTokens(self.tokens.numpy(), _read(self.logprobs), _read(self.prompt_logprobs))
 
 
 Made = TypeVar("Made")
 Work = Callable[[], Outcome]
-LOOK = 1.0  # seconds between two looks of who waits for a step
-TRIM = 60.0  # seconds between two returns of memory that nothing lives in
-# glibc's; other C libraries have none. It keeps what steps of many sizes took and gave back: of 795
-# MB of an engine under mixed load for 8 minutes, 206.
+LOOK = 1.0  # seconds between two calls of `look` while waiting for a step
+TRIM = 60.0  # seconds between two returns of unused memory to the system
+# glibc only. glibc keeps memory freed by steps of many sizes: 206 of the 795 MB of an engine under
+# mixed load for 8 minutes.
 _malloc_trim: Callable[[int], object] = getattr(ctypes.CDLL(None), "malloc_trim", lambda kept: None)
 
 
 class Executor(Protocol):
-    """Runs work in the order of its launch."""
+    """Runs work in launch order."""
 
     def call(self, work: Callable[[], Made]) -> Made:
-        """Runs work that is no step, waits for it,
-        and gives what it made or raises what it raised."""
+        """Runs work that is no step and waits for it; returns its result or raises its error."""
 
     def launch(self, work: Work) -> Flight: ...
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Has `look` called each LOOK seconds by whoever waits for a step, in the waiting thread.
-        On CUDA it isn't: no step there takes long."""
+        """Has `look` called every LOOK seconds by a thread that waits for a step. Not on CUDA: no
+        step there takes long."""
 
     def close(self) -> None: ...
 
 
 def open_executor(device: torch.device) -> Executor:
-    """A stream on CUDA, a thread on the CPU."""
+    """Returns a stream on CUDA, a thread on the CPU."""
     return StreamExecutor(device) if device.type == "cuda" else ThreadExecutor()
 
 
 class ThreadExecutor:
-    """The CPU's executor. After an error every later step fails with it: the rows' state is not to
-    be trusted any more.
+    """The CPU's executor. After an error every later step fails with it: the rows' state may be
+    inconsistent.
 
-    The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that ever
-    used it, and once there are more of them than processors it stops waiting actively: with a
-    second team in the loading thread a decode step of 1,024 rows took 1.5 times as long (attention
-    72 ms against 45).
+    The model is loaded in this thread too. OpenMP keeps a team of workers for each thread that has
+    used it, and with more workers than processors it stops waiting actively: with a second team in
+    the loading thread a decode step of 1,024 rows took 1.5 times as long (attention 72 ms instead
+    of 45).
     """
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class ThreadExecutor:
         self._look = look
 
     def close(self) -> None:
-        """Ends the thread; steps that wait are not run, their flights fail."""
+        """Ends the thread; waiting steps do not run, and their flights fail."""
         self._closed = True
         self._thread.shutdown(cancel_futures=True)
 
@@ -111,7 +111,7 @@ class ThreadExecutor:
         if self._error is None:
             try:
                 outcome = _inferred(work).to_host(pinned=False)
-            except BaseException as error:  # noqa: BLE001  whoever fetches or launches raises it
+            except BaseException as error:  # noqa: BLE001  raised by later fetch and launch calls
                 self._error = error
             else:
                 self._trim()
@@ -119,7 +119,7 @@ class ThreadExecutor:
         raise self._error
 
     def _trim(self) -> None:
-        """Gives memory that nothing lives in back to the system, now and then."""
+        """Returns unused memory to the system every TRIM seconds."""
         now = time.monotonic()
         if now - self._trimmed >= TRIM:
             self._trimmed = now
@@ -155,8 +155,8 @@ class _ThreadFlight:
 
 
 class StreamExecutor:
-    """CUDA's executor: launches go out at once from the caller's thread, on a stream of its own.
-    Once one has failed, later ones fail with it: half a step may have gone out."""
+    """CUDA's executor: launches work at once from the caller's thread, on a stream of its own.
+    After a failed launch later ones fail with its error: half a step may have been launched."""
 
     def __init__(self, device: torch.device) -> None:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -186,7 +186,7 @@ class StreamExecutor:
         return _StreamFlight(host, event)
 
     def watch(self, look: Callable[[], None]) -> None:
-        """Does nothing: see Executor."""
+        """Does nothing on CUDA: see Executor."""
 
     def close(self) -> None:
         self._closed = True
@@ -212,7 +212,7 @@ class _StreamFlight:
 
 
 def _told(error: BaseException) -> PenstockError:
-    """A new exception for each that raises it, since a traceback is one thread's."""
+    """Returns a new exception for each raise, since a traceback belongs to one thread."""
     if isinstance(error, EngineError):
         told: PenstockError = EngineError(str(error))
     else:
@@ -223,7 +223,7 @@ def _told(error: BaseException) -> PenstockError:
 
 def _to_host(x: Tensor, pinned: bool) -> Tensor:
     if not pinned:
-        return x.clone()  # the next step writes to the same place
+        return x.clone()  # copy: the next step overwrites this tensor
     host = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
     return host.copy_(x, non_blocking=True)
 
@@ -238,7 +238,7 @@ def _logprobs_to_host(found: Logprobs | None, pinned: bool) -> Logprobs | None:
 
 
 def _read(found: Logprobs | None) -> TokenLogprobs | None:
-    """Each token is told of its own k: past it, ids are -1 and values -inf, as wide as the largest
+    """Converts logprobs; beyond each token's own k, ids are -1 and values -inf, up to the largest
     k."""
     if found is None:
         return None

@@ -1,5 +1,5 @@
-"""The first step of an engine: a prompt is stored and a token drawn, on every rank, before anybody
-is told that it is ready. It knows a runner and plans of its own; no scheduler, no requests.
+"""First step of an engine: on every rank, prefills a prompt and draws a token before the engine
+reports ready. Knows a runner and plans of its own; no scheduler, no requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _NOTHING = np.zeros(0, np.int32)
 
 
 class StartClock:
-    """Seconds of a start, by phase. A phase ends where the next one begins."""
+    """Seconds of an engine's start, by phase. A phase ends where the next one begins."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -34,11 +34,11 @@ class StartClock:
 
 
 def take_first_step(runner: TorchRunner) -> None:
-    """Stores a prompt in block 1 and draws one token of row 0, which ends with it: what follows
-    finds both free. Raises what a step raises, CheckpointError where the logits were not finite."""
+    """Prefills a prompt in block 1 and draws one token of row 0, which then ends: both are free
+    afterwards. Raises a step's errors, and CheckpointError if the logits were not finite."""
     length = max(0, min(BLOCK_SIZE - 2, runner.max_model_len - 2, runner.max_batched_tokens))
     blocks = np.ones((1, 1), np.int32)
-    # Below the engine's own numbers, which ranks compare their tokens by.
+    # Step numbers below the engine's own, by which ranks match their tokens.
     chunk = _chunk(length, runner.vocab_size, blocks) if length else None
     prompt = runner.launch(plain_step(-2, _NOTHING, _NOTHING, chunks=chunk))
     rows, lengths = np.zeros(1, np.int32), np.full(1, length, np.int32)
@@ -57,8 +57,8 @@ def take_first_step(runner: TorchRunner) -> None:
 
 
 def lasting_rows(blocks: Int32, length: int | Int32, **columns: float) -> Joins:
-    """Returns rows that go on for ever, with these blocks each [rows, blocks] and so many tokens
-    stored [rows]; drawn plainly but for `columns` of JOIN_RECORD."""
+    """Returns rows that go on for ever, with blocks [rows, width] and `length` stored tokens
+    [rows]; plain sampling except for `columns` of JOIN_RECORD."""
     rows = len(blocks)
     records = np.zeros(rows, JOIN_RECORD)
     for name in ("row", "sample", "last_token", "seed"):

@@ -1,8 +1,8 @@
-"""rated: what a GPU's memory and matrix units can do at most, by its data sheet. Others than these
-are not guessed at.
+"""rated: peak rates of a GPU's memory and matrix units, from its data sheet; other GPUs are not
+guessed.
 
-A CPU has none: its bandwidth and the rate of its products would have to be timed at each start,
-beside whatever else runs there. It knows devices by their names.
+A CPU has none: its rates would have to be timed at each start, beside any other work. Knows devices
+by their names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import torch
 
 HALF = 2  # bytes of a bf16 or fp16 number
-# torch's name of a whole GPU (a MIG slice has another) -> bytes a second, dense bf16 operations a
-# second. What can be had of them, measured on an H200: copies 4.26e12, products of 8,192 rows
-# 490e12 to 690e12.
+# torch's name of a whole GPU (a MIG slice has another) -> bytes per second, dense bf16 operations
+# per second. Measured on an H200: copies reach 4.26e12, products of 8,192 rows 490e12 to 690e12.
 DATA_SHEETS = {
     "NVIDIA H100 80GB HBM3": (3.35e12, 989e12),  # SXM
     "NVIDIA H100 PCIe": (2.0e12, 756e12),
@@ -29,10 +28,8 @@ DATA_SHEETS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuSpecs:
-    """copy: bytes a second.   flops: operations a second of dense products.   item: bytes of a
-    number.
-
-    It is an engine.hardware.Machine.
+    """Peak rates. copy: bytes per second; flops: operations per second of dense products; item:
+    bytes per number. Implements engine.roofline.Machine.
     """
 
     item: int
@@ -40,8 +37,8 @@ class GpuSpecs:
     flops: float
 
     def layer_seconds(self, tokens: NDArray[Any], numbers: int) -> NDArray[np.float64]:
-        """Returns the seconds of products with matrices of so many numbers: by operations, or by
-        reading them once."""
+        """Returns the seconds of products with matrices of `numbers` elements, for each count of
+        tokens: by operations, or by one read of the matrices if longer."""
         return np.where(
             tokens > 0,
             np.maximum(2.0 * numbers * tokens / self.flops, numbers * self.item / self.copy),
@@ -57,7 +54,8 @@ class GpuSpecs:
 
 
 def rated(device: torch.device, dtype: torch.dtype) -> GpuSpecs | None:
-    """None where it isn't known: a CPU, another GPU, a part of one, numbers of other sizes."""
+    """Returns the peak rates, or None if unknown: a CPU, another GPU, a MIG slice, or numbers of
+    another size."""
     if device.type != "cuda" or dtype.itemsize != HALF:
         return None
     import torch

@@ -1,21 +1,16 @@
-"""Graphs: decode steps captured once and replayed. CUDA alone.
+"""Graphs: decode steps captured once as CUDA graphs and replayed. CUDA alone.
 
-    at start, for each size up to GRAPH_ROWS, the largest first (the smaller ones fit into its
-    memory):
-        forward of rows that stand alone    forward with prefix groups    plain draw    draw with
-        all that rows may ask
-    for the smallest: a plain step in one        for one row with a prompt's chunk, by tokens:
-    forward
-    at work, when a step comes the second time: those of larger sizes, of rows and chunks, and draws
-    that say forced
-        tokens. Of an artifact whose work shares no prefix also sizes between powers of two, the
-        first time, and all
-        but plain forwards and draws
+    at start, for each size up to GRAPH_ROWS, largest first (smaller ones fit into its memory):
+        forward without prefix groups, forward with them, plain draw, draw with all sampling options
+        smallest sizes: a plain step in one graph. One row with a prompt's chunk, by tokens: forward
+    later, when a step comes the second time: larger sizes, rows with chunks, draws with forced
+        tokens. For an artifact whose work shares no prefix also sizes between powers of two, on
+        first use, and all but plain forwards and draws
 
-All share one memory pool. Capturing stops when its time or its memory is used up: larger sizes were
-captured first, so what is missing then is filled by the next larger graph; sizes are therefore
-captured coarse ones first. A capture at work takes little longer than the launches that it stands
-for. It knows how to launch a step of a size, and replays it; nothing of what is in it.
+All graphs share one memory pool. Capturing stops when its time or memory is used up: large and
+coarse sizes are captured first, so that a missing size runs as the next larger one. A capture
+during work takes little longer than the launches it replaces. Knows how to launch and replay a step
+of a size; not its content.
 """
 
 from __future__ import annotations
@@ -31,10 +26,11 @@ from torch import Tensor
 from penstock.execute.padding import WHOLE_ROWS
 
 CAPTURE_SECONDS = 6.0
-SPARE_BYTES = 1 << 30  # that a capture at work leaves free, beside what the largest step takes
+# bytes a capture during work must leave free, beside the largest step's memory
+SPARE_BYTES = 1 << 30
 
 Forward = Callable[[int, bool], Tensor]  # size, with prefix groups -> hidden states
-# size, hidden states, of all that rows may ask, with forced tokens
+# size, hidden states, with all sampling options, with forced tokens
 Draw = Callable[[int, Tensor, bool, bool], None]
 
 
@@ -42,26 +38,25 @@ Draw = Callable[[int, Tensor, bool, bool], None]
 class Captured:
     """The graphs of one size."""
 
-    # with prefix groups or without
+    # key: with prefix groups
     forward: dict[bool, torch.cuda.CUDAGraph] = field(default_factory=dict)
-    # as Draw's two last
+    # key: Draw's last two arguments
     draw: dict[tuple[bool, bool], torch.cuda.CUDAGraph] = field(default_factory=dict)
-    whole: torch.cuda.CUDAGraph | None = None  # forward of rows that stand alone, and plain draw
+    whole: torch.cuda.CUDAGraph | None = None  # forward without prefix groups, and plain draw
 
 
 class Graphs:
-    """Graphs by size. `hidden [rows, d]`: where a captured forward leaves its states and a captured
-    draw finds them."""
+    """Graphs by size. hidden [rows, d]: written by a captured forward, read by a captured draw."""
 
     def __init__(self, hidden: Tensor) -> None:
         self.hidden = hidden
         self.by_size: dict[int, Captured] = {}
-        # of rows and chunks: forward
+        # (rows, tokens, with prefix groups) -> forward of rows and chunks
         self.beside: dict[tuple[int, int, bool], torch.cuda.CUDAGraph] = {}
         self._met: set[tuple[int | str, ...]] = set()  # steps without a graph that came once
         self._full = False
-        self._sizes: list[int] = []  # in order
-        # of these, those that are captured as soon as they come
+        self._sizes: list[int] = []  # sizes with graphs, ascending
+        # sizes captured on first use
         self._later: frozenset[int] = frozenset()
         self.seconds, self.bytes = 0.0, 0
         self._pool = torch.cuda.graph_pool_handle()
@@ -75,12 +70,12 @@ class Graphs:
         draw: Draw,
         room: int | None,
     ) -> None:
-        """Captures each step without running it. Kernels are compiled and loaded before (`warm`),
+        """Captures each step without running it. Kernels are compiled and loaded earlier (`warm`),
         or now.
 
-        room: bytes that graphs may take. None: other ranks capture the same sizes, and no clock or
-        memory of this one's own leaves any out. grouping, asking: with prefix groups too, and all
-        that rows may ask."""
+        room: bytes that graphs may take; None: other ranks capture the same sizes, so this rank's
+        time and memory leave none out. grouping: also with prefix groups; asking: also with all
+        sampling options."""
         begun, before = time.monotonic(), torch.cuda.memory_reserved()
         for size in coarse_first(sizes):
             self.seconds, self.bytes = (
@@ -103,30 +98,30 @@ class Graphs:
         self.seconds, self.bytes = time.monotonic() - begun, torch.cuda.memory_reserved() - before
 
     def capture_later(self, sizes: Iterable[int]) -> None:
-        """Has steps run as these sizes too, which are captured as soon as they come."""
+        """Adds sizes that steps may run at, captured on first use."""
         self._later = frozenset(sizes).difference(self.by_size)
         self._sizes = sorted({*self._sizes, *self._later})
 
     def capture_beside(
         self, rows: int, tokens: int, grouped: bool, forward: Callable[[], Tensor]
     ) -> None:
-        """The forward of rows and chunks, `tokens` in all; the rows' states go where their draw
-        looks for them."""
+        """Captures the forward of rows and chunks, `tokens` tokens in all; the rows' states go to
+        `hidden`."""
         graph = self._one(lambda: self.hidden[:rows].copy_(forward()[:rows]))
         self.beside[rows, tokens, grouped] = graph
 
     def size_for(self, rows: int) -> int | None:
-        """The smallest size with graphs, now or once it comes, that holds `rows` rows."""
+        """Returns the smallest size for `rows` rows that has graphs or is captured on first use;
+        None: no such size."""
         at = bisect_left(self._sizes, rows)
         return self._sizes[at] if at < len(self._sizes) else None
 
     def whole(self, size: int) -> torch.cuda.CUDAGraph | None:
-        """Returns the graph of a plain step of the smallest sizes, None of others."""
+        """Returns the graph of a plain step, or None for all but the smallest sizes."""
         return self.by_size[size].whole if size in self.by_size else None
 
     def forward(self, size: int, grouped: bool, launch: Forward) -> torch.cuda.CUDAGraph | None:
-        """Returns a forward's graph, captured now if it is due; None where its launches are to go
-        out one by one."""
+        """Returns a forward's graph, captured now if due; None: launch the kernels one by one."""
         there = self.by_size.setdefault(size, Captured()).forward
         if grouped not in there and self._comes_again(size, "forward", grouped):
             there[grouped] = self._one_forward(size, grouped, launch)
@@ -135,8 +130,7 @@ class Graphs:
     def draw(
         self, size: int, every: bool, forces: bool, launch: Draw
     ) -> torch.cuda.CUDAGraph | None:
-        """Returns a draw's graph, captured now if it is due; None where its launches are to go out
-        one by one."""
+        """Returns a draw's graph, captured now if due; None: launch the kernels one by one."""
         there = self.by_size.setdefault(size, Captured()).draw
         if (every, forces) not in there and self._comes_again(size, "draw", every, forces):
             there[every, forces] = self._one_draw(size, every, forces, launch)
@@ -145,8 +139,8 @@ class Graphs:
     def with_chunks(
         self, rows: int, tokens: int, grouped: bool, launch: Callable[[], Tensor]
     ) -> torch.cuda.CUDAGraph | None:
-        """Returns the graph of rows and chunks, captured now if it is due; None where it is to be
-        launched."""
+        """Returns the graph of rows and chunks, captured now if due; None: launch the kernels one
+        by one."""
         if (rows, tokens, grouped) not in self.beside and self._comes_again(
             rows, "beside", tokens, grouped
         ):
@@ -154,9 +148,9 @@ class Graphs:
         return self.beside.get((rows, tokens, grouped))
 
     def _comes_again(self, size: int, *kind: int | str) -> bool:
-        """Whether a step is to be captured: it came before or is of a size that was left for later,
-        and there is room. One that comes once isn't worth it, and where room has run out nothing is
-        captured any more."""
+        """Returns True if a step is to be captured now: it came before, or its size was left for
+        first use, and there is memory. A step that comes once isn't worth it; once memory has run
+        out nothing is captured any more."""
         step = (size, *kind)
         if self._full or (step not in self._met and size not in self._later):
             self._met.add(step)
@@ -173,9 +167,9 @@ class Graphs:
 
     def _one(self, launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph collects garbage and empties caches around each capture: 50 ms, some
-        # hundred times. relaxed: a library may load a kernel that it meets here first. A run ahead
-        # of each capture, so that it never does, took half of the time: 71 sizes of a 1B 2.96 s,
-        # without 1.34.
+        # hundred times. relaxed: a library may load a kernel during capture. Running each step once
+        # before its capture, to avoid this, doubled the time: 2.96 s instead of 1.34 for 71 sizes
+        # of a 1B model.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:
@@ -186,8 +180,8 @@ class Graphs:
 
 
 def coarse_first(sizes: Sequence[int]) -> list[int]:
-    """The largest, then sizes about a factor of two apart, then what lies between, each from the
-    largest on."""
+    """Returns the sizes reordered: the largest, then sizes about a factor of two apart, then the
+    sizes between, each descending."""
     rest = sorted(sizes, reverse=True)
     order: list[int] = []
     ratio = 2.0

@@ -1,17 +1,16 @@
-"""KvCache: the memory of a model's state, in the forms that its layers keep it in.
+"""KvCache: memory of a model's state, in the forms its layers store.
 
-    pages   [blocks, ...] of each paged form, in one geometry with the tokens that lie at each slot
-    of a block
-    slots   [slots, bytes] of each recurrent form, and how many tokens each slot holds
+    pages   [blocks, ...] for each paged form, and the token ids of each block in the same layout
+    slots   [slots, bytes] for each recurrent form, and the number of tokens each slot holds
 
-It knows blocks, slots, layers and which blocks a plan hands out; no rows. `slot_token` is what
-penalties are counted from.
+Knows blocks, slots, layers and the blocks a plan gives out; no rows. Penalties are counted from
+`slot_token`.
 
 Numbers that are not finite must stay with the row that made them, and plain torch's attention masks
-by adding -inf and multiplying by 0, which a NaN survives. So what is masked has to be finite: the
-scratch block, which pads tables, is never written (rows that run too far write to a block behind
-the scheduler's, the dump), and once a row's logits were not finite every plan says that the blocks
-which it hands out are to be cleared. The host sees such a row before it can hand its blocks on.
+by adding -inf and multiplying by 0, which a NaN survives. So masked values must be finite: the
+scratch block, which pads tables, is never written (rows that run too far write to the dump, a block
+behind the scheduler's), and once a row's logits were not finite every plan has the blocks it gives
+out cleared. The host sees such a row before it can reuse its blocks.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ _BYTES = {
     torch.int32: np.uint32,
     torch.uint8: np.uint8,
 }
-TOKEN_BYTES = 4  # of a token's id
+TOKEN_BYTES = 4  # bytes of a token id
 
 
 @dataclass(frozen=True, slots=True)
 class PagePlace:
-    """Where a layer's pages lie: from byte `first` on in those of the storage of that number, each
-    of so many bytes."""
+    """Location of a layer's pages: in storage number `storage`, `bytes` bytes per page, from byte
+    `first` on."""
 
     storage: int
     first: int
@@ -51,9 +50,10 @@ class PagePlace:
 
 
 class KvCache:
-    """State of every layer; slot_token `[blocks, 16]` int32. All zeros. The last block is the dump.
+    """State of every layer; slot_token: int32 [blocks, 16]. Initially zeros. The last block is the
+    dump.
 
-    layers: for each block of the model, the views of what its keepers store.
+    layers: for each block of the model, the views of its keepers' state.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class KvCache:
         *,
         shared: bool = False,
     ) -> None:
-        """keepers: by block of the model. places: of each keeper with pages of its own, where such
-        keepers share storages; None: each has its own. slots: of recurrent state.   shared: all
-        slots are one, for steps whose answers nobody reads."""
+        """keepers: per block of the model. places: one per keeper with pages of its own, if keepers
+        share storages; None: each has its own. slots: number of recurrent state slots. shared: all
+        slots use the same memory, for steps whose results are not read."""
         owners = [keeper for each in keepers for keeper in each if keeper.source is None]
         paged = [
             (id(owner), owner.form) for owner in owners if not isinstance(owner.form, RecurrentForm)
@@ -95,17 +95,19 @@ class KvCache:
         ]
         self.slot_token = zeros((blocks, BLOCK_SIZE), torch.int32, device)
         self.dump_block = blocks - 1
-        # How many tokens each slot holds, in the first of four numbers: copies want 16 bytes a
+        # Number of tokens each slot holds, in the first of four numbers: copies need 16 bytes per
         # slot.
         self._folded = zeros((slots if self._slots else 0, 4), torch.int32, device)
 
     def clear(self, blocks: Tensor) -> None:
-        """blocks [m] int64."""
+        """Zeroes blocks [m], int64."""
         for storage in self._pages:
-            storage.view(torch.int64).index_fill_(0, blocks, 0)  # by bytes: 1.4 ms a call, H200
+            # as int64, whatever the dtype: 1.4 ms per call on an H200
+            storage.view(torch.int64).index_fill_(0, blocks, 0)
 
     def handed_out(self, plan: StepPlan) -> Int64:
-        """Blocks that this plan gives to prompts and rows and that hold nothing of theirs yet."""
+        """Returns the blocks that this plan gives to prompts and rows and that hold none of their
+        tokens yet."""
         fresh = [plan.new_blocks[:, 2]]
         if plan.joins is not None:
             fresh.append(_past(plan.joins.blocks, plan.joins.records["length"]))
@@ -114,7 +116,7 @@ class KvCache:
         return np.concatenate(fresh).astype(np.int64)
 
     def store_tokens(self, slots: Tensor, tokens: Tensor) -> None:
-        """slots [T] int64, tokens [T] int64, as they are stored beside their K and V."""
+        """Stores tokens [T] int64 at slots [T] int64, beside their K and V."""
         self.slot_token.view(-1).index_copy_(0, slots, tokens.to(torch.int32))
 
     def bytes(self) -> int:
@@ -122,29 +124,29 @@ class KvCache:
 
     @property
     def by_block(self) -> list[Tensor]:
-        """Everything that a block holds, each tensor's first dimension the block."""
+        """All tensors indexed by block in their first dimension."""
         return [*self._pages, self.slot_token]
 
     @property
     def by_slot(self) -> list[Tensor]:
-        """Everything that a slot of recurrent state holds, each tensor's first dimension the slot;
-        [] without any."""
+        """All tensors indexed by recurrent state slot in their first dimension; [] without
+        recurrent state."""
         return [*self._slots, self._folded] if self._slots else []
 
     @property
     def folded(self) -> Tensor | None:
-        """How many tokens each slot of recurrent state holds [slots] int32; None: layers have no
-        such state."""
+        """Number of tokens each recurrent state slot holds, int32 [slots]; None without recurrent
+        state."""
         return self._folded[:, 0] if self._slots else None
 
 
 def token_bytes(forms: Sequence[PagedForm]) -> int:
-    """Returns the bytes that a token takes of the cache."""
+    """Returns the bytes of the KV cache per token."""
     return sum(form.block_bytes for form in forms) // BLOCK_SIZE + TOKEN_BYTES
 
 
 def kv_words(forms: Sequence[PagedForm]) -> str:
-    """Says what paged state is stored as."""
+    """Returns a description of the dtypes of paged state, for users."""
     if any(isinstance(form, LatentForm) for form in forms):
         return _latent_words(forms)
     values = _name(forms[0].values)
@@ -169,19 +171,19 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _past(tables: Int32, stored: Int32) -> Int32:
-    """Entries of tables [k, width] past the blocks that hold `stored` tokens [k]; scratch among
-    them is no harm."""
+    """Returns the entries of tables [k, width] after the blocks that hold `stored` tokens [k]; may
+    include scratch blocks, which does no harm."""
     full = -(-stored // BLOCK_SIZE)
     past: Int32 = tables[np.arange(tables.shape[1]) >= full[:, None]]
     return past
 
 
 def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros, since what is masked out of attention is multiplied by 0, and 0 times what lay there
-    before may be no 0.
+    """Returns zeros. Masked attention multiplies stale values by 0, and 0 times NaN or inf is not
+    0, so memory must start as zeros.
 
-    On the CPU they are calloc's: pages come from the system when they are first written, so a large
-    pool costs nothing until it is used.
+    On the CPU calloc provides them: memory pages come from the system at the first write, so a
+    large pool costs nothing until used.
     """
     if device.type == "cpu":
         return torch.from_numpy(np.zeros(shape, _BYTES[dtype])).view(dtype)

@@ -1,17 +1,16 @@
-"""fit_kv: what a model's K and V are stored as, settled once it is loaded and before memory is
-taken for them.
+"""fit_kv: chooses the dtype and scales of a model's K and V, after loading and before their memory
+is allocated.
 
-Where they go to eight bits a short sample runs through the model with plain KV, and of each layer
-two things are seen:
+For eight bits, a short sample runs through the model with plain KV, and two values are measured per
+layer:
 
-    scales   a KV head's largest |k| and |v|, as stored: they come to half of what e4m3 holds or
-    less
-    check    by how much the layer's answers move when its keys alone are rounded; past KEY_ERROR
-    its keys stay plain
+    scales   largest |k| and |v| of each KV head; scaled, they reach at most half of e4m3's range
+    check    change of the layer's output if only its keys are rounded; above KEY_ERROR its keys
+             stay plain
 
-Latent vectors have one scale, and are keys and values at once: past KEY_ERROR the layer stays
-plain. It knows a model and token ids; no rows, no scheduler. Why scales are powers of two:
-docs/design/eight_bits.md.
+Latent vectors have one scale, and are keys and values at once: above KEY_ERROR the layer stays
+plain. Knows a model and token ids; no rows, no scheduler. docs/design/eight_bits.md says why scales
+are powers of two.
 """
 
 from __future__ import annotations
@@ -42,21 +41,23 @@ from penstock.layers.block import Keeper, is_recurrent
 from penstock.models.decoder import Decoder
 from penstock.parallel.layout import ALONE, Layout
 
-PROMPTS, TOKENS = 4, 128  # of the built-in sample
-HEADROOM = 2.0  # times the sample's largest number, that a scale leaves room for at least
+PROMPTS, TOKENS = 4, 128  # size of the built-in sample: prompts, tokens each
+HEADROOM = 2.0  # room a scale leaves above the sample's largest number, as a factor
 KEY_ERROR = (
-    0.15  # of a head's answers: rounding the keys of plain normal numbers moves them by 0.03
+    # relative change of a head's output; rounding keys of normally distributed numbers gives 0.03
+    0.15
 )
 Given = list[Tensor | None]
 
 
 @dataclass(slots=True)
 class SeenKv:
-    """What the sample showed of one layer. Of latent vectors largest and scales are [1]."""
+    """Measurements of one layer. For latent vectors, largest and scales are [1]."""
 
     largest: Tensor  # [2, kv_heads] float32: |k| and |v|
-    scales: Tensor  # [2, kv_heads] float32: its checkpoint's, or what the largest ask for
-    # |answer with rounded keys - answer| / |answer|, of the head (and reader) where it is largest
+    scales: Tensor  # [2, kv_heads] float32: the checkpoint's, or derived from `largest`
+    # |output with rounded keys - output| / |output|, the maximum over heads and over layers that
+    # share this state
     key_error: float
 
 
@@ -70,9 +71,9 @@ def fit_kv(
 ) -> None:
     """Settles the form of each layer's K and V.
 
-    given: a layer's scales [2, kv_heads] as its checkpoint has them, None: they are measured.
-    sample: [prompts, tokens] ids, None: the built-in one, which all ranks run together.
-    UsageError for a GPU that has no e4m3.
+    given: each layer's scales [2, kv_heads] from its checkpoint; None: measure them. sample:
+    [prompts, tokens] ids, None: the built-in one, which all ranks run together. Raises UsageError
+    for a GPU without e4m3.
     """
     if asked == "auto":
         return
@@ -88,8 +89,8 @@ def fit_kv(
 
 
 def fit_states(model: Decoder, asked: StateDtype) -> None:
-    """Settles the dtype of recurrent states that add up over all tokens, before memory is taken for
-    them. UsageError where it is told to a model that has none."""
+    """Sets the dtype of recurrent states that sum over all tokens, before their memory is
+    allocated. Raises UsageError if the model has none."""
     if asked == "auto":
         return
     own = [
@@ -107,12 +108,12 @@ def fit_states(model: Decoder, asked: StateDtype) -> None:
 
 
 def with_pages(model: Decoder) -> list[Keeper]:
-    """Returns the keepers whose own state grows by the token, in order."""
+    """Returns the keepers with paged state of their own, in order."""
     return [keeper for keeper in model.owners if not is_recurrent(keeper)]
 
 
 def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm]:
-    """Returns what plain forms become at best: all keys in eight bits, where they are asked for.
+    """Returns the smallest forms that plain forms may become: all keys in eight bits, if requested.
     Their scales are ones."""
     if asked == "auto":
         return [*forms]
@@ -129,13 +130,13 @@ def narrowest(forms: Sequence[PagedForm], asked: KvCacheDtype) -> list[PagedForm
 
 
 def reads_eight_bits(device: torch.device, ops: Ops) -> bool:
-    """Whether the kernels of these ops read e4m3 on this device."""
+    """Returns True if these kernels read e4m3 on this device."""
     compiled = device.type == "cuda" and ops.why["attention"][0] != "reference"
     return not compiled or torch.cuda.get_device_capability(device) >= LEAST_GPU
 
 
 def check_eight_bits(device: torch.device, ops: Ops) -> None:
-    """Raises UsageError where they don't."""
+    """Raises UsageError if the kernels do not read e4m3 on this device."""
     if not reads_eight_bits(device, ops):
         has = torch.cuda.get_device_capability(device)
         raise UsageError(
@@ -146,8 +147,8 @@ def check_eight_bits(device: torch.device, ops: Ops) -> None:
 
 
 def built_in_sample(model: Decoder) -> Tensor:
-    """Returns ids drawn from the vocabulary [prompts, tokens], behind the first token where the
-    model has one: the same at each start."""
+    """Returns random token ids [prompts, tokens], the same at each start, beginning with the
+    model's bos token if it has one."""
     config, length = model.config, min(TOKENS, model.positions)
     drawn = torch.randint(
         config.vocab_size,
@@ -164,8 +165,8 @@ def built_in_sample(model: Decoder) -> Tensor:
 def look_at_kv(
     model: Decoder, ops: Ops, sample: Tensor | None = None, given: Given | None = None
 ) -> list[SeenKv]:
-    """Runs the sample through a model whose KV is plain. given: `fit_kv`'s. CheckpointError where K
-    or V are no finite numbers."""
+    """Runs the sample through a model with plain KV; returns each layer's measurements. given: as
+    in fit_kv. Raises CheckpointError if K or V are not finite."""
     sample = built_in_sample(model) if sample is None else sample
     prompts, tokens = sample.shape
     each = -(-tokens // BLOCK_SIZE)
@@ -191,8 +192,8 @@ def look_at_kv(
 
 
 class _Look:
-    """Stands in for attention, and sees what each layer that stores stores, and what it and those
-    that read it answer, one after the other."""
+    """Replacement for attention that measures each layer's stored K and V, and the outputs of the
+    layers that read them. Layers must run in order."""
 
     def __init__(
         self, ops: Ops, layers: list[LayerKv | LatentKv], given: Given, blocks: Tensor
@@ -200,7 +201,7 @@ class _Look:
         self._attend, self._attend_latents = ops.attention, ops.latent_attention
         self._layers, self._given, self.blocks = iter(layers), given, blocks
         self.seen: list[SeenKv] = []
-        self._stored: list[LayerKv | LatentKv] = []  # of each that was seen
+        self._stored: list[LayerKv | LatentKv] = []  # the stored K and V of each entry in `seen`
 
     def attention(
         self,
@@ -252,8 +253,8 @@ class _Look:
         return answer
 
     def _source_of(self, kv: LayerKv | LatentKv) -> SeenKv | None:
-        """Returns what was seen of the earlier layer whose state the next one reads; None: it
-        stores its own."""
+        """Returns the measurements of the earlier layer whose K and V the next layer reads; None:
+        it stores its own."""
         assert kv is next(self._layers), "layers attend in their order"
         return next(
             (seen for seen, stored in zip(self.seen, self._stored, strict=True) if stored is kv),
@@ -269,9 +270,9 @@ class _Look:
 
 
 def scales_for(largest: Tensor) -> Tensor:
-    """largest [...] of what is stored -> scales: the least powers of two under which it is 448 /
-    HEADROOM at most. Numbers so small that nothing would be seen of them get LEAST_KV_SCALE:
-    kernels mask scores by a large number, which is scaled too."""
+    """Returns scales [...] for the largest stored values [...]: the least powers of two that bring
+    them to at most 448 / HEADROOM. Tiny values get LEAST_KV_SCALE: kernels mask scores by a large
+    number, which is scaled too."""
     least = (largest * (HEADROOM / E4M3_MOST)).clamp(min=LEAST_KV_SCALE)
     return torch.where(largest > 0, torch.exp2(torch.ceil(torch.log2(least))), 1.0)
 
@@ -291,8 +292,8 @@ def kept_form(
     device: torch.device,
     layout: Layout = ALONE,
 ) -> KvForm | LatentForm:
-    """Returns what a layer becomes by the scales of its model's heads, K's (none: keys stay plain)
-    and V's; of several ranks each takes its own heads'. Latent vectors have one, of values; none:
+    """Returns a layer's form from the scales of its model's heads: K's (none: keys stay plain) and
+    V's; each of several ranks takes its own heads. Latent vectors have one scale, of values; none:
     the layer stays plain."""
     of_keys, of_values = scales
     if isinstance(plain, LatentForm):
@@ -311,7 +312,7 @@ def kept_form(
 
 
 def told_scales(form: KvForm | LatentForm) -> tuple[list[float], list[float]]:
-    """Returns what `kept_form` makes the form of, which is in eight bits, or of latent vectors."""
+    """Returns the scales from which `kept_form` makes this form; inverse of kept_form."""
     if isinstance(form, LatentForm):
         return [], [] if form.scale is None else form.scale.tolist()
     assert form.scales is not None
@@ -324,7 +325,7 @@ def _through_e4m3(numbers: Tensor, scale: Tensor) -> Tensor:
 
 
 def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
-    """answer, moved [T, H, D] -> the largest relative distance of a KV head's answers."""
+    """answer, moved [T, H, D] -> the largest relative distance over KV heads."""
     shape = (answer.shape[0], kv_heads, -1)
     by_head = answer.float().reshape(shape)
     off = (moved.float().reshape(shape) - by_head).pow(2).sum((0, 2))
@@ -332,9 +333,9 @@ def _most_moved(answer: Tensor, moved: Tensor, kv_heads: int) -> float:
 
 
 def whole_prompts(prompts: int, tokens: int, tables: Tensor, context: int = 0) -> StepInputs:
-    """Returns a step of whole prompts of one length, or of their next tokens behind so many
-    (context); tables [prompts, blocks] int64. The recurrent state of each is slot 0, 1, ..., which
-    is as it should be for a sequence's beginning."""
+    """Returns the inputs of a step over whole prompts of one length, or over their next tokens
+    after `context` stored ones. tables: int64 [prompts, blocks]. Prompt i uses recurrent state slot
+    i, in its initial state."""
     device = tables.device
     position = torch.arange(context, context + tokens, device=device)
     slots = tables[:, position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE

@@ -1,19 +1,18 @@
-"""LayerPages: which layers share the pages of the KV pool, where some see a window only.
+"""LayerPages: assigns layers to shared pages of the KV pool, for models with sliding-window layers.
 
-    26 layers, each sixth sees everything:   page = 4 layers' K and V of 16 tokens, one place a
-    layer
-        table 0        the 4 layers that see everything
-        table 1 .. 6   the 22 others, four a table (the last has 2)
+    26 layers, every sixth with full attention: page = K and V of 4 layers for 16 tokens, 4 places
+        table 0        the 4 full layers
+        table 1 .. 6   the 22 others, four per table (the last has 2)
 
-    30 layers, of which the 5 that see everything store half the bytes of the others:   page = 3
-    places of the others'
-        table 0        the 5, two a place
-        table 1 .. 9   the 25 others, three a table (the last has 1)
+    30 layers, of which the 5 full ones store half the bytes of the others: page = 3 places
+        table 0        the 5 full layers, two per place
+        table 1 .. 9   the 25 others, three per table (the last has 1)
 
-A block of 16 tokens takes a page of each table; those of tables 1 and on come back once the window
-has passed. Every place is a storage, so layers of different tables share memory, never a page.
+A block of 16 tokens takes one page of each table; pages of tables 1 and on are freed once the
+window has passed. Every place is a storage of its own, so layers of different tables share memory,
+but never a page.
 
-It knows layers' windows and what they store; no blocks, no rows.
+Knows layers' windows and the bytes they store; no blocks, no rows.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ from penstock.kernels.layer_kv import KvForm
 from penstock.kernels.state_forms import PagedForm
 from penstock.models.decoder import Decoder
 
-# times the memory of a token whose window is open, that pages may take for places that stay empty
+# limit on the memory of a token inside all windows, relative to storage without empty places
 MOST_MORE = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class LayerPages:
-    """place: of each layer with pages of its own. table: of each block of the model, the table that
-    it finds its pages by. window: the widest of those that there are."""
+    """place: one per layer with pages of its own. table: for each block of the model, its page
+    table. window: the widest window, in tokens."""
 
     table: tuple[int, ...]
     place: tuple[PagePlace, ...]
@@ -42,25 +41,26 @@ class LayerPages:
 
     @property
     def tables(self) -> int:
-        """Tables of layers with windows."""
+        """Number of tables for layers with windows."""
         return max(self.table)
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of a page, all places."""
+        """Bytes of a page, over all places."""
         return sum({place.storage: place.bytes for place in self.place}.values())
 
 
 def pages_of(
     model: Decoder, max_model_len: int, forms: Sequence[PagedForm] | None = None
 ) -> LayerPages | None:
-    """Returns how a model's layers share pages. forms: what layers store, in order, where it isn't
-    theirs yet.
+    """Returns the assignment of a model's layers to pages. forms: the layers' storage forms, in
+    order, if not the model's current ones.
 
-    Of the pages whose empty places are few enough the smallest: it is what a token keeps when every
-    window has passed. None, each layer has storage of its own: no layer has a window (or all have),
-    one's is as long as a sequence, a block attends twice, too many places would stay empty, layers
-    can share no place (latent vectors of other sizes), or several ranks have any in eight bits."""
+    Chooses the smallest page with few empty places, since a token outside all windows keeps one
+    page. Returns None, i.e. each layer has storage of its own, if no layer has a window (or all
+    have), a window is as long as a sequence, a block attends twice, too many places would stay
+    empty, layers can share no place (latent vectors of different sizes), or several ranks store
+    eight bits."""
     if any(len([k for k in each if k.kind is not None]) > 1 for each in model.keepers):
         return None
     owners = [(owner, owner.kind) for owner in model.owners if owner.kind is not None]
@@ -70,7 +70,7 @@ def pages_of(
         return None
     forms = model.paged_forms if forms is None else forms
     if model.ranks > 1 and any(form.values != model.dtype for form in forms):
-        return None  # which keys stay wide is each rank's own finding, and all must decide alike
+        return None  # each rank decides by itself which keys stay wide, and all must assign alike
     most = max(form.block_bytes for form in forms)
     if any(most % _unit(form, most) for form in forms):
         return None
@@ -88,10 +88,10 @@ def pages_of(
 def _smallest(
     forms: Sequence[PagedForm], whole: list[bool], most: int
 ) -> list[tuple[int, PagePlace]] | None:
-    """whole: which layers see everything.   most: bytes of a place -> of each layer its table and
-    its place, in the smallest page with few empty places."""
+    """whole [layers]: True for full attention; most: bytes of a place. Returns each layer's table
+    and place, for the smallest page with few empty places."""
     first = _deal(forms, [n for n, sees in enumerate(whole) if sees], most, len(forms))
-    # Larger ones first, so that no place is left open beside a smaller one.
+    # larger layers first, so that no place is left partly empty beside a smaller one
     others = sorted(
         (n for n, sees in enumerate(whole) if not sees), key=lambda n: -forms[n].block_bytes
     )
@@ -109,7 +109,7 @@ def _smallest(
 def _deal(
     forms: Sequence[PagedForm], layers: list[int], most: int, places: int
 ) -> dict[int, tuple[int, PagePlace]]:
-    """Deals layers out to tables of so many places of `most` bytes, one behind the other."""
+    """Assigns layers in order to tables of `places` places with `most` bytes each."""
     dealt, table, number, end = dict[int, tuple[int, PagePlace]](), 0, 0, 0
     for layer in layers:
         unit = _unit(forms[layer], most)
@@ -124,16 +124,15 @@ def _deal(
 
 
 def _unit(form: PagedForm, most: int) -> int:
-    """Returns of what a layer's first byte in a place, and a place, are multiples: kernels step
-    over other layers' bytes by whole heads. Of a form that they don't step over: of all that it
-    stores, and it fills its place."""
+    """Returns the alignment in bytes of a layer's start in a place, and of the place's size:
+    kernels step over other layers' bytes by whole heads. Other forms must fill a whole place."""
     if isinstance(form, KvForm):
         return form.head_bytes
     return form.block_bytes if form.block_bytes == most else most + 1
 
 
 def open_token_bytes(forms: Sequence[PagedForm], pages: LayerPages | None) -> int:
-    """Returns the bytes that a token takes of the cache while it is in every layer's window."""
+    """Returns the bytes of cache that a token takes while inside every layer's window."""
     if pages is None:
         return token_bytes(forms)
     return (1 + pages.tables) * (pages.page_bytes // BLOCK_SIZE + TOKEN_BYTES)

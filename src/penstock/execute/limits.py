@@ -1,7 +1,6 @@
-"""limits: the knobs that were left to the engine, decided from the model, the device and what
-memory is really free.
+"""limits: chooses the options the user left open, from the model, the device and its free memory.
 
-It knows Config, sizes and memory; it allocates nothing.
+Knows Config, sizes and memory; allocates nothing.
 """
 
 from __future__ import annotations
@@ -20,27 +19,28 @@ from penstock.schedule.state_slots import first_snapshot
 
 ROWS = {"cpu": 1024, "cuda": 8192}
 BATCHED_TOKENS = {"cpu": 2048, "cuda": 16384}
-MASK_SLOTS = 1024  # of ceil(vocabulary / 32) words: 16 MB at 128k tokens
-CPU_SHARE = 0.25  # of free memory: other programs live on a CPU's
-STEP_SHARE = 0.05  # of a GPU: what a step's own tensors and graphs take, about
-GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05  # 1.5 GB for graphs, on a small GPU so much of its memory
-# Beyond the tokens that were asked for: the scratch block, a sample's own copy of its prompt's last
-# block, and its next token's block, so that a cache of max_model_len tokens really runs a sequence
-# of that length.
+MASK_SLOTS = 1024  # masks of ceil(vocabulary / 32) words: 16 MB at 128k tokens
+CPU_SHARE = 0.25  # share of free memory to use: other programs also need a CPU's memory
+STEP_SHARE = 0.05  # share of a GPU for a step's own tensors and graphs, approximately
+# graphs take up to 1.5 GB, on a small GPU up to this share of its memory
+GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05
+# Blocks beyond the requested tokens: the scratch block, a sample's own copy of its prompt's last
+# block, and its next token's block, so that a cache of max_model_len tokens can run a sequence of
+# this length.
 SPARE_BLOCKS = 3
-# Tokens of KV that each row finds room for beside its recurrent state, where nobody says how many
-# rows: more rows would wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state
-# takes what 3,000 tokens of its KV do).
+# Tokens of KV cache per row beside its recurrent state, if max_num_seqs is not given: more rows
+# would wait for each other's KV, fewer leave memory idle (a Qwen3.5-35B's state takes the bytes of
+# 3,000 tokens of its KV).
 SLOT_TOKENS = 1024
-# Slots that hold prompts' states, for their samples and for later prompts: one for so many rows at
-# least, and as many for each row as a share of what is free has room for.
+# Slots for snapshots of prompts' states: at least one per SNAPSHOT_ROWS rows and LEAST_SNAPSHOTS;
+# at most SNAPSHOTS_A_ROW per row, within SNAPSHOT_SHARE of free memory.
 SNAPSHOT_ROWS, LEAST_SNAPSHOTS = 8, 4
 SNAPSHOTS_A_ROW, SNAPSHOT_SHARE = 8, 0.05
 
 
 @dataclass(slots=True, frozen=True)
 class BatchLimits:
-    """What can be decided before the weights are loaded."""
+    """Limits decided before the weights are loaded."""
 
     max_rows: int
     max_batched_tokens: int
@@ -50,21 +50,21 @@ class BatchLimits:
 
 @dataclass(slots=True, frozen=True)
 class Limits(BatchLimits):
-    """What a runner is built with. num_blocks counts the scratch block. With several ranks all are
-    built with the same ones (`agreed`): a step is of one shape everywhere."""
+    """Limits a runner is built with. num_blocks counts the scratch block. All ranks use the same
+    limits (`agreed`), so that a step has one shape everywhere."""
 
     kv_tokens: int
     num_blocks: int
-    state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no layer has any
-    graph_sizes: tuple[int, ...] = ()  # rows of the steps that are captured, on CUDA
+    state_slots: int = 0  # slots of recurrent state (schedule.state_slots); 0: no recurrent state
+    graph_sizes: tuple[int, ...] = ()  # row counts of captured steps, on CUDA
     plain_graphs: bool = (
-        False  # of these, at the start, only steps whose rows share and ask for nothing
+        False  # at start, capture only steps without prefix groups and sampling options
     )
 
 
 def agreed(limits: Sequence[Limits]) -> Limits:
-    """Returns what every rank has room for: the least of each number,
-    and the first rank's graphs."""
+    """Returns limits that every rank has room for: the least of each number, and the first rank's
+    graphs."""
     numbers = [
         each.name for each in fields(Limits) if each.name not in ("graph_sizes", "plain_graphs")
     ]
@@ -74,8 +74,8 @@ def agreed(limits: Sequence[Limits]) -> Limits:
 
 
 def batch_limits(config: Config, context: int, device: torch.device) -> BatchLimits:
-    """context: the model's positions.
-    UsageError for knobs that contradict each other or the model."""
+    """Returns the limits known before loading. context: the model's positions. Raises UsageError
+    for options that contradict each other or the model."""
     rows, tokens = config.batching.max_num_seqs, config.batching.max_num_batched_tokens
     if rows is not None and tokens is not None and tokens < rows:
         raise UsageError(
@@ -106,12 +106,12 @@ def with_kv(
     sharers: int = 1,
     slot_bytes: int = 0,
 ) -> Limits:
-    """token_bytes: paged state of one token, all layers. weights_to_come: bytes of weights that
-    aren't in memory yet. sharers: ranks that live in this device's memory, each of which takes as
-    much. slot_bytes: recurrent state of one sequence, all layers.
+    """Returns the full limits, with the size of the KV cache. token_bytes: paged state of one
+    token, all layers. weights_to_come: bytes of weights not in memory yet. sharers: ranks that
+    share this device's memory equally. slot_bytes: recurrent state of one sequence, all layers.
 
-    Called when the weights are in memory and the worst step has run (`warm`), or with the weights'
-    size to tell beforehand. Errors say the way out.
+    Called once the weights are in memory and the largest step has run (`warm`), or earlier with the
+    weights' size. Raises UsageError or CapacityError, each with a remedy.
     """
     longest = limits.max_model_len
     asked = config.memory.kv_cache_tokens
@@ -152,19 +152,19 @@ def with_kv(
 
 
 def _share_of(device: torch.device) -> float:
-    """Returns how much of what is free may be ours where nobody says so."""
+    """Returns the default share of free memory to use."""
     return 1.0 if device.type == "cuda" else CPU_SHARE
 
 
 def slots_of(rows: int) -> int:
-    """Returns how many slots of recurrent state so many rows need: one each, two that serve all
-    (state_slots.py), and the fewest that hold prompts' states."""
+    """Returns the number of recurrent state slots that `rows` rows need: one each, two common ones
+    (state_slots.py), and the fewest snapshots."""
     return first_snapshot(rows) + max(LEAST_SNAPSHOTS, rows // SNAPSHOT_ROWS)
 
 
 def _slots_in(rows: int, free: int, slot_bytes: int) -> int:
-    """Returns how many slots so many rows get: those that they need, and as many snapshots as a
-    share of the memory holds."""
+    """Returns the number of recurrent state slots for `rows` rows: as many as needed, plus as many
+    snapshots as fit in a share of memory."""
     more = min(SNAPSHOTS_A_ROW * rows, int(free * SNAPSHOT_SHARE) // slot_bytes)
     return max(slots_of(rows), first_snapshot(rows) + more)
 
@@ -177,8 +177,8 @@ def _with_rows_that_fit(
     free: int,
     device: torch.device,
 ) -> BatchLimits:
-    """Returns the limits with as many rows as their recurrent state fits for. CapacityError where
-    it doesn't for those that were asked for, or for one."""
+    """Returns the limits with as many rows as their recurrent state fits. Raises CapacityError if
+    it doesn't fit for max_num_seqs, if given, or for one row."""
 
     def needed(rows: int) -> int:
         tokens = max(rows * min(limits.max_model_len, SLOT_TOKENS), limits.max_model_len)
@@ -231,8 +231,8 @@ def _tokens_that_fit(limits: BatchLimits, token_bytes: int, free: int, device: t
 
 
 def room_of(config: Config, device: torch.device) -> int:
-    """Bytes that could yet be taken: on CUDA of the share of the GPU that is ours, less what graphs
-    will take."""
+    """Returns the bytes still available to this engine: on CUDA within gpu_memory_utilization, less
+    room for graphs."""
     free = free_memory(device)
     if device.type == "cpu":
         return free
@@ -241,12 +241,12 @@ def room_of(config: Config, device: torch.device) -> int:
 
 
 def graph_bytes(device: torch.device) -> int:
-    """Bytes that CUDA graphs may take."""
+    """Returns the bytes that CUDA graphs may take."""
     return min(GRAPH_BYTES, int(torch.cuda.mem_get_info(device)[1] * GRAPH_SHARE))
 
 
 def free_memory(device: torch.device) -> int:
-    """Bytes that this process could still take."""
+    """Returns the free bytes that this process could allocate."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min([_available(), *_cgroup_rooms()])
@@ -258,14 +258,14 @@ def _available() -> int:
         for line in meminfo.read_text().splitlines():
             if line.startswith("MemAvailable:"):
                 return int(line.split()[1]) * 1024
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # no Linux: all there is
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")  # not Linux: all memory
 
 
 def _cgroup_rooms(
     root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
 ) -> list[int]:
-    """What is left under the memory limit of each cgroup above this process; none where there is no
-    limit."""
+    """Returns the bytes left under the memory limit of each cgroup above this process; [] without
+    limits."""
     if not own.exists():
         return []
     rooms = []
@@ -286,7 +286,7 @@ def _cgroup_rooms(
 
 
 def _room(limit: Path, used: Path, stat: Path) -> list[int]:
-    """[limit - what is used and can't be reclaimed], or [] where there is no such limit."""
+    """Returns [limit - used memory that can't be reclaimed], or [] without a limit."""
     if not (limit.exists() and used.exists()):
         return []
     text = limit.read_text().strip()

@@ -1,7 +1,7 @@
-"""open_runner: a config and a model folder -> a runner that is ready. Of several ranks each opens
-its share here.
+"""open_runner: a config and a model folder -> a runner that is ready. With several ranks, each
+opens its share here.
 
-It knows Config, folders and devices; no sequences, no text.
+Knows Config, folders and devices; no sequences, no text.
 """
 
 from __future__ import annotations
@@ -50,15 +50,15 @@ from penstock.weights.load import load_model
 
 log = logging.getLogger(__name__)
 
-# Knobs that nothing reads on a CPU.
+# options without effect on a CPU
 GPU_ONLY = ("gpu_memory_utilization", "max_cudagraph_capture_size", "per_layer_embeddings")
 
 
 def open_runner(config: Config, folder: Path) -> TorchRunner:
-    """Loads the model of `folder`, sizes and allocates its KV, starts the device.
+    """Loads the model in `folder`, sizes and allocates its KV cache, starts the device.
 
-    Raises UsageError, CheckpointError or CapacityError, one line each, before anything is left
-    behind.
+    Raises UsageError, CheckpointError or CapacityError, each with a one-line message, and cleans up
+    first.
     """
     device, clock = find_device(config.model.device), StartClock()
     executor = open_executor(device)
@@ -73,7 +73,7 @@ def open_runner(config: Config, folder: Path) -> TorchRunner:
 
 
 def end_start(runner: TorchRunner, clock: StartClock) -> None:
-    """Runs a real step, without which nothing is ready; ends the runner where that fails."""
+    """Runs a first real step; closes the runner if it fails."""
     try:
         take_first_step(runner)
     except BaseException:
@@ -94,11 +94,11 @@ def open_share(
     met: Callable[[], None] = lambda: None,
     clock: StartClock | None = None,
 ) -> TorchRunner:
-    """Opens what one rank holds of the model, in a call of the executor.
+    """Opens one rank's share of the model, in a call of the executor.
 
-    agree: this rank's limits -> what all ranks are built with. make: the runner's class, or what
-    takes its arguments. met: raises EngineError where a rank was waited for in vain in the steps
-    that were run so far. clock: of the start.
+    agree: this rank's limits -> limits common to all ranks. make: the runner's class or factory.
+    met: raises EngineError if some rank failed to join the steps run so far. clock: times the
+    start.
     """
     clock = clock or StartClock()
     unread = [name for name in GPU_ONLY if device.type == "cpu" and name in config.told()]
@@ -112,8 +112,8 @@ def open_share(
     with _named_failures(device):
         if (
             layout.size > 1
-            # all have loaded their weights: from now on they add up. What they agree on is thrown
-            # away
+            # wait until all ranks have loaded their weights: steps after this combine results. The
+            # agreed limits are discarded
         ):
             agree(with_kv(limits, config, 1, device))
         fit_states(model, config.model.mamba_ssm_cache_dtype)
@@ -139,7 +139,7 @@ def open_share(
             load_beside, model, layout=layout, quantization=asked.quantization, seed=asked.seed
         )
     if layout.size > 1:
-        # all have come so far, and nobody is waited for while another compiles or captures
+        # all ranks are ready: none waits in a step while another compiles or captures
         agree(sized)
     return runner
 
@@ -152,8 +152,8 @@ def load_for(
     positions: int,
     layout: Layout = ALONE,
 ) -> tuple[Decoder, Ops]:
-    """Loads the model of `folder` as the config's numbers, for the kernels that serve them here.
-    `positions`: the longest sequence."""
+    """Loads the model in `folder` with the config's dtype, and the kernels for it. positions:
+    length of the longest sequence."""
     dtype = find_dtype(config.model.dtype, device)
     ops = choose(device, dtype, config.schedule.kernels, config.tuned)
 
@@ -181,14 +181,14 @@ def load_for(
         lora=config.model.lora,
         room=(
             free_memory(device) // layout.size if device.type == "cpu" else None
-        ),  # CUDA refuses by itself
+        ),  # CUDA's allocator raises by itself
         in_host=in_host,
     )
     return model, ops
 
 
 def find_ops(config: Config) -> Ops:
-    """Returns the kernels that serve such a config on its device."""
+    """Returns the kernels for this config on its device."""
     device = find_device(config.model.device)
     return choose(device, find_dtype(config.model.dtype, device), config.schedule.kernels)
 
@@ -196,8 +196,8 @@ def find_ops(config: Config) -> Ops:
 def find_kv_dtype(
     asked: KvCacheDtype, stored: StoredQuantization | None, device: torch.device, ops: Ops
 ) -> KvCacheDtype:
-    """`auto` is what the checkpoint says: eight bits by its kv_cache_scheme where this device reads
-    them. UsageError for eight bits where it doesn't and they are asked for."""
+    """Resolves `auto` from the checkpoint: eight bits by its kv_cache_scheme, if this device reads
+    them. Raises UsageError if fp8 is requested and the device doesn't read it."""
     if asked == "auto" and asks_for_eight_bits(stored) and reads_eight_bits(device, ops):
         return "fp8"
     if asked == "fp8":
@@ -213,8 +213,8 @@ def settle_kv(
     layout: Layout = ALONE,
     sample: Tensor | None = None,
 ) -> None:
-    """Settles what K and V of a loaded model are stored as, from here on: as its artifact says,
-    where it does. sample: `fit_kv`'s. Of several ranks all come here at once."""
+    """Sets the storage form of a loaded model's K and V: the artifact's, if it has one. sample: as
+    in fit_kv. All ranks call it together."""
     asked, given = (
         find_kv_dtype(config.model.kv_cache_dtype, model.config.quantization, model.device, ops),
         None,
@@ -233,19 +233,19 @@ def settle_kv(
         }
         found = read_kv_scales(folder, [*heads], [*heads.values()], layout, model.config)
         by_name = dict(zip(heads, found, strict=True))
-        given = [by_name.get(keeper.name) for keeper in paged]  # latent vectors' are measured
+        # scales of latent vectors are measured
+        given = [by_name.get(keeper.name) for keeper in paged]
     fit_kv(model, asked, ops, given=given, sample=sample)
 
 
 @contextmanager
 def _named_failures(device: torch.device) -> Iterator[None]:
-    """What may fail while steps are compiled and memory is taken, as one line that says the way
-    out."""
+    """Turns errors of compilation and allocation into one-line errors with a remedy."""
     try:
         yield
     except Exception as error:
-        # torch names a GPU's lack of memory by a class of its own, the CPU's by its allocator's
-        # name alone.
+        # A GPU's lack of memory has a class of its own in torch; the CPU's shows only in its
+        # allocator's name.
         if isinstance(error, MemoryError | torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(
             error
         ):
@@ -269,8 +269,8 @@ def _named_failures(device: torch.device) -> Iterator[None]:
 
 
 def find_device(name: str, rank: int | None = None) -> torch.device:
-    """`auto` is CUDA where there is one. UsageError for a CUDA that isn't there. rank: that has the
-    GPU of its number, of those that are visible; None: the current one."""
+    """Returns the device: `auto` is CUDA if available. rank: use the visible GPU of this number;
+    None: the current one. Raises UsageError if CUDA is requested and not available."""
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise UsageError(
@@ -283,7 +283,7 @@ def find_device(name: str, rank: int | None = None) -> torch.device:
 
 
 def _why_no_cuda() -> str:
-    """What torch says of it: an old driver, a torch without CUDA, no GPU."""
+    """Returns torch's reason: an old driver, a torch without CUDA, or no GPU."""
     if torch.version.cuda is None:
         return "this torch is built without CUDA"
     try:
@@ -294,8 +294,8 @@ def _why_no_cuda() -> str:
 
 
 def find_dtype(name: Dtype, device: torch.device) -> torch.dtype:
-    """`auto`: bfloat16 where the device multiplies it natively; else float16 on CUDA, float32 on a
-    CPU."""
+    """Returns the dtype; `auto`: bfloat16 if the device multiplies it natively, else float16 on
+    CUDA, float32 on a CPU."""
     if name != "auto":
         return {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}[
             name
@@ -308,7 +308,8 @@ def find_dtype(name: Dtype, device: torch.device) -> torch.dtype:
 
 
 def cpu_multiplies_bfloat16(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether the processor has bf16 dot products: without them bf16 is slower than fp32."""
+    """Returns True if the processor has bf16 dot products; without them bf16 is slower
+    than fp32."""
     if not cpuinfo.exists():
         return False
     words = set()

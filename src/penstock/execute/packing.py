@@ -1,8 +1,8 @@
-"""Packing: a plan's arrays as the device takes them, padded, and those of every step into the
-staging buffer.
+"""Packing: converts a plan's arrays to the device's padded form, and writes every step's fixed
+arrays to the staging buffer.
 
-It knows plans and places; it launches nothing but views. What of a plan is padded to which size is
-decided by `device_step`, the order of it all is `staged_plan`'s.
+Knows plans and addresses; launches nothing but views. `device_step` chooses the padded sizes,
+`staged_plan` the order.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _NONE: Int32 = np.zeros(0, np.int32)
 
 @dataclass(slots=True)
 class StagedChunks:
-    """Chunks' tokens, padded with the dump's, what attention is told of them, and what their
-    embeddings are."""
+    """Chunks' tokens, padded with tokens that write to the dump block, their attention inputs, and
+    their embeddings."""
 
     ids: Tensor  # [tokens] int32
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
     inputs: PrefillInputs
-    states: Tensor | None  # [chunks] int64: slots of recurrent state; None: layers have none
-    tags: Tensor | None  # [tokens] int32, where the model reads them
+    states: Tensor | None  # [chunks] int64: slots of recurrent state; None: no recurrent state
+    tags: Tensor | None  # [tokens] int32, if the model reads tags
     # indices into the step's tokens [k] int64, rows [k, hidden] float32
     embeds: tuple[Tensor, Tensor] | None
 
 
 def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> None:
-    """The step's queries: rows, padded to `size` with the dead row, the tokens that each skips as
-    its group's prefix, and the drafts, where there are any."""
+    """Writes the step's queries: rows padded to `size` with the dead row, tokens each skips as its
+    group's prefix, and drafts, if any."""
     skip, offset, draft = plan.group_skip, _NONE, _NONE
     if (drafts := plan.drafts) is not None:
         offset = drafts.offset
@@ -54,14 +54,15 @@ def pack_rows(staging: Staging, plan: StepPlan, size: int, dead_row: int) -> Non
 
 
 def pack_groups(staging: Staging, plan: StepPlan, capacity: int) -> None:
-    """The groups' CSR over queries, padded with empty groups."""
+    """Writes the groups' offsets into the queries and their lengths, padded with empty groups."""
     start = plan.group_start if plan.drafts is None else plan.drafts.query_start[plan.group_start]
     staging.write("group_start", start, int(start[-1]), capacity + 1)
     staging.write("group_length", plan.group_length, 0, capacity)
 
 
 def without_groups_past(plan: StepPlan, capacity: int) -> None:
-    """Groups beyond the capacity go alone: their rows come after all others already."""
+    """Drops groups beyond the capacity; their rows run ungrouped, since they come after
+    all others."""
     if plan.group_length.size > capacity:
         plan.group_start = plan.group_start[: capacity + 1]
         plan.group_blocks, plan.group_length = (
@@ -71,8 +72,8 @@ def without_groups_past(plan: StepPlan, capacity: int) -> None:
 
 
 def join_lines(joins: Joins, bias_start: Int64) -> Int32:
-    """A line a row: its columns, then its table, of few widths, since kernels are compiled for a
-    multiple."""
+    """Returns one line per joining row: its columns, then its table, padded to a multiple of 16
+    words, so that kernels are compiled for few widths."""
     words = -(-(JOIN_WORDS + joins.blocks.shape[1]) // 16) * 16
     lines = np.empty((joins.rows.size, words), np.int32)
     pack_joins(joins, bias_start, lines)
@@ -80,7 +81,7 @@ def join_lines(joins: Joins, bias_start: Int64) -> Int32:
 
 
 def new_block_lines(new_blocks: Int32) -> Int32:
-    """The plan's, padded with row -1."""
+    """Returns the plan's new blocks [m, 3], padded with row -1."""
     lines = np.full((-(-new_blocks.shape[0] // 16) * 16, 3), -1, np.int32)
     lines[: new_blocks.shape[0]] = new_blocks
     return lines
@@ -96,7 +97,7 @@ def pack_chunks(
     dump_state: int | None = None,
 ) -> StagedChunks:
     """Returns the chunks, staged. sizes, capacity: rows, tokens and chunks of the step, padding
-    included. dump_state: the slot of recurrent state that padding goes to; None: layers have none.
+    included. dump_state: slot of recurrent state for padding; None: no recurrent state.
     """
     count, size, tokens = chunks.context.size, chunks.tokens.size, sizes.tokens - sizes.rows
     positions, slots = (
@@ -133,20 +134,20 @@ def pack_chunks(
 
 
 def chunk_positions(chunks: Chunks) -> Int64:
-    """[tokens]: each token's position in its prompt."""
+    """Returns each token's position in its prompt, int64 [tokens]."""
     offset = (chunks.context - chunks.start[:-1]).astype(np.int64)
     return np.repeat(offset, np.diff(chunks.start)) + np.arange(chunks.tokens.size)
 
 
 def chunk_slots(chunks: Chunks, at: Int64) -> Int64:
-    """[tokens]: where each token at its position `at` goes."""
+    """Returns the slot of each token at its position `at`, int64 [tokens]."""
     chunk = np.repeat(np.arange(chunks.context.size), np.diff(chunks.start))
     block: Int32 = chunks.blocks[chunk, at // BLOCK_SIZE]
     return block.astype(np.int64) * BLOCK_SIZE + at % BLOCK_SIZE
 
 
 def _widened(blocks: Int32) -> Int32:
-    """[chunks, width], the width a multiple of 16."""
+    """Returns the block tables [chunks, width] with the width padded to a multiple of 16."""
     out = np.zeros((blocks.shape[0], -(-blocks.shape[1] // 16) * 16), np.int32)
     out[:, : blocks.shape[1]] = blocks
     return out

@@ -1,7 +1,7 @@
-"""sizes: how many rows, groups and tokens a step runs as. Few of each, so that all of them are
+"""padding: the sizes (rows, groups, tokens) at which a step runs: few of each, so that all can be
 compiled at start.
 
-It knows numbers alone.
+Knows numbers alone.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-GRAPH_ROWS = 2048  # up to here a graph for each size; above it launches hide behind the device
+# rows up to which each size has a graph; above, launches hide behind the device's work
+GRAPH_ROWS = 2048
 _MAX_GROUPS = 1024
-# up to here a plain step is one graph, draw and all: a second one costs microseconds that count
-# there
+# rows up to which a plain step is one graph, draw included: a second graph costs microseconds that
+# matter here
 WHOLE_ROWS = 4
-# Rows, and tokens of prompts beside them, of steps that are few enough kinds to be graphs: launched
-# one by one such a step takes the host 6 to 12 ms, and the device a half or less. Larger ones the
-# device takes longer for.
+# Rows, and prompt tokens beside them, of steps with few enough sizes to be graphs: launched one by
+# one such a step takes the host 6 to 12 ms, and the device half of it or less. Larger steps keep
+# the device busy longer than the host.
 BESIDE_ROWS = (1, 8, 16, 24, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 BESIDE_TOKENS = (32, 64, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-BESIDE_CHUNKS = 16  # at most of them; chunk_capacity's least
-# tokens of a step of one row and a prompt's chunk that is captured at the start
+BESIDE_CHUNKS = 16  # most chunks in such steps; equals chunk_capacity's least
+# prompt tokens beside one row for which a graph is captured at start
 CHUNK_GRAPHS = (
     32,
     64,
@@ -33,7 +34,8 @@ CHUNK_GRAPHS = (
 
 
 def padded(rows: int) -> int:
-    """The size that this many rows run as: close together where a step is short."""
+    """Returns the size at which this many rows run; sizes are close together where
+    steps are short."""
     if rows <= 4:
         return (0, 1, 2, 4, 4)[rows]
     stride = 8 if rows <= 512 else 32 if rows <= 1024 else 64 if rows <= GRAPH_ROWS else 128
@@ -41,14 +43,14 @@ def padded(rows: int) -> int:
 
 
 def sizes_up_to(rows: int) -> list[int]:
-    """Every size that up to `rows` rows may run as, the largest first."""
+    """Returns all sizes at which up to `rows` rows may run, largest first."""
     return sorted({padded(count) for count in range(1, rows + 1)}, reverse=True)
 
 
 def graph_sizes(rows: int, close: int = GRAPH_ROWS) -> list[int]:
-    """The sizes up to `rows` that are captured, the largest first: of 64 to 512 rows every second,
-    since a size takes its time of the start and eight more rows next to nothing of a step. Above
-    `close` rows they are a factor of two apart."""
+    """Returns the sizes up to `rows` to capture, largest first. From 64 to 512 rows only every
+    second size: each size takes time at start, and eight more rows cost a step almost nothing.
+    Above `close` rows, sizes are a factor of two apart."""
     top, sizes = padded(rows), sizes_up_to(rows)
     near = [
         size
@@ -60,10 +62,10 @@ def graph_sizes(rows: int, close: int = GRAPH_ROWS) -> list[int]:
 
 
 def group_capacity(size: int) -> int:
-    """Prefix groups that a step of this size has room for: rows of groups past it are attended
-    alone.
+    """Returns the number of prefix groups a step of this size has room for; rows of further groups
+    run ungrouped.
 
-    An empty place costs a program a layer that returns at once.
+    An unused place costs one kernel program per layer that returns at once.
     """
     if size < 2:
         return 0
@@ -74,10 +76,10 @@ def group_capacity(size: int) -> int:
 
 
 def chunk_capacity(chunks: int) -> int:
-    """How many chunks a step with so many is padded to, with empty ones: 16, 256, 4,096, then a
-    factor of four apart.
+    """Returns the number of chunks, with empty ones, to which a step's chunks are padded: 16, 256,
+    4,096, then a factor of four apart.
 
-    An empty chunk costs a program a KV head and layer that returns at once.
+    An empty chunk costs one kernel program per KV head and layer that returns at once.
     """
     capacity = 16
     while capacity < chunks:
@@ -86,23 +88,23 @@ def chunk_capacity(chunks: int) -> int:
 
 
 def padded_tokens(tokens: int) -> int:
-    """Tokens of a step with chunks."""
+    """Returns the padded number of tokens of a step with chunks."""
     return -(-tokens // 16) * 16
 
 
 class BesideSizes(NamedTuple):
-    """What rows and the tokens of prompts beside them run as. few: whether that is one of few
-    kinds."""
+    """Padded sizes of a step with rows and prompt tokens. few: True if it is one of the few sizes
+    with graphs."""
 
     rows: int
-    tokens: int  # of rows and prompts
+    tokens: int  # tokens of rows and prompts together
     few: bool
 
 
 def padded_beside(rows: int, tokens: int) -> BesideSizes:
-    """Returns the sizes of a step of so many rows and prompt tokens: coarse where steps are short.
-    A prompt's part alone runs beside a dead row, as its last part does beside the row that it
-    brings."""
+    """Returns the sizes of a step with `rows` rows and `tokens` prompt tokens: coarse where steps
+    are short. A prompt chunk without rows runs beside one dead row, so that it has the same sizes
+    as a last chunk beside its new row."""
     if rows <= BESIDE_ROWS[-1]:
         size = BESIDE_ROWS[bisect_left(BESIDE_ROWS, rows)]
         whole = size // 16 * 16
@@ -114,17 +116,17 @@ def padded_beside(rows: int, tokens: int) -> BesideSizes:
 
 @dataclass(frozen=True, slots=True)
 class StepSizes:
-    """What a step of so many rows, groups, chunks and tokens runs as."""
+    """Functions for the padded sizes of rows, groups, chunks and tokens."""
 
     rows: Callable[[int], int]
-    # the rows' size, groups -> places for groups; those past them go alone
+    # padded rows, groups -> places for groups; further groups run ungrouped
     groups: Callable[[int, int], int]
     chunks: Callable[[int], int]
     beside: Callable[[int, int], BesideSizes]  # rows, tokens of chunks
 
 
 PADDED = StepSizes(padded, lambda size, groups: group_capacity(size), chunk_capacity, padded_beside)
-# In plain torch padding would cost, and buy nothing.
+# plain torch: padding would cost time and gain nothing
 EXACT = StepSizes(
     int,
     lambda size, groups: groups,

@@ -1,6 +1,7 @@
-"""PromptScorer: logprobs of prompts' tokens, in slices, so that logits never exist whole.
+"""PromptScorer: logprobs of prompt tokens, in slices, so that the logits of a whole prompt are
+never in memory.
 
-It knows the head and chunks; no rows.
+Knows the head and chunks; no rows.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from penstock.schedule.step import Chunks, Int32, Int64
 
 @dataclass(slots=True)
 class Logprobs:
-    """Logprobs of m tokens, still on the device; `where` and each token's own k are the host's."""
+    """Logprobs of m tokens on the device; `where` and each token's k are on the host."""
 
     where: Int64  # [m]
     k: Int32  # [m]
@@ -29,19 +30,21 @@ class Logprobs:
     top_ids: Tensor  # [m, max k] int32
     top: Tensor  # [m, max k] float32
     place: Int64 | None = (
-        None  # the tensors have more lines, and these are the m; None: all, in order
+        # [m]: the tensors' lines for these tokens, if the tensors have more lines; None: all, in
+        # order
+        None
     )
 
 
 class PromptScorer:
-    """slice_rows: how many rows of logits may exist at once."""
+    """Scores prompt tokens. slice_rows: rows of logits in memory at once."""
 
     def __init__(self, model: Decoder, ops: Ops, slice_rows: int) -> None:
         self._model, self._ops, self.slice_rows = model, ops, slice_rows
 
     def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
-        """hidden [tokens, d] of the chunks -> for each token whose chunk asks, what it gave the
-        prompt's next token."""
+        """hidden [tokens, d] of the chunks -> logprobs of the prompt's next token, for each token
+        whose chunk has prompt_logprobs."""
         k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
         where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
         parts = []
@@ -60,7 +63,7 @@ class PromptScorer:
 
 
 def _joined(parts: list[Logprobs]) -> Logprobs | None:
-    """Slices' logprobs as one, padded to the widest k with id -1 and -inf."""
+    """Joins the logprobs of slices, padded to the widest k with id -1 and -inf."""
     if not parts:
         return None
     if len(parts) == 1:

@@ -1,17 +1,13 @@
-"""RankSampler: a slice of logits -> its rows' tokens, where several ranks share the vocabulary. All
-get the same ones.
+"""RankSampler: a slice of logits -> its rows' tokens, where ranks share the vocabulary. All ranks
+get the same tokens.
 
-    every row             the column's own draw from what this rank has; 12 bytes a row go round
-    (its top, then the
-                          winner's score and id)
-    rows with filters     reference/sampling/rank_filters.py    | the rows of a step that ask, whose
-    numbers
-    the host knows: no
-    rows with logprobs    reference/sampling/logprobs.py        | graph holds these, and nobody
-    waits for the
-    device
+    every row            the sampler's draw from this rank's part; ranks exchange 12 bytes per row
+                         (its largest logit, then the winner's score and id)
+    rows with filters    reference/sampling/rank_filters.py
+    rows with logprobs   reference/sampling/logprobs.py
 
-It knows rows, columns and what ranks exchange; no head, no plans.
+The host knows the rows with filters and logprobs, so nothing waits for the device; no graph holds
+such draws. Knows rows, columns and the ranks' exchanges; no head, no plans.
 """
 
 from __future__ import annotations
@@ -39,13 +35,13 @@ _NONE: Where = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class Asking:
-    """Which queries of a step, or of a slice of it, ask for filters and for logprobs."""
+    """Indices of the queries, in a step or a slice of it, with filters and with logprobs."""
 
     filters: Where
     logprobs: Where
 
     def within(self, first: int, last: int) -> Asking:
-        """Returns those from `first` to `last`, counted from `first`."""
+        """Returns the indices from `first` to `last`, counted from `first`."""
         return Asking(_inside(self.filters, first, last), _inside(self.logprobs, first, last))
 
 
@@ -57,15 +53,15 @@ NOBODY = Asking(_NONE, _NONE)
 
 
 def say(forced: Tensor | None, drawn: Tensor) -> None:
-    """Puts forced tokens [n], -1 where there is none, in the place of drawn ones [n], but of rows
-    that are done, or whose logits are not finite."""
+    """Replaces drawn tokens [n] by forced ones [n] (-1: none), except for rows that are done or
+    have non-finite logits (drawn < 0)."""
     if forced is not None:
         drawn.copy_(torch.where((forced >= 0) & (drawn >= 0), forced, drawn))
 
 
 @dataclass(slots=True)
 class RankSampler:
-    """scratch: the column's, of `adjust` and of the draw."""
+    """Draws over ranks. scratch: the sampling kernels' memory, shared with `adjust`."""
 
     ops: RowOps
     rows: RowState
@@ -83,9 +79,9 @@ class RankSampler:
         forced: Tensor | None,
         out: tuple[Tensor, Tensor, Tensor, Tensor],
     ) -> None:
-        """logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n], and of
-        those that ask for logprobs out: chosen [n], rank [n], ids [n, most], top [n, most]. forced:
-        as `say` takes it."""
+        """Draws: logits [n, this rank's tokens] of rows row_ids [n] at position [n] -> drawn [n],
+        and for queries with logprobs `out`: chosen [n], rank [n], ids [n, most], top [n, most].
+        forced: as in `say`."""
         self.ops.sample_rows(
             logits,
             row_ids,
@@ -112,7 +108,7 @@ class RankSampler:
                 column[where] = values
 
     def _adjusted(self, logits: Tensor, row_ids: Tensor, where: Tensor, adjusts: bool) -> Tensor:
-        """The logits that these rows are drawn from, float32."""
+        """Returns the float32 logits from which these rows draw."""
         raw = logits[where].to(torch.float32)
         if not adjusts:
             return raw

@@ -1,10 +1,9 @@
-"""Other weights for a model that runs: loaded beside it, looked at, and put in their place between
-two steps.
+"""reload: new weights for a running model: loaded beside the old ones, checked, and swapped in
+between two steps.
 
-On CUDA captured steps know arrays by their addresses, so numbers are copied into the arrays that
-are there; on the CPU, and where an engine sleeps, the layers change places. Until all of it is
-loaded and found to be numbers, nothing of the old is touched. It knows a model and a folder; no
-rows, no requests.
+On CUDA, graphs hold the arrays' addresses, so values are copied into the existing arrays; on the
+CPU, and while an engine sleeps, the layers are replaced. The old weights are untouched until all
+new ones are loaded and found finite. Knows a model and a folder; no rows, no requests.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ PLACED = "the weights of {} lie otherwise than those of the engine: give them as
 def load_beside(
     model: Decoder, source: WeightsSource, layout: Layout, quantization: Quantization, seed: int
 ) -> Decoder:
-    """Returns the weights of a folder, or of another process, in a prepared model's form, of
-    nothing else: no byte of that one is touched. Raises CheckpointError where they are of another
-    model, not whole, or no finite numbers, UsageError where they lie otherwise, and CapacityError
-    where both don't fit the device."""
+    """Returns a model with the weights of a folder or of another process, in a prepared model's
+    form; that model is not changed. Raises CheckpointError if the weights are of another model,
+    incomplete or not finite, UsageError if their arrays have other shapes or dtypes, and
+    CapacityError if both don't fit the device."""
     shared, folder = (
         (None, source) if isinstance(source, Path) else (source, Path("another process"))
     )
     if shared is None and not os.path.isdir(
         folder
-    ):  # which says no, and doesn't raise, for names that none can have
+    ):  # os.path.isdir returns False for impossible names and doesn't raise
         raise CheckpointError(
             f"no folder {folder}: name one as transformers saves it, on the engine's machine"
         )
@@ -68,7 +67,7 @@ def load_beside(
         in_host=lambda shape: model.table_in_host,
     )
     for keeper, own in zip(new.owners, model.owners, strict=True):
-        keeper.form = own.form  # what state is stored as stays
+        keeper.form = own.form  # the storage form of K, V and other state stays
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
     forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
     if forms[0] != forms[1]:
@@ -78,14 +77,14 @@ def load_beside(
 
 
 def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
-    """Puts what was loaded beside a model in its place. captured: whether steps know the arrays by
-    their addresses."""
+    """Replaces a model's weights by loaded ones. captured: True if graphs hold the arrays'
+    addresses."""
     if captured:
         fresh = dict(arrays_of(new.parts))
         for name, array in arrays_of(model.parts):
             if (
                 array.device != model.device
-            ):  # host memory, which kernels of the last step may yet be reading
+            ):  # host memory: kernels of the last step may still be reading it
                 torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:
@@ -95,7 +94,7 @@ def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
 def arrays_of(
     part: Any, at: str = "", seen: set[int] | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields every array below a part of a model once, with the names on the way to it."""
+    """Yields every array in a part of a model once, with the attribute path to it."""
     seen = set() if seen is None else seen
     if id(part) in seen:
         return
@@ -107,7 +106,8 @@ def arrays_of(
 
 
 def parts_within(part: Any) -> list[tuple[Any, Any]]:
-    """Returns what a list, a tuple, a dict, or an object of ours holds, by number or name."""
+    """Returns the (number or name, member) pairs of a list, a tuple, a dict, or a
+    penstock object."""
     if isinstance(part, (list, tuple)):
         return list(enumerate(part))
     if isinstance(part, dict):

@@ -1,8 +1,7 @@
-"""TorchRunner: runs step plans on one device, in the order of their launch. `schedule.step.Runner`
-is its contract.
+"""TorchRunner: runs step plans on one device, in launch order. Implements `schedule.step.Runner`.
 
-It joins rows, KV, batch, model and sampler; it knows no sequences, no text, no requests. A step
-asks nothing of the host but its plan, so several may be launched before one is read.
+Joins rows, KV, batch, model and sampler; knows no sequences, no text, no requests. A step needs
+only its plan from the host, so several may be launched before one is read.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ from penstock.shared_weights import WeightsSource
 
 log = logging.getLogger(__name__)
 
-SLICE_LOGITS_CPU = 1 << 25  # logits at once: 67 MB in bf16
+SLICE_LOGITS_CPU = 1 << 25  # logits in memory at once: 67 MB in bf16
 SLICE_LOGITS_CUDA = 1 << 27
-MAX_SLICE = 1024  # rows of logits at once
+MAX_SLICE = 1024  # rows of logits in memory at once
 SLOW_FP8 = "float8 weights are widened for each product here: less memory, and slower than without"
 SLOW_FP4 = (
     "weights in four-bit floats are widened for each product here: less memory, and slower than"
@@ -58,7 +57,7 @@ SLOW_FP4 = (
 
 
 class TorchRunner:
-    """A model, its rows and its KV on a device. Give it back with close()."""
+    """A model, its rows and its KV cache on a device. Release it with close()."""
 
     def __init__(
         self,
@@ -77,7 +76,7 @@ class TorchRunner:
         self.max_rows = limits.max_rows
         self.snapshots = range(first_snapshot(limits.max_rows), limits.state_slots)
         self._graph_sizes, self._plain_graphs = limits.graph_sizes, limits.plain_graphs
-        self.grouping = grouping  # whether steps may have prefix groups
+        self.grouping = grouping  # True if steps may have prefix groups
         self.max_model_len = limits.max_model_len
         self.max_batched_tokens = limits.max_batched_tokens
         self.mask_slots = limits.mask_slots
@@ -92,7 +91,7 @@ class TorchRunner:
         times = prefix_cost_times(
             ops, kind.heads, kind.kv_heads, kind.width, model.dtype, device, read
         )
-        self.sharing = SharingCosts(**asdict(times))  # when a prefix group pays
+        self.sharing = SharingCosts(**asdict(times))  # costs that decide when a prefix group pays
         self._about = {
             "dtype": str(model.dtype).removeprefix("torch."),
             "device": _device_name(device),
@@ -111,11 +110,11 @@ class TorchRunner:
         ):
             self._about["slow"] = SLOW_FP8
         self.layer_pages = pages_of(model, limits.max_model_len)
-        self.kv_pages = limits.num_blocks  # of the pool, the scratch block included
+        self.kv_pages = limits.num_blocks  # pages of the pool, the scratch block included
         if self.layer_pages is not None:
             self.kv_pages *= 1 + self.layer_pages.tables
             far = limits.kv_tokens * (1 + self.layer_pages.tables)
-            self._about["kv_tokens_at_most"] = far  # where every window has passed
+            self._about["kv_tokens_at_most"] = far  # tokens, if every window has passed
         places = None if self.layer_pages is None else self.layer_pages.place
 
         def made() -> DeviceStep:
@@ -123,33 +122,33 @@ class TorchRunner:
             return _step(model, ops, limits, end_ids, kv, masks, self.layer_pages)
 
         self._model, self._made = model, made
-        self._state: DeviceStep | None = made()  # None while it sleeps
+        self._state: DeviceStep | None = made()  # None while asleep
         self._about["kv_bytes"] = self._state.kv.bytes()
         self._resting: RestingWeights | None = None
         self._kv_sleeps = self._closed = False
         self._binaries, self._at_ready = ops.binaries, BinaryCounts(0, 0)
         self.beside: Callable[[WeightsSource], Decoder] | None = (
-            None  # loads other weights; told by who opens it
+            None  # loads new weights; set by open_share
         )
         self._beside: Decoder | None = None
         self.at_close: Callable[[], object] = lambda: None
 
     def capture(self, *, agreed: bool = False) -> None:
-        """Once, before the first launch, in an executor's call: captures the steps that graphs are
-        for, on CUDA. The runner is ready then.
+        """Captures the steps that get graphs, on CUDA. Call once before the first launch, in an
+        executor's call; then the runner is ready.
 
-        agreed: with other ranks, each of which captures all of them."""
+        agreed: other ranks capture the same sizes, so capture all."""
         self._capture(agreed)
         if self._binaries is not None:
             self._at_ready = self._binaries.counts()
 
     def opened_in(self, seconds: Mapping[str, float]) -> None:
-        """Notes what the start took, by phase, for `describe`."""
+        """Stores the start's seconds per phase, for `describe`."""
         self._about["start_seconds"] = dict(seconds)
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called by whoever waits for a step, now and then, while layers of it are
-        run. On the CPU: a step of a large model may take minutes there."""
+        """Has `goes_on` called now and then, in the thread that waits for a step, while its layers
+        run. On the CPU a step of a large model may take minutes."""
         before = self._model.blocks_run
 
         def look() -> None:
@@ -161,21 +160,21 @@ class TorchRunner:
         self._executor.watch(look)
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Starts a step and returns at once. The plan's arrays are the runner's from now on."""
+        """Starts a step and returns at once; takes ownership of the plan's arrays."""
         return self._executor.launch(lambda: self._run(plan))
 
     def draw(self, late: LateMasks) -> Flight:
-        """Ends the step that was launched last, which draws late, and returns at once."""
+        """Launches the draw of the last launched step, a late one; returns at once."""
         return self._executor.launch(lambda: self._end(late))
 
     def map_masks(self, words: NDArray[np.int32]) -> None:
-        """Late draws will be told of masks of this board [places, words]. Those of another they are
-        told of too."""
+        """Maps a mask board [places, words] for late draws. Masks of other boards work too, by
+        copy."""
         self._executor.call(lambda: self._masks.open(words))
 
     def counts(self) -> dict[str, int]:
-        """Kernels since the runner was ready: `jit_compiles`, with the stubs that launch them, and
-        `jit_loads`. Of the whole process, whichever of its runners launched them."""
+        """Returns the counts of kernels since the runner became ready: `jit_compiles` (with their
+        launch stubs) and `jit_loads`. They are of the whole process, all its runners together."""
         now = self._at_ready if self._binaries is None else self._binaries.counts()
         names = ("jit_compiles", "jit_loads")
         return {
@@ -183,14 +182,14 @@ class TorchRunner:
         }
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Puts other weights in the place of the model's, where no step is under way. Raises as
-        execute.reload does; the old ones stay then."""
+        """Replaces the model's weights, while no step is under way. Raises execute.reload's errors;
+        then the old weights stay."""
         self.load_beside(source)
         self.take_beside()
 
     def load_beside(self, source: WeightsSource) -> None:
-        """Loads weights for `take_beside`. Raises as execute.reload does, and FaultError for what
-        nobody thought of: nothing of the old ones was touched."""
+        """Loads weights for `take_beside`. Raises execute.reload's errors, and FaultError for
+        unexpected ones; the old weights are untouched."""
         beside = self.beside
         assert beside is not None, "who opens a runner says how weights are loaded"
         try:
@@ -204,38 +203,38 @@ class TorchRunner:
             ) from error
 
     def take_beside(self) -> None:
-        """Puts what was loaded in the model's place; it sleeps no more."""
+        """Replaces the model's weights by the loaded ones and wakes them up."""
         new, self._beside = self._beside, None
         assert new is not None, "weights are loaded before they are taken"
         self._executor.call(lambda: take_weights(self._model, new, captured=self._captured))
         self._resting = None
 
     def forget_beside(self) -> None:
-        """Lets go of what was loaded and is not to be taken."""
+        """Drops loaded weights that are not to be used."""
         self._beside = None
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """What sleeps: WEIGHTS, KV_CACHE, both or nothing."""
+        """Parts asleep: WEIGHTS, KV_CACHE, both or none."""
         return (WEIGHTS,) * (self._resting is not None) + (KV_CACHE,) * self._kv_sleeps
 
     def sleep(self, level: int) -> None:
-        """Gives the memory of KV, rows and captured steps back, and that of the weights: 1 keeps
-        them in host memory, 2 doesn't. No row may live."""
+        """Frees the memory of KV cache, rows and graphs, and of the weights: level 1 keeps them in
+        host memory, 2 drops them. No row may be live."""
         self._executor.call(lambda: self._rest(level))
 
     def wake_up(self, tags: Collection[str]) -> None:
-        """Has what is named wake up; weights that are gone wait for `update_weights`. The rest of
-        the memory is taken once nothing sleeps. CapacityError where there is none: what sleeps then
-        may be woken again."""
+        """Wakes up the parts named by tags; dropped weights wait for `update_weights`. All other
+        memory is allocated once nothing sleeps. Raises CapacityError if there is too little; then
+        call it again for the parts still asleep."""
         self._executor.call(lambda: self._wake(tags))
 
     def describe(self) -> dict[str, Any]:
         return dict(self._about)
 
     def close(self) -> None:
-        """Ends the device's thread and gives the memory of weights, KV and rows back, which the
-        next runner of this process may take. Flights that wait fail. Twice is once."""
+        """Ends the device's thread and frees weights, KV and rows, for the next runner of this
+        process. Waiting flights fail. Idempotent."""
         if not self._closed:
             device = self._model.device
             self._closed = True
@@ -265,7 +264,7 @@ class TorchRunner:
 
     def _rest(self, level: int) -> None:
         if self._model.device.type == "cuda":
-            # the last steps are done, whoever has read them
+            # wait for the last steps, whether read or not
             torch.cuda.synchronize(self._model.device)
         self._state, self._kv_sleeps = None, True
         if self._resting is None:
@@ -284,7 +283,7 @@ class TorchRunner:
         self._rise()
 
     def _rise(self) -> None:
-        """Takes the rest of the memory, where nothing sleeps any more."""
+        """Allocates the rest of the memory, once nothing sleeps."""
         if self._state is None and not self.asleep:
             try:
                 with _named_shortage(self._model.device):
@@ -315,7 +314,7 @@ def _step(
     device, vocabulary = model.device, model.config.vocab_size
     rows = RowState(limits.max_rows, limits.max_model_len, end_ids, vocabulary, device)
     slice_logits = SLICE_LOGITS_CUDA if device.type == "cuda" else SLICE_LOGITS_CPU
-    # Of several ranks the same on all: they exchange what they found of each slice.
+    # must be equal on all ranks: they exchange results per slice
     slice_rows = max(16, min(MAX_SLICE, slice_logits * model.ranks // vocabulary) // 16 * 16)
     scorer, mirror = PromptScorer(model, ops, slice_rows), SamplingMirror(limits.max_rows)
     row_ops, tokens = choose_rows(ops), limits.max_batched_tokens
@@ -336,8 +335,8 @@ def _step(
 
 
 def run_worst_steps(model: Decoder, ops: Ops, limits: BatchLimits, grouping: bool) -> None:
-    """Before the KV cache takes what is left of a GPU: compiles kernels, and lets torch take what
-    steps need."""
+    """Runs the largest steps before the KV cache takes the rest of a GPU: compiles kernels, and
+    lets torch allocate the memory of steps."""
     if not choose_rows(ops).compiled:
         return
     pages = pages_of(model, limits.max_model_len)

@@ -1,8 +1,8 @@
-"""SamplingMirror: what each row asks of the sampler, on the host: nobody has to ask the device
-which rows ask for what.
+"""SamplingMirror: a copy on the host of each row's sampling options, so that the device need not be
+asked for them.
 
-It knows row numbers and the columns of their joins; it is written in the order of the launches, by
-whoever runs them.
+Knows row numbers and the columns of their joins; updated in launch order by the thread that
+launches steps.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from penstock.schedule.step import Float32, Int32, Int64, Joins
 
 
 class SamplingMirror:
-    """Columns by row number. Biases lie one row's after another's in a pool, packed again when it
-    is full."""
+    """Columns by row number. Biases are stored in a pool, row by row, and packed again when it is
+    full."""
 
     def __init__(self, max_rows: int) -> None:
         rows = max_rows + 1
         self.wants: NDArray[np.uint8] = np.zeros(rows, np.uint8)
         self.logprobs: Int32 = np.full(rows, -1, np.int32)
-        self.moved = False  # whether the last join changed where biases lie
+        self.moved = False  # True if the last join moved other rows' biases
         self.bias_first: Int64 = np.zeros(rows, np.int64)
         self._bias_count: Int64 = np.zeros(rows, np.int64)
         self.bias_ids: Int32 = np.zeros(0, np.int32)
@@ -29,19 +29,19 @@ class SamplingMirror:
         self.bias_end = 0
 
     def join(self, joins: Joins) -> slice:
-        """Takes rows in. Returns what of the pool has changed; `moved`: others' biases lie
-        elsewhere now too."""
+        """Adds rows. Returns the changed part of the pool; `moved`: other rows' biases have moved
+        too."""
         rows, records, before = joins.rows, joins.records, self.bias_end
         self.moved = False
         self.wants[rows] = records["wants"]
         self.logprobs[rows] = records["logprobs"]
-        self._bias_count[rows] = 0  # what the row's number stood for before is garbage from here on
+        self._bias_count[rows] = 0  # drops the biases of the row number's previous user
         if joins.bias_ids.size:
             self._keep_bias(rows, joins.bias_start, joins.bias_ids, joins.bias_values)
         return slice(0 if self.moved else before, self.bias_end)
 
     def _places(self, rows: Int32 | Int64) -> Int64:
-        """Where the rows' biases lie in the pool, one row's after another's."""
+        """Returns the positions of the rows' biases in the pool, row by row."""
         count = self._bias_count[rows]
         before = np.cumsum(count) - count
         return np.repeat(self.bias_first[rows] - before, count) + np.arange(int(count.sum()))
@@ -57,7 +57,7 @@ class SamplingMirror:
         self.bias_end = last
 
     def _pack(self, wanted: int) -> None:
-        """Moves what rows still own to the front of a pool that is at most half full afterwards."""
+        """Moves live rows' biases to the front of a new pool, at most half full afterwards."""
         owners = np.flatnonzero(self._bias_count)
         places = self._places(owners)
         size = 2 * (places.size + wanted)

@@ -1,13 +1,12 @@
 """RestingWeights: a model's weights while its engine sleeps. Level 1 keeps them in host memory,
-level 2 nowhere.
+level 2 drops them.
 
-    CUDA    1: storages are copied to the host and shrunk in place, so that whoever shares one finds
-    it again; what lies
-               in host memory stays
-    CPU     1: they lie in host memory as it is
-    both    2: each array gives way to one of its shape that holds nothing
+    CUDA    1: storages are copied to the host and shrunk in place, so that arrays that share one
+            still do after wake_up; arrays in host memory stay
+    CPU     1: nothing to do, they are in host memory
+    both    2: each array is replaced by an empty one of its shape (meta device)
 
-It knows arrays; not where KV, rows and captured steps are, which the runner makes anew.
+Knows arrays; not KV, rows and graphs, which the runner makes anew.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from penstock.models.decoder import Decoder
 
 
 class RestingWeights:
-    """What is put to rest from here on. gone: the numbers are nowhere any more."""
+    """Puts a model's weights to sleep. gone: True once they are dropped."""
 
     def __init__(self, model: Decoder, level: int) -> None:
         self._model, self.gone = model, False
-        # No checkpoint's, and wanted with the next weights too: what rotates, and scales of K and
-        # V.
+        # rotary tables and scales of K and V: not in a checkpoint, and needed with the next weights
+        # too
         scales = [form.scales for form in model.paged_forms if isinstance(form, KvForm)]
         scales += [form.scale for form in model.paged_forms if isinstance(form, LatentForm)]
         self._stays = [each for each in (*model.kinds.values(), *scales) if each is not None]
@@ -43,12 +42,12 @@ class RestingWeights:
             self._hosts = to_host([array for array in arrays if id(array) not in stays])
 
     def drop(self) -> None:
-        """Lets go of the numbers."""
+        """Drops the weights."""
         without_numbers(self._model.parts, {id(each): (each, each) for each in self._stays})
         self._hosts, self.gone = [], True
 
     def bring_back(self) -> None:
-        """Puts them where they were; called again where memory was short."""
+        """Restores the weights; may be called again if memory was short."""
         while self._hosts:
             storage, host = self._hosts[-1]
             if storage.nbytes() == 0:
@@ -58,7 +57,7 @@ class RestingWeights:
 
 
 def to_host(arrays: list[Tensor]) -> list[tuple[torch.UntypedStorage, Tensor]]:
-    """Copies what lies under arrays to the host and shrinks it to nothing, each storage once."""
+    """Copies the storages of arrays to the host and shrinks them to nothing, each storage once."""
     storages = {array.untyped_storage()._cdata: array.untyped_storage() for array in arrays}
     hosts = []
     for storage in storages.values():
@@ -72,8 +71,8 @@ def to_host(arrays: list[Tensor]) -> list[tuple[torch.UntypedStorage, Tensor]]:
 
 
 def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns what stands in a part's place: for an array its like on torch's meta device, for a
-    tuple one of such, for all else itself, in which arrays have given way."""
+    """Returns the replacement of a model's part: for an array one of its shape on the meta device,
+    for a tuple a new tuple, else the same object, with its arrays replaced."""
     if id(part) in twins:
         return twins[id(part)][1]
     if isinstance(part, Tensor):
@@ -82,7 +81,7 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
         twin = tuple(without_numbers(each, twins) for each in part)
     else:
         twin = part
-    twins[id(part)] = part, twin  # the first too: its id is nobody else's meanwhile
+    twins[id(part)] = part, twin  # keep `part` alive, so that its id is not reused
     for name, each in parts_within(part):
         other = without_numbers(each, twins)
         if other is each or isinstance(part, tuple):
@@ -90,13 +89,13 @@ def without_numbers(part: Any, twins: dict[int, tuple[Any, Any]]) -> Any:
         if isinstance(part, (list, dict)):
             part[name] = other
         else:
-            # many are frozen: they were, for as long as they had numbers
+            # many are frozen dataclasses
             object.__setattr__(part, name, other)
     return twin
 
 
 def give_back(device: torch.device) -> None:
-    """Hands memory that nothing lives in back to the device."""
+    """Returns unused memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)

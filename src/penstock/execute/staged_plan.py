@@ -1,9 +1,8 @@
-"""StagedPlan: what a step's plan brings, as tensors on the device. PlanStager packs it all, and
-sends it by one copy.
+"""StagedPlan: a step's plan as tensors on the device. PlanStager packs it and sends it by one copy.
 
-What the device holds already is not in it: group blocks of the step before, and the queries' fixed
-arrays, which lie in `Staging`. It launches nothing but the copy: what becomes of these tensors, and
-in which order, stands in `device_step`.
+Leaves out content the device has already: group blocks of the step before, and the queries' fixed
+arrays, which are in `Staging`. Launches only the copy; `device_step` uses the tensors in their
+order.
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from penstock.schedule.step import Int32, Joins, StepPlan
 
 @dataclass(slots=True)
 class StagedBiases:
-    """Entries of the pool of biases that are new."""
+    """New entries of the bias pool."""
 
-    first: int  # the place of the first one
+    first: int  # index of the first entry
     ids: Tensor  # [m] int32
     values: Tensor  # [m] float32
-    start: Tensor | None  # [rows] int32: where every row's biases lie; None: where they lay
+    start: Tensor | None  # [rows] int32: start of every row's biases; None: unchanged
 
 
 @dataclass(slots=True)
 class StagedJoins:
-    """Rows that come to life."""
+    """Rows that join in this step."""
 
     lines: Tensor  # [k, words] int32, as packing.join_lines makes them
     biases: StagedBiases | None
@@ -43,18 +42,18 @@ class StagedJoins:
 
 @dataclass(slots=True)
 class StagedPlan:
-    """A plan and its tensors, in the order in which a step takes them in. None: the plan brings
-    nothing of the kind."""
+    """A plan and its tensors, in the order of use. None: the plan has nothing of the kind."""
 
     plan: StepPlan
-    sizes: BesideSizes  # what the step's queries, and its tokens in all, run as
-    queries: int  # how many queries the plan's rows have
-    groups: int  # places for prefix groups; 0: every row stands alone
+    sizes: BesideSizes  # padded numbers of queries and of all tokens
+    queries: int  # number of queries of the plan's rows
+    groups: int  # places for prefix groups; 0: no groups
     pages: StagedPages | None = None
-    cleared: Tensor | None = None  # [m] int64: blocks
-    takes_drafts: bool = False  # whether some queries' drafts are those that the device made
-    moved_blocks: tuple[Tensor, Tensor] | None = None  # from, to: [c] int32 each
-    moved_slots: tuple[Tensor, Tensor] | None = None  # the same, of recurrent state
+    cleared: Tensor | None = None  # [m] int64: blocks to clear
+    takes_drafts: bool = False  # True if some queries' drafts were made by the device
+    moved_blocks: tuple[Tensor, Tensor] | None = None  # source, target: [c] int32 each
+    # source, target of recurrent state: [c] int32 each
+    moved_slots: tuple[Tensor, Tensor] | None = None
     joins: StagedJoins | None = None
     new_blocks: Tensor | None = (
         None  # [m, 3] int32: row, index in its table, block; padded with row -1
@@ -67,11 +66,11 @@ class StagedPlan:
 
 
 class PlanStager:
-    """Packs plans into `staging` at `sizes`. asked: takes the joining rows in, to know where their
-    biases lie.
+    """Packs plans into `staging` at `sizes`. asked: records the joining rows and the place of their
+    biases.
 
-    keeps_groups: whether group blocks that were sent once stay where the next steps read them.
-    reads_tags: whether the model does.
+    keeps_groups: True if group blocks once sent stay where the next steps read them. reads_tags:
+    True if the model reads tags.
     """
 
     def __init__(
@@ -96,11 +95,10 @@ class PlanStager:
         self._sent_groups: Int32 = np.zeros((0, 0), np.int32)
 
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
-        """Sends a plan to the device -> its tensors, which hold what they should until the next
-        plan is staged.
+        """Sends a plan to the device; returns its tensors, valid until the next plan is staged.
 
-        sizes: what its queries, and its tokens in all, run as. Prefix groups that have no place
-        leave the plan.
+        sizes: padded numbers of queries and of all tokens. Prefix groups without a place are
+        dropped from the plan.
         """
         staging, add, size = self._staging, self._staging.add, sizes.rows
         places = self._sizes.groups(size, plan.group_length.size)
@@ -142,7 +140,7 @@ class PlanStager:
         staging.send()
         if plan.drafts is not None and plan.drafts.from_device:
             staged.takes_drafts = True
-            staging.forget()  # they are written over what was sent
+            staging.forget()  # the device overwrites the staged drafts
         return staged
 
     def _joins(self, joins: Joins) -> StagedJoins:
@@ -155,8 +153,8 @@ class PlanStager:
         return StagedJoins(add(packing.join_lines(joins, asked.bias_first[joins.rows])), biases)
 
     def _there(self, group_blocks: Int32) -> bool:
-        """Whether the device holds these group blocks; what it doesn't is taken to be sent with
-        this plan."""
+        """Returns True if the device has these group blocks; else assumes that this plan sends
+        them."""
         if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
             return True
         self._sent_groups = group_blocks

@@ -1,17 +1,15 @@
-"""Staging: what a step needs from the host, as int32 words in one pinned buffer, sent by one
+"""Staging: a step's input from the host, as int32 words in one pinned buffer, sent by one
 asynchronous copy.
 
-    fixed part, at one address for ever (graphs read it):   rows | skip | offset | draft | group
-    start | group length
-    loose part, packed anew each step (launched one by one): group blocks, copies, new blocks,
-    joins, chunks
+    fixed part, always at one address (read by graphs):
+        rows | skip | offset | draft | group start | group length
+    loose part, packed anew each step (read by single launches):
+        group blocks, copies, new blocks, joins, chunks
 
-What the fixed part holds already isn't sent again: a step of the same rows as the last sends
-nothing.
+Unchanged fixed content isn't sent again: a step with the same rows as the last sends nothing.
 
-It knows arrays and places; not what a step does with them. A pinned buffer is written again only
-once the copy out of it is done: there are as many as flights may be out, so nobody waits for that
-in practice.
+Knows arrays and addresses; not how a step uses them. A pinned buffer is written again only once its
+copy is done: there are more buffers than steps in flight, so in practice nothing waits.
 """
 
 from __future__ import annotations
@@ -28,25 +26,26 @@ from penstock.schedule.step import Int32
 
 log = logging.getLogger(__name__)
 
-# pinned buffers: more than flights that the engine leaves unread (`steps_ahead` is at most 3)
+# pinned buffers: more than steps in flight (`steps_ahead` is at most 3)
 RING = 6
-LOOSE_WORDS = 1 << 20  # of the loose part; arrays that it has no room for take memory of their own
+LOOSE_WORDS = 1 << 20  # size of the loose part; arrays that don't fit get memory of their own
 _FIXED = ("rows", "skip", "offset", "draft", "group_start", "group_length")
-_ALIGN = 4  # words: 16 bytes, which kernels' wide loads and int64 views want
+_ALIGN = 4  # words: 16 bytes, for kernels' wide loads and int64 views
 _KINDS = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}
 
 
 def to_device(array: NDArray[np.generic], device: torch.device) -> Tensor:
-    """An array on the device; on the CPU the same memory.
+    """Copies an array to the device; on the CPU the result shares its memory.
 
-    To a GPU it goes through pinned memory, which torch keeps until the copy is done: nobody waits.
+    The copy to a GPU uses pinned memory, which torch keeps until the copy is done: nothing waits.
     """
     host = torch.from_numpy(np.ascontiguousarray(array))
     return host if device.type == "cpu" else host.pin_memory().to(device, non_blocking=True)
 
 
 class Staging:
-    """`capacity`: queries of rows, padding included; `groups`: prefix groups of one step."""
+    """Staging buffers. capacity: queries per step, padding included; groups: prefix groups per
+    step."""
 
     def __init__(self, capacity: int, groups: int, device: torch.device) -> None:
         self.device = device
@@ -59,19 +58,20 @@ class Staging:
             self._device[first : first + size] for first, size in zip(starts, sizes, strict=False)
         )
         self._places = dict(zip(_FIXED, starts, strict=False))
-        # On the CPU a copy is done when it returns: one buffer will do.
+        # one buffer is enough on the CPU: a copy is done when it returns
         self._ring = [
             _Buffer.of(self._words, device) for _ in range(RING if device.type == "cuda" else 1)
         ]
         self._turn = 0
         self._buffer = self._ring[0]
         self._end = self._fixed
-        # what write() was given since begin(): values, fill, size
+        # arguments of write() since begin(): values, fill, size
         self._now: dict[str, tuple[Int32, int, int]] = {}
-        self._sent: dict[str, tuple[Int32, int, int]] = {}  # what the device holds of it
+        # the arguments whose content the device has
+        self._sent: dict[str, tuple[Int32, int, int]] = {}
 
     def begin(self) -> None:
-        """Takes the next pinned buffer."""
+        """Takes the next pinned buffer and clears the arguments of write()."""
         self._turn = (self._turn + 1) % len(self._ring)
         self._buffer = self._ring[self._turn]
         self._buffer.wait()
@@ -79,13 +79,13 @@ class Staging:
         self._now = {}
 
     def write(self, name: str, values: Int32, fill: int, size: int) -> None:
-        """The first `size` words of a fixed array: values (which stay as they are from now on),
-        then `fill`."""
+        """Sets the first `size` words of a fixed array: values (not to be changed afterwards), then
+        `fill`."""
         self._now[name] = (values, fill, size)
 
     def add(self, array: NDArray[np.generic]) -> Tensor:
         """Returns an array of the loose part on the device: int32, float32, int64, or bool (which
-        becomes int32). It holds what it should after send(), until the next step's is launched."""
+        becomes int32). Valid after send(), until the next step is launched."""
         if array.dtype == np.bool_ or array.dtype == np.uint8:
             array = array.astype(np.int32)
         words: Int32 = np.ascontiguousarray(array).view(np.int32).reshape(-1)
@@ -97,7 +97,7 @@ class Staging:
         return self._device[first:last].view(_KINDS[array.dtype.str[1:]]).view(array.shape)
 
     def send(self) -> None:
-        """One copy, in the order of the current stream; none where the device holds everything
+        """Sends by one copy on the current stream; sends nothing if the device has everything
         already."""
         begin = self._fixed if self._is_there() else 0
         if begin == self._end:
@@ -115,11 +115,11 @@ class Staging:
         self._buffer.sent()
 
     def forget(self) -> None:
-        """The fixed part was written to on the device: the next step sends it whatever it is."""
+        """Marks the fixed part as overwritten on the device: the next step sends it again."""
         self._sent = {}
 
     def _is_there(self) -> bool:
-        """Whether the device holds the fixed part of this step."""
+        """Returns True if the device has the fixed part of this step."""
         if self._now.keys() != self._sent.keys():
             return False
         for name, (values, fill, size) in self._now.items():
@@ -130,7 +130,7 @@ class Staging:
 
 
 class MappedMasks:
-    """A board of masks [places, words] in the host's memory, as the device reads it."""
+    """A board of masks [places, words] in the host's memory, readable by the device."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -138,8 +138,8 @@ class MappedMasks:
         self._there: Tensor | None = None
 
     def open(self, words: Int32) -> None:
-        """Has a GPU read this board where it lies, so that no masks of it are copied by the host.
-        It stays until `close`."""
+        """Maps this board into a GPU's memory, so that the host copies no masks of it. Stays mapped
+        until `close`."""
         if self._device.type != "cuda":
             return
         with torch.cuda.device(self._device):
@@ -165,7 +165,7 @@ class MappedMasks:
 
 
 class _Mapped:
-    """An array for torch to find by its address."""
+    """Wraps an array so that torch uses its memory by address."""
 
     def __init__(self, array: NDArray[np.int32]) -> None:
         self.__cuda_array_interface__ = {

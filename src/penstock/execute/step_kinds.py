@@ -1,13 +1,10 @@
-"""The kinds of a step, each with its `launch`: what goes out once the plan's changes have.
+"""step_kinds: the kinds of steps, each with a `launch` that runs after the plan's changes.
 
-    Decode    rows alone: one graph, or the forward's graph and the draw's; without them launch by
-    launch
-    Beside    chunks of prompts, and rows if any: a graph where the step is of few kinds, else
-    launch by launch
-    Late      a step that draws late: the forward of one of these at its launch, masks and draw once
-    they are known
+    Decode    rows alone: one graph, or a forward graph and a draw graph; else single launches
+    Beside    prompt chunks, with or without rows: a graph for few sizes, else single launches
+    Late      a late step: the forward of one of the above at its launch, masks and draw later
 
-StepDraw is the draw that all of them end with. A kind knows staged plans, launches and graphs; no
+StepDraw is the draw that ends each of them. A kind knows staged plans, launches and graphs; no
 sequences.
 """
 
@@ -34,11 +31,10 @@ NO_TOKENS = torch.empty(0, dtype=torch.int32)
 
 
 class StepDraw:
-    """Tokens of a step's queries, by a graph or launch by launch, and the logprobs that its prompts
-    are asked for.
+    """Draws the tokens of a step's queries, by a graph or single launches, and scores its prompts.
 
-    compiled: whether kernels are compiled for few forms of what rows ask; part: as the model's
-    `vocabulary`.
+    compiled: True if kernels are compiled for few combinations of sampling options. part: the
+    model's `vocabulary`.
     """
 
     def __init__(
@@ -51,13 +47,11 @@ class StepDraw:
     ) -> None:
         self._launches, self._asked, self._scorer, self._part = launches, asked, scorer, part
         self._compiled = compiled
-        self.proposer: Proposer | None = (
-            None  # makes drafts behind each draw; whoever has one puts it here
-        )
+        self.proposer: Proposer | None = None  # makes drafts after each draw, if set
 
     def launch(self, staged: StagedPlan, hidden: Tensor, forces: bool = False) -> Outcome:
-        """hidden [tokens, d]: what the step's forward left. forces:
-        some queries' tokens are known."""
+        """Launches the draw. hidden [tokens, d]: the forward's result. forces: some queries have
+        forced tokens."""
         plan, outcome, queries = staged.plan, Outcome(NO_TOKENS), staged.queries
         if queries:
             size = min(self._launches.size_of(queries), staged.sizes.rows)
@@ -72,8 +66,8 @@ class StepDraw:
     def _drawn(
         self, staged: StagedPlan, size: int, hidden: Tensor, forces: bool
     ) -> Logprobs | None:
-        """Draws a token for each query, padded to `size`, into `sampled_ids`, and takes it into the
-        rows -> the logprobs that are asked for."""
+        """Draws a token for each query, padded to `size`, into `sampled_ids`, and updates the rows;
+        returns the logprobs of rows that want them."""
         launches, sampler, plan = self._launches, self._launches.sampler, staged.plan
         where, k = np.zeros(0, np.int64), np.zeros(0, np.int32)
         if plan.wants & WANTS_LOGPROBS:
@@ -106,8 +100,7 @@ class StepDraw:
         return Logprobs(where, k, chosen, rank, ids, top, where)
 
     def _asking(self, plan: StepPlan, logprobs: np.ndarray) -> Asking:
-        """Which queries ask for filters, and which for logprobs,
-        where ranks share the vocabulary."""
+        """Returns the queries with filters and with logprobs, if ranks share the vocabulary."""
         if self._part is None or not plan.wants & (WANTS_FILTER | WANTS_LOGPROBS):
             return NOBODY
         filters = np.flatnonzero(self._asked.wants[plan.query_rows] & WANTS_FILTER)
@@ -115,7 +108,7 @@ class StepDraw:
 
 
 class Decode:
-    """Rows alone."""
+    """Steps of rows alone."""
 
     def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
         self._launches, self._draw = launches, draw
@@ -128,7 +121,7 @@ class Decode:
         return self._draw.launch(staged, self.forward(staged))
 
     def forward(self, staged: StagedPlan) -> Tensor:
-        """Launches the forward -> hidden states [size or more, d]."""
+        """Launches the forward; returns hidden states [size or more, d]."""
         launches, graphs, size = self._launches, self._launches.graphs, staged.sizes.rows
         if graphs is not None:
             graph = graphs.forward(size, staged.groups > 0, launches.forward_rows)
@@ -138,7 +131,7 @@ class Decode:
         return launches.forward(size, staged.groups, drafts=staged.plan.drafts is not None)
 
     def _whole(self, staged: StagedPlan) -> torch.cuda.CUDAGraph | None:
-        """Returns the graph of forward and plain draw in one, where the step has one."""
+        """Returns the graph of forward and plain draw in one, if this step has one."""
         graphs = self._launches.graphs
         if graphs is None or staged.groups or staged.plan.wants or self._draw.proposer is not None:
             return None
@@ -146,7 +139,7 @@ class Decode:
 
 
 class Beside:
-    """Chunks of prompts, beside rows or by themselves."""
+    """Steps with prompt chunks, with or without rows."""
 
     def __init__(self, launches: StepLaunches, draw: StepDraw) -> None:
         self._launches, self._draw = launches, draw
@@ -156,8 +149,8 @@ class Beside:
         return self._draw.launch(staged, self.forward(staged))
 
     def forward(self, staged: StagedPlan) -> Tensor:
-        """Launches the forward -> hidden states [size or more, d]: of rows; of chunks too where
-        they are asked for."""
+        """Launches the forward; returns hidden states [size or more, d] of rows, and of chunks too
+        if they are scored."""
         launches, graphs, sizes, plan = (
             self._launches,
             self._launches.graphs,
@@ -193,8 +186,7 @@ class Beside:
 
 
 class Late:
-    """Steps that draw late: rows have constraints, whose masks hang on tokens in flight at the
-    launch."""
+    """Late steps: rows have constraints, whose masks depend on tokens in flight at the launch."""
 
     def __init__(
         self,
@@ -218,21 +210,21 @@ class Late:
         )
 
     def launch(self, staged: StagedPlan) -> Outcome:
-        """Launches the forward -> nothing yet."""
+        """Launches the forward only; returns no tokens."""
         kind = self._decode if staged.chunks is None else self._beside
         self._waits = staged, kind.forward(staged)
         return Outcome(NO_TOKENS)
 
     def draw(self, late: LateMasks) -> Outcome:
-        """Launches the draw of the step that was launched last."""
+        """Launches the draw of the last launched step."""
         assert self._waits is not None, "no forward waits for its draw"
         (staged, hidden), self._waits = self._waits, None
         self._take(staged.plan, late)
         return self._draw.launch(staged, hidden, forces=late.forced.size > 0)
 
     def _take(self, plan: StepPlan, late: LateMasks) -> None:
-        """Masks to their slots. For the draw the dead row stands in the place of one that sits it
-        out."""
+        """Copies masks to their slots and replaces rows that sit out by the dead row, for this
+        draw."""
         device = self._staging.device
         if late.slots.size:
             slots = to_device(late.slots.astype(np.int64), device)

@@ -1,12 +1,11 @@
-"""StepLaunches: the launches of a step's forward and of its draw, as sizes alone decide them, so
-that graphs hold them.
+"""StepLaunches: the launches of a step's forward and draw; they depend on sizes alone, so that
+graphs can hold them.
 
     forward    prepare: row numbers -> tokens, positions, slots; then the model
     draw       head and draw in slices; advance
 
-What they read lies at one address for ever: the queries in `Staging`, a step's tokens in its
-columns, the rows' columns, and chunks of few kinds. It knows rows, KV, the model and its draw; no
-plans.
+Their inputs stay at one address: the queries in `Staging`, the step's tokens in StepTensors, the
+rows' columns, and `few_chunks`. Knows rows, KV, the model and its draw; no plans.
 """
 
 from __future__ import annotations
@@ -43,12 +42,12 @@ from penstock.models.decoder import Decoder
 
 @dataclass(slots=True)
 class StepTensors:
-    """A step's tokens, rows first: what `prepare` and the chunks write and the layers read."""
+    """A step's tokens, rows first: written by `prepare` and from the chunks, read by the layers."""
 
     tokens: Tensor  # [tokens] int64
     positions: Tensor  # [tokens] int64
     slots: Tensor  # [tokens] int64
-    tags: Tensor | None  # [tokens] int32, where the model reads them
+    tags: Tensor | None  # [tokens] int32, if the model reads tags
 
     @classmethod
     def of(cls, tokens: int, device: torch.device, reads_tags: bool) -> StepTensors:
@@ -59,7 +58,7 @@ class StepTensors:
         return cls(ids, positions, slots, tags)
 
     def take(self, first: int, chunks: StagedChunks) -> None:
-        """Puts the chunks' tokens in, from place `first` on."""
+        """Copies the chunks' tokens to place `first` and on."""
         last = first + chunks.ids.shape[0]
         self.tokens[first:last].copy_(chunks.ids)
         self.positions[first:last].copy_(chunks.positions)
@@ -69,8 +68,8 @@ class StepTensors:
 
 
 class StepLaunches:
-    """capacity: queries of a step, padding included; groups: prefix groups of one; max_tokens: of
-    rows and chunks."""
+    """Launches of steps. capacity: queries per step, padding included; groups: prefix groups per
+    step; max_tokens: tokens of rows and chunks."""
 
     def __init__(
         self,
@@ -91,12 +90,12 @@ class StepLaunches:
         device, width = rows.device, rows.block_table.shape[1]
         tokens = capacity + max_tokens + BESIDE_TOKENS[-1] + ALIGNED
         self.columns = StepTensors.of(tokens, device, model.reads_tags)
-        # For graphs, one address; in plain torch a step's lie where they were staged.
+        # graphs need one address; plain torch reads a step's group blocks where they were staged
         self._group_blocks = torch.zeros(
             groups if ops.compiled else 0, width, dtype=torch.int32, device=device
         )
         self._no_skip = torch.zeros(capacity, dtype=torch.int32, device=device)
-        # Where graphs of rows and chunks find the chunks: as packing.pack_chunks gives them.
+        # chunks of steps with graphs, in the form of packing.pack_chunks
         self.few_chunks = PrefillInputs(
             start=torch.zeros(BESIDE_CHUNKS + 1, dtype=torch.int32, device=device),
             context=torch.zeros(BESIDE_CHUNKS, dtype=torch.int32, device=device),
@@ -112,31 +111,32 @@ class StepLaunches:
         self.graphs: Graphs | None = None
 
     def size_of(self, rows: int) -> int:
-        """What the draws of so many rows run as, and forwards without chunks."""
+        """Returns the size at which draws of so many rows run, and forwards without chunks."""
         size = None if self.graphs is None else self.graphs.size_for(rows)
         return size or self._sizes.rows(rows)
 
     def take_group_blocks(self, blocks: Tensor) -> None:
-        """blocks [groups, width] int32: of the steps' prefix groups from now on."""
+        """Sets the group blocks [groups, width] int32 for this and later steps."""
         if self._ops.compiled:
             groups, width = blocks.shape
             self._group_blocks[:groups, :width].copy_(blocks)
         else:
-            self._group_blocks = blocks  # nothing is captured: they are read where they lie
+            self._group_blocks = blocks  # no graphs: read where they were staged
 
     def take_drafts(self, size: int) -> None:
-        """Takes the drafts that the device made for the step's queries."""
+        """Copies the device's own drafts into the step's queries."""
         self._ops.take_drafts(
             self._staging.rows[:size], self.queries(size, drafts=True), self._rows
         )
 
     def forward_rows(self, size: int, grouped: bool) -> Tensor:
-        """prepare and forward of `size` rows alone, with as many places for prefix groups as
-        compiled steps have."""
+        """Launches prepare and forward of `size` rows alone, with as many places for prefix groups
+        as compiled steps have."""
         return self.forward(size, self._sizes.groups(size, 0) if grouped else 0)
 
     def forward_few(self, size: int, tokens: int, grouped: bool) -> Callable[[], Tensor]:
-        """Returns the launch of `size` rows and the chunks in `few_chunks`, `tokens` in all."""
+        """Returns the launch of `size` rows and the chunks in `few_chunks`, `tokens`
+        tokens in all."""
         groups = self._sizes.groups(size, 0) if grouped else 0
         return partial(self.forward, size, groups, self.few_chunks, self.few_states, tokens)
 
@@ -151,11 +151,13 @@ class StepLaunches:
         scored: bool = False,
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """prepare and forward of `size` rows, and of the chunks whose tokens lie behind them in the
-        columns -> normed hidden states of the rows, with `scored` (or where there are none) of the
-        chunks too. groups: places for prefix groups. chunk_states: slots of recurrent state.
-        tokens: with the chunks'. drafts: whether some rows have more than one query. embeds: as
-        Decoder.forward takes them."""
+        """Launches prepare and forward of `size` rows, and of chunks whose tokens follow them in
+        the columns. Returns normed hidden states of the rows; with `scored`, or without rows, of
+        the chunks too.
+
+        groups: places for prefix groups. chunk_states: slots of recurrent state. tokens: number of
+        rows and chunk tokens. drafts: True if some rows have several queries. embeds: as in
+        Decoder.forward."""
         columns = self.columns
         tokens = size if chunks is None else tokens
         if size:
@@ -195,9 +197,8 @@ class StepLaunches:
         return hidden
 
     def _states(self, size: int, folded: Tensor, chunk_states: Tensor | None) -> StateInputs:
-        """Returns where the step's recurrent state lies: a row's slot is of its number. It folds
-        its newest token in unless the slot holds that already, or the row has ended, as the dump's
-        slots say."""
+        """Returns the recurrent state inputs: row i uses slot i. A row's newest token updates the
+        state unless the slot includes it already, or the row has ended (its slot is the dump's)."""
         rows, columns = self._staging.rows[:size], self.columns
         ends = columns.slots[:size] // BLOCK_SIZE == self._kv.dump_block
         folds = (folded.index_select(0, rows) == columns.positions[:size]) & ~ends
@@ -206,7 +207,7 @@ class StepLaunches:
 
     @staticmethod
     def _count_folded(folded: Tensor, states: StateInputs, chunks: PrefillInputs | None) -> None:
-        """Notes what the step's slots hold now."""
+        """Updates the number of tokens each slot's state includes."""
         rows = states.slots.to(torch.int64)
         folded.index_copy_(0, rows, folded.index_select(0, rows) + states.folds.to(torch.int32))
         if chunks is not None:
@@ -224,8 +225,7 @@ class StepLaunches:
         forces: bool = False,
         drafts: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Draws for the step's queries, and takes what was drawn into the rows: as
-        `DeviceSampler.launch`."""
+        """Draws for the step's queries and updates the rows; see `DeviceSampler.launch`."""
         ids, queries, position = (
             self._staging.rows[:size],
             self.queries(size, drafts),
@@ -234,25 +234,25 @@ class StepLaunches:
         return self.sampler.launch(ids, queries, position, hidden, wants, most, asking, forces)
 
     def propose(self, proposer: Proposer, size: int, hidden: Tensor) -> None:
-        """Makes drafts for the rows of the step that was drawn last."""
+        """Launches drafts for the rows of the last drawn step."""
         proposer.launch(
             self._rows, self._staging.rows[:size], self.sampler.sampled_ids[:size], hidden
         )
 
     def draw_for_graph(self, size: int, hidden: Tensor, every: bool, forces: bool) -> None:
-        """The draw as graphs hold it. every: with all that rows may ask; forces: some queries'
-        tokens are known."""
+        """Launches the draw in the form captured in graphs. every: with all sampling options;
+        forces: some queries have forced tokens."""
         self.draw(size, hidden, EVERY if every else PLAIN, forces=forces)
 
     def queries(self, size: int, drafts: bool) -> Queries | None:
-        """Returns what the step's queries are of their rows; None where each is its row's only one,
-        as far as kernels needn't be the same for both."""
+        """Returns the queries' offsets and drafts; None if every row has one query, unless compiled
+        kernels need both cases alike."""
         if not self._ops.compiled and not drafts:
             return None
         return Queries(self._staging.offset[:size], self._staging.draft[:size])
 
     def _decode(self, size: int, count: int) -> DecodeInputs:
-        """Rows of a step with `count` places for prefix groups."""
+        """Returns the decode inputs of `size` rows with `count` places for prefix groups."""
         staging, rows, groups = self._staging, self._rows, None
         if count:
             start, length = staging.group_start[: count + 1], staging.group_length[:count]

@@ -1,8 +1,8 @@
-"""The table of step seconds: real steps of a runner, timed at a grid of what a step may be of.
+"""step_table: measures the seconds of a runner's steps over a grid of step contents, for `penstock
+simulate`.
 
-Steps are launched one ahead, as the engine does. It knows a runner and plans of its own; no
-scheduler, no requests. Who reads the table is `penstock simulate`; what its columns mean stands
-with StepSeconds.
+Steps are launched one ahead, as in the engine. StepSeconds explains the columns. Knows a runner and
+plans of its own; no scheduler, no requests.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from penstock.execute.padding import BESIDE_TOKENS
 from penstock.execute.runner import TorchRunner
 from penstock.schedule.step import Chunks, Int32, Joins, Moves, StepPlan
 
-WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # of a round
-ROUND_SECONDS = 0.1  # of one, past LEAST_STEPS
-ROUNDS = 3  # the least of them counts: whatever else a machine does only adds
-ENTRY_SECONDS = 2.0  # past which an entry gets no further round
+WARM, LEAST_STEPS, MOST_STEPS = 2, 3, 16  # steps: warm-up, least and most per round
+ROUND_SECONDS = 0.1  # seconds per round, after LEAST_STEPS
+ROUNDS = 3  # the least round counts: other load on the machine only adds time
+ENTRY_SECONDS = 2.0  # seconds after which an entry gets no further round
 MUCH = (
-    0.5  # of a step's seconds: where launching it takes so much, the device may wait for the host
+    # fraction of a step's seconds: if its launch takes more, the device may be waiting for the host
+    0.5
 )
-FEW = 64  # tokens before rows that prompts stand beside
+FEW = 64  # tokens before rows that run beside prompts
 _CONTEXT = (FEW, 1024, 8192, 32768)
 _MEMBERS, _SHARED = (2, 8, 32, 128, 1024), (256, 1024)
-# tokens either way, before so many rows
+# spread of row lengths in tokens (either way), and row counts measured with it
 _SPREAD, _SPREAD_ROWS = (
     512,
     (16, 128, 256, 512, 1024, 4096),
@@ -40,7 +41,7 @@ _SPREAD, _SPREAD_ROWS = (
 
 
 class TimedStep(NamedTuple):
-    """What a step is of: StepSeconds' columns."""
+    """Contents of a step; fields are StepSeconds' columns."""
 
     rows: int
     context: int = 0
@@ -57,8 +58,8 @@ def time_steps(
     seconds: float = float("inf"),
     clock: Callable[[], float] = time.perf_counter,
 ) -> StepSeconds:
-    """Returns the table, as much of it as the time allows: `first`, then the grid, from its corners
-    inwards. clock: of the steps' seconds."""
+    """Returns the table, as far as time allows: `first`, then the grid, from its corners inwards.
+    seconds: time limit; clock: measures the steps."""
     end = time.monotonic() + seconds
     timed, took, device = list[TimedStep](), list[float](), list[float]()
     for step in dict.fromkeys([*first, *_grid(runner)]):
@@ -74,7 +75,7 @@ def time_steps(
 
 
 def held_by(runner: TorchRunner) -> TimedEngine:
-    """Returns what a scheduler plans a runner's steps by."""
+    """Returns the runner's limits that a scheduler needs to plan steps."""
     return TimedEngine(
         num_blocks=runner.num_blocks,
         max_rows=runner.max_rows,
@@ -89,9 +90,9 @@ def held_by(runner: TorchRunner) -> TimedEngine:
 
 
 def steps_like(facts: BuiltFor, runner: TorchRunner) -> list[TimedStep]:
-    """Returns the steps that a work is made of: one row and all its rows, at their beginning and at
-    their end; its prompts, alone and beside them; the prefix that rows share. A table of these
-    alone answers for that work."""
+    """Returns the steps of a workload: one row and all its rows, at their beginning and their end;
+    its prompts, alone and beside rows; the prefix shared by rows. A table of these steps alone is
+    enough to simulate this workload."""
     rows = min(facts.concurrency, runner.max_rows, runner.max_batched_tokens - 1)
     length, end = facts.prompt_tokens, facts.prompt_tokens + facts.output_tokens
     prompts = min(length * facts.concurrency, 8192, runner.max_batched_tokens - rows)
@@ -113,7 +114,8 @@ def steps_like(facts: BuiltFor, runner: TorchRunner) -> list[TimedStep]:
 
 
 def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
-    """Corners first: a table that is cut short spans what a longer one does, in wider meshes."""
+    """Yields the grid, corners first, so that a table cut short covers the same range with wider
+    gaps."""
     most, tokens = min(runner.max_rows, runner.max_batched_tokens), runner.max_batched_tokens
     far, near = _meshes(most)
     yield from (TimedStep(rows, context) for rows in far for context in _contexts(runner, rows))
@@ -140,8 +142,8 @@ def _grid(runner: TorchRunner) -> Iterator[TimedStep]:
 
 
 def _beside(rows: int, tokens: int) -> list[TimedStep]:
-    """Prompts of usual length, few tokens of them to as many as go beside these rows: also the most
-    that are a graph beside few rows, and a few more."""
+    """Returns steps with prompts of usual length beside these rows, from few tokens to the most
+    that fit; also the most with a graph beside few rows, and slightly more."""
     most = BESIDE_TOKENS[-1]
     each = {
         n: None
@@ -152,29 +154,28 @@ def _beside(rows: int, tokens: int) -> list[TimedStep]:
 
 
 def _meshes(most: int) -> tuple[list[int], list[int]]:
-    """1, 2, 4 ... and `most`: every third and the last, then those between."""
+    """Returns the row counts 1, 2, 4 ... and `most`: every third and the last, then all others."""
     rows = sorted({*(1 << power for power in range(most.bit_length())), most})
     far = list(dict.fromkeys([rows[-1], *rows[::3]]))
     return far, [n for n in rows if n not in far]
 
 
 def _contexts(runner: TorchRunner, rows: int) -> list[int]:
-    """Tokens before each of so many rows: few, the most that there is room for,
-    and some between."""
+    """Returns numbers of tokens before each of so many rows: few, the most that fit, and some
+    between."""
     longest = runner.max_model_len - _STEPS - 2
     fit = ((runner.num_blocks - 2) // rows - 1) * BLOCK_SIZE - _STEPS - 1
     most = min(longest, fit)
     return [most, *(n for n in _CONTEXT if n < most * 0.7)] if most > 0 else []
 
 
-_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # that an entry takes at most
+_STEPS = WARM + ROUNDS * (MOST_STEPS + 2)  # most steps per entry
 
 
 def _seconds(
     runner: TorchRunner, step: TimedStep, clock: Callable[[], float]
 ) -> tuple[float, float]:
-    """Seconds of one step, the mean of some that follow each other, where that is least; and those
-    of the device."""
+    """Returns the seconds of one step (the least mean over rounds), and the device's seconds."""
     plans = _Plans(runner, step)
     run_ahead(runner, plans.next, WARM)
     steps, found, host = LEAST_STEPS, list[float](), list[float]()
@@ -190,8 +191,8 @@ def _seconds(
 
 
 def _behind_prompts(runner: TorchRunner, plans: _Plans, clock: Callable[[], float]) -> float:
-    """Seconds of a step that lies ready when the device comes to it: it was launched while that had
-    prompts to do."""
+    """Returns the seconds of a step launched while the device was busy with prompts, so that it
+    starts without waiting for the host."""
     long, step = runner.launch(plans.prompts()), runner.launch(plans.next())
     long.fetch()
     begun = clock()
@@ -200,8 +201,8 @@ def _behind_prompts(runner: TorchRunner, plans: _Plans, clock: Callable[[], floa
 
 
 def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> list[float]:
-    """Runs steps, a step ahead as the engine does, and returns the seconds that each launch took of
-    the host."""
+    """Runs steps, each launched one ahead as in the engine; returns the host's seconds for each
+    launch."""
     before, host = None, list[float]()
     for _ in range(steps):
         each, begun = plan(), time.perf_counter()
@@ -216,14 +217,14 @@ def run_ahead(runner: TorchRunner, plan: Callable[[], StepPlan], steps: int) -> 
 
 
 class _Plans:
-    """Steps of rows that go on for ever, each with blocks of its own behind its group's, beside
-    chunks of prompts. As in an engine a step tells a sixteenth of the rows their next block; here
-    it is theirs already."""
+    """Plans steps of endless rows, each with blocks of its own after its group's, beside prompt
+    chunks. As in an engine each step sends a sixteenth of the rows a new block, though here they
+    have it already."""
 
     def __init__(self, runner: TorchRunner, step: TimedStep) -> None:
         self._runner, self._step = runner, step
         self._groups = -(-step.rows // step.members) if step.members else 0
-        self._prefix = step.shared // BLOCK_SIZE  # blocks of a group's
+        self._prefix = step.shared // BLOCK_SIZE  # blocks per group
         self._own = -(-(step.context + step.spread + _STEPS + 1) // BLOCK_SIZE) if step.rows else 0
         self._lengths: Int32 = np.full(step.rows, step.shared + step.context, np.int32)
         if step.spread:
@@ -233,7 +234,7 @@ class _Plans:
             )
         self._table: Int32 = np.zeros((0, 0), np.int32)
         self._of_chunk = -(-step.prompt_length // BLOCK_SIZE)
-        # the first block of chunks
+        # index of the chunks' first block
         self._chunked = 1 + self._groups * self._prefix + step.rows * self._own
         self._tokens = np.random.default_rng(0).integers(
             runner.vocab_size, size=step.prompt_tokens, dtype=np.int32
@@ -242,7 +243,7 @@ class _Plans:
 
     @property
     def fit(self) -> bool:
-        """Whether the runner holds such a step."""
+        """Returns True if the runner can hold such a step."""
         step, runner = self._step, self._runner
         tokens = 0 < step.rows + step.prompt_tokens <= runner.max_batched_tokens
         longest = max(
@@ -258,7 +259,7 @@ class _Plans:
         )
 
     def prompts(self) -> StepPlan:
-        """Returns a step of as many prompt tokens as there may be, and of no rows."""
+        """Returns a step with as many prompt tokens as fit, and no rows."""
         tokens = self._runner.max_batched_tokens
         length = min(tokens, USUAL_PROMPT, self._runner.max_model_len - 1)
         number, self._number = self._number, self._number + 1
@@ -285,14 +286,14 @@ class _Plans:
         )
 
     def _new_blocks(self, number: int) -> Int32:
-        """Every sixteenth row's block of its next token [rows, 3], at the place where it is."""
+        """Returns the block of the next token for every sixteenth row, int32 [rows, 3]."""
         rows = np.arange(number % BLOCK_SIZE, self._table.shape[0], BLOCK_SIZE, dtype=np.int32)
         place = (self._lengths[rows] + number) // BLOCK_SIZE
         found: Int32 = np.stack((rows, place, self._table[rows, place]), axis=1).astype(np.int32)
         return found
 
     def _prefixes(self) -> Int32:
-        """Blocks of the groups' prefixes [groups, blocks]."""
+        """Returns the blocks of the groups' prefixes, int32 [groups, blocks]."""
         blocks: Int32 = (1 + np.arange(self._groups * self._prefix, dtype=np.int32)).reshape(
             self._groups, self._prefix
         )
@@ -310,8 +311,8 @@ class _Plans:
         return lasting_rows(self._table, self._lengths)
 
     def _chunks(self) -> Chunks | None:
-        """Whole prompts of so many tokens together; they all write to the same blocks, which nobody
-        reads."""
+        """Returns whole prompts of prompt_tokens tokens together; all write to the same blocks,
+        which are never read."""
         tokens, length = self._step.prompt_tokens, self._step.prompt_length
         if not tokens:
             return None

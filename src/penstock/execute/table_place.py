@@ -1,8 +1,8 @@
-"""table_in_host: whether a model's table of per-layer embeddings lies in host memory, beside the
-GPU.
+"""table_in_host: decides whether a model's table of per-layer embeddings is kept in host memory
+instead of the GPU.
 
-A step reads a row of it for each of its tokens and nothing more, so that the bus carries it; all
-else is read whole. It knows a model's shapes, Config and memory; it takes none.
+A step reads only one row of it per token, which the bus can carry; all other weights are read
+whole. Knows a model's shapes, Config and memory; allocates nothing.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from penstock.models.decoder import Decoder
 
 
 def table_in_host(shape: Decoder, config: Config, device: torch.device) -> bool:
-    """Decides for a model of torch's meta device, whose table is counted as if it lay on the GPU.
-    UsageError where a place is told for a table that there isn't; CapacityError where the host has
-    no room for it."""
+    """Returns True if the table goes to host memory. shape: the model on torch's meta device, its
+    table counted as if on the GPU. Raises UsageError if per_layer_embeddings is set and the model
+    has no table, CapacityError if the host has no room."""
     asked, table = config.memory.per_layer_embeddings, shape.table_bytes
     if not table and asked != "auto":
         raise UsageError(
@@ -45,8 +45,8 @@ def table_in_host(shape: Decoder, config: Config, device: torch.device) -> bool:
 
 
 def least_bytes(shape: Decoder, config: Config) -> int:
-    """Returns what a model takes at least: weights, its table among them, and state of a sequence
-    of full length, or of as many tokens as are asked for."""
+    """Returns the least bytes of a model: weights, including the table, and the state of one
+    sequence of full length, or of kv_cache_tokens if more."""
     forms, longest = narrowest(shape.paged_forms, config.model.kv_cache_dtype), shape.positions
     token = open_token_bytes(forms, pages_of(shape, longest, forms))
     tokens = max(longest, config.memory.kv_cache_tokens or 0)
@@ -54,14 +54,14 @@ def least_bytes(shape: Decoder, config: Config) -> int:
 
 
 def room_beside_steps(config: Config, device: torch.device) -> int:
-    """Returns the bytes of a GPU that a model may take, before any of it is there."""
+    """Returns the bytes of a GPU available to a model, before any of it is loaded."""
     return room_of(config, device) - int(
         STEP_SHARE * torch.cuda.get_device_properties(device).total_memory
     )
 
 
 def told_place(shape: Decoder, asked: str) -> str:
-    """Says that the table lies in host memory, and why."""
+    """Returns a message that the table is in host memory, and why."""
     why = (
         "as asked"
         if asked == "host"

@@ -1,12 +1,10 @@
-"""warm: the worst steps that may be admitted, run before anybody asks for one, on rows that are all
-dead.
+"""warm: runs the largest steps that may be admitted, before the first request, with dead rows only.
 
-It does two things at once: every kernel that a step may need is compiled, and torch's allocator has
-held the most that a step may hold, so that what is then left can go to the KV cache. It knows a
-DeviceStep and limits.
+This compiles every kernel that a step may need, and makes torch's allocator reserve the most memory
+a step may hold, so that the rest can go to the KV cache. Knows a DeviceStep and limits.
 
-With an empty cache Triton compiles for 9 s, nearly all of it without the interpreter's lock: the
-sampler's kernels, one half of it, are compiled in a thread of their own meanwhile.
+With an empty cache Triton compiles for 9 s, mostly without the interpreter's lock: the sampler's
+kernels, half of them, are compiled in a second thread.
 """
 
 from __future__ import annotations
@@ -25,25 +23,25 @@ from penstock.request import MAX_LOGPROBS
 from penstock.row_table import JOIN_WORDS
 from penstock.schedule.step import Chunks, Int32, StepPlan, plain_step
 
-# Of steps that are chunks alone: products of so many rows differ in their tiles, norms in how many
-# rows a program has (264: the last of narrow layers that starts early), also where fewer sequences
-# may run.
+# Tokens of steps with chunks alone: products of different sizes use different tiles, norms
+# different rows per program (264: the last size of narrow layers before a change); also needed if
+# fewer rows may run.
 _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
-_SEVERAL = 8  # chunks: more than delta_chunks.py's
-# rows x KV heads of wide heads that take the larger of two tiles on H100 and H200 (decode.py)
+_SEVERAL = 8  # number of chunks: more than delta_chunks.py's
+# rows x KV heads of wide heads that use the larger of two tiles on H100 and H200 (decode.py)
 _LARGE_TILES = 660
-# rows: the largest size whose prefixes have low tiles, which may be one part there and two at 1,024
+# rows: the largest size with low prefix tiles, which may be one part there and two at 1,024
 _MOST_LOW = 1984
 
 
 def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
-    """Runs them. The step's KV may be of a few blocks: everything goes to scratch, and must be
-    thrown away.
+    """Runs the largest steps. The step's KV may have few blocks: all tokens go to scratch; discard
+    it afterwards.
 
-    grouping: whether steps may have prefix groups."""
+    grouping: True if steps may have prefix groups."""
     most, binaries = limits.max_batched_tokens, step.model.ops.binaries
-    # An artifact's kernels need no compiler: those of smaller steps are loaded when one is
-    # captured, or comes.
+    # an artifact's kernels are already compiled; smaller steps' are loaded when captured or first
+    # used
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
     _all_rows_ask(step)
@@ -55,9 +53,7 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
     step.step(_plan(limits.max_rows, EVERY, most - limits.max_rows, limits, MAX_LOGPROBS))
     for tokens in sorted({min(size, most) for size in _CHUNK_TOKENS}) if compiles else ():
         step.step(_plan(0, PLAIN, tokens, limits, MAX_LOGPROBS))
-    if (
-        compiles and step.kv.by_slot
-    ):  # a recurrent state is carried through several chunks by other programs
+    if compiles and step.kv.by_slot:  # recurrent state over several chunks uses other kernels
         several = np.full(max(1, min(_SEVERAL, most // 16)), min(16, most), np.int32)
         step.step(_plan_of(0, PLAIN, several, MAX_LOGPROBS))
     step.asked.wants[:] = 0
@@ -65,8 +61,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
 
 def _compile_bookkeeping(step: DeviceStep) -> None:
-    """What is launched where rows join and grow and blocks are copied: none of them here, which -1
-    says."""
+    """Compiles the kernels for joins, new blocks and copies, with entries of -1, which
+    do nothing."""
     words = -(-JOIN_WORDS // 16) * 16
     step.ops.join(torch.full((1, words), -1, dtype=torch.int32, device=step.rows.device), step.rows)
     plan = _plan(0, PLAIN, 0, BatchLimits(0, 0, 0), -1)
@@ -80,7 +76,7 @@ def _compile_bookkeeping(step: DeviceStep) -> None:
 
 
 def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, scored: int) -> None:
-    """scored: the most tokens of prompts that are told their logprobs at once."""
+    """Compiles the kernels of steps of all sizes. scored: most prompt tokens scored at once."""
     device = step.rows.device
     stream = torch.cuda.current_stream(device) if device.type == "cuda" else None
     hidden = torch.zeros(
@@ -92,12 +88,15 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
             for size in sizes:
                 for wants in (PLAIN, EVERY):
                     step.launches.draw(size, hidden[:size], wants)
+                if step.draw.proposer is not None:
+                    step.launches.propose(step.draw.proposer, size, hidden[:size])
             _score_prompts(step, scored)
 
-    step.launches.forward_rows(sizes[0], False)  # Triton's driver is set up by one thread alone
+    # Triton's driver must be set up by one thread alone
+    step.launches.forward_rows(sizes[0], False)
     with ThreadPoolExecutor(1, "penstock-warm") as beside:
         drawing = beside.submit(draws)
-        if step.model.ranks > 1:  # all ranks add up in one order
+        if step.model.ranks > 1:  # all ranks must run collectives in the same order
             drawing.result()
         for size in sizes:
             for grouped in (False, True) if grouping and size > 1 else (False,):
@@ -108,8 +107,8 @@ def _compile_small_steps(step: DeviceStep, sizes: list[int], grouping: bool, sco
 
 
 def _score_prompts(step: DeviceStep, most: int) -> None:
-    """Prompts are told their logprobs in slices of any size, however few rows may run: the head's
-    products of few."""
+    """Compiles prompt scoring for slices of all sizes, since slices may be larger than the number
+    of rows."""
     hidden = torch.zeros(
         (most, step.model.config.hidden_size), dtype=step.model.dtype, device=step.rows.device
     )
@@ -125,8 +124,8 @@ def _all_rows_ask(step: DeviceStep) -> None:
 
 
 def _kinds_of_sizes(rows: int) -> list[int]:
-    """Sizes that differ in how their kernels are compiled: by powers of two, and by being multiples
-    of 16."""
+    """Returns sizes with different compiled kernels: powers of two, and sizes that are or aren't
+    multiples of 16."""
     counts = {min(1 << power, rows) for power in range(rows.bit_length() + 1)} | {
         min(24, rows),
         min(1152, rows),
@@ -137,7 +136,8 @@ def _kinds_of_sizes(rows: int) -> list[int]:
 def _plan(
     rows: int, wants: int, tokens: int, limits: BatchLimits, prompt_logprobs: int
 ) -> StepPlan:
-    """All rows, and chunks of so many tokens, each as long as a sequence may be."""
+    """Returns a plan of `rows` rows and `tokens` chunk tokens, each chunk as long as a sequence may
+    be."""
     return _plan_of(rows, wants, _sizes(tokens, limits.max_model_len - 1), prompt_logprobs)
 
 

@@ -1,2 +1,2 @@
-"""The long jobs, over `penstock.llm`: repeated sampling, files of prompts, and what this machine
-can do."""
+"""The long jobs, over `penstock.llm`: repeated sampling, files of prompts;
+and `penstock doctor`."""

@@ -1,8 +1,8 @@
-"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. It knows points,
-not samples.
+"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. Knows points, not
+samples.
 
-Both have k on a doubling scale, the share of problems solved from 0 to 100 %, and the 95 % interval
-as a band, with a line at each point: of a single one there is no band.
+Both have k on a log2 scale, the share of problems solved from 0 to 100 %, and the 95 % interval as
+a band, with a line at each point, because a single point has no band.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from typing import Any
 
 from penstock.status_line import percent
 
-WIDTH, HEIGHT = 760, 380  # of the SVG's own coordinates; it scales with the page
+WIDTH, HEIGHT = 760, 380  # size in the SVG's own coordinates; it scales with the page
 LEFT, RIGHT, TOP, BOTTOM = 56, 78, 18, 46
 Point = dict[str, Any]  # {"k", "value", "low", "high"}
 
 
 def interval(point: Point) -> str:
-    """Returns `57.3 % to 68.0 %`, with as many digits as tell its ends apart."""
+    """Returns text such as `57.3 % to 68.0 %`, with enough digits to tell its ends apart."""
     digits = max(1, ceil(-log10(point["high"] - point["low"])) - 1)
     return f"{percent(point['low'], digits)} to {percent(point['high'], digits)}"
 
 
 def svg(points: Sequence[Point]) -> str:
-    """One <svg> whose colours are the page's classes, so that it follows light and dark."""
+    """Returns an <svg> whose colours are the page's CSS classes, for light and dark themes."""
     x = _scale(points)
 
     def y(share: float) -> float:
@@ -83,7 +83,8 @@ def _scale(points: Sequence[Point]) -> Any:
 
 
 def _labelled(points: Sequence[Point]) -> list[Point]:
-    """At most a dozen labels, and none where two would touch (n beside the last power of two)."""
+    """Returns the points to label: at most a dozen, and none so close to the last that labels would
+    touch."""
     step = -(-len(points) // 12)
     *rest, last = points
     room = log2(last["k"]) / 14
@@ -91,12 +92,13 @@ def _labelled(points: Sequence[Point]) -> list[Point]:
 
 
 def _ends(points: Sequence[Point]) -> list[tuple[Point, int]]:
-    """The first and last point, which carry their value; the first one's stands below the curve."""
+    """Returns the first and last point, whose values are shown, with their label's offset: the
+    first one's label is below the curve."""
     return [(points[-1], 4)] if len(points) == 1 else [(points[0], 18), (points[-1], 4)]
 
 
 def png(points: Sequence[Point], title: str) -> bytes:
-    """The same curve drawn by matplotlib, 1,200 x 750 pixels."""
+    """Returns the same curve drawn by matplotlib, 1,200 x 750 pixels."""
     import matplotlib
 
     matplotlib.use("Agg")

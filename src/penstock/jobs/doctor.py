@@ -1,6 +1,6 @@
-"""`penstock doctor`: what this machine is, which kernels would run and why, how many KV tokens
-would fit. It asks the rooms that decide when an engine is opened (`execute`, `kernels`), and loads
-no weights.
+"""`penstock doctor`: describes this machine, which kernels would run and why, and how many KV
+tokens would fit. Calls the same code that opens an engine (`execute`, `kernels`), and loads no
+weights.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface_hub", "msgspec", "pyzmq")
 Facts = list[tuple[str, str]]
 
-TRIED = (9, 0)  # compute capability of the GPUs that the tests marked gpu ran on
+TRIED = (9, 0)  # compute capability of the GPUs on which the tests marked gpu ran
 
 
 def print_doctor(config: Config) -> None:
-    """Prints part by part, so that what is known stands there before an error about the rest.
+    """Prints part by part, so that known facts are shown before an error about the rest.
 
-    Raises UsageError, CheckpointError or CapacityError: what opening this model here would raise.
+    Raises UsageError, CheckpointError or CapacityError, as opening this model here would.
     """
     from penstock.engine.build_engine import model_folder
     from penstock.engine.fitted import fit
@@ -59,7 +59,7 @@ def print_doctor(config: Config) -> None:
 
 
 def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
-    """How many ranks and replicas for this model, of the GPUs that are visible."""
+    """Returns the recommended number of ranks and replicas for this model on the visible GPUs."""
     import torch
 
     from penstock.engine.build_engine import model_folder
@@ -77,14 +77,13 @@ def gpus_to_take(config: Config, dtype: torch.dtype) -> Facts:
 
 
 def versions() -> Facts:
-    """Name and version of each library that the engine stands on; "not installed" where one is
-    missing."""
+    """Returns name and version of each library the engine uses; "not installed" if missing."""
     found = [("penstock", __version__), ("python", platform.python_version())]
     return found + [(name, installed(name) or "not installed") for name in PACKAGES]
 
 
 def installed(name: str) -> str | None:
-    """The version of a library; None where there is none."""
+    """Returns a library's version; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -127,7 +126,7 @@ def machine() -> Facts:
 
 
 def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """Column -> the operations that it would serve, and why it."""
+    """Returns column of kernels -> its operations, and the reason."""
 
     from penstock.kernels.choose import choose
 
@@ -140,7 +139,8 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def artifact(fitted: Fitted) -> Facts:
-    """What its manifest decides here, and what differs from where it was built."""
+    """Returns the manifest's choices that apply here, and differences from the machine it was built
+    on."""
     knobs = {
         name: getattr(place, name)
         for name, place in fitted.config.places().items()
@@ -156,8 +156,8 @@ def artifact(fitted: Fitted) -> Facts:
 
 
 def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """What the model takes here, and how many tokens of KV fit beside its weights. It is made on
-    torch's meta device, which has shapes alone."""
+    """Returns the model's memory use here, and how many tokens of KV fit beside its weights. The
+    model is built on torch's meta device, which has shapes alone."""
     import torch
 
     from penstock.engine.build_engine import model_folder
@@ -188,7 +188,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     whole, decoder, table = shape(1), shape(ranks), ""
     if config.model.load_format == "auto":
-        find_weights(decoder, folder)  # refuses what is missing, cut short or of another model
+        # refuses weights that are missing, cut short or of another model
+        find_weights(decoder, folder)
     if table_in_host(decoder, config, device):
         table, decoder = (
             told_place(decoder, config.memory.per_layer_embeddings),
@@ -249,8 +250,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def text(folder: Path, options: ModelOptions) -> Facts:
-    """How texts and their ends are read. Raises CheckpointError for end ids that no model of this
-    vocabulary has."""
+    """Returns how text and its ends are read. Raises CheckpointError for end ids outside the
+    vocabulary."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer_files import read_end_of_text
@@ -258,7 +259,7 @@ def text(folder: Path, options: ModelOptions) -> Facts:
     model_config, generation = read_model_config(folder), read_generation_defaults(folder)
     try:
         of_tokenizer = read_end_of_text(options.tokenizer_folder(folder))
-    except TokenizerError:  # told below
+    except TokenizerError:  # reported below
         of_tokenizer = None
     ends, unserved = end_ids(model_config, generation, of_tokenizer), generation.unserved
     return [
@@ -276,7 +277,7 @@ def text(folder: Path, options: ModelOptions) -> Facts:
 
 
 def _tokenizer(folder: Path, options: ModelOptions, vocab_size: int, context: int) -> str:
-    """Says whether the folder's is read, and its chat template, or why not."""
+    """Returns whether the tokenizer and its chat template can be read, or why not."""
     from penstock.sandbox.sandbox import Sandbox
     from penstock.text.tokenizer import Tokenizer
 
@@ -300,8 +301,8 @@ def _parameters(decoder: Decoder) -> int:
 
 
 def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
-    """How long the products of a step with so many tokens take, by a product that is timed here,
-    and whether a layer of them comes near the step timeout."""
+    """Returns an estimate of the time of a full step's matrix products, from one product timed
+    here, and a warning if one layer of them comes near the step timeout."""
     import torch
 
     from penstock.engine.watchdog import STEP_TIMEOUT
@@ -328,7 +329,7 @@ def _full_step(decoder: Decoder, tokens: int, dtype: torch.dtype) -> str:
 
 
 def _numbers(config: Config, model_config: ModelConfig, dtype: torch.dtype) -> str:
-    """The dtype, and what the matrices are stored in or made into."""
+    """Returns the dtype, and the number format that the matrices are stored in or quantized to."""
     stored = model_config.quantization
     if stored is not None:
         kinds = (

@@ -1,10 +1,10 @@
-"""The last step of a run whose OUT is .parquet or .gz: made of the journal's lines, once all of
-them are there.
+"""The last step of a run whose OUT is .parquet or .gz: makes OUT from the journal's lines, once all
+of them are there.
 
-    OUT.parquet.jsonl (+ .journal), which a run goes on with --all rows are there--> OUT.parquet,
+    OUT.parquet.jsonl (+ .journal), which the run appends to --all rows are there--> OUT.parquet,
     whole or not at all
 
-It knows the rows' form, no engine.
+Knows the rows' form, no engine.
 """
 
 from __future__ import annotations
@@ -22,23 +22,18 @@ from penstock.disk import write_whole
 from penstock.errors import JournalError
 from penstock.journal import journal_of
 
-# a carried column's values, where all are of one; else they are JSON, as text
-_PLAIN = (
-    str,
-    int,
-    float,
-    bool,
-)
+# types of a carried column's values; a column of mixed or other types is stored as JSON text
+_PLAIN = (str, int, float, bool)
 SUFFIXES = (".parquet", ".gz")
 ROW_GROUP = 4096  # rows
 
 
 def ledger_of(out: Path) -> Path:
-    """Returns where a run's rows are written while it goes on: OUT itself, or beside what can't be
-    appended to.
+    """Returns the file that a run's rows are appended to: OUT itself, or a file beside an OUT that
+    cannot be appended to.
 
-    Raises JournalError for an OUT that is there and that no run of this name made, UsageError
-    without pyarrow.
+    Raises JournalError for an existing OUT that no run of this name made, UsageError without
+    pyarrow.
     """
     if not out.name.endswith(SUFFIXES):
         return out
@@ -53,18 +48,14 @@ def ledger_of(out: Path) -> Path:
 
 
 def finish_output(ledger: Path, out: Path) -> None:
-    """Makes OUT of a ledger that has all rows; where they are one, nothing. Raises JournalError,
-    CapacityError."""
+    """Makes OUT from a ledger that has all rows; does nothing if they are the same file. Raises
+    JournalError, CapacityError."""
     if ledger != out:
         write = _write_parquet if out.name.endswith(".parquet") else _write_gz
         try:
             write_whole(out, lambda file: write(ledger, file))
-        except (
-            KeyError,
-            TypeError,
-            ValueError,
-            RecursionError,
-        ) as error:  # pyarrow's own are ValueErrors and TypeErrors
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
+            # pyarrow's errors are ValueErrors and TypeErrors
             raise JournalError(
                 f"{ledger} holds a row that no run wrote ({error}): name another output, or delete"
                 f" it and {journal_of(ledger).name} to begin anew"
@@ -80,7 +71,7 @@ def _write_gz(ledger: Path, file: BinaryIO) -> None:
 
 
 def _write_parquet(ledger: Path, file: BinaryIO) -> None:
-    """Ids are whole numbers where all of them are, else texts."""
+    """Writes the ledger's rows as Parquet. Ids are integers if all are, else texts."""
     import pyarrow as pa
     from pyarrow.parquet import ParquetWriter
 
@@ -123,8 +114,8 @@ def _write_parquet(ledger: Path, file: BinaryIO) -> None:
 
 
 def _carried(ledger: Path, own: set[str]) -> dict[str, type]:
-    """Returns the columns that rows carry beside OUT's own, with the type that all their values are
-    of; object where there is none."""
+    """Returns the columns that rows carry beside OUT's own, with the common type of their values;
+    object if there is none."""
     kinds: dict[str, set[type]] = {}
     for row in _rows(ledger):
         for name in row.keys() - own:
@@ -144,7 +135,7 @@ def _json(value: Any) -> str | None:
 
 
 def _text(key: str | int) -> str:
-    # half a surrogate pair has no place there
+    # Parquet texts cannot hold an unpaired surrogate
     return str(key).encode("utf-8", "backslashreplace").decode()
 
 

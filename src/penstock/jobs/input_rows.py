@@ -1,11 +1,11 @@
-"""The rows that `penstock run` reads, made into prompts and sampling parameters: our own form, with
-SamplingParams' defaults ({"id", "prompt": text or ids, or "messages", "metadata", and any field of
-SamplingParams or of a chat}), and bodies of OpenAI's API with a custom_id, in a batch's envelope or
-without, read as a server's batch reads them ({"custom_id", "method", "url", "body"}, {"custom_id",
-"messages", ...}).
+"""Parses the rows of `penstock run` into prompts and sampling parameters. There are two forms. Ours
+has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages", "metadata", and any field
+of SamplingParams or of a chat}. The other is a body of OpenAI's API with a custom_id, in a batch's
+envelope or without, read as a server's batch reads it: {"custom_id", "method", "url", "body"}, or
+{"custom_id", "messages", ...}.
 
-It knows the forms, no engine. Whatever isn't served is refused by name; rows count from 1, and are
-lines.
+Knows the forms, no engine. Unserved fields are refused by name; row numbers are line numbers, from
+1.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ from penstock.text.chat import OPTIONS, check_messages, check_options
 
 Id = str | int
 OWN_FIELDS = {field.name for field in fields(SamplingParams)} - {"prompt_logprobs", "output_kind"}
-LONGEST_ID = 1 << 20  # characters: a journal's line has an end
-LONGEST_CARRIED = 1 << 20  # characters of JSON, of all that a row carries through to OUT
+LONGEST_ID = 1 << 20  # characters: the length of a journal's line is bounded
+LONGEST_CARRIED = 1 << 20  # characters of JSON: everything that a row carries through to OUT
 OUTS_OWN = ("id", "outputs", "error", "metadata")  # fields of OUT's rows
 TokenIds = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
-# The form of a row of ours: what SamplingParams and a chat's options make of their values, they say
-# themselves.
+# The form of our rows. SamplingParams and the chat's options check the values themselves.
 OwnRow = msgspec.defstruct(
     "OwnRow",
     [
@@ -50,8 +49,8 @@ OwnRow = msgspec.defstruct(
     ],
     forbid_unknown_fields=True,
 )
-# Fields of a body that a server's batch serves and a row of ours doesn't -> what it may say all the
-# same.
+# Fields of a body that a server's batch serves and `penstock run` does not -> the one harmless
+# value.
 UNSERVED: dict[str, Any] = {
     "echo": False,
     "prompt_logprobs": None,
@@ -64,8 +63,8 @@ UNSERVED: dict[str, Any] = {
     "tools": None,
     "reasoning_effort": None,
 }
-PARQUET_ROWS = 1024  # that are in memory at once
-# What of a chat's options needs no saying.
+PARQUET_ROWS = 1024  # rows in memory at once
+# Default values of a chat's options, which are not passed on.
 _USUAL = {
     "add_generation_prompt": True,
     "continue_final_message": False,
@@ -75,8 +74,8 @@ _USUAL = {
 
 @dataclass(frozen=True, slots=True)
 class ModelDefaults:
-    """The sampling defaults of a model whose sizes aren't known here: what they bound, the engine
-    looks at."""
+    """Sampling defaults of a model of unknown sizes;
+    the engine checks the values that they bound."""
 
     sampling_defaults: Mapping[str, float | int] = field(default_factory=dict)
     vocab_size: int = 2**31
@@ -88,9 +87,10 @@ NO_MODEL = ModelDefaults()
 
 @dataclass(slots=True)
 class Row:
-    """One row, checked. Either prompt or messages is there. model: what a batch row names, for the
-    record. chat: what it says of `text.chat`. number: its line. carried: its metadata and the
-    columns to keep, which go through to OUT."""
+    """One checked row, with either prompt or messages. model: named by a batch row, for the record.
+    chat: options of `text.chat`. number: its line. carried: metadata and kept columns, which go
+    through to OUT.
+    """
 
     id: Id
     prompt: str | list[int] | None
@@ -104,8 +104,8 @@ class Row:
 
 @dataclass(slots=True)
 class Survey:
-    """What the first pass over a file found. fingerprint: of its bytes. models: the first few that
-    batch rows name."""
+    """The result of the first pass over a file. fingerprint: of its bytes. models: the first few
+    names in batch rows."""
 
     rows: int
     fingerprint: str
@@ -113,7 +113,7 @@ class Survey:
 
 
 def kept_columns(told: str | None) -> tuple[str, ...]:
-    """Returns the names in `--keep a,b`. Raises UsageError for one that OUT has already."""
+    """Parses `--keep a,b`. Raises UsageError for a name that is one of OUT's own."""
     names = (
         tuple(dict.fromkeys(name.strip() for name in told.split(","))) if told is not None else ()
     )
@@ -131,12 +131,13 @@ def kept_columns(told: str | None) -> tuple[str, ...]:
 
 
 def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -> Survey:
-    """Checks every row of a file, in one pass and constant memory but for 16 to 32 bytes an id.
+    """Checks every row of a file in one pass and constant memory, beside 16 to 32 bytes an id.
 
-    keep: columns that go through to OUT.   say: told the rows checked so far, every 100,000.
+    keep: columns that go through to OUT. say: called with the number of checked rows, every
+    100,000.
 
-    Raises one UsageError with the number of every row that is broken, that asks for what isn't
-    served, or whose id was there before.
+    Raises one UsageError with the number of every row that is broken, has an unserved field, or
+    repeats an id.
     """
     digest, seen, models, rows = blake2b(digest_size=16), KeySet(), dict[str, None](), 0
     bad = BadRows()
@@ -165,9 +166,10 @@ def survey(path: Path, say: Callable[[int], None], keep: tuple[str, ...] = ()) -
 def read_rows(
     path: Path, seed: int, defaults: Mapping[str, float | int], keep: tuple[str, ...] = ()
 ) -> Iterator[Row]:
-    """Yields the rows of a file one by one. seed: the run's; a row that brings none gets one from
-    it and its id. defaults: the model's sampling defaults, for rows in OpenAI's form. keep: columns
-    that go through to OUT."""
+    """Yields the rows of a file one by one. seed: the run's; a row without a seed gets one derived
+    from it and the row's id. defaults: the model's sampling defaults, for rows in OpenAI's form.
+    keep: columns that go through to OUT.
+    """
     facts = ModelDefaults(defaults)
     for number, line in read_lines(path):
         if line.strip():
@@ -175,8 +177,8 @@ def read_rows(
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Lines with their numbers, from 1; .gz is unpacked on the way, a row of .parquet is a line of
-    what it has. Raises UsageError."""
+    """Yields (number, line) of a file, from 1; .gz is unpacked, and a row of .parquet becomes a
+    line of JSON. Raises UsageError."""
     if not path.is_file():
         raise UsageError(f"no file {path}: name a file of JSON lines, plain or .gz, or .parquet")
     if path.name.endswith(".parquet"):
@@ -196,8 +198,8 @@ def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
 
 
 def _parquet_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Rows as JSON. What is null is left out at every depth: a Parquet file has every column in
-    every row."""
+    """Yields rows as JSON. Nulls are left out at every depth, because a Parquet file has every
+    column in every row."""
     needs_pyarrow()
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -227,7 +229,7 @@ def _present(value: Any) -> Any:
 def parse_row(
     line: bytes, number: int, seed: int, facts: SamplingFacts = NO_MODEL, keep: tuple[str, ...] = ()
 ) -> Row:
-    """Raises UsageError that begins with the row's number."""
+    """Parses a row. Raises UsageError that begins with the row's number."""
     try:
         row = json.loads(str(line, "utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -254,9 +256,8 @@ def parse_row(
         raise UsageError(f"row {number}: {error}", param=error.param) from error
     except msgspec.ValidationError as error:
         raise UsageError(f"row {number}: {reason_of(error)}") from error
-    except (
-        RecursionError
-    ) as error:  # of what could just be read, not all can be written into an error
+    except RecursionError as error:
+        # JSON that could be parsed may still be nested too deep for an error's text
         raise UsageError(f"row {number} is nested too deep: flatten it") from error
 
 
@@ -266,15 +267,15 @@ _BODY = frozenset(("custom_id", *CompletionForm.__struct_fields__, *ChatForm.__s
 
 
 def _without(row: dict[str, Any], keep: tuple[str, ...], form: frozenset[str]) -> dict[str, Any]:
-    """Returns a row without columns that are kept and no fields of its form; the row itself where
-    it has none."""
+    """Returns the row without kept columns that are no fields of its form; the row itself if it has
+    none."""
     beside = {name for name in keep if name in row and name not in form}
     return {name: row[name] for name in row if name not in beside} if beside else row
 
 
 def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
-    """Returns what goes through to OUT: a row's metadata, a batch row's from its body; and the
-    columns to keep. Raises UsageError past the bound."""
+    """Returns the data that goes through to OUT: the row's metadata (in a batch row, the body's)
+    and the kept columns. Raises UsageError if it is too long."""
     if not isinstance(row, dict):
         return {}
     body = row.get("body")
@@ -296,7 +297,7 @@ def _carried(row: Any, keep: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _own_row(row: dict[str, Any], seed: int) -> Row:
-    """Raises UsageError, msgspec.ValidationError."""
+    """Parses a row of our form. Raises UsageError, msgspec.ValidationError."""
     beside = next((name for name in row if name not in _OWN and name not in _SAMPLING), None)
     try:
         own: Any = msgspec.convert(row, OwnRow)
@@ -314,7 +315,7 @@ def _own_row(row: dict[str, Any], seed: int) -> Row:
     given = {name: row[name] for name in row if name in OWN_FIELDS}
     if given.get("stop_when") is not None:
         given["stop_when"] = convert(given["stop_when"], StopWhenForm, "stop_when").made
-        AnswerPattern(given["stop_when"].pattern)  # raises
+        AnswerPattern(given["stop_when"].pattern)  # raises for a bad pattern
     if given.get("seed") is None:
         given["seed"] = _seed(seed, own.id)
     params = SamplingParams(**given)
@@ -338,7 +339,7 @@ def _batch_row(data: bytes, seed: int, facts: SamplingFacts) -> Row:
 
 
 def _check_served(form: CompletionForm | ChatForm) -> None:
-    """Raises UsageError for what the outputs of a row have no place for."""
+    """Raises UsageError for fields that a row's outputs have no place for."""
     for name, harmless in UNSERVED.items():
         if getattr(form, name, harmless) != harmless:
             message = (
@@ -349,11 +350,12 @@ def _check_served(form: CompletionForm | ChatForm) -> None:
 
 
 def _seed(seed: int, name: Id) -> int:
-    """A row without a seed gets its own from the run's: so its samples are the same whenever they
-    are drawn."""
+    """Derives a row's seed from the run's seed, so that its samples are the same whenever they are
+    drawn."""
     return mix("row", seed, json.dumps(name))
 
 
 def mix(what: str, seed: int, key: object) -> int:
-    """A seed for one thing out of the run's seed: 63 bits, the same on any machine and version."""
+    """Derives a 63-bit seed from the run's seed, a purpose and a key; the same on any machine and
+    version."""
     return int.from_bytes(blake2b(f"{what}/{seed}/{key}".encode(), digest_size=8).digest()) >> 1

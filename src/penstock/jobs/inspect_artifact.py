@@ -1,5 +1,5 @@
-"""`penstock inspect`: an artifact's manifest, once every byte that it lists is seen to be as it was
-built. It opens no engine and imports no torch.
+"""`penstock inspect`: prints an artifact's manifest, after checking every byte that it lists. Opens
+no engine and imports no torch.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from penstock.artifact.manifest import manifest_json, read_manifest
 
 
 def print_artifact(folder: Path, *, as_json: bool) -> None:
-    """Raises CheckpointError for what is no artifact, an unfinished one, or one with a file that
-    isn't as it was built; nothing is printed then."""
+    """Prints a manifest. Raises CheckpointError, and prints nothing, if the folder is no artifact,
+    is unfinished, or has a file that has changed."""
     manifest = read_manifest(folder)
     verify_files(folder, manifest.files)
     print(manifest_json(manifest) if as_json else f"{describe(folder, manifest)}\n", end="")

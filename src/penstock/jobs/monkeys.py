@@ -1,9 +1,9 @@
-"""Repeated sampling over problems with checkable answers: n samples each, how many are right, how
-fast it went.
+"""Repeated sampling over problems with checkable answers: draws n samples each, counts the right
+ones and measures the speed.
 
 samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw
-whenever it is made: its seed comes from the run's seed and the problem's index alone. It knows the
-engine only as `LLM.stream`.
+whenever it is made, because its seed depends on the run's seed and the problem's index alone. Knows
+the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from penstock.llm import Finished, Prompt
 
 LARGEST_SUMMARY = 256 << 20  # bytes
-# The fields of a sample that are read again, and what they are.
+# Fields of a sample that are read back, with their types.
 FORM: dict[str, Any] = {
     "problem": int,
     "sample": int,
@@ -58,12 +58,13 @@ FORM: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What is asked, of which, how often.
+    """Options of the job.
 
-    problems, shots: files or hub datasets; no shots means the other problems of the file. limit:
-    how many problems, from the beginning of the file; None is all.   stop_when: `right` or
-    `agree:K` (stop_rule.py): a problem's samples that are still drawn end then.   sampling: of
-    every problem; n and seed come from here, its own seed must be None.
+    problems, shots: files or hub datasets; without shots, the file's other problems are used.
+    limit: number of problems, from the beginning of the file; None: all.
+    stop_when: `right` or `agree:K` (stop_rule.py): ends a problem's remaining samples.
+    sampling: for every problem; its n is used, and its seed must be None: seeds are derived from
+        `seed`.
     """
 
     problems: str
@@ -80,7 +81,7 @@ class Options:
         return None if self.stop_when is None else StopRule.parse(self.stop_when, self.sampling.n)
 
     def __post_init__(self) -> None:
-        _ = self.stop_rule  # raises
+        _ = self.stop_rule  # raises for a bad rule
         for name, low, value in (
             ("few_shot", 0, self.few_shot),
             ("limit", 1, self.limit),
@@ -93,7 +94,7 @@ class Options:
 
 
 class _Earlier(msgspec.Struct):
-    """What a summary says of how its samples were drawn."""
+    """The parts of a summary that tell how its samples were drawn."""
 
     speed: dict[str, float | None]
     engine: dict[str, Any]
@@ -101,7 +102,7 @@ class _Earlier(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The problems to ask and the shots to draw from."""
+    """The problems to answer and the pool of shots."""
 
     asked: list[Problem]
     pool: list[Problem]
@@ -110,12 +111,12 @@ class Work:
 def run_monkeys(
     config: Config, options: Options, build_engine: OpenLLM = open_llm
 ) -> dict[str, Any]:
-    """The whole job: draws what isn't drawn yet, prints the table, writes the files. Gives back the
-    summary.
+    """Runs the whole job: draws the missing samples, prints the table, writes the files, and
+    returns the summary.
 
     Raises UsageError for a broken problem file or too few shots, JournalError for an output that
-    cannot be written or belongs to another run, CapacityError for a full disk; KeyboardInterrupt
-    comes through with how to go on in it.
+    cannot be written or belongs to another run, CapacityError for a full disk. KeyboardInterrupt
+    passes through, with a message how to continue.
     """
     work = _load(options)
     made = _make_folder(options.out)
@@ -145,8 +146,8 @@ def run_monkeys(
 
 
 def run_demo(config: Config, out: Path, *, n: int, limit: int) -> None:
-    """`penstock demo`: the job on the model and the problems in the package, offline. Says what it
-    does, does it, says where the report is. Errors as `run_monkeys`."""
+    """Runs `penstock demo`: the job on the packaged model and problems, offline. Prints what it
+    does and where the report is. Errors as in `run_monkeys`."""
     sampling = SamplingParams(n=n, temperature=0.6, max_tokens=256, stop=["Question:"])
     options = Options(
         problems=str(problems_file()),
@@ -180,7 +181,7 @@ def _load(options: Options) -> Work:
 
 
 def _make_folder(out: Path) -> bool:
-    """Makes the output's folder; True when it wasn't there."""
+    """Makes the output folder; returns True if it is new."""
     made = not out.exists()
     try:
         out.mkdir(exist_ok=True, parents=True)
@@ -194,8 +195,8 @@ def _make_folder(out: Path) -> bool:
 
 
 def _fingerprint(config: Config, options: Options, work: Work) -> dict[str, Any]:
-    """All that a sample depends on. What only decides how fast it comes (rows, memory) may change
-    between sittings."""
+    """Returns the settings that samples depend on. Settings that affect only speed (rows, memory)
+    may change when a run is continued."""
     return {
         **{
             name: value
@@ -232,8 +233,8 @@ def _settings(config: Config, options: Options) -> dict[str, Any]:
 def _draw_missing(
     config: Config, options: Options, work: Work, journal: Journal, build_engine: OpenLLM
 ) -> tuple[dict[str, Any], dict[int, str], dict[str, Any]]:
-    """Draws what the journal doesn't hold. Gives the speed, the problems' errors and the engine's
-    own figures."""
+    """Draws the samples that the journal lacks. Returns the speed, the problems' errors and the
+    engine's stats."""
     todo = _todo(options, work, journal)
     if not todo:
         before, engine = _earlier(options.out)
@@ -247,7 +248,7 @@ def _draw_missing(
 
 
 def _rows(journal: Journal, work: Work) -> Iterator[dict[str, Any]]:
-    """The samples that are there. Raises JournalError for a row that `_keep` doesn't write."""
+    """Yields the stored samples. Raises JournalError for a row that `_keep` does not write."""
     asked = {problem.index for problem in work.asked}
     for row in journal.rows():
         sound = row.keys() >= FORM.keys() and all(
@@ -259,7 +260,7 @@ def _rows(journal: Journal, work: Work) -> Iterator[dict[str, Any]]:
 
 
 def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]]:
-    """Problem index -> the samples it lacks; problems that have all are left out."""
+    """Returns problem index -> missing samples; complete problems are left out."""
     n = options.sampling.n
     if not len(journal):
         return {problem.index: list(range(n)) for problem in work.asked}
@@ -268,8 +269,8 @@ def _todo(options: Options, work: Work, journal: Journal) -> dict[int, list[int]
 
 
 def _earlier(out: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The speed and the engine's figures of an earlier sitting; nothing when it was stopped before
-    it wrote them."""
+    """Returns the speed and engine stats of an earlier run; empty if it was stopped before it wrote
+    them."""
     path = out / "summary.json"
     if not path.is_file():
         return _speed(0.0, None, Counter()), {}
@@ -308,7 +309,8 @@ def _draw(
                     made["samples"] += 1
                     made["output_tokens"] += len(finished.output.token_ids)
                     made["prompt_tokens"] += finished.prompt_tokens if left[index] == 1 else 0
-                    ended = min(left[index], 1)  # none is left of a problem that ended in an error
+                    # nothing is left of a problem that ended in an error
+                    ended = min(left[index], 1)
                 left[index] -= ended
                 samples.ended += ended
                 problems.ended += ended > 0 and not left[index]
@@ -317,8 +319,8 @@ def _draw(
 
 
 def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str, Any]:
-    """What this sitting made, and how fast. A prompt counts once a problem, however many samples it
-    has."""
+    """Returns what this run generated, and how fast. A prompt counts once a problem, for any number
+    of samples."""
     output, prompts = made["output_tokens"], made["prompt_tokens"]
     return {
         "seconds": seconds,
@@ -334,8 +336,7 @@ def _speed(seconds: float, first: float | None, made: Counter[str]) -> dict[str,
 def _known(
     options: Options, work: Work, todo: dict[int, list[int]], journal: Journal
 ) -> dict[int, list[str | None]]:
-    """Problem index -> the answers that the journal holds,
-    where they decide whether more is drawn."""
+    """Returns problem index -> answers in the journal, if answers can stop a problem."""
     known: dict[int, list[str | None]] = {index: [] for index in todo}
     if options.stop_when is not None and len(journal):
         for row in _rows(journal, work):
@@ -351,8 +352,8 @@ def _prompts(
     known: dict[int, list[str | None]],
     follow: Callable[[], None],
 ) -> Iterator[Prompt]:
-    """known: answers that were drawn before.   follow: called for each prompt; many are made
-    between two steps."""
+    """Yields the prompts of the missing samples. known: answers drawn before. follow: called for
+    each prompt, because many are made between two steps."""
     from penstock.llm import Prompt
 
     for problem in work.asked:
@@ -379,7 +380,7 @@ def _prompts(
 def _keep(problem: Problem, finished: Finished, journal: Journal) -> None:
     output = finished.output
     assert output is not None
-    # what was cut has given none
+    # an aborted sample has no answer
     answer = None if output.finish_reason == "abort" else find_answer(output.text)
     row = {
         "problem": problem.index,

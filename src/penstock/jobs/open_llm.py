@@ -1,6 +1,6 @@
-"""The engine of a job: opening it, and telling one model from another before it is open.
+"""Opens the engine of a job, and identifies a model before it is open.
 
-A job takes `open_llm` as an argument, so that its tests can hand it another.
+A job takes `open_llm` as an argument, so that tests can pass another function.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
 
 class JobEngine(Protocol):
-    """What a job needs of an engine, as `LLM` has it: here, or spread over a cluster."""
+    """The part of `LLM` that a job needs; the engine may be local or spread over a cluster."""
 
     @property
     def facts(self) -> Any:
-        """Has `max_num_seqs` and `sampling_defaults`."""
+        """An object with `max_num_seqs` and `sampling_defaults`."""
 
     @property
     def generation_tokens(self) -> int:
-        """Output tokens made so far; read from any thread."""
+        """Returns the number of output tokens so far; may be called from any thread."""
 
     def stream(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
@@ -46,7 +46,7 @@ class JobEngine(Protocol):
 
 
 class SteppedEngine(JobEngine, Protocol):
-    """One that is here, and can be looked up from after each of its steps."""
+    """A local engine that lets its caller work after each of its steps."""
 
     def steps(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
@@ -56,22 +56,23 @@ class SteppedEngine(JobEngine, Protocol):
 
 OpenLLM = Callable[[Config], JobEngine]
 OpenStepped = Callable[[Config], SteppedEngine]
-LOOK = 1 << 16  # bytes looked at in the beginning, the middle and the end of a file
+LOOK = 1 << 16  # bytes hashed at the beginning, the middle and the end of a file
 
 
 def open_llm(config: Config) -> LLM:
-    """An LLM with these knobs; the import is late because it loads torch."""
+    """Returns an LLM with these knobs. The import is late because it loads torch."""
     from penstock.llm import LLM
 
     return LLM(**config.told())
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What samples depend on of a model and how it is run: a part of every job's fingerprint.
+    """Returns the settings of a model and its engine that samples depend on: a part of every job's
+    fingerprint.
 
-    Rows and memory are left out: they decide how fast samples come, not which. Weights in a folder
-    are told apart by three looks into each file, so that a model trained on under the same name
-    isn't taken for the one before.
+    Rows and memory are left out, because they affect only speed. A folder's weights are identified
+    by three hashed pieces of each file, so that a retrained model of the same name counts as
+    different.
     """
     model = config.model
     folder = model_folder() if model.model == "demo" else Path(model.model).expanduser()

@@ -1,10 +1,10 @@
-"""Coverage: how likely it is that at least one of k samples is right. Numbers only.
+"""Coverage: the probability that at least one of k samples is right. Numbers only.
 
     pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >=
-    k, c of them right
+                                            k samples, c of them right
 
 The 95 % interval is Gaffke's (2005), over problems; Clopper-Pearson's where each problem's estimate
-is 0 or 1. docs/jobs.md has what it covers.
+is 0 or 1. docs/jobs.md explains the method.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ class Coverage:
 
 
 def powers(n: int) -> list[int]:
-    """1, 2, 4 ... and n itself."""
+    """Returns 1, 2, 4, ... below n, and n itself."""
     return [1 << i for i in range(n.bit_length()) if 1 << i < n] + [n]
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """The estimate of one problem. As a product of ratios,
-    so that no binomial grows past a float."""
+    """Returns the estimate of one problem, as a product of ratios,
+    so that no binomial overflows."""
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right among {n} samples doesn't exist")
     if n - right < k:
@@ -50,8 +50,8 @@ def pass_at_k(n: int, right: int, k: int) -> float:
 def coverage(
     samples: Sequence[int], right: Sequence[int], ks: Iterable[int], seed: int
 ) -> list[Coverage]:
-    """samples, right: of each problem, how many were drawn and how many are right. One problem at
-    least."""
+    """Returns the coverage for each k. samples, right: numbers of drawn and of right samples, for
+    each problem; at least one problem."""
     ks = list(ks)
     # [problems, k]
     estimates = np.array(
@@ -67,7 +67,8 @@ def coverage(
 def _interval(
     estimates: NDArray[np.float64], seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """estimates: [problems, k]. Problems of equal estimates draw their weight together."""
+    """Returns the interval's ends [k]. estimates: [problems, k]. Problems with equal estimates draw
+    their bootstrap weight together."""
     distinct, counts = np.unique(estimates, axis=0, return_counts=True)
     draw = np.random.default_rng(seed)
     lows, highs = [], []
@@ -90,7 +91,7 @@ def _interval(
 
 
 def majority(answers: Iterable[str | None]) -> str | None:
-    """The answer that most samples gave; among equals the one that came first. None where no sample
-    gave one."""
+    """Returns the most frequent answer; of equally frequent ones the first. None if no sample gave
+    one."""
     counts = Counter(answer for answer in answers if answer is not None)
     return counts.most_common(1)[0][0] if counts else None

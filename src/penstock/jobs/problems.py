@@ -1,6 +1,6 @@
-"""Problems: rows `question` and `answer` (ending in `#### number`, as GSM8K has them) of JSON
-lines, plain or .gz, of parquet or of a hub dataset; their prompts, and the number in a sample. It
-knows no models.
+"""Problems: rows with `question` and `answer` (ending in `#### number`, as in GSM8K) from JSON
+lines, plain or .gz, from parquet or a hub dataset; their prompts, and the number in a sample. Knows
+no models.
 
     Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
     Question: {question}\\nAnswer:
@@ -28,8 +28,8 @@ from penstock.jobs.input_rows import mix, read_lines
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PREFERRED_FOLDERS = ("main", "default")
-# What follows `####`: a number, perhaps with a sign, $ and commas; not the beginning of a fraction,
-# a time or a power.
+# Matches the number after `####`: optional sign, $ and commas; not the beginning of a fraction, a
+# time or a power.
 NUMBER = re.compile(
     r"####[ \t]*([-+]?)[ \t]*\$?["
     r" \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
@@ -38,8 +38,8 @@ NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One problem. index: its place in the file, from 0. solution: the worked answer. answer: its
-    number, as text."""
+    """One problem. index: its place in the file, from 0. solution: the worked answer. answer: the
+    final number, as text."""
 
     index: int
     question: str
@@ -48,11 +48,11 @@ class Problem:
 
 
 def load_problems(source: str, split: str) -> list[Problem]:
-    """The problems of a file or of a hub dataset (`owner/name`, or
+    """Returns the problems of a file or of a hub dataset (`owner/name`, or
     `owner/name:beginning/of/a/path`).
 
-    split: which of a hub dataset's files are meant where the name doesn't say: "test" or "train".
-    Raises UsageError for a file that isn't there, isn't readable, or holds a broken row.
+    split: "test" or "train": chooses among a hub dataset's files if the name does not. Raises
+    UsageError for a file that is missing or unreadable, or holds a broken row.
     """
     path = Path(source)
     if not path.exists() and HUB_NAME.fullmatch(source) and not source.endswith(SUFFIXES):
@@ -69,7 +69,7 @@ def load_problems(source: str, split: str) -> list[Problem]:
 
 
 def digest(problems: list[Problem]) -> str:
-    """A fingerprint of what the problems say, wherever they came from."""
+    """Returns a fingerprint of the problems' texts, wherever they came from."""
     state = blake2b(digest_size=8)
     for problem in problems:
         state.update(json.dumps([problem.question, problem.solution]).encode())
@@ -113,10 +113,8 @@ def _rows(path: Path, source: str) -> Iterator[tuple[int, Any]]:
         if line.strip():
             try:
                 yield number, json.loads(str(line, "utf-8-sig"))
-            except (
-                ValueError,
-                RecursionError,
-            ) as error:  # no UTF-8, no JSON, or a number of thousands of digits
+            except (ValueError, RecursionError) as error:
+                # no UTF-8, no JSON, or a number with thousands of digits
                 raise UsageError(
                     f"{source} row {number} is no JSON ({error}): mend the row or take it out"
                 ) from error
@@ -137,14 +135,13 @@ def _parquet_rows(path: Path) -> Iterator[tuple[int, Any]]:
 
 
 def _fetch(source: str, split: str) -> Path:
-    """One file of a hub dataset, through the hub's cache."""
+    """Returns one file of a hub dataset, through the hub's cache."""
     from huggingface_hub import HfApi, hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     name, _, beginning = source.partition(":")
-    # What the hub's client raises when no connection comes about is the HTTP library's own, which
-    # changed with its versions (requests, httpx, httpx2); the hub's own error has always been a
-    # child of it.
+    # Without a connection the hub's client raises an error of its HTTP library, which changed with
+    # its versions (requests, httpx, httpx2); HfHubHTTPError has always been a subclass of it.
     unreachable = tuple(
         c for c in HfHubHTTPError.__mro__ if c.__name__ in ("HTTPError", "RequestException")
     )
@@ -187,11 +184,10 @@ def _first_line(error: Exception) -> str:
 
 
 def find_answer(text: str) -> str | None:
-    """The number after the first `####`, in one form (1,080.0 is 1080, $18. is 18); None where
+    """Returns the number after the first `####`, normalised (1,080.0 is 1080, $18. is 18); None if
     there is none.
 
-    The first, because a model that isn't stopped may go on to a question of its own and answer that
-    too.
+    The first one counts, because a model that is not stopped may go on with a question of its own.
     """
     place = text.find("####")
     match = NUMBER.match(text, place) if place >= 0 else None
@@ -213,7 +209,7 @@ def make_prompt(question: str, shots: Sequence[Problem]) -> str:
 def draw_shots(
     pool: Sequence[Problem], question: str, count: int, seed: int, index: int
 ) -> list[Problem]:
-    """`count` shots for problem `index`, in a drawn order; rows of the pool that ask the same
+    """Returns `count` shots for problem `index`, in random order; rows of the pool with the same
     question are left out."""
     others = [shot for shot in pool if shot.question != question]
     if len(others) < count:

@@ -1,6 +1,6 @@
-"""The live line of a long job: what is done, how fast it goes now, when it will end. A line that
-moves on a terminal, else a plain one every ten seconds, redrawn by a thread. It knows of the job
-only its counts and its journal.
+"""The live progress line of a long job: what is done, the current speed, the expected end. On a
+terminal it is overwritten by a thread, else printed every ten seconds. Knows the job only by its
+counts and its journal.
 """
 
 from __future__ import annotations
@@ -18,22 +18,19 @@ from penstock.journal import Journal
 from penstock.status_line import SELDOM, StatusLine, duration
 
 LIVE_SECONDS = 0.25
-WINDOW_SECONDS = (
-    5.0  # "now" is the mean over the last five, or over as many more as it takes to see tokens come
-)
-# of what is counted: before so many have ended beside the first, nobody knows how long the rest
-# takes
+WINDOW_SECONDS = 5.0  # speed is the mean over five seconds, or over more until tokens are seen
+# items that must have ended after the first before an end is predicted
 FEW = 10
 BAR = 12  # characters
 
 
 @dataclass(slots=True)
 class Count:
-    """How far one thing is: `done` of `total`, in the journal and on the disk; `before` of them in
-    an earlier sitting.
+    """The progress of one kind of item: `done` of `total`, in the journal and on the disk; `before`
+    of them in an earlier run.
 
-    ended: in this one, whether on the disk yet or not.   begun: in this one, as far as the engine
-    has taken them; 0 where nobody counts them.
+    ended: in this run, on the disk yet or not. begun: taken by the engine in this run; 0 if not
+    counted.
     """
 
     name: str
@@ -54,11 +51,11 @@ class Count:
 
 
 class Progress:
-    """`with Progress([Count(...), ...], tokens) as p:`, then add to the counts' `ended` as things
-    end, and `follow`.
+    """Used as `with Progress([Count(...), ...], tokens) as p:`; then add to the counts' `ended` as
+    items end, and call `follow`.
 
-    counts: the last one is what the bar and the expected end go by. tokens: says how many output
-    tokens the engine has made since it began; called from the redrawing thread.
+    counts: the last one determines the bar and the expected end. tokens: returns the number of
+    output tokens so far; called from the redrawing thread.
     """
 
     def __init__(self, counts: list[Count], tokens: Callable[[], int]) -> None:
@@ -67,9 +64,8 @@ class Progress:
         self._shown = StatusLine()
         self._start = time.monotonic()
         self._seen: deque[tuple[float, int]] = deque([(self._start, tokens())])
-        self._first: tuple[float, int] | None = (
-            None  # when the first were seen to have ended, and how many
-        )
+        # (time, count) at which the first ended items were seen
+        self._first: tuple[float, int] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._redraw, name="penstock-progress", daemon=True)
 
@@ -92,16 +88,16 @@ class Progress:
         return time.monotonic() - self._start
 
     def follow(self, journal: Journal) -> None:
-        """To be called while work goes on, often: the journal brings what waits to the disk when
-        that is due, and what has ended counts as done from then on."""
+        """Call it often while work goes on: brings waiting rows to the disk when due, and then
+        counts ended items as done."""
         if journal.tick():
             for count in self.counts:
                 count.done = count.ended
 
     @contextmanager
     def stoppable(self, journal: Journal, out: Path | None) -> Iterator[None]:
-        """Brings all rows to the disk at the end, and at Ctrl-C, which it raises with how to go on
-        from `out`; None: nothing stays to go on from."""
+        """Brings all rows to the disk at the end and at Ctrl-C; KeyboardInterrupt gets a message
+        how to continue from `out`. out None: nothing is kept to continue from."""
         try:
             yield
             journal.commit()
@@ -119,14 +115,13 @@ class Progress:
         self.follow(journal)
 
     def line(self) -> str:
-        """The whole line; reads the engine's count of tokens."""
+        """Returns the whole line; reads the engine's count of tokens."""
         now = time.monotonic()
         made = self._tokens()
         if len(self._seen) > 1 and self._seen[-1][1] == self._seen[-2][1] == made:
-            self._seen.pop()  # of a time without tokens both ends are enough
+            self._seen.pop()  # both ends of a time without tokens are enough
         self._seen.append((now, made))
-        # A step may take longer than the window: what is looked back to then are the tokens before
-        # it.
+        # A step may take longer than the window: then keep the entry before its tokens.
         while (
             len(self._seen) > 2
             and now - self._seen[0][0] > WINDOW_SECONDS
@@ -142,8 +137,8 @@ class Progress:
         return f"{' · '.join(c.text for c in self.counts)} · {speed} · {self._end(now)}"
 
     def _end(self, now: float) -> str:
-        """Says when it should end by the pace since the first ended: what came before was the
-        start, and their way."""
+        """Returns the expected end as text, by the pace since the first items ended; the time
+        before was start-up."""
         main = self.counts[-1]
         if self._first is None and main.done:
             self._first = now, main.done

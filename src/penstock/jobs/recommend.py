@@ -1,8 +1,9 @@
-"""How many GPUs to hold one model together, and how many replicas of that: the smallest tensor
-parallelism that holds weights and KV, then data parallelism over what is left. It knows a model's
-shapes and bytes; no running engine.
+"""Recommends numbers of ranks and replicas: the smallest tensor parallelism that holds weights and
+KV, then data parallelism over the remaining GPUs. Knows a model's shapes and bytes; no running
+engine.
 
-Sums between ranks cost a step what replicas don't pay, so ranks are for what doesn't fit.
+All-reduces between ranks cost time that replicas do not need, so ranks are only for what does not
+fit.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 def bytes_a_rank(
     config: Config, model_config: ModelConfig, dtype: torch.dtype, rooms: Sequence[int]
 ) -> dict[int, tuple[int, int]]:
-    """Returns, for each number of ranks up to that of GPUs that divides the model, bytes of a
-    rank's weights and of the state of one sequence of full length. rooms: as `recommend` takes
-    them; a table of per-layer embeddings counts where it is to lie there."""
+    """Returns, for each number of ranks that divides the model, the bytes of a rank's weights and
+    of the state of one sequence of full length. rooms: as in `recommend`. A table of per-layer
+    embeddings counts if it is to lie on the GPU.
+    """
     import torch
 
     from penstock.execute.kv_fit import fit_states, narrowest
@@ -43,7 +45,7 @@ def bytes_a_rank(
                 model_config, dtype, torch.device("meta"), length, Layout(0, ranks), schemes
             )
         except UsageError:
-            continue  # heads, groups or sizes that so many don't divide
+            continue  # heads, groups or sizes cannot be divided by this number
         fit_states(share, config.model.mamba_ssm_cache_dtype)
         forms = narrowest(share.paged_forms, config.model.kv_cache_dtype)
         token = open_token_bytes(forms, pages_of(share, length, forms))
@@ -54,8 +56,8 @@ def bytes_a_rank(
 
 
 def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length: int) -> str:
-    """Returns which options to take, and why. needs: `bytes_a_rank`'s. rooms: bytes of each GPU
-    that are ours to take. length: tokens of a sequence of full length."""
+    """Returns the recommended options and the reason. needs: from `bytes_a_rank`. rooms: usable
+    bytes of each GPU. length: tokens of a sequence of full length."""
     room = _room(rooms)
     fits = [
         ranks
@@ -85,7 +87,7 @@ def recommend(needs: Mapping[int, tuple[int, int]], rooms: Sequence[int], length
 
 
 def _room(rooms: Sequence[int]) -> int:
-    """Bytes of the smallest GPU beside what steps take."""
+    """Returns the bytes of the smallest GPU, without those that steps take."""
     from penstock.execute.limits import STEP_SHARE
 
     return int(min(rooms) * (1 - STEP_SHARE))

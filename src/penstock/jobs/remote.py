@@ -1,8 +1,7 @@
-"""Files and batches of any server that speaks OpenAI's API, asked over HTTP: what `penstock batch`
-is made of.
+"""An HTTP client for files and batches of any server with OpenAI's API; `penstock batch` uses it.
 
-It knows HTTP and OpenAI's objects; no engine, and nothing of how a server keeps them. Every fault
-is one line.
+Knows HTTP and OpenAI's objects; no engine, and not how a server stores them. Every error is one
+line.
 """
 
 from __future__ import annotations
@@ -20,14 +19,14 @@ from urllib.parse import quote, urlsplit
 from penstock.errors import PenstockError, UsageError
 
 PIECE = 1 << 20
-ANSWER_SECONDS = 120.0  # that a server may take for one answer; a piece of a file counts as one
+ANSWER_SECONDS = 120.0  # longest wait for an answer, or for a piece of a file
 LONGEST_ANSWER = 256 << 20  # bytes of an object
 
 Json = dict[str, Any]
 
 
 class RemoteError(PenstockError):
-    """What a server answered that isn't what was asked for; `status` is HTTP's."""
+    """An unexpected answer of a server; `status` is the HTTP status."""
 
     exit_code = 1
 
@@ -37,12 +36,12 @@ class RemoteError(PenstockError):
 
 
 class NoAnswerError(RemoteError):
-    """A server that cannot be reached, or whose answer broke off: it may be there again later."""
+    """A server that cannot be reached, or whose answer broke off: it may be back later."""
 
 
 class Remote:
-    """One server. `url` with or without /v1; a connection a request, so that a server may come and
-    go meanwhile."""
+    """One server. url: with or without /v1. Each request has its own connection, so the server may
+    restart in between."""
 
     def __init__(self, url: str, api_key: str | None = None) -> None:
         try:
@@ -66,7 +65,7 @@ class Remote:
     # --- files
 
     def upload(self, path: Path) -> Json:
-        """Sends a file for a batch and gives its object. Raises RemoteError, UsageError."""
+        """Uploads a file for a batch and returns its object. Raises RemoteError, UsageError."""
         with open_lines(path) as file:
             boundary = secrets.token_hex(16)
             name = "".join(
@@ -88,12 +87,12 @@ class Remote:
             return self._object("POST", "/files", body(), kind)
 
     def delete(self, file_id: str) -> Json:
-        """Deletes a file. Raises RemoteError, as all that follow."""
+        """Deletes a file. Raises RemoteError, as all methods below."""
         return self._object("DELETE", f"/files/{quote(file_id, safe='')}")
 
     def download(self, file_id: str, out: BinaryIO) -> int:
-        """Writes a file's content and gives its bytes. Raises RemoteError, NoAnswerError where it
-        broke off."""
+        """Writes a file's content to `out` and returns its bytes. Raises RemoteError, or
+        NoAnswerError if it broke off."""
         size = 0
         with self._ask("GET", f"/files/{quote(file_id, safe='')}/content") as answer:
             while piece := _read(answer, PIECE):
@@ -117,13 +116,13 @@ class Remote:
     def cancel(self, batch_id: str) -> Json:
         return self._object("POST", f"/batches/{quote(batch_id, safe='')}/cancel", b"")
 
-    # --- how
+    # --- HTTP
 
     def _object(self, *asked: Any) -> Json:
-        """The answer's object. asked: as _ask's."""
+        """Returns the JSON object of an answer. asked: arguments of _ask."""
         with self._ask(*asked) as answer:
             data = _read(answer, LONGEST_ANSWER)
-            if answer.length:  # it was to be longer
+            if answer.length:  # the connection closed before the announced length
                 raise NoAnswerError("the server broke off amid its answer: try again")
         found: Any = None
         with contextlib.suppress(ValueError, RecursionError):
@@ -140,15 +139,14 @@ class Remote:
         body: bytes | Iterator[bytes] | None = None,
         headers: dict[str, str] | None = None,
     ) -> Iterator[http.client.HTTPResponse]:
-        """The answer, if its status is 200. Raises RemoteError."""
+        """Yields the answer if its status is 200. Raises RemoteError."""
         kind = http.client.HTTPSConnection if self._safe else http.client.HTTPConnection
         connection = kind(self._host or "", self._port, timeout=ANSWER_SECONDS)
         try:
             try:
                 connection.connect()
-                with contextlib.suppress(
-                    BrokenPipeError, ConnectionResetError
-                ):  # refused amid it: the answer says why
+                # the server refused in the middle of the upload: its answer says why
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     connection.request(
                         method, self._path + path, body, {**self._headers, **(headers or {})}
                     )
@@ -172,8 +170,8 @@ class Remote:
 
 
 def open_lines(path: Path) -> BinaryIO:
-    """A file of JSON lines, open. Raises UsageError for one that cannot be read or is packed, and
-    for what is no file: a pipe or a device has no size, and maybe no end."""
+    """Opens a file of JSON lines. Raises UsageError for a file that cannot be read or is
+    compressed, and for a pipe or device, which has no size and perhaps no end."""
     if not path.is_file():
         raise UsageError(f"{path} is no file: name a file of JSON lines", param="file")
     try:
@@ -191,7 +189,7 @@ def open_lines(path: Path) -> BinaryIO:
 
 
 def _form(boundary: str, name: str) -> tuple[bytes, bytes]:
-    """What stands before a file and behind it."""
+    """Returns the multipart bytes before and after a file."""
     head = (
         f'--{boundary}\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
         f'--{boundary}\r\nContent-Disposition: form-data; name="file"; filename="{name}"\r\n'
@@ -210,7 +208,7 @@ def _read(answer: http.client.HTTPResponse, size: int) -> bytes:
 
 
 def _refusal(answer: http.client.HTTPResponse) -> str:
-    """What the server says, in one line."""
+    """Returns the server's error in one line."""
     said: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         said = json.loads(_read(answer, PIECE))

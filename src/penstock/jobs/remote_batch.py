@@ -1,6 +1,6 @@
-"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The work
-is the server's, which may go and come back meanwhile. It knows OpenAI's objects and the screen; how
-they travel is remote's.
+"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The
+server does the work, and may restart meanwhile. Knows OpenAI's objects and the screen; remote.py
+sends the requests.
 """
 
 from __future__ import annotations
@@ -21,33 +21,32 @@ from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
 LOOK_EVERY = 2.0  # seconds
-LONGEST_LINE = 32 << 20  # bytes of the line that says the endpoint
-WAITS = {  # for what, in the words of our server
+LONGEST_LINE = 32 << 20  # bytes of the line that has the endpoint
+WAITS = {  # reasons of waiting, as our server reports them
     "disk": "held up by the server's disk: its log says why",
     "model": "waits for a server of its model",
     "turn": "waits for its turn",
 }
-MOST_TOLD = 20  # bad lines that are named on the screen
+MOST_TOLD = 20  # bad lines listed on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
-    """Uploads a file and makes a batch of it; gives the batch's id. Without an endpoint it is the
-    first line's."""
+    """Uploads a file, makes a batch of it, and returns the batch's id. endpoint None: the first
+    line's."""
     endpoint = endpoint or _endpoint_of(path)
     file_id = remote.upload(path)["id"]
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
-        if (
-            400 <= error.status < 500 and error.status != 408
-        ):  # after others the batch may be there, of that file
-            with suppress(RemoteError):  # what was refused is told
+        # after other errors the batch may exist and use the file
+        if 400 <= error.status < 500 and error.status != 408:
+            with suppress(RemoteError):  # the refusal is the error to report
                 remote.delete(file_id)
         raise
 
 
 def _endpoint_of(path: Path) -> str:
-    """The first line's."""
+    """Returns the endpoint in the file's first line."""
     with open_lines(path) as file:
         first = next(
             (
@@ -72,11 +71,11 @@ def _endpoint_of(path: Path) -> str:
 def watch(
     remote: Remote, batch_id: str, out: TextIO | None = None, every: float = LOOK_EVERY
 ) -> Json:
-    """Says how far a batch is until it is over, and gives it then; bad lines as soon as they are
-    known. Raises RemoteError for what no waiting mends."""
+    """Shows a batch's progress until it is over, and returns it; shows bad lines as soon as they
+    are known. Raises RemoteError for an error that waiting does not fix."""
     screen = StatusLine(out)
     troubles: list[str] = []
-    said = ""  # the status that was shown last
+    said = ""  # the last status shown
 
     def show(text: str) -> None:
         nonlocal said
@@ -87,7 +86,7 @@ def watch(
         try:
             batch = remote.batch(batch_id)
         except NoAnswerError:
-            if not said:  # it never answered: the address is wrong
+            if not said:  # no answer so far: the address is wrong
                 raise
             show("the server does not answer; its batches go on when it is started again")
         except RemoteError as error:
@@ -106,7 +105,7 @@ def watch(
 
 
 def line_of(batch: Json) -> str:
-    """How far it is, in one line."""
+    """Returns the batch's progress in one line."""
     counts = batch.get("request_counts") or {}
     total, completed, failed = (
         int(counts.get(name) or 0) for name in ("total", "completed", "failed")
@@ -126,7 +125,8 @@ def line_of(batch: Json) -> str:
 
 
 def troubles_of(batch: Json) -> list[str]:
-    """What a batch's check found, a text each bad line; the last says how many more there are."""
+    """Returns the bad lines of a batch, one text each; the last text gives the number of further
+    ones."""
     found = (batch.get("errors") or {}).get("data") or []
     told = [_trouble(error) for error in found[:MOST_TOLD] if isinstance(error, dict)]
     if told and batch.get("status") != "failed":
@@ -147,18 +147,18 @@ def _trouble(error: Json) -> str:
 def fetch(
     remote: Remote, batch_id: str, out: Path, *, overwrite: bool = False
 ) -> list[tuple[Path, int]]:
-    """Writes what a batch that is over has: OUT, and beside it a file of the lines that failed,
-    named as `error_file_of` says, each whole or not at all. Gives (file, lines).
+    """Writes the results of a finished batch: OUT, and beside it a file of the failed lines, named
+    by `error_file_of`, each whole or not at all. Returns (file, lines) of each.
 
-    overwrite: both names are this batch's, whatever stands there; the one for which it has nothing
-    is taken away. Raises RemoteError where it isn't over or has nothing, JournalError where one of
-    the two names is taken or can be no file.
+    overwrite: replaces both files; a file for which the batch has nothing is deleted. Raises
+    RemoteError if the batch is not over or has nothing, JournalError if one of the two names is
+    taken or cannot be a file.
     """
     if str(out) == "-":
         raise UsageError(
             "- is no OUT: answers and failed lines are two files, so name one", param="out"
         )
-    _check_free(out, overwrite)  # a folder may have no name to make the other of
+    _check_free(out, overwrite)  # a folder may have no name to derive the error file from
     places = {"completed": out, "failed": error_file_of(out)}
     _check_free(places["failed"], overwrite)
     batch = remote.batch(batch_id)
@@ -182,15 +182,15 @@ def fetch(
 
 
 def error_file_of(out: Path) -> Path:
-    """out.jsonl: out.errors.jsonl; out: out.errors."""
+    """Returns out.errors.jsonl for out.jsonl, out.errors for out."""
     return out.with_name(f"{out.stem}.errors{out.suffix}")
 
 
 def _check_free(place: Path, overwrite: bool) -> None:
-    """Raises JournalError for a name that is somebody else's."""
+    """Raises JournalError for a name that is taken."""
     check_writable(place, link=True)
     for journal in (journal_of(place), journal_of(place.resolve())):
-        if journal.exists():  # a run that is under way would write on into a file without a name
+        if journal.exists():  # a running run would go on writing into a file without a name
             raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")
     if not overwrite and place.exists() and place.stat().st_size:
         raise JournalError(

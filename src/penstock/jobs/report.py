@@ -1,6 +1,5 @@
-"""What a sampling job leaves behind: the table on the terminal, summary.json, report.html (one file
-with everything in it) and coverage.png. It knows the summary and the rows of samples.jsonl, no
-engine.
+"""The results of a sampling job: the table on the terminal, summary.json, report.html (one file
+with everything in it) and coverage.png. Knows the summary and the rows of samples.jsonl, no engine.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from penstock.status_line import duration, percent
 
 Summary = Mapping[str, Any]
 Rows = Callable[[], Iterator[dict[str, Any]]]
-SHOWN_SAMPLES = 3  # right ones, and as many wrong ones
+SHOWN_SAMPLES = 3  # right samples shown, and as many wrong ones
 SHOWN_PROBLEMS = 500  # the table of problems stops there and says so
 
 
 def print_table(summary: Summary, out: Path) -> None:
-    """The end of the job, on stdout."""
+    """Prints the job's results to stdout."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -48,7 +47,7 @@ def print_table(summary: Summary, out: Path) -> None:
 
 
 def facts(summary: Summary) -> list[tuple[str, str]]:
-    """Name and value of each figure beside the coverage, as people read it."""
+    """Returns name and value of each figure beside the coverage, as text for people."""
     speed = summary["speed"]
     reasons = ", ".join(
         f"{count:,} {reason}" for reason, count in summary["finish_reasons"].items()
@@ -74,10 +73,11 @@ def facts(summary: Summary) -> list[tuple[str, str]]:
 
 
 def write_reports(out: Path, summary: Summary, rows: Rows) -> None:
-    """Writes the files, each whole or not at all; without matplotlib no picture, and a line that
+    """Writes the files, each whole or not at all; without matplotlib no picture, but a line that
     says so.
 
-    Raises JournalError or CapacityError as the journal does."""
+    Raises JournalError or CapacityError as the journal does.
+    """
     write_whole(
         out / "summary.json", (json.dumps(summary, ensure_ascii=False, indent=2) + "\n").encode()
     )
@@ -98,7 +98,7 @@ def title(summary: Summary) -> str:
 
 
 def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
-    """The report as HTML; every text of a model or a file is escaped."""
+    """Returns the report as HTML; every text from a model or a file is escaped."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
@@ -128,8 +128,8 @@ def render(summary: Summary, rows: Iterable[Mapping[str, Any]]) -> str:
 def pick_samples(
     rows: Iterable[Mapping[str, Any]],
 ) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-    """A few right and a few wrong samples, of problems spread over the run: the first of each kind
-    a problem has."""
+    """Returns a few right and a few wrong samples, from problems spread over the run: each
+    problem's first of each kind."""
     first: dict[bool, dict[int, Mapping[str, Any]]] = {True: {}, False: {}}
     for row in rows:
         there = first[row["right"]].get(row["problem"])

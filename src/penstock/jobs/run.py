@@ -1,4 +1,4 @@
-"""A file of prompts in, a file of outputs out: any size, constant memory, each id exactly once
+"""Runs a file of prompts into a file of outputs: any size, constant memory, each id exactly once
 through kills.
 
     IN.jsonl --survey--> every row checked, before anything runs
@@ -6,8 +6,8 @@ through kills.
     last sample ends
 
 OUT's rows are {"id", "outputs": [{"text", "finish_reason", "token_count"}]} in the order of the
-samples, or {"id", "error"} for a prompt that cannot be served (too long, say); a row's metadata
-goes through. `-` is standard input or output. It knows the engine only as `LLM.stream`.
+samples, or {"id", "error"} for a prompt that cannot be served (too long, say); a row's metadata is
+copied. `-` is standard input or output. Knows the engine only as `LLM.stream`.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Tail:
-    """A row whose samples come in: those that are there, and how many it takes."""
+    """A row whose samples are arriving. n: number of samples it needs."""
 
     n: int
-    carried: dict[str, Any]  # through to OUT
+    carried: dict[str, Any]  # copied to OUT
     outputs: list[CompletionOutput] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class RunOutcome:
-    """What a sitting did. rows: of the file; done: rows that this sitting wrote; failed: all that
-    OUT has with an error, those of earlier sittings too."""
+    """The result of one run of the command. rows: in the file. done: rows written by this run.
+    failed: all rows of OUT with an error, earlier runs' included."""
 
     rows: int
     done: int = 0
@@ -63,13 +63,13 @@ def run_file(
     build_engine: OpenLLM = open_llm,
     keep: tuple[str, ...] = (),
 ) -> RunOutcome:
-    """Runs every row of `source` that `out` doesn't hold yet. `-`: rows from standard input, which
-    are kept on the disk meanwhile; rows to standard output as they end. keep: columns that go
-    through.
+    """Runs every row of `source` that `out` does not hold yet. `-` as source: rows from standard
+    input, which are kept on the disk meanwhile; `-` as out: rows to standard output as they end.
+    keep: columns that go through.
 
-    Raises UsageError with the row's number for a broken file, and when all that `out` holds at the
-    end is errors; JournalError when `out` cannot be written or belongs to another run,
-    CapacityError for a full disk. KeyboardInterrupt comes through with how to go on in it.
+    Raises UsageError with the row's number for a broken file, and if `out` holds only errors at the
+    end; JournalError if `out` cannot be written or belongs to another run; CapacityError for a full
+    disk. KeyboardInterrupt passes through, with a message how to continue.
     """
     with taken_in(source) as source, given_out(out) as (out, show):
         return _run_file(source, out, config, build_engine, keep, show)
@@ -106,16 +106,16 @@ def _run_file(
                 f"{ledger} and {journal_of(ledger).name} may be deleted: they let the same command"
                 " see what is done"
             )
-        # Some rows may fail, and what comes next in a pipeline looks at them; if all do, it mustn't
-        # take it for done.
+        # Some rows may fail, and the next program of a pipeline will see them; if all fail, it must
+        # see a failed command.
         if first is not None and outcome.failed == outcome.rows:
             raise UsageError(f"no row could be run; the first because {first}")
     return outcome
 
 
 def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
-    """Counts the rows with an error, and gives the first one's. All rows are there: any could have
-    been written by an earlier sitting, and the exit code has to be the same each time."""
+    """Counts the rows with an error and returns the first error. All rows of OUT count, so that the
+    exit code is the same however often the run was interrupted."""
     first: str | None = None
     for row in journal.rows("error"):
         outcome.failed += 1
@@ -124,8 +124,8 @@ def _count_failed(journal: Journal, outcome: RunOutcome) -> str | None:
 
 
 def _fingerprint(found: Survey, config: Config, keep: tuple[str, ...]) -> dict[str, Any]:
-    """All that the outputs depend on. What only decides how fast they come may change between
-    sittings."""
+    """Returns the settings that outputs depend on. Settings that affect only speed may change when
+    a run is continued."""
     kept = {"keep": sorted(keep)} if keep else {}
     return {"input": found.fingerprint, **identity(config), "seed": config.model.seed, **kept}
 
@@ -141,7 +141,7 @@ def _mention_models(found: Survey, config: Config) -> None:
 def _run_rows(
     llm: JobEngine, given: Iterator[Row], journal: Journal, outcome: RunOutcome, show: Show | None
 ) -> None:
-    """show: takes each row too."""
+    """Runs the rows into the journal. show: called with each finished row, if not None."""
     open_rows: dict[Id, Tail] = {}
     rows = Count("rows", outcome.rows, before=len(journal))
     with Progress([rows], lambda: llm.generation_tokens) as progress:
@@ -159,7 +159,7 @@ def _run_rows(
 
 
 def _counted(prompts: Iterator[Prompt], rows: Count) -> Iterator[Prompt]:
-    """The same prompts; each counts as begun once the engine has asked for it."""
+    """Yields the same prompts and counts each as begun once the engine has taken it."""
     for prompt in prompts:
         rows.begun += 1
         yield prompt
@@ -168,8 +168,8 @@ def _counted(prompts: Iterator[Prompt], rows: Count) -> Iterator[Prompt]:
 def _prompts(
     rows: Iterator[Row], journal: Journal, open_rows: dict[Id, Tail], follow: Callable[[], None]
 ) -> Iterator[Prompt]:
-    """Those of the rows that the journal lacks. follow: called for each row read; many are, between
-    two steps."""
+    """Yields the prompts of rows that the journal lacks. follow: called for each row read, because
+    many are read between two steps."""
     from penstock.llm import Prompt
 
     for row in rows:
@@ -193,11 +193,9 @@ def _to_prompt(row: Row, make: type[Prompt]) -> Prompt:
 def _take(
     finished: Finished, open_rows: dict[Id, Tail], outcome: RunOutcome
 ) -> dict[str, Any] | None:
-    """The row to write, if this sample was the last of it."""
+    """Returns the row to write if this sample was its last, else None."""
     key: Id = finished.key
-    if (
-        key not in open_rows
-    ):  # its row is written: an error ended it, and this sample was on its way
+    if key not in open_rows:  # an error ended the row; this sample was still on its way
         return None
     if finished.output is None or finished.error is not None:
         carried = open_rows.pop(key).carried
@@ -230,7 +228,7 @@ def _output(output: CompletionOutput) -> dict[str, Any]:
 
 
 def _position(token: int, at: PositionLogprobs) -> dict[str, Any]:
-    """The chosen token and the likely ones, most likely first."""
+    """Returns the chosen token and the likely ones, most likely first."""
     likely: list[Mapping[str, Any]] = [{"token_id": i, **asdict(entry)} for i, entry in at.items()]
     return {"token_id": token, "top": sorted(likely, key=lambda entry: -entry["logprob"])}
 

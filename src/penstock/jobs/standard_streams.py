@@ -1,5 +1,5 @@
-"""`-` in the place of a file: rows from standard input, which a run reads twice, and rows to
-standard output as they end. It knows bytes and rows; no engine.
+"""`-` in place of a file: rows from standard input, which a run reads twice, and rows to standard
+output as they end. Knows bytes and rows; no engine.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from penstock.disk import why_not_written
 from penstock.errors import JournalError
 
 STREAM = Path("-")
-OUTPUT = 1  # its descriptor
-GZIP = b"\x1f\x8b"  # how a gzip file begins
+OUTPUT = 1  # file descriptor of standard output
+GZIP = b"\x1f\x8b"  # first bytes of a gzip file
 
 Show = Callable[[Mapping[str, Any]], None]
 
 
 @contextlib.contextmanager
 def taken_in(source: Path) -> Iterator[Path]:
-    """Inside, a file with the rows of `source`: itself, or all of standard input, in a temporary
-    one. Raises CapacityError, JournalError where that cannot be written."""
+    """Yields a file with the rows of `source`: itself, or a temporary copy of standard input.
+    Raises CapacityError or JournalError if the copy cannot be written."""
     if source != STREAM:
         yield source
         return
@@ -45,8 +45,8 @@ def taken_in(source: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
-    """Inside, where a run keeps its rows, and what takes each as it ends: of standard output; else
-    nothing."""
+    """Yields the file in which a run keeps its rows, and a function that shows each finished row on
+    standard output (None if `out` is a file)."""
     if out != STREAM:
         yield out, None
         return
@@ -55,8 +55,7 @@ def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
 
 
 def _show(row: Mapping[str, Any]) -> None:
-    """Writes a row to standard output at once.
-    Raises JournalError where nobody reads it any more."""
+    """Writes a row to standard output at once. Raises JournalError if its reader is gone."""
     line = json.dumps(row).encode() + b"\n"
     try:
         with open(OUTPUT, "wb", closefd=False) as file:

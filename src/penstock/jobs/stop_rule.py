@@ -1,7 +1,6 @@
-"""StopRule: when a problem of a sampling job has been sampled enough, as `--stop-when` says it:
-`right` or `agree:K`.
+"""StopRule: when to stop sampling a problem, as given by `--stop-when`: `right` or `agree:K`.
 
-It knows problems and answers; the engine's client counts.
+Knows problems and answers; the engine's client counts.
 """
 
 from __future__ import annotations
@@ -19,13 +18,14 @@ _RULE = re.compile(r"right|agree:([1-9][0-9]{0,5})")
 
 @dataclass(frozen=True, slots=True)
 class StopRule:
-    """agree: how many samples must have the same answer; None: the first right one is enough."""
+    """agree: number of samples that must have the same answer; None:
+    the first right one is enough."""
 
     agree: int | None
 
     @classmethod
     def parse(cls, text: str, n: int) -> StopRule:
-        """The rule of an option. Raises UsageError."""
+        """Parses the option. Raises UsageError."""
         found = _RULE.fullmatch(text)
         if found is None:
             raise UsageError(
@@ -40,7 +40,7 @@ class StopRule:
         return cls(agree)
 
     def group_stop(self, problem: Problem, known: Iterable[str | None]) -> GroupStop:
-        """Returns what counts a problem's answers. known: those that an earlier sitting drew."""
+        """Returns a counter of a problem's answers. known: answers drawn by an earlier run."""
         if self.agree is not None:
             return GroupStop(find_answer, self.agree, known)
 

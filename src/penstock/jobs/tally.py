@@ -1,5 +1,6 @@
-"""What the samples of a sampling job say together: a tally a problem, and the summary of all. It
-draws nothing."""
+"""Sums up the samples of a sampling job: a tally for each problem, and the summary of all. Draws
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ class Tally:
 def count_rows(
     problems: Iterable[Problem], rows: Iterable[Mapping[str, Any]], errors: Mapping[int, str]
 ) -> tuple[list[Tally], Counter[str]]:
-    """rows: those of samples.jsonl, in any order. errors:
+    """Counts samples by problem and by finish_reason. rows: of samples.jsonl, in any order. errors:
     problem index -> why it has no samples."""
     tallies = {
         problem.index: Tally(problem, error=errors.get(problem.index)) for problem in problems
@@ -69,10 +70,11 @@ def count_rows(
 def add_up(
     tallies: list[Tally], reasons: Counter[str], n: int, seed: int, *, early: bool = False
 ) -> dict[str, Any]:
-    """Returns what summary.json says of the samples. Coverage and vote are over the problems that
-    have all n samples; there must be one. failed: those that lack some (their prompt didn't fit,
-    their logits broke). early: samples were ended by the answers of others, so of fewer than n
-    nothing can be said: those that ended first aren't any k."""
+    """Returns the part of summary.json about samples. Coverage and vote are over the problems with
+    all n samples, at least one. failed: problems that lack samples (a prompt did not fit, logits
+    broke). early: some samples were stopped by others' answers, so coverage is given for n only:
+    the first k to end are not a random choice of k.
+    """
     drawn = [tally for tally in tallies if tally.answers]
     whole = [tally for tally in drawn if len(tally.answers) == n]
     lengths = [length for tally in drawn for length in tally.lengths.values()]

@@ -1,7 +1,6 @@
-"""Binaries of kernels, as this process has them: where they are read from, where a build wants them
-written, which had to be compiled. It knows folders and names; which compiler asks is a column's
-affair (`triton/disk_cache.py`).
-"""
+"""Binaries of compiled kernels in this process: folders to read them from and write them to, and
+counts of compiled ones. Knows folders and names; `triton/disk_cache.py` connects it to the
+compiler."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from penstock.errors import EngineError
 
 
 class BinaryCounts(NamedTuple):
-    """How many kernels, and stubs that launch them, a process has compiled, and how many it has
-    loaded from a disk."""
+    """Numbers of kernels, with their launch stubs, that a process has compiled and has loaded from
+    disk."""
 
     compiled: int
     loaded: int
@@ -23,13 +22,14 @@ class BinaryCounts(NamedTuple):
 
 @dataclass(slots=True)
 class Binaries:
-    """One a process, as the compiler's memory of kernels is. Names are appended by any thread,
-    which needs no lock."""
+    """The binaries of a process; one object, like the compiler's kernel cache. Any thread may
+    append names, without a lock."""
 
-    # artifacts': looked into before the compiler's own cache
+    # folders of artifacts, searched before the compiler's own cache
     folders: list[Path] = field(default_factory=list)
-    into: Path | None = None  # a build's: what is compiled or found is written there, too
-    # artifacts of the engines that refuse to compile
+    # folder of a running build, which gets a copy of every binary compiled or found
+    into: Path | None = None
+    # folders of artifacts whose engines refuse to compile
     sealed: list[Path] = field(default_factory=list)
     compiled: list[str] = field(default_factory=list)
     loaded: list[str] = field(default_factory=list)
@@ -38,18 +38,18 @@ class Binaries:
         return BinaryCounts(len(self.compiled), len(self.loaded))
 
     def open(self, folder: Path, *, sealed: bool) -> None:
-        """Reads `folder` from now on. sealed: and lets nothing be compiled."""
+        """Reads binaries from `folder` from now on. sealed: forbid compiling too."""
         self.folders.append(folder)
         self.sealed += [folder] * sealed
 
     def close(self, folder: Path) -> None:
-        """Undoes `open`. What was loaded stays loaded."""
+        """Undoes `open`; loaded kernels stay loaded."""
         for held in (self.folders, self.sealed):
-            with suppress(ValueError):  # it was not sealed
+            with suppress(ValueError):  # raised if the folder was not sealed
                 held.remove(folder)
 
     def compiling(self, name: str) -> None:
-        """Takes down that `name` is compiled. Raises EngineError where an engine of this process is
+        """Records that `name` is being compiled. Raises EngineError if an engine of this process is
         sealed."""
         if self.sealed:
             raise EngineError(

@@ -1,9 +1,8 @@
-"""choose: picks a column for each operation -> one Ops object that is handed to the layers.
+"""choose: picks a column for each operation and fills one Ops object for the layers.
 
-A column is a package of functions with the operations' names; an operation takes the first of its
-candidates that can serve the device and dtype. It knows columns by name only and imports one when
-it is picked.
-"""
+A column is a package of functions with the operations' names. An operation takes its first
+candidate that serves the device and dtype. Knows columns by name only and imports one when it is
+picked."""
 
 from __future__ import annotations
 
@@ -20,14 +19,14 @@ from penstock.kernels.tunables import Tuned, with_values
 
 @dataclass(slots=True, frozen=True)
 class Candidate:
-    """A column's form of one operation, where it can run, and why one would take it."""
+    """A column's implementation of one operation, where it can run, and the reason to take it."""
 
     column: str  # package under penstock.kernels
     module: str  # family and file: `linear.linear_fp8`
     reason: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16)
-    least_gpu: tuple[int, int] = (0, 0)  # compute capability; where there is no GPU any will do
+    least_gpu: tuple[int, int] = (0, 0)  # compute capability; not checked without a GPU
 
     def serves(self, device: torch.device, dtype: torch.dtype) -> bool:
         if device.type not in self.devices or dtype not in self.dtypes:
@@ -44,7 +43,7 @@ def _reference(module: str, reason: str = "plain torch: the only column") -> tup
 
 
 def _triton(module: str, reason: str) -> tuple[Candidate, ...]:
-    """On CUDA the fast form; plain torch elsewhere."""
+    """Returns the Triton form for CUDA and plain torch for other devices."""
     fast = Candidate("triton", module, reason, devices=("cuda",))
     return (fast, Candidate("reference", module, "plain torch: Triton runs on CUDA alone"))
 
@@ -58,8 +57,8 @@ PACKED = "plain torch; on a CPU with oneDNN weights are packed at load: 1.2 to 4
 
 
 def _linear() -> tuple[Candidate, ...]:
-    """A weight must be prepared by the column that multiplies by it:
-    both have the same candidates."""
+    """Returns the forms of `linear`. A weight must be prepared by the column that multiplies by it,
+    so both operations have the same candidates."""
     reason = "the library's products, and for 1 to 16 rows one that streams the weight once"
     streamed = Candidate(
         "triton", "linear.linear", reason, ("cuda",), (torch.bfloat16, torch.float16)
@@ -68,7 +67,7 @@ def _linear() -> tuple[Candidate, ...]:
 
 
 def _linear_gated() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does. Bulk copies (TMA) came with 9.0."""
+    """Returns the forms of the gated product. TMA (bulk copies) needs compute capability 9.0."""
     inside = "for many rows the gate inside the product, before its answer is written"
     fused = Candidate(
         "triton", "linear.linear_gated", inside, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
@@ -77,9 +76,10 @@ def _linear_gated() -> tuple[Candidate, ...]:
 
 
 def _fp8() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does; of the GPU's dtypes those that float8 widens to without
-    loss. Other GPUs have the weight widened: those without e4m3, and 8.9 (L4, L40S), whose programs
-    have 99 KB of shared memory where the tiles ask for up to 164 (scripts/compile_kernels.py)."""
+    """Returns the forms of the float8 product, for dtypes that float8 widens to without loss.
+
+    GPUs below 9.0 widen the weight: they lack e4m3, or (8.9: L4, L40S) have 99 KB of shared memory
+    per program where the tiles need up to 164 (scripts/compile_kernels.py)."""
     reason = "the library's float8 products, for 1 to 256 rows ones that stream the weight once"
     streamed = Candidate(
         "triton", "linear.linear_fp8", reason, ("cuda",), (torch.bfloat16, torch.float16), (9, 0)
@@ -99,7 +99,7 @@ def _groups(module: str, reason: str) -> tuple[Candidate, ...]:
 
 
 def _fp4() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does."""
+    """Returns the forms of products with four-bit floats."""
     streams = (
         "one row in integers, few by a kernel that streams the weight once, many by the library"
         " behind a widening"
@@ -111,13 +111,13 @@ def _fp4() -> tuple[Candidate, ...]:
 
 
 def _experts() -> tuple[Candidate, ...]:
-    """Returns the forms as `_linear` does."""
+    """Returns the forms of mixtures of experts."""
     reason = "rows sorted by expert on the device, and products of each expert's rows alone"
     grouped = Candidate("triton", "experts.moe", reason, ("cuda",), (torch.bfloat16, torch.float16))
     return (grouped, *_reference("experts.moe", "plain torch: expert by expert"))
 
 
-# Each operation's candidates, the best first. The last one serves everything.
+# Candidates of each operation, best first. The last one serves everything.
 CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "prepare_linear": _linear(),
     "linear": _linear(),
@@ -175,12 +175,10 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
 def choose(
     device: torch.device, dtype: torch.dtype, kernels: str = "auto", tuned: Tuned | None = None
 ) -> Ops:
-    """Fills an Ops for a device and dtype. `kernels`: `auto`, or the name of the one column to take
-    everywhere.
+    """Fills an Ops for a device and dtype. kernels: `auto`, or the name of the one column to use.
 
     tuned: values of tunables (kernels/tunables.py). Raises ValueError for a column or dtype that no
-    candidate serves.
-    """
+    candidate serves."""
     picked: dict[str, Any] = {}
     why: dict[str, tuple[str, str]] = {}
     for op in (
@@ -195,7 +193,7 @@ def choose(
 
 
 def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
-    """The fused operations, where both products and attention are of their column."""
+    """Returns the fused one-row operations if products and attention are Triton's; else None."""
     if {why["linear"][0], why["attention"][0]} != {"triton"}:
         return None
     products, attention = (
@@ -206,7 +204,8 @@ def _one_row(why: dict[str, tuple[str, str]]) -> OneRowOps | None:
 
 
 def _module(column: str, module: str) -> Any:
-    """UsageError where what a column needs isn't installed, or is there and cannot be loaded."""
+    """Imports a column's module. Raises UsageError if a package that it needs is missing or can't
+    be loaded."""
     try:
         return import_module(f"penstock.kernels.{column}.{module}")
     except ImportError as error:
@@ -233,7 +232,7 @@ def _pick(op: str, device: torch.device, dtype: torch.dtype, kernels: str) -> Ca
     raise ValueError(f"no kernel for {op} on {device.type} in {dtype} with kernels={kernels!r}")
 
 
-# Where the operations of RowOps lie in a column; one that has them all.
+# Modules of RowOps' operations; each column has all of them.
 _ROW_OPS = {
     "join": "sampling.row_state",
     "grow": "sampling.row_state",
@@ -247,18 +246,19 @@ _ROW_OPS = {
 
 
 def widens_fp8(ops: Ops) -> bool:
-    """Whether float8 weights are widened for each product, which is slower than bfloat16."""
+    """Returns True if float8 weights are widened for each product, which is slower
+    than bfloat16."""
     return ops.why["linear_fp8"][0] == "reference"
 
 
 def widens_fp4(ops: Ops) -> bool:
-    """Whether weights in four-bit floats are widened for each product."""
+    """Returns True if weights in four-bit floats are widened for each product."""
     return ops.why["linear_fp4"][0] == "reference"
 
 
 def choose_rows(ops: Ops) -> RowOps:
-    """Returns the operations on rows of the column that these attend by: attention reads the rows'
-    columns too."""
+    """Returns the row operations of attention's column, since attention reads the rows' columns
+    too."""
     column = ops.why["attention"][0]
 
     def load(module: str, name: str) -> Any:

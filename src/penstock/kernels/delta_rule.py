@@ -1,18 +1,16 @@
-"""What a gated delta rule is made of: its heads, its small weights (arXiv:2412.06464). It knows
-shapes; no kernel.
+"""Heads and small weights of a gated delta rule (arXiv:2412.06464). Knows shapes; no kernel.
 
-A value head h keeps a matrix S [key width, value width] of a sequence, and a token with key k,
-value v and query q, which it shares with value heads of the same key head, changes it by a decay a
-in (0, 1) and a rate b in (0, most_rate):
+A value head h keeps a matrix S [key width, value width] per sequence. A token has a key k, value v
+and query q; value heads of one key head share k and q. It changes S by a decay a in (0, 1) and a
+rate b in (0, most_rate):
 
-    S <- a S + k b (v - a k S)        answer: q S
+  S <- a S + k b (v - a k S)        output: q S
+  a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)
+  b = most_rate * sigmoid(given)
 
-    a = exp(decay * softplus(given + step bias))    decay = -exp(A_log)    b = most_rate *
-    sigmoid(given)
-
-q and k have length 1, and q is divided by the root of its width. q, k and v come through a short
-convolution and silu; the answer leaves through an RMS norm, head by head, and silu(z) times it.
-"""
+q and k have length 1, and q is divided by the square root of its width. q, k and v come from a
+short convolution and silu. The output goes through an RMS norm per head and is multiplied by
+silu(z)."""
 
 from __future__ import annotations
 
@@ -22,7 +20,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:  # configs are read without torch
     from torch import Tensor
 
-NORM_EPS = 1e-6  # beside the squared length of q and k
+NORM_EPS = 1e-6  # added to the squared length of q and k
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +34,17 @@ class DeltaHeads:
 
     @property
     def key_size(self) -> int:
-        """Returns the numbers of a token's keys, and of its queries."""
+        """Numbers of a token's keys, and of its queries."""
         return self.key_heads * self.key_width
 
     @property
     def value_size(self) -> int:
-        """Returns the numbers of a token's values."""
+        """Numbers of a token's values."""
         return self.value_heads * self.value_width
 
     @property
     def channels(self) -> int:
-        """Returns how many channels the convolution has: those of q, then k, then v."""
+        """Channels of the convolution: those of q, then k, then v."""
         return 2 * self.key_size + self.value_size
 
 
@@ -58,5 +56,5 @@ class DeltaWeights:
     decay: Tensor  # [value_heads] float32, below 0
     step_bias: Tensor  # [value_heads] float32
     norm: Tensor  # [value_width]
-    eps: float  # of the norm
+    eps: float  # the norm's
     most_rate: float = 1.0

@@ -1,8 +1,7 @@
-"""ExpertMatrix: the matrices of a mixture's experts, stacked, and Experts: what an operation of
-experts is made of.
+"""ExpertMatrix: the stacked matrices of a mixture's experts. Experts: all weights and rules of a
+layer's experts.
 
-It draws how numbers and scales lie; no kernels, no layers.
-"""
+Describes the layout of numbers and scales; no kernels, no layers."""
 
 from __future__ import annotations
 
@@ -18,21 +17,20 @@ from penstock.kernels.fp8_rows import E4M3, spread
 from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.routing import Routing
 
-FOURS = MX_GROUP  # neighbours that lie packed together, and no cut between ranks parts
+FOURS = MX_GROUP  # neighbours packed together, never cut between ranks
 Gate = Literal["silu", "gelu_tanh", "none"]
 
 
 @dataclass(slots=True, frozen=True)
 class ExpertMatrix:
-    """E matrices [N, K] that are multiplied from the right: x [T, K] -> x @ matrix.T.
+    """E matrices [N, K], multiplied as x [T, K] -> x @ matrix.T.
 
-    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two numbers
-    in four bits each, integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32
-    neighbours the first 16 are the lower halves of 16 bytes, the others the upper ones.   scale: of
-    e4m3 float32, a row's [E, N], or one for 128 neighbours of a row, [E, N, ceil(K / 128)]; of
-    MXFP4 bytes [E, N, K / 32], of NVFP4 e4m3 [E, N, K / 16] with whole [E, N]; of integers floats
-    [E, N, groups], and zero alike, where they have zeros.   bias: [E, N] of the model's dtype.
-    """
+    numbers: [E, N, K] of the model's dtype, or e4m3, or int8; or bytes [E, N, K / 2] of two
+    four-bit numbers, integers (`kernels/int_matrix.py`) or floats (`kernels/fp4_matrix.py`): of 32
+    neighbours the first 16 are the lower halves of 16 bytes, the others the upper ones. scale: of
+    e4m3, float32 [E, N], or per 128 neighbours of a row [E, N, ceil(K / 128)]; of MXFP4, bytes [E,
+    N, K / 32]; of NVFP4, e4m3 [E, N, K / 16] with whole [E, N]; of integers, floats [E, N, groups],
+    and zero alike if there are zero points. bias: [E, N] of the model's dtype."""
 
     numbers: Tensor
     scale: Tensor | None = None
@@ -50,15 +48,15 @@ class ExpertMatrix:
 
     @property
     def in_fp4(self) -> bool:
-        """Whether numbers are four-bit floats. MXFP4's scales are whole numbers, also where a
-        column joins them."""
+        """True if numbers are four-bit floats. MXFP4's scales are integers, also if a column joins
+        them into words."""
         if not self.in_four_bits or self.scale is None:
             return False
         return self.scale.dtype == E4M3 or not self.scale.is_floating_point()
 
     @property
     def integers(self) -> int:
-        """The bits of an integer; 0: the numbers are none."""
+        """Bits of integer numbers; 0: numbers are not integers."""
         return (
             8
             if self.numbers.dtype == torch.int8
@@ -75,14 +73,14 @@ class ExpertMatrix:
 
     @property
     def by_group(self) -> bool:
-        """Whether a row of integers or e4m3 has several scales."""
+        """True if a row of integers or e4m3 has several scales."""
         if self.scale is None or self.in_fp4 or self.scale.dim() < 3:
             return False
         return self.in_eight_bits or self.scale.shape[2] > 1
 
     @property
     def scales(self) -> int:
-        """What scales a row has: 0 none, 1 one, 2 several, 3 those of four-bit floats."""
+        """Kind of a row's scales: 0 none, 1 one, 2 several, 3 those of four-bit floats."""
         if self.in_fp4:
             return 3
         return 0 if self.scale is None else 1 + self.by_group
@@ -119,20 +117,19 @@ class ExpertMatrix:
 
 @dataclass(slots=True, frozen=True)
 class Experts:
-    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and who
-    is sent to them.
+    """The experts of a layer: gate_up [E, 2F, d] (an expert's gate first), down [E, d, F], and the
+    routing to them.
 
-    gate: what of an expert's gate multiplies its up. "none": gate_up is [E, F, d], up alone, and
-    the middle is max(u, 0) squared (Nemotron 3). clamp: (a, most): the middle is g * sigmoid(a * g)
-    * (u + 1) with g at most `most` and u within it (gpt-oss); None: gate(g) * u.   correction: [E]
-    float32, added to what experts are worth where they are chosen, and to no weight. answer_scale:
-    [E] float32, what an expert's weight is multiplied by in the end (Gemma 4).
-    """
+    gate: the activation of an expert's gate, which multiplies up. "none": gate_up is [E, F, d], up
+    alone, and the middle is max(u, 0) squared (Nemotron 3). clamp: (a, most): the middle is g *
+    sigmoid(a * g) * (u + 1) with g at most `most` and u within +-most (gpt-oss); None: gate(g) * u.
+    correction: [E] float32, added to the experts' worth for the choice, not to weights.
+    answer_scale: [E] float32, factor of each expert's final weight (Gemma 4)."""
 
     gate_up: ExpertMatrix
     down: ExpertMatrix
     routing: Routing
-    dtype: torch.dtype  # of the model's rows
+    dtype: torch.dtype  # dtype of the model's rows
     clamp: tuple[float, float] | None = None
     correction: Tensor | None = None
     gate: Gate = "silu"
@@ -140,7 +137,7 @@ class Experts:
 
     @property
     def top_k(self) -> int:
-        """Experts a token."""
+        """Experts per token."""
         return self.routing.top_k
 
     @property

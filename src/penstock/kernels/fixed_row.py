@@ -1,13 +1,12 @@
-"""FixedRow: a row in fixed point, for products that multiply integers: of every 16 neighbours a
-power of two, and each as 16 bits.
+"""FixedRow: a row in fixed point for products with integers: 16-bit numbers with a power of two as
+scale for every 16 neighbours.
 
-Contract of whatever writes it: x is what the plain operation would give, rounded to the model's
-dtype; scale = the power of two of the 16's largest magnitude / 2**14 (at least 2**-101); numbers =
-x / scale, rounded to the even. Numbers of eight bits of mantissa (bfloat16) keep all of them down
-to a 128th of that power; what is smaller is off by at most a 65,536th of the largest, 64 times less
-than the largest's own rounding. Its two bytes are multiplied four at a time by weights of four
-bits, with exact sums.
-"""
+Contract of every writer: x is the result of the plain operation, rounded to the model's dtype;
+scale = the power of two of the 16's largest magnitude / 2**14 (at least 2**-101); numbers = x /
+scale, rounded half to even. Numbers with 8 bits of mantissa (bfloat16) are exact down to a 128th of
+that power of two; smaller ones err by at most a 65,536th of the largest, 64 times less than the
+largest's own rounding. Kernels multiply the two bytes, four at a time, by four-bit weights with
+exact sums."""
 
 from __future__ import annotations
 
@@ -17,19 +16,19 @@ import torch
 from torch import Tensor
 
 FIXED = 16  # neighbours that share a scale
-TOP = 14  # the power of two that the largest of them has as an integer
-LEAST_BITS = 40 << 23  # of the least power that counts, 2**-87, as a float32
+TOP = 14  # exponent of the largest of the 16 as an integer
+LEAST_BITS = 40 << 23  # the least power of two used, 2**-87, as float32 bits
 
 
 @dataclass(slots=True, frozen=True)
 class FixedRow:
-    """A row of K numbers, worth scale * (256 * high + low). What isn't finite has an infinite
-    scale."""
+    """A row of K numbers, equal to scale * (256 * high + low). A number that is not finite gives an
+    infinite scale."""
 
-    # int8 [2, K]: the highs, -128 to 127, then the lows, whose bits are those of 0 to 255
+    # int8 [2, K]: the high bytes, -128 to 127, then the low bytes, whose bits mean 0 to 255
     numbers: Tensor
     scale: Tensor  # float32 [K / 16]
-    sums: Tensor  # int32 [K / 16]: of the integers of 16 neighbours
+    sums: Tensor  # int32 [K / 16]: sums of 16 neighbours' integers
 
     @property
     def width(self) -> int:
@@ -37,7 +36,7 @@ class FixedRow:
 
 
 def empty_fixed(width: int, device: torch.device) -> FixedRow:
-    """Returns a row of `width` numbers, a multiple of 16, that is not written yet."""
+    """Returns an uninitialised row of `width` numbers, a multiple of 16."""
     return FixedRow(
         torch.empty((2, width), dtype=torch.int8, device=device),
         torch.empty(width // FIXED, dtype=torch.float32, device=device),
@@ -46,7 +45,7 @@ def empty_fixed(width: int, device: torch.device) -> FixedRow:
 
 
 def to_fixed(x: Tensor) -> FixedRow:
-    """x [1, K], K a multiple of 16 -> the same in fixed point."""
+    """Returns x [1, K] in fixed point; K a multiple of 16."""
     blocks = x.float().view(-1, FIXED)
     most = (blocks.view(torch.int32) & 0x7FFFFFFF).amax(1)
     power = (most & 0x7F800000).clamp(min=LEAST_BITS)
@@ -65,6 +64,6 @@ def to_fixed(x: Tensor) -> FixedRow:
 
 
 def worth_of(row: FixedRow) -> Tensor:
-    """Returns what the row is worth, [1, K] in fp64."""
+    """Returns the numbers that the row represents, [1, K] in fp64."""
     high, low = row.numbers[0].double(), row.numbers[1].view(torch.uint8).double()
     return ((256 * high + low).view(-1, FIXED) * row.scale.double()[:, None]).view(1, -1)

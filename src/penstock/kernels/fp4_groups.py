@@ -1,5 +1,5 @@
-"""Sizes of four-bit floats that their readers need too, and no torch: `kernels/fp4_matrix.py` has
-the layout."""
+"""Group sizes of four-bit floats, without torch for config readers; `kernels/fp4_matrix.py` has the
+layout."""
 
 from __future__ import annotations
 

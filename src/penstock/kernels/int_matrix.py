@@ -1,43 +1,41 @@
-"""Integers in memory: the one layout of weights in four and eight bits, which products take and
-loading makes.
+"""Integers in memory: the one layout of weights in four and eight bits that loading makes and
+products take.
 
-A number's worth is (number - zero) * scale, with a scale, and perhaps a zero, for every group of K
-/ G neighbours.
+A number stands for (number - zero) * scale, with one scale, and optionally one zero, for every
+group of K / G neighbours.
 
-    8 bits   int8 [N, K], -128 to 127; without zeros the zero is 0
-    4 bits   uint8 [N, K / 2], each byte two numbers of 0 to 15; without zeros the zero is 8
-    scales   [N, G] in the model's dtype.   zeros: [N, G] in the model's dtype, which holds them
-    without loss, or none
+  8 bits   int8 [N, K], -128 to 127; without zeros the zero is 0
+  4 bits   uint8 [N, K / 2], each byte two numbers of 0 to 15; without zeros the zero is 8
+  scales   [N, G] in the model's dtype
+  zeros    [N, G] in the model's dtype, which holds them exactly, or none
 
-Of four bits 16 bytes hold 32 neighbours along K: byte j has number j in its low half and 16 + j in
-its high half.
+With four bits 16 bytes hold 32 neighbours along K: byte j has number j in its low half and 16 + j
+in its high half.
 
-    byte      0        1              15    |  16
-    low half  k = 0    k = 1    ...   k = 15 |  k = 32 ...
-    high half k = 16   k = 17   ...   k = 31 |  k = 48 ...
+  byte      0 1 15 | 16
+  low half  k = 0 k = 1 ... k = 15 | k = 32 ...
+  high half k = 16   k = 17 ... k = 31 | k = 48 ...
 
-So a load of 16 bytes brings 32 neighbours of one group (groups are multiples of 32), and `& 15` and
-`>> 4` of it stand against two runs of 16 rows' numbers that lie as they are: nothing is
-interleaved.
-"""
+So a load of 16 bytes brings 32 neighbours of one group (groups are multiples of 32). Its `& 15` and
+`>> 4` match two contiguous runs of 16 numbers of a row of x: no interleaving."""
 
 from __future__ import annotations
 
 from torch import Tensor, stack
 
-SPAN = 32  # neighbours that lie packed together
-ZERO_OF_FOUR = 8  # the zero of four bits where none are given
+SPAN = 32  # neighbours packed together
+ZERO_OF_FOUR = 8  # the zero of four bits if none are stored
 
 
 def pack_four(numbers: Tensor) -> Tensor:
-    """numbers [N, K] uint8 of 0 to 15, K a multiple of 32 -> the same packed, [N, K / 2] uint8."""
+    """Packs numbers [N, K] uint8 of 0 to 15, K a multiple of 32, into [N, K / 2] uint8."""
     rows, into = numbers.shape
     low, high = numbers.view(rows, into // SPAN, 2, SPAN // 2).unbind(2)
     return (low | high << 4).view(rows, into // 2)
 
 
 def unpack_four(packed: Tensor) -> Tensor:
-    """packed [N, K / 2] uint8 -> its numbers [N, K] uint8 of 0 to 15."""
+    """Unpacks [N, K / 2] uint8 into numbers [N, K] uint8 of 0 to 15."""
     rows, half = packed.shape
     spans = packed.view(rows, half // (SPAN // 2), SPAN // 2)
     return stack((spans & 15, spans >> 4), 2).view(rows, 2 * half)

@@ -1,16 +1,12 @@
-"""What a Mamba2 layer's recurrence is made of: its heads, its small weights (arXiv:2405.21060). It
-knows shapes; no kernel.
+"""Heads and small weights of a Mamba2 recurrence (arXiv:2405.21060). Knows shapes; no kernel.
 
-A head keeps a state S [state width, head width] of a sequence, and a token with x, B and C changes
-it by its step dt; heads of the same group share B and C:
+A head keeps a state S [state width, head width] per sequence. A token with x, B and C changes it by
+its step dt; heads of one group share B and C:
 
-    S <- exp(dt a) S + dt B x        answer: C S + skip x
+  S <- exp(dt a) S + dt B x        output: C S + skip x
+  dt = softplus(given + step bias)    a = -exp(A_log)
 
-    dt = softplus(given + step bias)    a = -exp(A_log)
-
-x, B and C come through a short convolution and silu. The answer is gated and normed by another
-operation.
-"""
+x, B and C come from a short convolution and silu. Another operation gates and norms the output."""
 
 from __future__ import annotations
 
@@ -32,22 +28,22 @@ class Mamba2Heads:
 
     @property
     def size(self) -> int:
-        """Returns the numbers of a token's x, of its gate and of its answer."""
+        """Numbers of a token's x, of its gate and of its output."""
         return self.heads * self.head_width
 
     @property
     def group_size(self) -> int:
-        """Returns the numbers of a token's B, and of its C."""
+        """Numbers of a token's B, and of its C."""
         return self.groups * self.state_width
 
     @property
     def channels(self) -> int:
-        """Returns how many channels the convolution has: those of x, then B, then C."""
+        """Channels of the convolution: those of x, then B, then C."""
         return self.size + 2 * self.group_size
 
     @property
     def columns(self) -> int:
-        """Returns the numbers of a token's first product: its gate z, the channels, dt."""
+        """Outputs of the first product per token: gate z, channels, dt."""
         return self.size + self.channels + self.heads
 
 

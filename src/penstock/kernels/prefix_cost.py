@@ -1,11 +1,9 @@
-"""When attending rows as a prefix group pays: times of a column's attention, as measured on a
-device.
+"""Cost of attending rows as a prefix group: attention times of a column, measured on a device.
 
-Each column that groups has a `prefix_cost.py` with its figures; here is their form and what they
-come to for a model. It knows heads and bytes; who shares what is the scheduler's.
-`benchmarks/prefix_groups.py` measures them, and docs/design/prefix_groups.md says how well they
-decide.
-"""
+Each column with groups has a `prefix_cost.py` with its figures; this module has their types and
+computes times for a model. Knows heads and bytes; the scheduler decides which rows share.
+`benchmarks/prefix_groups.py` measures the figures, and docs/design/prefix_groups.md tells how well
+they decide."""
 
 from __future__ import annotations
 
@@ -20,35 +18,34 @@ from penstock.kernels.ops import Ops
 
 @dataclass(slots=True, frozen=True)
 class PrefixCostTimes:
-    """Holds times of one layer's attention, in seconds. The fields are
-    `schedule.prefix_groups.SharingCosts`'s."""
+    """Times of one layer's attention, in seconds. The fields are those of
+    `schedule.prefix_groups.SharingCosts`."""
 
-    member_token: float  # a row reads a shared token by itself
-    member: float  # a row carries on from what its group saw
-    tile_token: float  # a tile of members sees a shared token
+    member_token: float  # per shared token that a row reads by itself
+    member: float  # per row that continues from its group's result
+    tile_token: float  # per shared token that a tile of members reads
     tile_members: int
-    step: float  # the launch for groups
+    step: float  # per launch for groups
 
 
 @dataclass(slots=True, frozen=True)
 class MeasuredSharing:
-    """Holds what was measured on one device: the same by a KV byte, which is what the head shapes
-    differ by. bf16."""
+    """Times measured on one device, per byte of KV, so that they apply to any head shape. bf16."""
 
     device: str
     member_byte: (
-        float  # seconds a byte of K and V that a row reads by itself, shared ones: out of a cache
+        float  # seconds per byte of shared K and V that a row reads by itself, from a cache
     )
-    member: float  # seconds a byte of one token's K and V
-    tile_byte: float  # seconds a byte that a tile reads
+    member: float  # seconds per byte of one token's K and V
+    tile_byte: float  # seconds per byte that a tile reads
     step: float  # seconds
 
     def times(
         self, kv_heads: int, width: int, tile_members: int, kv_share: float = 1.0
     ) -> PrefixCostTimes:
-        """kv_share: of bf16's bytes, that K and V take where fewer of them take less time to
-        read."""
-        kv_bytes = 4 * kv_heads * width  # of a token in a layer
+        """Returns the times for a head shape. kv_share: bytes of K and V relative to bf16, if fewer
+        bytes are read faster."""
+        kv_bytes = 4 * kv_heads * width  # bytes of a token in a layer
         read = kv_bytes * kv_share
         return PrefixCostTimes(
             self.member_byte * read,
@@ -60,7 +57,7 @@ class MeasuredSharing:
 
 
 class PrefixCost(Protocol):
-    """A column's times for a head shape on a device."""
+    """A function that returns a column's times for a head shape on a device."""
 
     def __call__(
         self,
@@ -82,7 +79,7 @@ def prefix_cost_times(
     device: torch.device,
     kv_share: float = 1.0,
 ) -> PrefixCostTimes:
-    """Returns the times of the column that these ops attend by."""
+    """Returns the times for the attention column of these ops."""
     found: PrefixCost = import_module(
         f"penstock.kernels.{ops.why['attention'][0]}.attention.prefix_cost"
     ).prefix_cost

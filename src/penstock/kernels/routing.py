@@ -1,4 +1,4 @@
-"""Routing: how a router's scores become experts and weights. It knows numbers alone; no torch."""
+"""Routing: how a router's scores become experts and weights. Knows numbers alone; no torch."""
 
 from __future__ import annotations
 
@@ -7,16 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Rules by which a token's scores, one an expert, choose `top_k` of them and say what each
-    answer counts.
+    """Rules that choose a token's `top_k` experts by its scores, one per expert, and weigh their
+    outputs.
 
-    sigmoid: an expert's worth is the sigmoid of its score, on its own; else the softmax over all.
-    groups: experts stand in so many groups of equal size, of which a token takes `kept_groups`:
-    those whose two best add up to the most (DeepSeek-V3, arXiv:2412.19437), or whose best is worth
-    the most where they aren't `paired` (DeepSeek-V2); 1: in none.   renormalise: a token's weights
-    are divided by their sum, which is taken as `least` at least and `added` more.   scale:
-    multiplies weights in the end.
-    """
+    sigmoid: an expert's worth is the sigmoid of its score; else the softmax over all. groups:
+    number of equal groups of experts, of which a token uses `kept_groups`: those with the largest
+    sum of their two best (DeepSeek-V3, arXiv:2412.19437), or if not `paired` with the largest best
+    (DeepSeek-V2); 1: no groups. renormalise: divide a token's weights by their sum, which is at
+    least `least`, plus `added`. scale: final factor of weights."""
 
     top_k: int
     renormalise: bool

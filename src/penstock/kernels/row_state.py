@@ -1,16 +1,15 @@
-"""RowState: the device's columns of rows, as the row table declares them, and how joining rows are
-brought to them.
+"""RowState: the device's columns of rows, declared in the row table, and the transfer of joining
+rows to them.
 
-It knows columns, block tables and end ids; no sequences, no model. Columns are views of one buffer
-of 32-bit words, so that a joining row's words are scattered by two small tables, whatever the
-columns are:
+Knows columns, block tables and end ids; no sequences, no model. A row is a sequence's place in the
+batch. Columns are views of one buffer of 32-bit words, so that two small tables scatter a joining
+row's words:
 
-    word w of a joining row goes to word base[w] + row * stride[w]
+  word w of a joining row goes to word base[w] + row * stride[w]
 
-A row is `length` tokens whose K and V are stored, `last_token` (the token at position `length`, not
-stored yet) and its block table. Once it is `done`, nothing of it changes until another sequence
-joins under its number.
-"""
+A row has `length` tokens whose K and V are stored, `last_token` (at position `length`, not stored
+yet) and a block table. After it is `done`, it doesn't change until another sequence joins under its
+number."""
 
 from __future__ import annotations
 
@@ -24,20 +23,17 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.row_table import FIELDS, FIRST_WORD, JOIN_WORDS, MAX_DRAFTS
 
-SCRATCH_BLOCK = 0  # schedule.step's
-FROM_DEVICE = -1  # schedule.step's
+SCRATCH_BLOCK = 0  # equals schedule.step's
+FROM_DEVICE = -1  # equals schedule.step's
 _TORCH = {"i4": torch.int32, "f4": torch.float32, "i8": torch.int64}
 
 
 class RowState:
-    """Columns of `max_rows` rows, and of one dead row behind them that padding may point at.
-
-    A field of the row table is an attribute: a tensor [rows], or [rows, width], of its dtype.
-    """
+    """Columns of `max_rows` rows, and of one dead row after them for padding.
+    Each field of the row table is an attribute: a tensor [rows], or [rows, width], of its dtype."""
 
     block_table: Tensor  # [rows, blocks] int32
-    # [rows, MAX_DRAFTS] int32: tokens that the device guesses to come at positions length + 1 and
-    # on
+    # [rows, MAX_DRAFTS] int32: tokens that the device guesses for positions length + 1 and on
     drafts: Tensor
     end_ids: Tensor  # [ends] int64
     is_end: Tensor  # [vocabulary] bool
@@ -52,7 +48,7 @@ class RowState:
     ) -> None:
         self.device, self.max_model_len = device, max_model_len
         rows = max_rows + 1
-        # 16 bytes apart
+        # each column begins at a multiple of 16 bytes
         starts = np.cumsum([0, *(-(-field.words * rows // 4) * 4 for field in FIELDS)]).tolist()
         self.words = torch.zeros(starts[-1], dtype=torch.int32, device=device)
         self._columns: dict[str, Tensor] = {}
@@ -85,12 +81,12 @@ class RowState:
 
 
 def pack_joins(joins: Any, bias_start: NDArray[np.integer], out: NDArray[np.int32]) -> None:
-    """Writes schedule.step.Joins of k rows into out [k or more, JOIN_WORDS + width] int32; lines
-    past k are none.
+    """Writes k rows of schedule.step.Joins into out [k or more, JOIN_WORDS + width] int32; lines
+    after k are marked empty.
 
-    bias_start [k]: where each row's biases lie in the device's pool. width: at least that of
-    joins.blocks; what is beyond it is scratch, as is what the table holds beyond out's width.
-    """
+    bias_start: [k], start of each row's biases in the device's pool. width: at least that of
+    joins.blocks; entries beyond it are the scratch block, and so are the table's entries beyond
+    out's width."""
     k, brought = joins.blocks.shape
     out[k:, 0] = -1
     out[:k, :JOIN_WORDS] = joins.records.view(np.int32).reshape(k, JOIN_WORDS)

@@ -1,17 +1,12 @@
-"""State forms: what a part of a layer keeps of each sequence from one step to the next, as bytes of
-a storage.
+"""State forms: the state that a part of a layer keeps per sequence between steps, as bytes of a
+storage.
 
-    paged      a page for each block of 16 tokens    KvForm (layer_kv.py): keys and values of each
-    KV head
-                                                     LatentForm: one vector a token, whose first
-                                                     part is its values
-    recurrent  a slot for each sequence, of one size however long it is    RecurrentForm: named
-    arrays
+  paged      a page for each block of 16 tokens. KvForm (layer_kv.py): keys and values of each KV
+             head; LatentForm: one vector a token, whose first part is its value
+  recurrent  one slot per sequence, of a fixed size. RecurrentForm: named arrays
 
-A form says how many bytes a page or a slot takes and makes typed views of a storage. Memory
-budgets, roofline and the simulator count forms. It knows shapes and bytes; no rows, no blocks'
-owners.
-"""
+A form gives the bytes of a page or slot and makes typed views of a storage. Memory budgets,
+roofline and the simulator count forms. Knows shapes and bytes; no rows, no owners of blocks."""
 
 from __future__ import annotations
 
@@ -25,19 +20,19 @@ from torch import Tensor
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.fp8_rows import E4M3
 
-ALIGN = 16  # bytes: arrays of a slot begin at multiples of so many, which kernels' wide loads want
+ALIGN = 16  # bytes: arrays of a slot are aligned to this for kernels' wide loads
 
 
 class PagedForm(Protocol):
-    """A form of which each token has its own part."""
+    """A form with a separate part for each token."""
 
     @property
     def keys(self) -> torch.dtype:
-        """What keys are stored in."""
+        """Dtype of stored keys."""
 
     @property
     def values(self) -> torch.dtype:
-        """What values are stored in."""
+        """Dtype of stored values."""
 
     @property
     def block_shape(self) -> tuple[int, ...]:
@@ -48,43 +43,42 @@ class PagedForm(Protocol):
         """Bytes of a block of 16 tokens."""
 
     def over(self, storage: Tensor) -> Any:
-        """storage [blocks, *block_shape] uint8 -> views of it,
-        as the layer's operations take them."""
+        """Returns views of storage [blocks, *block_shape] uint8 for the layer's operations."""
 
     def plain(self, dtype: torch.dtype) -> PagedForm:
-        """Returns the same numbers stored in the model's dtype."""
+        """Returns the form that stores the same numbers in the model's dtype."""
 
 
 @dataclass(slots=True)
 class LatentKv:
-    """A layer's latent vectors over one storage, which all heads read: as keys whole, as values
-    their first part."""
+    """A layer's latents in one storage, read by all heads: the whole vector is the key, its first
+    part the value."""
 
-    # [blocks, 16, width], a view; with a scale what is in eight bits, [blocks, 16, value_width]
-    # e4m3
+    # [blocks, 16, width], a view; with a scale only the part in eight bits, [blocks, 16,
+    # value_width] e4m3
     latent: Tensor
-    value_width: int  # the first numbers of a vector, which are its value
+    value_width: int  # length of a vector's first part, its value
     beside: Tensor | None = (
-        None  # with a scale: the rest of each vector, [blocks, 16, width - value_width], a view
+        None  # beside a scale: the rest of each vector, [blocks, 16, width - value_width], a view
     )
-    scale: Tensor | None = None  # [1] float32: LatentForm's
+    scale: Tensor | None = None  # [1] float32, from LatentForm
 
-    scales: None = None  # by head there are none
+    scales: None = None  # None: no scales by head
     kv_heads: int = 1
 
     @property
     def vectors(self) -> Tensor:
-        """Returns the vectors' first parts [blocks, 16, value_width], a view."""
+        """The vectors' first parts [blocks, 16, value_width], a view."""
         return self.latent[..., : self.value_width]
 
     @property
     def turned(self) -> Tensor:
-        """Returns the rest of each [blocks, 16, width - value_width], a view."""
+        """The vectors' rotated parts [blocks, 16, width - value_width], a view."""
         return self.latent[..., self.value_width :] if self.beside is None else self.beside
 
     def worth(self, blocks: Tensor) -> Tensor:
-        """blocks [n] int -> whole vectors [n, 16, width],
-        in the dtype of what isn't in eight bits."""
+        """Returns whole vectors [n, 16, width] of blocks [n] int, in the dtype of the part that
+        isn't in eight bits."""
         if self.beside is None or self.scale is None:
             return self.latent.index_select(0, blocks)
         eight = self.latent.view(torch.uint8).index_select(0, blocks).view(E4M3)
@@ -93,20 +87,19 @@ class LatentKv:
 
 
 def widened(eight: Tensor, beside: Tensor, scale: Tensor) -> Tensor:
-    """eight [..., value_width] e4m3, beside [..., rest], scale [1] -> whole vectors [..., width] of
-    beside's dtype."""
+    """Returns whole vectors [..., width] of beside's dtype. eight: [..., value_width] e4m3. beside:
+    [..., rest]. scale: [1]."""
     return torch.cat(((eight.float() * scale).to(beside.dtype), beside), -1)
 
 
 @dataclass(frozen=True, slots=True)
 class LatentForm:
-    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): it
-    is the key as a whole, and its first `value_width` numbers are the value.
+    """One vector a token that serves all heads (multi-head latent attention, arXiv:2405.04434): the
+    whole vector is the key, its first `value_width` numbers are the value.
 
-    scale: [1] float32, on the layer's device: values are in eight bits, worth scale * e4m3, by the
-    rule of `layer_kv.py`, and of a block all values lie before what turns, which keeps its dtype.
-    None: all is plain.
-    """
+    scale: [1] float32, on the layer's device: values are in eight bits and stand for scale * e4m3,
+    by the rule of `layer_kv.py`; a block then holds all values, then all rotated parts, which keep
+    their dtype. None: all is plain."""
 
     width: int
     value_width: int
@@ -159,8 +152,8 @@ class LatentForm:
 
 @dataclass(frozen=True, slots=True)
 class StatePart:
-    """An array of a recurrent state, of one sequence. sums: it adds up over all tokens, and may be
-    of another dtype."""
+    """An array of a sequence's recurrent state. sums: it accumulates over all tokens, and may have
+    another dtype."""
 
     name: str
     shape: tuple[int, ...]
@@ -174,7 +167,7 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class RecurrentForm:
-    """Arrays that a layer folds each token of a sequence into."""
+    """Arrays that a layer updates with each token of a sequence."""
 
     parts: tuple[StatePart, ...]
 
@@ -184,13 +177,13 @@ class RecurrentForm:
         return sum(_aligned(part.bytes) for part in self.parts)
 
     def summed_in(self, dtype: torch.dtype) -> RecurrentForm:
-        """Returns the form whose parts that add up over all tokens are of this dtype."""
+        """Returns the form with this dtype for parts that accumulate over all tokens."""
         return RecurrentForm(
             tuple(replace(part, dtype=dtype) if part.sums else part for part in self.parts)
         )
 
     def over(self, storage: Tensor) -> dict[str, Tensor]:
-        """storage [slots, slot_bytes] uint8 -> each part's view [slots, *shape]."""
+        """Returns each part's view [slots, *shape] of storage [slots, slot_bytes] uint8."""
         views, first = {}, 0
         for part in self.parts:
             flat = storage[:, first : first + part.bytes].view(part.dtype)

@@ -1,11 +1,9 @@
-"""Numbers of kernels that a build times on a machine: which there are, what they may be, and
-operations with them set.
+"""Tunables: kernel parameters that a build times on a machine, their candidates, and operations
+with them set.
 
-A tunable is a keyword of an operation, with its default there: what was measured best on one H200.
-To add one, give the operation the keyword and this list a line. It knows names and values;
-`penstock.build` times them, an artifact holds them, and `choose` sets them once, when an engine
-opens.
-"""
+A tunable is a keyword of an operation; its default is the best on one H200. To add one, give the
+operation the keyword and this list a line. Knows names and values; `penstock.build` times them, an
+artifact stores them, and `choose` sets them once, when an engine opens."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-Tuned = Mapping[str, Any]  # a tunable's name -> its value
+Tuned = Mapping[str, Any]  # name of a tunable -> value
 
 
 @dataclass(frozen=True, slots=True)
 class Tunable:
-    """A keyword of the operation `op` in its Triton column. candidates: what it may be, the default
-    among them."""
+    """A keyword of the operation `op` in its Triton column. candidates: allowed values, including
+    the default."""
 
     op: str
     keyword: str
@@ -91,8 +89,8 @@ TUNABLES = (
 def with_values(
     op: str, column: str, operation: Callable[..., Any], tuned: Tuned
 ) -> Callable[..., Any]:
-    """Returns an operation with its tunables set to these values; itself where none is named, or
-    its column has none. ValueError for a value that is no candidate."""
+    """Returns an operation with its tunables set to these values; unchanged if none is named or its
+    column has none. Raises ValueError for a value that is no candidate."""
     values: dict[str, int] = {}
     for each in TUNABLES if column == "triton" else ():
         if each.op == op and each.name in tuned:
@@ -105,7 +103,7 @@ def with_values(
 
 
 def known(tuned: Tuned) -> dict[str, Any]:
-    """Returns those that this version has, with values that it takes."""
+    """Returns the entries of `tuned` that this version has and whose values it allows."""
     return {
         each.name: tuned[each.name] for each in TUNABLES if tuned.get(each.name) in each.candidates
     }

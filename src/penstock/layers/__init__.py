@@ -1,2 +1,2 @@
-"""Layers: parts of a decoder, each a few lines over the Ops it is handed. They know no model and no
+"""Layers: parts of a decoder, each a few lines over the Ops it is given. Know no model and no
 checkpoint file."""

@@ -1,9 +1,8 @@
-"""Attention: one fused product in, rotary and store, attention over the paged cache, one product
-out.
+"""Attention: one fused qkv product, rotary embedding and store, attention over the paged cache, one
+output product.
 
-What prefill, decode and prefix groups are lies inside `ops.attention`; this layer says which kind
-of attention it is, and finds what was planned for that kind in the step.
-"""
+`ops.attention` handles prefill, decode and prefix groups; this layer knows its kind of attention
+and finds the step's plan for that kind."""
 
 from __future__ import annotations
 
@@ -23,37 +22,36 @@ from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm, WholeNorms
 from penstock.parallel.sharded_weight import Weight
 
-LARGE = 20.0  # log(1 + exp(x)) is x from here on, in float32
+LARGE = 20.0  # log(1 + exp(x)) equals x from here on, in float32
 
 
 @dataclass(slots=True)
 class Attention:
     """Grouped-query attention (arXiv:2305.13245) with rotary positions."""
 
-    name: str  # in a checkpoint, before `.q_proj`
+    name: str  # name in a checkpoint, before `.q_proj`
     kind: AttentionKind
-    form: StateForm  # may be another once the model is loaded and before its memory is taken
+    form: StateForm  # may be replaced after the model is loaded, before the cache is allocated
     cos_sin: Tensor  # [positions, 2, width / 2] float32, shared with other layers
-    # [(heads + 2 kv_heads) * width, d]: q's rows, then k's, then v's (`kind.keys_as_values`: none)
+    # [(heads + 2 kv_heads) * width, d]: rows of q, then k, then v (none with `kind.keys_as_values`)
     qkv: Linear
     out: Linear  # [d, heads * width]
-    q_norm: Norm | None = None  # [width]: q and k are normed head by head before they are rotated
+    q_norm: Norm | None = None  # [width]: q and k are normed head by head before rotation
     k_norm: Norm | None = None
-    between: WholeNorms | None = None  # q and k are normed whole before they are rotated
+    between: WholeNorms | None = None  # q and k are normed over all heads before rotation
     lanes: list[int] | None = (
-        None  # the order in which kernels want the numbers of q's and k's heads; None: as loaded
+        None  # order of the numbers of q's and k's heads that kernels take; None: as loaded
     )
-    query_scale: Tensor | None = None  # [positions]: what a query is multiplied by where it stands
-    sinks: Weight | None = (
-        None  # [heads] float32: scores that take part in the softmax and bring no value
-    )
+    query_scale: Tensor | None = None  # [positions]: factor of a query at each position
+    sinks: Weight | None = None  # [heads] float32: scores that join the softmax and have no value
     gate: GateForm | None = None
     opening: Linear | None = (
-        None  # the gate's product; None: qkv has it behind v's rows, where there is a gate
+        None  # product of the gate; None: qkv holds the gate after v's rows, if there is a gate
     )
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
-        """x `[T, d]`, kv of `form` -> `[T, d]`, or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]. kv: this layer's
+        cache, in `form`."""
         kind = self.kind
         plan = step.plans[kind]
         q_norm = None if self.q_norm is None else self.q_norm.weight.value
@@ -75,10 +73,11 @@ class Attention:
         return self.out(ops, self._opened(ops, self.gate, flat, step.keep(gate)))
 
     def _opened(self, ops: Ops, form: GateForm, flat: Tensor, gate: Tensor) -> Rows:
-        """flat [T, H * D], gate [T, H * D] or a number a head [T, H] -> [T, H * D]."""
+        """Multiplies attention's output flat [T, H * D] by the gate's function: gate [T, H * D], or
+        one number a head [T, H]."""
         if not form.softplus:
             return ops.sigmoid_mul(flat, gate, self.out.form(flat.shape[0]))
-        # torch's own softplus has another exponential for elements at the end of a thread's share
+        # torch's own softplus uses another exponential for elements at the end of a thread's share
         full = gate.float()
         opened = torch.where(full > LARGE, full, full.exp().log1p()).to(flat.dtype)
         if not form.a_head:
@@ -87,7 +86,7 @@ class Attention:
 
     @property
     def source(self) -> None:
-        """None: its K and V are its own."""
+        """None: the layer stores its own K and V."""
 
     @property
     def reader(self) -> Linear | None:
@@ -122,7 +121,7 @@ class Attention:
 
     @property
     def is_rotation_alone(self) -> bool:
-        """Whether queries and keys are rotated and nothing else."""
+        """True if queries and keys are rotated and nothing else is done to them."""
         return (
             self.q_norm is None
             and self.between is None
@@ -135,9 +134,9 @@ class Attention:
         return self.gate is not None and self.opening is None
 
     def _reorder(self) -> None:
-        """Puts the loaded rows of q's and k's heads, and their norms, in the order in which halves
-        turn together, and the gates that a checkpoint has behind their heads of q, behind all
-        others."""
+        """Permutes the rows of q's and k's heads, and their norms, to the kernels' order, where the
+        halves of a head rotate together. Gates that a checkpoint stores after each head of q move
+        behind all other rows."""
         kind, width = self.kind, self.kind.width
         turned, gates = kind.heads + kind.kv_heads, kind.heads if self._has_gates_in_q else 0
         rows = torch.arange((turned + kind.kv_heads + gates) * width).view(-1, width)

@@ -1,9 +1,8 @@
-"""Block: what a decoder is a list of, a layer of any kind.
+"""Block: one element of a decoder's list of layers, of any kind.
 
-A block names its weights, its matrices and what it keeps between steps: loading, cutting,
-quantizing, memory budgets and preparing are loops over what it names, and whoever adds a block to a
-model changes nothing else.
-"""
+A block names its weights, its matrices and the state that it keeps between steps. Loading, cutting,
+quantizing, memory budgets and preparing are loops over these names, so a new kind of block changes
+nothing else."""
 
 from __future__ import annotations
 
@@ -25,45 +24,46 @@ class Keeper(Protocol):
     """A part of a block that keeps state of each sequence from step to step: attention, or a
     recurrent layer."""
 
-    name: str  # in a checkpoint, before `.q_proj`
-    form: StateForm  # may be another once the model is loaded and before its memory is taken
+    name: str  # name in a checkpoint, before `.q_proj`
+    form: StateForm  # may be replaced after the model is loaded, before the cache is allocated
 
     @property
     def kind(self) -> AttentionKind | None:
-        """The kind of attention that a step is planned for; None: it attends nothing."""
+        """The kind of attention for which steps are planned; None: the layer has no attention."""
 
     @property
     def cos_sin(self) -> Tensor | None:
-        """The rotary table that its kind is planned with; None where it has no kind."""
+        """The rotary table for planning its kind; None without a kind."""
 
     @property
     def source(self) -> Keeper | None:
-        """The keeper of an earlier layer, whose state this one reads and has none of its own. None:
-        it has its own."""
+        """The keeper of an earlier layer whose state this one reads; None: it has its own state."""
 
 
 class Mixer(Keeper, Protocol):
-    """What brings a layer's tokens together, and keeps state for it."""
+    """A part that mixes the tokens of a sequence, and keeps state for that."""
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: Any, /) -> Tensor:
-        """x [T, d], state: views of what it stores -> [T, d], of the tokens that the step keeps."""
+        """Returns [T, d] for the tokens that the step keeps. x: [T, d]. state: views of the stored
+        state."""
 
     @property
     def reader(self) -> Linear | None:
-        """The product that reads x, and says how it wants it; None: x is read by several, wide."""
+        """The product that reads x and decides the form of its rows; None: several read x,
+        unquantized."""
 
     def weights(self) -> Iterator[Weight]: ...
 
     def matrices(self) -> Iterator[Linear]:
-        """Yields its products."""
+        """Yields the mixer's products."""
 
     def prepare(self, ops: Ops) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class RoutedNumbers:
-    """Experts of a layer, of which a token goes through `top_k`: of so many numbers each, stored in
-    so many bytes."""
+    """Sizes of a layer's experts: a token goes through `top_k` of `experts`, each with this many
+    numbers and stored bytes."""
 
     experts: int
     top_k: int
@@ -72,9 +72,9 @@ class RoutedNumbers:
 
 
 class Block(Protocol):
-    """x [T, d], residual [T, d] (None: x opens the stream) -> the block's answer [T, d] and the
-    next residual, both of the tokens that the step keeps. state: views of what each of `keeps`
-    stores, as its form makes them."""
+    """Takes x [T, d] and the residual [T, d] (None: x is the first) -> the block's output [T, d]
+    and the next residual, both for the tokens that the step keeps. state: for each of `keeps`,
+    views of its state in the layout of its form."""
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, step: StepInputs, state: Sequence[Any]
@@ -84,21 +84,20 @@ class Block(Protocol):
         """Returns the parts that keep state, always in the same order."""
 
     def matrices(self) -> Iterator[Linear]:
-        """Yields the products that every token goes through: those of experts are left out."""
+        """Yields the products that every token goes through, without experts."""
 
     def weights(self) -> Iterator[Weight]:
         """Yields every weight, always in the same order."""
 
     def prepare(self, ops: Ops) -> Block:
-        """Arranges the loaded weights for their kernels, once -> what takes this block's place:
-        itself, or a form of it that is faster with these operations."""
+        """Arranges the loaded weights for their kernels, once. Returns the block to use from now
+        on: itself, or a faster form with these operations."""
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """The matrices that a token goes through some of, beside `matrices`; None:
-        there are none."""
+        """Sizes of the experts, which `matrices` leaves out; None: no experts."""
 
 
 def is_recurrent(keeper: Keeper) -> bool:
-    """Returns whether a keeper's state is of one size, however long the sequence is."""
+    """Returns True if a keeper's state has the same size for any length of the sequence."""
     return isinstance(keeper.form, RecurrentForm)

@@ -1,6 +1,5 @@
-"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part beside the
-residual stream, in the orders that models have.
-"""
+"""Decoder layers: a token mixer (attention, a convolution) and a feed-forward part on the residual
+stream, in the orders that models use."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from penstock.parallel.sharded_weight import Weight
 
 
 class _TwoParts:
-    """A mixer and a feed-forward part, in whatever order norms stand around them."""
+    """Base of layers with a mixer and a feed-forward part, in any order of norms."""
 
     __slots__ = ()
     mixer: Mixer
@@ -48,9 +47,9 @@ class _TwoParts:
 
 @dataclass(slots=True)
 class DecoderLayer(_TwoParts):
-    """Llama's order: each part behind a norm. scale: of what each part adds to the stream. Gemma's
-    has a norm behind each part too, before its answer joins the stream: the `first` of the next
-    norm, which is another layer's."""
+    """Llama's order: a norm before each part. scale: factor of each part's output. Gemma also norms
+    each output before it joins the stream: that norm is the `first` of the next norm, which may
+    belong to the next layer."""
 
     mixer_norm: Norm
     mixer: Mixer
@@ -95,7 +94,7 @@ class DecoderLayer(_TwoParts):
 
 @dataclass(slots=True)
 class MixerLayer:
-    """A mixer alone behind a norm (Nemotron-H, arXiv:2504.03624)."""
+    """A layer of a norm and a mixer alone (Nemotron-H, arXiv:2504.03624)."""
 
     norm: Norm
     mixer: Mixer
@@ -122,12 +121,12 @@ class MixerLayer:
 
     @property
     def experts(self) -> None:
-        """There are none."""
+        """None: the layer has no experts."""
 
 
 @dataclass(slots=True)
 class FeedForwardLayer:
-    """A feed-forward part alone behind a norm: nothing is kept of a sequence."""
+    """A layer of a norm and a feed-forward part alone; keeps no state."""
 
     norm: Norm
     mlp: FeedForward
@@ -160,7 +159,8 @@ class FeedForwardLayer:
 
 @dataclass(slots=True)
 class NormsBehindLayer(_TwoParts):
-    """OLMo 2's order (arXiv:2501.00656): parts read the stream as it is, a norm behind each."""
+    """OLMo 2's order (arXiv:2501.00656): each part reads the stream unnormed, and its output is
+    normed."""
 
     mixer: Mixer
     behind_mixer: Norm
@@ -183,7 +183,7 @@ class NormsBehindLayer(_TwoParts):
 
 @dataclass(slots=True)
 class ParallelLayer(_TwoParts):
-    """Command R's order: both parts read one norm of the stream, and their answers join it together
+    """Command R's order: both parts read one norm of the stream, and both outputs are added to it
     (GPT-J)."""
 
     norm: Norm

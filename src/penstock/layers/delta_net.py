@@ -1,4 +1,4 @@
-"""GatedDeltaNet: linear attention with a matrix a head as its state, by the gated delta rule
+"""GatedDeltaNet: linear attention with a matrix per head as state, by the gated delta rule
 (arXiv:2412.06464)."""
 
 from __future__ import annotations
@@ -18,36 +18,37 @@ from penstock.layers.linear import Linear
 from penstock.layers.short_conv import WINDOW
 from penstock.parallel.sharded_weight import Weight
 
-MATRIX = "matrix"  # the part of its state: [value_heads, key_width, value_width]
+MATRIX = "matrix"  # name of the state's matrices: [value_heads, key_width, value_width]
 
 
 @dataclass(slots=True)
 class GatedDeltaNet:
-    """out(norm(rule(conv(q, k, v), rates)) * silu(z)): q, k, v and z of one product, the rates of
-    another."""
+    """Computes out(norm(rule(conv(q, k, v), rates)) * silu(z)); one product gives q, k, v and z,
+    another the rates."""
 
-    name: str  # in a checkpoint, before `.out_proj`
+    name: str  # name in a checkpoint, before `.out_proj`
     form: StateForm
     heads: DeltaHeads
     into: Linear  # [channels + value_size, d]: q, k, v, z
-    rates: Linear  # [2 * value_heads, d]: of each head b, then a
+    rates: Linear  # [2 * value_heads, d]: b, then a, of each head
     taps: Weight  # [channels, 1, taps]
-    decay: Weight  # [value_heads] float32: A_log, of which -exp is used
+    decay: Weight  # [value_heads] float32: A_log; the decay is -exp of it
     step_bias: Weight  # [value_heads] float32
     norm: Weight  # [value_width]
     eps: float
     out: Linear  # [d, value_size]
-    most_rate: float = 1.0  # what rates' sigmoids are multiplied by
-    in_groups: bool = False  # a checkpoint has the rows of `into` and `rates` key head by key head
+    most_rate: float = 1.0  # factor of the rates' sigmoids
+    # True: the checkpoint stores the rows of `into` and `rates` key head by key head
+    in_groups: bool = False
     small: DeltaWeights | None = field(default=None, init=False)
 
-    kind: None = None  # it attends nothing
+    kind: None = None  # no attention
     cos_sin: None = None
     source: None = None
     reader: None = None  # two products read x
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """x [T, d] -> [T, d], or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
         assert self.small is not None, "a layer is prepared before it is used"
         given, rates = self.into(ops, x), self.rates(ops, x)
         mixed = ops.delta_rule(
@@ -80,7 +81,7 @@ class GatedDeltaNet:
 
 
 def _by_kind(groups: int, sizes: tuple[int, ...]) -> Tensor:
-    """Returns the order in which rows that come group by group, so many of each kind, come kind by
-    kind."""
+    """Returns the permutation from rows stored group by group (`sizes` rows of each kind in a
+    group) to kind by kind."""
     rows = torch.arange(groups * sum(sizes)).view(groups, -1)
     return torch.cat([part.flatten() for part in torch.split(rows, list(sizes), dim=1)])

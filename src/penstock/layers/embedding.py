@@ -1,4 +1,5 @@
-"""Embedding: token ids to vectors. The head is a Linear; tied, it is made from the same table."""
+"""Embedding: token ids to vectors. The head is a Linear; a tied head is made from the
+same table."""
 
 from __future__ import annotations
 
@@ -16,33 +17,33 @@ from penstock.quant.scheme import PLAIN, Made, Scheme, plain_product
 
 @dataclass(slots=True)
 class Embedding:
-    """The table of a vocabulary."""
+    """The table of a vocabulary's vectors."""
 
-    table: Weight  # [vocabulary, d], of several ranks a stretch of it
+    table: Weight  # [vocabulary, d], or this rank's range of rows
     scale: float = 1.0
-    first: int = 0  # the token of the first row
-    summed: Layout | None = None  # whose ranks have a stretch each
-    norm: Norm | None = None  # what rows pass
+    first: int = 0  # token id of the first row
+    summed: Layout | None = None  # layout whose ranks hold a range of rows each
+    norm: Norm | None = None  # norm of the vectors
 
     def __call__(self, ops: Ops, ids: Tensor) -> Tensor:
-        """ids `[T]` -> `[T, d]`, a tensor of its own that later layers may overwrite."""
+        """Returns [T, d] for ids [T]: a new tensor that later layers may overwrite."""
         if self.summed is None:
             rows = ops.embed(ids, self.table.value, None)
-        else:  # all but one rank add nothing
+        else:  # each token's row is on one rank; the others add zeros
             rows = self.summed.all_reduce(ops.embed(ids, self.table.value, self.first))
         rows = rows if self.scale == 1.0 else rows.mul_(self.scale)
         return rows if self.norm is None else self.norm.alone(ops, rows)
 
 
 class TiedHead(Linear):
-    """The product that scores the vocabulary with the embedding's own table."""
+    """A head that multiplies by the embedding's table."""
 
     def __init__(self, embedding: Embedding, scheme: Scheme = PLAIN) -> None:
         super().__init__({"weight": embedding.table}, scheme=scheme)
 
     def prepare(self, ops: Ops) -> None:
-        """The table stays as it is for embedding; where matrices are made at load, its numbers are
-        made once more."""
+        """Keeps the table for the embedding. With quantization at load, the head gets a quantized
+        copy."""
         table = self.loaded["weight"].value
         scheme = self.scheme
         self.product = (

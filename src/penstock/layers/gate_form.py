@@ -1,5 +1,4 @@
-"""GateForm: what opens an attention's answer.
-It knows neither torch nor a config file's spelling."""
+"""GateForm: the gate of an attention's output. Knows neither torch nor a config file's spelling."""
 
 from __future__ import annotations
 
@@ -8,12 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateForm:
-    """An attention's answer is multiplied by functions of a product of what it reads.
+    """A gate: attention's output is multiplied by a function of a product of the layer's input.
 
-    name: of the product's tensor, behind the attention's name; None: each head's rows stand behind
-    its rows of q. softplus: log(1 + exp) of its numbers, else their sigmoids.   a_head: one for
-    each head, else one for each number.
-    """
+    name: the product's tensor, after the attention's name; None: each head's gate rows follow its
+    rows of q. softplus: the function is log(1 + exp); else the sigmoid. a_head: one factor for each
+    head; else one for each number."""
 
     name: str | None = None
     softplus: bool = False

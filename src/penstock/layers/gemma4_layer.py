@@ -1,8 +1,7 @@
-"""Gemma4Layer: a norm on both sides of each part, experts beside the MLP, an input of the layer's
-own, a scale of all.
+"""Gemma4Layer: norms before and after each part, experts beside the MLP, a per-layer input, and a
+scale of the layer's output.
 
-Source: transformers' published code of Gemma 4; there is no report.
-"""
+Source: transformers' published code of Gemma 4; there is no report."""
 
 from __future__ import annotations
 
@@ -28,17 +27,17 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class RoutedBeside:
-    """Experts that read the stream as the MLP does, each answer behind a norm of its own."""
+    """Experts that read the stream in parallel with the MLP; each output has its own norm."""
 
     behind_mlp: Norm
-    before_router: Norm  # its weight scales what the router reads
+    before_router: Norm  # norm whose weight scales the router's input
     before: Norm
     moe: Moe
     behind: Norm
 
     def __call__(self, ops: Ops, x: Tensor, stream: Tensor) -> Tensor:
-        """x: the MLP's answer `[T, d]`, stream: what it was made of, before its norm -> the sum of
-        both `[T, d]`."""
+        """Returns the sum of the normed MLP and expert outputs [T, d]. x: the MLP's output [T, d].
+        stream: the MLP's input before its norm [T, d]."""
         scores = self.moe.router(ops, self.before_router.alone(ops, stream))
         routed = self.moe.answer(ops, self.before.alone(ops, stream), scores)
         return self.behind_mlp.alone(ops, x).add_(self.behind.alone(ops, routed))
@@ -50,15 +49,15 @@ class RoutedBeside:
 
 @dataclass(slots=True)
 class OwnInput:
-    """A gate on what the layer is given of each token beside the stream,
-    and the way back into it."""
+    """A gated projection of the token's per-layer input into the stream."""
 
     gate: Linear  # [width, d]
     out: Linear  # [d, width]
     norm: Norm
 
     def __call__(self, ops: Ops, stream: Tensor, given: Tensor) -> Tensor:
-        """stream `[T, d]`, given `[T, width]` -> what joins the stream `[T, d]`."""
+        """Returns the vectors [T, d] to add to the stream. stream: [T, d]. given: the per-layer
+        input [T, width]."""
         opened = wide(ops.gelu_mul(torch.cat((self.gate(ops, stream), given), 1), "wide"))
         return self.norm.alone(ops, self.out(ops, opened))
 
@@ -72,12 +71,12 @@ class OwnInput:
 
 @dataclass(slots=True)
 class Gemma4Layer:
-    """The residual stream is whole behind each layer: it is scaled there."""
+    """A layer of Gemma 4. It returns the whole stream, scaled, and no residual."""
 
     number: int
     mixer_norm: Norm
     mixer: Attention | ReadingAttention
-    mlp_norm: Norm  # its `first` is behind the mixer
+    mlp_norm: Norm  # `first`: the norm after the mixer
     mlp: Mlp
     behind: Norm
     scale: Weight  # [1]

@@ -1,10 +1,9 @@
-"""LatentAttention: all heads read one vector a token, of which their keys and values are made
-(DeepSeek-V2, arXiv:2405.04434).
+"""LatentAttention: all heads read one stored vector a token, from which their keys and values are
+made (DeepSeek-V2, arXiv:2405.04434).
 
-A head's key is its part of `up` times the vector, and its value another part. Whether these are
-made, or queries and answers multiplied in their place, is the operation's choice
-(`ops.AttentionOverLatents`).
-"""
+A head's key is its part of `up` times the vector, and its value another part. The operation chooses
+whether to make keys and values, or to multiply queries and outputs by `up` instead
+(`ops.AttentionOverLatents`)."""
 
 from __future__ import annotations
 
@@ -25,34 +24,34 @@ from penstock.layers.norm import Norm
 from penstock.layers.rope_config import RopeConfig
 from penstock.parallel.sharded_weight import Part, Weight
 
-NORM_EPS = 1e-6  # of both vectors' norms, whatever the config says of others
+NORM_EPS = 1e-6  # eps of both latent norms, whatever the config says for others
 
 
 @dataclass(slots=True)
 class LatentAttention:
-    """into: the queries' vector (or the queries of this rank's heads, where there is none), then
-    what is stored."""
+    """Attention over latents. into: the product of the query latent (without one: of this rank's
+    queries), then of the stored vector."""
 
-    name: str  # in a checkpoint, before `.kv_b_proj`
+    name: str  # name in a checkpoint, before `.kv_b_proj`
     kind: AttentionKind  # one KV head of rank + turning numbers
     form: StateForm
     cos_sin: Tensor  # [positions, 2, turning / 2] float32
     sizes: LatentSizes
     # [query rank + rank + turning, d], or [heads * (still + turning) + rank + turning, d]
     into: Linear
-    query_norm: Norm | None  # of the queries' vector
+    query_norm: Norm | None  # norm of the query latent
     query: Linear | None  # [heads * (still + turning), query rank]
     norm: Norm  # [rank]
     up: Linear  # [heads * (still + value), rank]
     out: Linear  # [d, heads * value]
-    pairs: bool  # neighbours turn together: even numbers are put in front of odd ones
-    query_scale: Tensor | None  # [positions]: what a query is multiplied by where it stands
+    pairs: bool  # True: neighbours rotate together; even numbers are moved before odd ones
+    query_scale: Tensor | None  # [positions]: factor of a query at each position
     by_head: Tensor = field(init=False)  # [heads, still + value, rank]: `up` in the model's dtype
 
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LatentKv) -> Tensor:
-        """x [T, d] -> [T, d], or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
         s, plan = self.sizes, step.plans[self.kind]
         whole = self.into(ops, x)
         given = whole[:, -s.width :]
@@ -78,7 +77,7 @@ class LatentAttention:
         yield self.into
         if self.query is not None:
             yield self.query
-        # what `up` is made into every token goes through, head by head, in the model's dtype
+        # `up` is left out: tokens go through `by_head`, in the model's dtype
         yield self.out
 
     def weights(self) -> Iterator[Weight]:
@@ -95,12 +94,12 @@ class LatentAttention:
             matrix.prepare(ops)
         s = self.sizes
         one = torch.eye(s.rank, dtype=ops.dtype, device=self.cos_sin.device)
-        made = self.up(ops, one)  # [rank, heads * (still + value)], whatever `up` is stored in
+        made = self.up(ops, one)  # [rank, heads * (still + value)], from any storage of `up`
         self.by_head = made.T.contiguous().view(self.kind.heads, s.still + s.value, s.rank)
         self.up.product = None
 
     def _reorder(self) -> None:
-        """Puts the rows of what turns in the order in which halves turn together."""
+        """Permutes the rotated rows so that the halves of a head rotate together."""
         s = self.sizes
         turned = torch.cat((torch.arange(0, s.turning, 2), torch.arange(1, s.turning, 2)))
         q = torch.arange(self.kind.heads * (s.head)).view(self.kind.heads, -1)
@@ -129,11 +128,13 @@ def make_latent_attention(
     bias: bool = False,
     query_growth: float = 0.0,
 ) -> LatentAttention:
-    """Makes a layer of a checkpoint's q_proj, or q_a_proj, q_a_layernorm and q_b_proj (query_rank),
-    kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj. at: the name before them.   heads:
-    over all ranks, which share them; each has the vectors whole.   scale: of scores.   pairs: as
-    LatentAttention has it.   bias: of what reads x, and o_proj. query_growth: of queries beyond the
-    rope's original context."""
+    """Makes a layer from a checkpoint's q_proj (with query_rank: q_a_proj, q_a_layernorm and
+    q_b_proj), kv_a_proj_with_mqa, kv_a_layernorm, kv_b_proj and o_proj.
+
+    at: prefix of these names. heads: over all ranks, which divide them; every rank holds the
+    latents whole. scale: factor of scores. pairs: see LatentAttention. bias: the products that read
+    x, and o_proj, have biases. query_growth: growth of queries beyond the rope's original context.
+    """
     s, cut = sizes, make.layout.share(heads, f"heads of {at}")
     own = heads // cut[0]
     stored, queries = Part(f"{at}.kv_a_proj_with_mqa", (s.width, hidden)), heads * s.head

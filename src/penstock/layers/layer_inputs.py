@@ -1,9 +1,8 @@
-"""LayerInputs: what each layer is given of a token beside the stream (Gemma 3n's and 4's per-layer
+"""LayerInputs: an input of each layer per token, beside the stream (Gemma 3n's and 4's per-layer
 embeddings).
 
-A token's row of a table that has a part for each layer, and a product of its embedding, added up:
-once a step, ahead of all layers.
-"""
+The input is the sum of a table row, which has a part for each layer, and a product of the token's
+embedding; it is computed once a step, before all layers."""
 
 from __future__ import annotations
 
@@ -18,20 +17,21 @@ from penstock.layers.linear import Linear
 from penstock.layers.norm import Norm
 from penstock.parallel.sharded_weight import Weight
 
-HALVES = 2.0**-0.5  # of a sum of two numbers of variance 1
+HALVES = 2.0**-0.5  # factor that gives a sum of two numbers of variance 1 the variance 1
 
 
 @dataclass(slots=True)
 class LayerInputs:
-    """A table and a product, normed layer by layer."""
+    """A table and a product, normed for each layer."""
 
-    table: Embedding  # [vocabulary, layers * width], its rows scaled
+    table: Embedding  # [vocabulary, layers * width], rows scaled
     product: Linear  # [layers * width, d]
-    scale: float  # of the product
+    scale: float  # factor of the product
     norm: Norm  # [width]
 
     def __call__(self, ops: Ops, ids: Tensor, embedded: Tensor) -> Tensor:
-        """ids `[T]`, their embeddings as the stream has them `[T, d]` -> `[T, layers, width]`."""
+        """Returns [T, layers, width]. ids: [T]. embedded: the tokens' embeddings in the stream [T,
+        d]."""
         width = self.norm.weight.shape[0]
         made = self.product(ops, embedded).mul_(self.scale).view(-1, width)
         normed = self.norm.alone(ops, made).view(ids.shape[0], -1, width)

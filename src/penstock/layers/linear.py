@@ -1,9 +1,8 @@
-"""Linear: a matrix of some scheme and perhaps a bias. Which tensors are fused into one matrix is
-said where it is made.
+"""Linear: a matrix of some scheme, with an optional bias. Its maker decides which checkpoint
+tensors are fused into it.
 
-With several ranks a matrix is cut by rows (each rank has some outputs) or by columns (each has some
-inputs, and the ranks add up what they have).
-"""
+With several ranks a matrix is cut by rows (each rank computes some outputs) or by columns (each
+rank reads some inputs, and the ranks add their results)."""
 
 from __future__ import annotations
 
@@ -19,10 +18,9 @@ from penstock.quant.scheme import PLAIN, Product, Scheme
 
 
 class Linear:
-    """x `[T, in]` -> `[T, out]`.
+    """A product: x [T, in] -> [T, out].
 
-    summed: the layout whose ranks add their answers, where the matrix is cut by columns.
-    """
+    summed: for a matrix cut by columns, the layout whose ranks add their results."""
 
     def __init__(
         self,
@@ -33,7 +31,7 @@ class Linear:
         summed: Layout | None = None,
     ) -> None:
         self.loaded, self.bias, self.scheme, self._summed = loaded, bias, scheme, summed
-        self.product: Product | None = None  # after prepare()
+        self.product: Product | None = None  # set by prepare()
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
         product = self.product
@@ -47,15 +45,15 @@ class Linear:
         return out if bias is None else out.add_(bias)
 
     def gated(self, x: Rows, activation: str) -> Tensor | None:
-        """Returns act(gate) * up `[T, out / 2]` by a matrix of gate's rows, then up's, where one
-        operation is faster than two one after the other; else None."""
+        """Returns act(gate) * up [T, out / 2] for a matrix of gate's rows, then up's, if one fused
+        operation is faster than two; else None."""
         assert self.product is not None, "a linear is prepared before it is used"
         if self.product.gated is None or self.bias is not None or not isinstance(x, Tensor):
             return None
         return self.product.gated(x, self.product.matrix, activation)
 
     def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
+        """Returns the form that the product takes this many rows in."""
         assert self.product is not None, "a linear is prepared before it is used"
         return self.product.form(rows)
 
@@ -65,21 +63,21 @@ class Linear:
             yield self.bias
 
     def prepare(self, ops: Ops) -> None:
-        """Once, after the weights are filled: arranges the matrix as its operation wants it."""
+        """Arranges the matrix for its operation; call it once, after the weights are loaded."""
         self.product = self.scheme.prepare(ops, self.loaded)
 
     def reorder(self, rows: Tensor) -> None:
-        """Puts the matrix's rows in another order, once they are filled and before they are
-        prepared: row n becomes what was row rows[n]."""
+        """Permutes the matrix's rows, after loading and before prepare: new row n is old row
+        rows[n]."""
         for weight in self.weights():
             weight.reorder(rows.to(weight.value.device))
 
     @property
     def is_summed(self) -> bool:
-        """Whether ranks add up their answers."""
+        """True if ranks add their results."""
         return self._summed is not None
 
     @property
     def numbers(self) -> int:
-        """Numbers of the matrix, on this rank."""
+        """Count of the matrix's numbers on this rank."""
         return self.loaded["weight"].numbers

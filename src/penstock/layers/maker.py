@@ -1,8 +1,7 @@
-"""Maker: makes layers for one dtype, device and rank, each weight with its names in a checkpoint.
+"""Maker: makes layers for one dtype, device and rank; each weight knows its names in a checkpoint.
 
-A model's file says what is made of what; here is how a fused product, its cut and its scheme come
-together. It knows no model.
-"""
+A model's file says which layers there are; this module joins a fused product, its cut and its
+scheme. Knows no model."""
 
 from __future__ import annotations
 
@@ -31,12 +30,12 @@ from penstock.quant.choose import SchemeOf, all_plain
 from penstock.quant.gathered import Gathered
 from penstock.quant.scheme import Scheme
 
-SHOWN = 4  # names of an error
+SHOWN = 4  # names listed in an error
 
 
 @dataclass(slots=True, kw_only=True)
 class Heads:
-    """The shape of an attention, whole, over all ranks."""
+    """The shape of an attention over all ranks."""
 
     heads: int
     kv_heads: int
@@ -45,8 +44,8 @@ class Heads:
 
 @dataclass(slots=True)
 class Maker:
-    """positions: how many a rotary table holds. table_in_host: where `own_table` lies, beside a
-    GPU. On torch's meta device nothing takes memory."""
+    """Makes layers. positions: length of rotary tables. table_in_host: put `own_table` in host
+    memory, beside a GPU. On torch's meta device nothing takes memory."""
 
     dtype: torch.dtype
     device: torch.device
@@ -55,7 +54,7 @@ class Maker:
     scheme_of: SchemeOf = all_plain
     table_in_host: bool = False
     rope_tables: dict[tuple[RopeConfig, int], Tensor] = field(default_factory=dict)
-    query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # one growth a model
+    query_scales: dict[RopeConfig, Tensor] = field(default_factory=dict)  # a model has one growth
 
     def norm(
         self,
@@ -68,9 +67,8 @@ class Maker:
         first: Norm | None = None,
         centred: bool = False,
     ) -> Norm:
-        """wide: it multiplies before it rounds.   one_plus: so it does, by 1 + w, and the
-        checkpoint has w.   first: what x passes before it joins the stream.   centred: it is a
-        layer norm."""
+        """Makes a norm. wide: multiply by the weight before rounding. one_plus: the same, by 1 + w
+        for a stored w. first: norm of x before it joins the stream. centred: a layer norm."""
         dtype, transform = (
             torch.float32 if wide or one_plus else self.dtype,
             _one_plus if one_plus else None,
@@ -83,7 +81,7 @@ class Maker:
         )
 
     def bare_norm(self, size: int, eps: float) -> Norm:
-        """A norm without a weight."""
+        """Makes a norm without a weight."""
         ones = Weight([Part("", (size,))], torch.float32, self.device)
         ones.value.fill_(1.0)
         return Norm(ones, eps, made=True)
@@ -97,8 +95,8 @@ class Maker:
         wide: bool = False,
         clip: float | None = None,
     ) -> WholeNorms:
-        """Norms over all heads of q and of k, of which a rank has its heads' part. names:
-        of both."""
+        """Makes norms over all heads of q and of k; a rank holds the part of its heads. names: of
+        q's and k's norm."""
         dtype, norms = torch.float32 if wide else self.dtype, []
         for name, heads in zip(names, (shape.heads, shape.kv_heads), strict=True):
             cut = self.layout.share(heads, name, repeats=True)
@@ -116,8 +114,8 @@ class Maker:
         norm: Norm | None = None,
         tied: str | None = None,
     ) -> Embedding:
-        """norm: what rows pass.   tied: the name under which a checkpoint may hold the table once
-        more, as the head."""
+        """Makes the embedding. norm: norm of its rows. tied: name under which a checkpoint may
+        store the table again as the head."""
         again = () if tied is None else (tied,)
         rows = self._of_vocabulary(name, vocabulary, size)
         table = Weight([rows], self.dtype, self.device, again=again)
@@ -125,19 +123,19 @@ class Maker:
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item(), first, summed, norm)
 
     def own_table(self, name: str, vocabulary: int, size: int, *, scale: float) -> Embedding:
-        """A table of embeddings beside the model's, which every rank holds whole."""
+        """Makes a second table of embeddings, which every rank holds whole."""
         table = Gathered(
             Part(name, (vocabulary, size)), self.dtype, self.device, in_host=self.table_in_host
         )
         return Embedding(table, torch.tensor(scale, dtype=self.dtype).item())
 
     def head(self, name: str, vocabulary: int, into: int) -> Linear:
-        """The matrix that scores the vocabulary: of several ranks each has some of the tokens, as
-        the embedding."""
+        """Makes the product with the vocabulary's matrix; several ranks divide the tokens as in the
+        embedding."""
         return self.fused_linear([self._of_vocabulary(name, vocabulary, into)], bias=False)
 
     def vocabulary(self, size: int) -> VocabularyPart | None:
-        """Returns which tokens this rank scores; None: all of them."""
+        """Returns the range of tokens that this rank scores; None: all tokens."""
         rows = self._of_vocabulary("", size, 0)
         if rows.cut is None:
             return None
@@ -146,7 +144,7 @@ class Maker:
         )
 
     def linear(self, name: str, out: int, into: int, *, bias: bool = False) -> Linear:
-        """A matrix that every rank holds whole."""
+        """Makes a matrix that every rank holds whole."""
         return self.fused_linear([Part(name, (out, into))], bias)
 
     def column_linear(
@@ -157,9 +155,8 @@ class Maker:
         bias: bool = False,
         fused: str | None = None,
     ) -> Linear:
-        """Fuses matrices whose outputs are divided among ranks. parts: name, outputs, and in how
-        many pieces (heads) they come. fused: the name of the one tensor that a checkpoint has for
-        all of them."""
+        """Fuses matrices whose outputs are divided among ranks. parts: name, outputs and number of
+        pieces (heads) of each. fused: name of the tensor if a checkpoint stores them all in one."""
         share = self.layout.share
         cut = [
             Part(name, (out, into), 0, *share(pieces, name, repeats=True))
@@ -177,8 +174,8 @@ class Maker:
         bias: bool = False,
         in_parts: bool = False,
     ) -> Linear:
-        """A matrix whose inputs are divided among ranks, which add up their answers. in_parts:
-        somebody else does."""
+        """Makes a matrix whose inputs are divided among ranks, which add their results. in_parts:
+        the caller adds them."""
         assert not (bias and in_parts), "a bias is added once, behind the sum"
         if self.layout.size == 1:
             return self.linear(name, out, into, bias=bias)
@@ -208,10 +205,11 @@ class Maker:
         keys_as_values: bool = False,
         normed_values: bool = False,
     ) -> Attention:
-        """at: the name before `.q_proj` (fused: `.qkv_proj`) and before `out`.   scale: of scores,
-        None: width ** -0.5. norms: of q's and k's heads, before they are turned or (turned_first)
-        then.   query_growth: of queries beyond the rope's original context.   sinks: each head has
-        one, `.sinks`.   keys_as_values, normed_values: as in AttentionKind."""
+        """Makes attention. at: prefix of `.q_proj` (fused: `.qkv_proj`) and of `out`. scale: factor
+        of scores; None: width ** -0.5. norms: of q's and k's heads, before rotation, or with
+        turned_first after it. query_growth: growth of queries beyond the rope's original context.
+        sinks: load one score per head, `.sinks`. keys_as_values, normed_values: see AttentionKind.
+        """
         heads, kv_heads, width = shape.heads, shape.kv_heads, shape.width
         kind = AttentionKind(
             heads=heads // self.layout.share(heads, f"heads of {at}")[0],
@@ -274,9 +272,8 @@ class Maker:
         names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj"),
         in_parts: bool = False,
     ) -> Mlp:
-        """at: the name before the `names` of gate, up and down (fused: before `.gate_up_proj`).
-        in_parts: of several ranks each gives its part of the answer, and somebody else adds them.
-        """
+        """Makes an MLP. at: prefix of the `names` of gate, up and down (fused: of `.gate_up_proj`).
+        in_parts: with several ranks the caller adds their results."""
         *first, down = (f"{at}.{name}" for name in names)
         both = f"{at}.gate_up_proj" if fused else None
         gate_up = self.column_linear(
@@ -289,7 +286,8 @@ class Maker:
         )
 
     def short_conv(self, at: str, channels: int, taps: int, *, bias: bool = False) -> ShortConv:
-        """at: the name before `.in_proj`, `.conv` and `.out_proj`. Ranks share the channels."""
+        """Makes a short convolution. at: prefix of `.in_proj`, `.conv` and `.out_proj`. Ranks
+        divide the channels."""
         parts = [
             (f"{at}.in_proj.{part}", channels, channels) for part in ("gate", "out_gate", "value")
         ]
@@ -311,7 +309,8 @@ class Maker:
         )
 
     def relu2_mlp(self, at: str, hidden: int, middle: int, *, in_parts: bool = False) -> Relu2Mlp:
-        """at: the name before `.up_proj` and `.down_proj`.   in_parts: as `mlp` takes it."""
+        """Makes an ungated MLP with squared ReLU. at: prefix of `.up_proj` and `.down_proj`.
+        in_parts: see `mlp`."""
         up = self.column_linear([(f"{at}.up_proj", middle, middle)], hidden)
         return Relu2Mlp(
             up, self.row_linear(f"{at}.down_proj", hidden, middle, middle, in_parts=in_parts)
@@ -322,15 +321,16 @@ class Maker:
         return Weight([part], torch.float32, self.device)
 
     def _of_vocabulary(self, name: str, vocabulary: int, size: int) -> Part:
-        """A matrix with a row a token, cut between the tiles by which tokens are drawn. Where there
-        are fewer tiles than ranks every rank holds it whole, and draws for itself."""
+        """Returns the part of a matrix [vocabulary, size], cut between the tiles of tokens that
+        sampling uses. With fewer tiles than ranks every rank holds it whole and samples for itself.
+        """
         if self.layout.size == 1 or vocabulary <= TILE * (self.layout.size - 1):
             return Part(name, (vocabulary, size))
         return Part(name, (vocabulary, size), 0, self.layout.size, self.layout.rank, TILE)
 
     def query_scale(self, rope: RopeConfig, growth: float) -> Tensor | None:
-        """What queries of each position are multiplied by; None: all by 1, as within the original
-        context."""
+        """Returns the factor of queries at each position [positions]; None: 1 everywhere, as within
+        the original context."""
         if growth == 0.0 or self.positions <= rope.original_context:
             return None
         if rope not in self.query_scales:
@@ -339,7 +339,8 @@ class Maker:
         return self.query_scales[rope]
 
     def rope_number(self, rope: RopeConfig, width: int) -> int:
-        """The number of a table in `rope_tables`: layers that turn alike share one."""
+        """Returns the index of a table in `rope_tables`; layers with the same rotation
+        share one."""
         if (rope, width) not in self.rope_tables:
             self.rope_tables[rope, width] = rope_table(rope, width, self.positions, self.device)
         return list(self.rope_tables).index((rope, width))
@@ -347,7 +348,7 @@ class Maker:
     def fused_linear(
         self, parts: list[Part], bias: bool = False, summed: Layout | None = None
     ) -> Linear:
-        """Fuses parts of a checkpoint's tensors, one below the other, as they are cut already."""
+        """Fuses parts of checkpoint tensors, already cut, one below the other."""
         scheme = self.scheme_for(parts)
         loaded = scheme.weights(parts, self.dtype, self.device)
         added = None
@@ -364,7 +365,8 @@ class Maker:
         return Linear(loaded, added, scheme=scheme, summed=summed)
 
     def scheme_for(self, parts: list[Part]) -> Scheme:
-        """Returns the one scheme of matrices that are multiplied together."""
+        """Returns the one scheme of matrices that are fused.
+        Raises CheckpointError if they differ."""
         schemes = {self.scheme_of(part.name) for part in parts}
         if len(schemes) > 1:
             names = ", ".join([part.name for part in parts][:SHOWN]) + (

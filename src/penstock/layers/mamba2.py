@@ -1,4 +1,4 @@
-"""Mamba2: a recurrent layer with a matrix a head as its state, whose decay hangs on the token
+"""Mamba2: a recurrent layer with a matrix per head as state and a decay that depends on the token
 (arXiv:2405.21060)."""
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from penstock.parallel.sharded_weight import Part, Weight
 
 @dataclass(slots=True)
 class GatedGroupNorm:
-    """x * silu(gate), normed within groups of neighbours (weight None: not normed). spans: so many
-    neighbours of the layout's ranks hold a group together."""
+    """Computes x * silu(gate), normed in groups of neighbouring numbers (weight None: without the
+    norm). spans: number of neighbouring ranks that share a group."""
 
     weight: Weight | None  # [size]
-    groups: int  # of this rank
+    groups: int  # groups on this rank
     eps: float
     layout: Layout
     spans: int
 
     def __call__(self, ops: Ops, x: Tensor, gate: Tensor, reader: Linear) -> Rows:
-        """x, gate [T, size] -> [T, size], as `reader` takes it."""
+        """Returns [T, size] in the form that `reader` takes. x, gate: [T, size]."""
         weight = None if self.weight is None else self.weight.value
         if weight is None or self.spans == 1:
             return ops.gated_norm(x, gate, weight, self.groups, self.eps, reader.form(x.shape[0]))
@@ -47,28 +47,28 @@ class GatedGroupNorm:
 
 @dataclass(slots=True)
 class Mamba2:
-    """out(norm(recurrence(conv(x, B, C), dt), z)): z, x, B, C and dt of one product."""
+    """Computes out(norm(recurrence(conv(x, B, C), dt), z)); one product gives z, x, B, C and dt."""
 
-    name: str  # in a checkpoint, before `.in_proj`
+    name: str  # name in a checkpoint, before `.in_proj`
     form: StateForm
     heads: Mamba2Heads
     into: Linear  # [columns, d]: z, x, B, C, dt
     taps: Weight  # [channels, 1, taps]
     taps_bias: Weight | None  # [channels]
-    decay: Weight  # [heads] float32: A_log, of which -exp is used
+    decay: Weight  # [heads] float32: A_log; the decay is -exp of it
     step_bias: Weight  # [heads] float32
     skip: Weight  # [heads] float32
     norm: GatedGroupNorm
     out: Linear  # [d, size]
-    column_scales: Tensor | None  # [columns]: what the first product is multiplied by
+    column_scales: Tensor | None  # [columns]: factors of the first product's outputs
     small: Mamba2Weights | None = field(default=None, init=False)
 
-    kind: None = None  # it attends nothing
+    kind: None = None  # no attention
     cos_sin: None = None
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """x [T, d] -> [T, d], or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
         assert self.small is not None, "a layer is prepared before it is used"
         given = self.into(ops, x)
         if self.column_scales is not None:
@@ -119,11 +119,12 @@ def make_mamba2(
     taps_bias: bool = True,
     columns: Sequence[float] = (),
 ) -> Mamba2:
-    """Makes a layer of a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj. at:
-    the name before them. heads: over all ranks, which share heads, and groups as far as there are.
-    eps: of its norm, None: it has none. state: the dtype of its matrices.   bias: of in_proj.
-    out_bias: of out_proj.   taps_bias: of conv1d.   columns: what z, x, B, C and dt are multiplied
-    by behind in_proj; empty: nothing."""
+    """Makes a layer from a checkpoint's in_proj, conv1d, A_log, dt_bias, D, norm and out_proj.
+
+    at: prefix of these names. heads: over all ranks, which divide the heads, and the groups as far
+    as possible. eps: of the norm; None: no norm. state: dtype of the state matrices. bias: in_proj
+    has one. out_bias: out_proj has one. taps_bias: conv1d has one. columns: factors of z, x, B, C
+    and dt after in_proj; empty: none."""
     h, device = heads, make.device
     of_heads = make.layout.share(h.heads, f"heads of {at}")
     of_groups = make.layout.share(h.groups, f"groups of {at}", repeats=True)

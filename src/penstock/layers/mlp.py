@@ -1,4 +1,4 @@
-"""Mlp: the gated feed-forward part, gate and up in one product."""
+"""Mlp: the gated feed-forward part, with gate and up in one product."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ Activation = Literal["silu", "gelu_tanh"]
 
 
 class FeedForward(Protocol):
-    """What stands behind attention in a layer: an Mlp, or experts."""
+    """The part after attention in a layer: an Mlp, or experts."""
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor: ...
 
     @property
     def reader(self) -> Linear | None:
-        """The product that reads x, and says how it wants it; None: x is read by several, wide."""
+        """The product that reads x and decides the form of its rows; None: several read x,
+        unquantized."""
 
     def weights(self) -> Iterator[Weight]: ...
 
@@ -35,19 +36,18 @@ class FeedForward(Protocol):
 
     @property
     def experts(self) -> RoutedNumbers | None:
-        """The matrices that a token goes through some of; None:
-        every token goes through all of it."""
+        """Sizes of the experts; None: no experts."""
 
 
 @dataclass(slots=True)
 class Relu2Mlp:
-    """down(max(up(x), 0) squared), which has no gate (arXiv:2109.08668; Nemotron-H)."""
+    """Computes down(max(up(x), 0) squared), without a gate (arXiv:2109.08668; Nemotron-H)."""
 
     up: Linear  # [intermediate, d]
     down: Linear  # [d, intermediate]
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """x `[T, d]` -> `[T, d]`."""
+        """Returns [T, d] for x [T, d]."""
         made = self.up(ops, x)
         return self.down(ops, ops.relu2(made, self.down.form(made.shape[0])))
 
@@ -68,19 +68,19 @@ class Relu2Mlp:
 
     @property
     def experts(self) -> None:
-        """None: every token goes through all of it."""
+        """None: no experts."""
 
 
 @dataclass(slots=True)
 class Mlp:
-    """down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
+    """Computes down(act(gate(x)) * up(x)) (arXiv:2002.05202)."""
 
     gate_up: Linear  # [2 * intermediate, d]: gate's rows, then up's
     down: Linear  # [d, intermediate]
     activation: Activation = "silu"
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """x `[T, d]` -> `[T, d]`."""
+        """Returns [T, d] for x [T, d]."""
         middle: Rows | None = self.gate_up.gated(x, self.activation)
         if middle is None:
             gate_up = self.gate_up(ops, x)
@@ -105,4 +105,4 @@ class Mlp:
 
     @property
     def experts(self) -> None:
-        """None: every token goes through all of it."""
+        """None: no experts."""

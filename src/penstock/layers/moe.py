@@ -1,8 +1,7 @@
-"""Moe: a router and experts, each token through a few of them, and perhaps one expert that all go
-through. Same manners as an Mlp.
+"""Moe: a router and experts; each token goes through a few experts, and optionally through one
+shared expert. Used like an Mlp.
 
-Experts lie stacked, `[experts, out, in]`, so that one operation serves them all.
-"""
+Experts are stacked, [experts, out, in], so that one operation serves them all."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ class ExpertWeights(Protocol):
     loaded: dict[str, Weight]
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers as operations take them, and lets the loaded form go."""
+        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
 
 
 @dataclass(slots=True)
@@ -42,7 +41,7 @@ class Stacked:
     experts: int
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers as operations take them, and lets the loaded form go."""
+        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
         names = ("numbers", "scale", "zero", "whole")
         return ExpertMatrix(
             **{
@@ -55,15 +54,15 @@ class Stacked:
 
 @dataclass(slots=True)
 class SharedExpert:
-    """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066), its
-    answer multiplied by the sigmoid of a gate's where it has one (Qwen2-MoE)."""
+    """An MLP that every token goes through beside its experts (DeepSeekMoE, arXiv:2401.06066). With
+    a gate, its output is multiplied by the gate's sigmoid (Qwen2-MoE)."""
 
-    mlp: Mlp | Relu2Mlp  # on several ranks it gives this one's part of the sum
+    mlp: Mlp | Relu2Mlp  # this rank's part of the sum, if there are several ranks
     gate: Weight | None = None  # [1, d]
-    scale: float = 1.0  # of the answer
+    scale: float = 1.0  # factor of the output
 
     def add_to(self, out: Tensor, ops: Ops, x: Tensor) -> Tensor:
-        """Adds the answer for x `[T, d]` to out `[T, d]` -> out."""
+        """Adds the output for x [T, d] to out [T, d]; returns out."""
         return ops.add_opened(
             out, self.mlp(ops, x), x, None if self.gate is None else self.gate.value, self.scale
         )
@@ -82,46 +81,45 @@ class Moe:
     """Mixture of experts with top-k routing (Mixtral, arXiv:2401.04088)."""
 
     router: Linear  # [experts, d]
-    # [2 * intermediate, d]: an expert's gate, then its up; without a gate: [intermediate, d]
+    # [2 * intermediate, d]: gate, then up, of each expert; without a gate [intermediate, d]
     gate_up: ExpertWeights
     down: ExpertWeights  # [d, intermediate]
     routing: Routing
-    summed: Layout | None = None  # whose ranks have a share of every expert, and add their answers
-    clamp: tuple[float, float] | None = None  # of the gate: kernels.expert_matrix.Experts
-    correction: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
+    # layout whose ranks hold a share of every expert and add their results
+    summed: Layout | None = None
+    clamp: tuple[float, float] | None = None  # clamp of the gate: see kernels.expert_matrix.Experts
+    correction: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
     shared: SharedExpert | None = None
-    score_cap: float | None = (
-        None  # scores become cap * tanh(scores / cap) before anything looks at them
-    )
+    score_cap: float | None = None  # scores become cap * tanh(scores / cap) before routing
     gate: Gate = "silu"
-    answer_scale: Weight | None = None  # [experts] float32: kernels.expert_matrix.Experts
+    answer_scale: Weight | None = None  # [experts] float32: see kernels.expert_matrix.Experts
     latent: tuple[Linear, Linear] | None = (
-        None  # around the experts, which are narrower than d (Nemotron 3 Super)
+        None  # products before and after experts narrower than d (Nemotron 3 Super)
     )
     prepared: Any = field(default=None, init=False)
 
-    reader: None = None  # router and experts read x
+    reader: None = None  # None: router and experts read x
 
     def __call__(self, ops: Ops, x: Rows) -> Tensor:
-        """x `[T, d]` -> `[T, d]`."""
+        """Returns [T, d] for x [T, d]."""
         x = wide(x)
         return self.answer(ops, x, self.router(ops, x))
 
     def answer(self, ops: Ops, x: Tensor, scores: Tensor) -> Tensor:
-        """x `[T, d]`, the router's scores `[T, experts]`, which may come of another input -> `[T,
-        d]`."""
+        """Returns [T, d]. x: [T, d]. scores: the router's scores [T, experts], which may come from
+        another input."""
         if self.score_cap is not None:
             scores = ops.softcap(scores, self.score_cap)
         inner = x if self.latent is None else self.latent[0](ops, x)
         out = ops.experts(inner, scores, self.prepared)
-        if self.latent is not None:  # of several ranks each brings its part of the sum up
+        if self.latent is not None:  # linear: each rank maps its part of the sum
             out = self.latent[1](ops, out)
         if self.shared is not None:
             out = self.shared.add_to(out, ops, x)
         return out if self.summed is None else self.summed.all_reduce(out)
 
     def matrices(self) -> Iterator[Linear]:
-        # The router stays as the checkpoint has it.
+        # the router is left out: it stays unquantized
         yield from self.latent or ()
         if self.shared is not None:
             yield from self.shared.mlp.matrices()

@@ -1,6 +1,5 @@
-"""Makes mixtures of experts: routers, stacked experts, experts that a checkpoint has in one tensor,
-shared experts. It knows no model.
-"""
+"""Makes mixtures of experts: routers, stacked experts, experts stored in one tensor, shared
+experts. Knows no model."""
 
 from __future__ import annotations
 
@@ -33,11 +32,12 @@ def make_moe(
     latent: tuple[str, int, str] | None = None,
     answer_scale: str | None = None,
 ) -> Moe:
-    """at: the name before `router`'s and `.experts`, of each of which every rank has a share.
-    names: of an expert's gate, up and down, where they aren't an MLP's.   correction: the
-    tensor of `Experts.correction`. score_cap: as in Moe.   gate: as Experts takes it.   latent:
-    behind at, the product ahead of experts that are so narrow, the width, and the product
-    behind them.   answer_scale: the name of Experts'."""
+    """Makes a mixture of experts; every rank holds a share of each expert.
+
+    at: prefix of `router` and `.experts`. names: of an expert's gate, up and down, if not an MLP's.
+    correction: the tensor of `Experts.correction`. score_cap: see Moe. gate: see Experts. latent:
+    (name of the product before narrow experts, their width, name of the product after them), names
+    after `at`. answer_scale: name of the tensor of `Experts.answer_scale`."""
     opened, up, down_of = names or ("gate_proj", "up_proj", "down_proj")
     each = [f"{at}.experts.{number}" for number in range(experts)]
     shares, share = make.layout.share(middle, f"the inner size of {at}.experts")
@@ -85,9 +85,9 @@ def make_shared_expert(
     fused: bool = False,
     gated: bool = True,
 ) -> SharedExpert:
-    """at: the name before `.gate_proj`, `.up_proj` and `.down_proj`, or as a fused MLP has
-    them.   gate: the product whose sigmoid multiplies the answer, None: it has none.   scale:
-    of the answer.   gated: whether it is no `relu2_mlp`."""
+    """Makes a shared expert. at: prefix of `.gate_proj`, `.up_proj` and `.down_proj`, or of a fused
+    MLP's names. gate: product whose sigmoid multiplies the output; None: no gate. scale: factor of
+    the output. gated: False makes a `relu2_mlp`."""
     opened = (
         None
         if gate is None
@@ -109,8 +109,8 @@ def make_whole_moe(
     clamp: tuple[float, float],
     four: bool,
 ) -> Moe:
-    """Makes experts that a checkpoint has in one tensor, with biases. at: the name before
-    `.router` and `.experts`. four: their numbers are in four bits."""
+    """Makes experts that a checkpoint stores in one tensor, with biases. at: prefix of `.router`
+    and `.experts`. four: the numbers are in four bits."""
     name = f"{at}.experts"
     if make.scheme_of(name) is not PLAIN:
         raise UsageError(

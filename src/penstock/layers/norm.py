@@ -1,5 +1,4 @@
-"""Norm: an RMS norm, with the residual stream's sum in the same kernel; of what is centred first it
-is a layer norm."""
+"""Norm: an RMS norm fused with the addition to the residual stream; with centring, a layer norm."""
 
 from __future__ import annotations
 
@@ -20,21 +19,18 @@ from penstock.parallel.sharded_weight import Weight
 class Norm:
     """Root-mean-square norm (arXiv:1910.07467) over the last dimension."""
 
-    weight: (
-        Weight  # [d]; float32 where it is multiplied by before the answer is rounded (Gemma's way)
-    )
+    weight: Weight  # [d]; float32 if the multiplication comes before rounding (Gemma)
     eps: float
-    first: Norm | None = None  # what x passes before it joins the stream
-    centred: bool = (
-        False  # the mean is subtracted before: a layer norm (arXiv:1607.06450) without a bias
-    )
-    made: bool = False  # its weight is ones, which no checkpoint has
+    first: Norm | None = None  # norm of x before it joins the stream
+    centred: bool = False  # subtract the mean first: a layer norm (arXiv:1607.06450) without a bias
+    made: bool = False  # True: the weight is all ones and in no checkpoint
 
     def __call__(
         self, ops: Ops, x: Tensor, residual: Tensor | None, reader: Linear | None
     ) -> tuple[Rows, Tensor]:
-        """x `[T, d]` joins the residual `[T, d]` (None: x opens it); returns the normed sum, as
-        `reader` takes it (None, or the norm is centred: wide), and the sum."""
+        """Adds x [T, d] to the residual [T, d] (None: x starts the stream). Returns the norm of the
+        sum, in the form that `reader` takes (unquantized if reader is None or the norm is centred),
+        and the sum."""
         form = "wide" if reader is None else reader.form(x.shape[0])
         if residual is None:
             assert self.first is None, "what opens the stream comes out of no part"
@@ -49,13 +45,13 @@ class Norm:
         return ops.add_rms_norm(x, residual, self.weight.value, self.eps, form, first)
 
     def alone(self, ops: Ops, x: Tensor) -> Tensor:
-        """x `[T, d]` -> its norm, beside the residual stream."""
+        """Returns the norm of x [T, d], without the residual stream."""
         return wide(self._of(ops, x, "wide"))
 
     def _of(self, ops: Ops, x: Tensor, form: Form) -> Rows:
         if not self.centred:
             return ops.rms_norm(x, self.weight.value, self.eps, form)
-        full = x.float()  # rounded once, behind the norm
+        full = x.float()  # rounded once, after the norm
         centred = full - full.mean(-1, keepdim=True)
         return wide(ops.rms_norm(centred, self.weight.value, self.eps, "wide")).to(x.dtype)
 
@@ -66,23 +62,22 @@ class Norm:
             yield from self.first.weights()
 
     def last(self, ops: Ops, x: Tensor, residual: Tensor | None) -> Tensor:
-        """x, residual `[T, d]` -> the norm of their sum, for the head."""
+        """Returns the norm of x + residual [T, d] for the head."""
         return wide(self(ops, x, residual, None)[0])
 
 
 @dataclass(slots=True)
 class WholeNorms:
-    """Norms of all query heads and of all key heads of a fused product (OLMo 2, arXiv:2501.00656),
-    and OLMo's clip."""
+    """Norms over all query heads and over all key heads of a fused product (OLMo 2,
+    arXiv:2501.00656), and OLMo's clip."""
 
-    q: Norm  # of this rank's heads
+    q: Norm  # over this rank's heads
     k: Norm
     clip: float | None
     layout: Layout
 
     def __call__(self, ops: Ops, qkv: Tensor) -> Tensor:
-        """qkv `[T, (H + 2 Hkv) * D]`, overwritten -> the same with q and k normed, and all of it
-        clipped."""
+        """Norms q and k of qkv [T, (H + 2 Hkv) * D] in place, clips all of it, and returns it."""
         first, last = self.q.weight.shape[0], self.q.weight.shape[0] + self.k.weight.shape[0]
         for part, norm in zip((qkv[:, :first], qkv[:, first:last]), (self.q, self.k), strict=True):
             part.copy_(
@@ -91,8 +86,8 @@ class WholeNorms:
         return qkv if self.clip is None else qkv.clamp_(-self.clip, self.clip)
 
     def _over_ranks(self, part: Tensor, norm: Norm) -> Tensor:
-        """Every rank has as many of the heads, and each head is on as many ranks: the mean of means
-        is the mean."""
+        """Norms a part divided over ranks. All ranks hold equally many heads and all heads are on
+        equally many ranks, so the mean of the ranks' means is the mean."""
         full, weight = part.float(), norm.weight.value
         mean = self.layout.all_gather(full.square().mean(-1, keepdim=True)).mean(0)
         normed = full * (mean + norm.eps).rsqrt()

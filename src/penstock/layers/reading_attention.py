@@ -1,8 +1,7 @@
 """ReadingAttention: attention over the keys and values that an earlier layer has stored (Gemma 4's
 last layers).
 
-It has queries of its own and stores nothing; memory is counted for the layer that it reads.
-"""
+It has its own queries and stores nothing; memory is counted for the layer that it reads."""
 
 from __future__ import annotations
 
@@ -24,16 +23,17 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(slots=True)
 class ReadingAttention:
-    """Queries over another layer's keys and values, which are of the same kind."""
+    """Queries over another layer's keys and values; both layers have the same kind."""
 
-    name: str  # in a checkpoint, before `.q_proj`
+    name: str  # name in a checkpoint, before `.q_proj`
     source: Attention
     query: Linear  # [heads * width, d]
     out: Linear  # [d, heads * width]
     q_norm: Norm  # [width]
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, kv: LayerKv) -> Tensor:
-        """x `[T, d]`, kv of the source -> `[T, d]`, or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]. kv: the source's
+        cache."""
         kind = self.kind
         plan, norm = step.plans[kind], self.q_norm
         q = ops.rotary_and_store(

@@ -1,9 +1,8 @@
-"""The table of cosines and sines for each kind of rotary embedding. It rotates nothing:
-`ops.rotary_and_store` does.
+"""Tables of cosines and sines for each kind of rotary embedding; `ops.rotary_and_store` does the
+rotation.
 
-Frequencies are computed as in the published code of each method, in float32, so that they agree
-with `transformers` to the last bit; the table is float32 whatever the model's dtype.
-"""
+Frequencies are computed in float32 as in each method's published code, so that they agree with
+`transformers` to the last bit. The table is float32 for any model dtype."""
 
 from __future__ import annotations
 
@@ -14,13 +13,13 @@ from torch import Tensor
 
 from penstock.layers.rope_config import RopeConfig
 
-# positions: what stands beside the table while it is filled is a few times their part of it
+# positions filled at once; temporary memory is a few times their part of the table
 AT_ONCE = 1 << 16
 
 
 def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.device) -> Tensor:
-    """cos and sin of each position and frequency: `[positions, 2,
-    width / 2]` float32 on `device`."""
+    """Returns cos and sin of each position and frequency: [positions, 2, width / 2] float32 on
+    `device`."""
     table = torch.empty(positions, 2, width // 2, device=device)
     if device.type == "meta":
         return table
@@ -37,16 +36,18 @@ def rope_table(rope: RopeConfig, width: int, positions: int, device: torch.devic
 
 
 def rotated(rope: RopeConfig, width: int) -> int:
-    """How many numbers of a head turn, be it by nothing."""
+    """Returns how many numbers of a head rotate, including rotations by an angle of 0."""
     if rope.kind == "proportional":
         return width
     return 0 if rope.kind == "none" else int(width * rope.part)
 
 
 def lanes(rope: RopeConfig, width: int) -> list[int] | None:
-    """Returns the order of a head's numbers in which its halves turn together, as kernels do it;
-    None: it is theirs. Where only the first `turning` turn half of those stand at the front of
-    either half. Queries and keys in one order have the scores of any other."""
+    """Returns the order of a head's numbers in which its halves rotate together, as kernels do it;
+    None: they already do.
+
+    If only the first `turning` numbers rotate, half of them go to the front of either half. Scores
+    don't depend on the order, as queries and keys share it."""
     turning = rotated(rope, width)
     if turning in (0, width) and not (turning and rope.neighbours):
         return None
@@ -62,8 +63,8 @@ def lanes(rope: RopeConfig, width: int) -> list[int] | None:
 
 
 def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[Tensor, float]:
-    """Radians a position, `[width / 2]` float32, and what cosines and sines are multiplied by.
-    positions: as many as there will be, where a kind asks."""
+    """Returns frequencies in radians a position, [width / 2] float32, and the factor of cosines and
+    sines. positions: the maximum, which some kinds need."""
     steps = torch.arange(0, width, 2, dtype=torch.int64).float() / width
     plain = 1.0 / (rope.theta**steps)
     if rope.kind == "linear":
@@ -77,14 +78,13 @@ def rope_frequencies(rope: RopeConfig, width: int, positions: int = 0) -> tuple[
         return _yarn(rope, width, steps), _yarn_scale(rope)
     if rope.kind == "longrope":
         return _longrope(rope, steps, positions)
-    # `dynamic` changes its base only beyond the context that the config gives, and no sequence gets
-    # there.
+    # `dynamic` changes its base only beyond the config's context, and no sequence gets there.
     return plain, 1.0
 
 
 def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
-    """Long waves stretched by the factor, short ones kept, a ramp between (Llama 3.1's published
-    code)."""
+    """Stretches long waves by the factor, keeps short ones, and interpolates between (Llama 3.1's
+    published code)."""
     waves = 2 * math.pi / plain
     longest_kept = rope.original_context / rope.high_freq_factor
     shortest_stretched = rope.original_context / rope.low_freq_factor
@@ -99,29 +99,29 @@ def _llama3(rope: RopeConfig, plain: Tensor) -> Tensor:
 
 
 def _yarn(rope: RopeConfig, width: int, steps: Tensor) -> Tensor:
-    """Frequencies that turn more than beta_fast times in training are kept, fewer than beta_slow
-    times: stretched."""
+    """Keeps frequencies with more than beta_fast turns in training, stretches those with fewer than
+    beta_slow, and interpolates between."""
     low, high = _yarn_turns(rope, width, rope.beta_fast), _yarn_turns(rope, width, rope.beta_slow)
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, width - 1)
     if low == high:
-        high += 0.001  # as the published code does: no division by zero
+        high += 0.001  # avoids division by zero, as in the published code
     kept = 1 - ((torch.arange(width // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
     waves = rope.theta**steps
     return (1.0 / (rope.factor * waves)) * (1 - kept) + (1.0 / waves) * kept
 
 
 def _yarn_turns(rope: RopeConfig, width: int, turns: float) -> float:
-    """The dimension whose wave turns so many times within the original context."""
+    """Returns the dimension whose wave makes this many turns within the original context."""
     return (
         width * math.log(rope.original_context / (turns * 2 * math.pi)) / (2 * math.log(rope.theta))
     )
 
 
 def _longrope(rope: RopeConfig, steps: Tensor, positions: int) -> tuple[Tensor, float]:
-    """One set of factors for all of a model's texts, by the longest that it may be given: K that
-    stands in the cache cannot be turned again when a text grows (vLLM chooses so, too)."""
+    """Returns frequencies and factor with one set of factors for all texts, chosen by the longest
+    allowed: cached K cannot be rotated again when a text grows (vLLM does the same)."""
     factors = rope.long_factors if positions > rope.original_context else rope.short_factors
     scale = rope.attention_factor
     if scale is None:

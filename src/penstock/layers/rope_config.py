@@ -1,4 +1,4 @@
-"""RopeConfig: which rotary embedding, with its numbers. It knows neither torch nor a config file's
+"""RopeConfig: a kind of rotary embedding and its numbers. Knows neither torch nor a config file's
 spelling."""
 
 from __future__ import annotations
@@ -13,25 +13,23 @@ RopeKind = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeConfig:
-    """Numbers of a rotary embedding; a kind reads only those that name it.
+    """Numbers of a rotary embedding; a kind reads only the fields that name it below.
 
-    theta: base of the wavelengths (RoFormer, arXiv:2104.09864). factor: how much longer than in
-    training texts may be (linear, llama3, yarn, proportional; dynamic: from the
-        context's end on).
-    original_context: positions of the training before it was stretched (llama3, yarn, longrope).
-    low_freq_factor, high_freq_factor: llama3, wavelengths above original_context / low are
-    stretched in full,
-        those below original_context / high not at all, a ramp between them.
+    theta: base of the wavelengths (RoFormer, arXiv:2104.09864).
+    factor: maximal length over training length (linear, llama3, yarn, proportional; dynamic: beyond
+    the context).
+    original_context: positions in training before stretching (llama3, yarn, longrope).
+    low_freq_factor, high_freq_factor: llama3. Wavelengths above original_context / low are
+    stretched in full, below original_context / high not at all, with a ramp between.
     attention_factor, beta_fast, beta_slow, mscale, mscale_all_dim, truncate: yarn
-    (arXiv:2309.00071). short_factors, long_factors: longrope (arXiv:2402.13753), what each wave is
-    stretched by within the original context
-        and beyond it; attention_factor is longrope's too.
-    part: of a head's width that turns, the first so much of it. proportional (Gemma 4): the first
-    so many of the pairs
-        that the whole head has, at the wavelengths that they have in it.
-    neighbours: each even number of a head turns with the odd one behind it; else its first half
-    with its second. "none": nothing turns.
-    """
+    (arXiv:2309.00071).
+    short_factors, long_factors: longrope (arXiv:2402.13753), the stretch of each wave within and
+    beyond the original context; longrope reads attention_factor too.
+    part: share of a head's width that rotates, from the front. With proportional (Gemma 4): share
+    of the whole head's pairs, from the front, at their wavelengths in the whole head.
+    neighbours: each even number of a head rotates with the following odd one; else number n of the
+    first half with number n of the second.
+    "none": nothing rotates."""
 
     theta: float = 10_000.0
     kind: RopeKind = "default"

@@ -1,5 +1,5 @@
-"""ShortConv: a gated convolution over a channel's last few tokens, which takes attention's place in
-a layer (LFM2)."""
+"""ShortConv: a gated convolution over each channel's last few tokens, in place of
+attention (LFM2)."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from penstock.kernels.state_forms import StateForm
 from penstock.layers.linear import Linear
 from penstock.parallel.sharded_weight import Weight
 
-# the part of its state: [taps, channels], what it saw last, the token at position p at p % taps
+# name of the state [taps, channels]: the last inputs, position p at p % taps
 WINDOW = "window"
 
 
 @dataclass(slots=True)
 class ShortConv:
-    """out(gate * conv(gate' * value)): all three of one product, the convolution causal and channel
-    by channel."""
+    """Computes out(gate * conv(gate' * value)) from one product of all three; the convolution is
+    causal and per channel."""
 
-    name: str  # in a checkpoint, before `.in_proj`
+    name: str  # name in a checkpoint, before `.in_proj`
     form: StateForm
-    into: Linear  # [3 * channels, d]: what gates the values, what gates the answer, the values
+    into: Linear  # [3 * channels, d]: gate' of the values, gate of the output, values
     taps: Weight  # [channels, 1, taps]
     bias: Weight | None  # [channels]
     out: Linear  # [d, channels]
 
-    kind: None = None  # it attends nothing
+    kind: None = None  # no attention
     cos_sin: None = None
     source: None = None
 
     def __call__(self, ops: Ops, x: Rows, step: StepInputs, state: dict[str, Tensor]) -> Tensor:
-        """x [T, d] -> [T, d], or of those that the step keeps."""
+        """Returns [T, d], or [S, d] for the tokens that the step keeps. x: [T, d]."""
         bias = None if self.bias is None else self.bias.value
         mixed = ops.short_conv(
             self.into(ops, x), self.taps.value.squeeze(1), bias, state[WINDOW], step

@@ -1,4 +1,4 @@
-"""TwoMixersLayer: two mixers that read the same norm and whose answers are added up, then an MLP
+"""TwoMixersLayer: two mixers that read the same norm and whose outputs are added, then an MLP
 (Falcon-H1, arXiv:2507.22448)."""
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from penstock.parallel.sharded_weight import Weight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multipliers:
-    """What a part's rows, its answer, or the MLP's gate ahead of its silu are multiplied by."""
+    """Factors of a part's input, of its output, and of the MLP's gate before silu."""
 
     mamba_in: float = 1.0
     mamba_out: float = 1.0
@@ -34,7 +34,7 @@ class Multipliers:
 
 @dataclass(slots=True)
 class TwoMixersLayer:
-    """x -> x + mamba(norm(x)) + attention(norm(x)), then an MLP behind a norm of its own."""
+    """Computes x + mamba(norm(x)) + attention(norm(x)), then an MLP with its own norm."""
 
     norm: Norm
     mamba: Mamba2
@@ -78,7 +78,7 @@ class TwoMixersLayer:
 
     @property
     def experts(self) -> None:
-        """There are none."""
+        """None: the layer has no experts."""
 
 
 def _times(x: Tensor, factor: float) -> Tensor:

@@ -1,11 +1,12 @@
-"""LLM: the Python API over lists, its engine in the caller's process: scripts without a main guard
-and notebooks work. Several engines (data_parallel_size) are processes beside it: replicas.py.
+"""LLM: the Python API over lists of prompts. Its engine runs in the caller's process, so scripts
+without a main guard and notebooks work; with data_parallel_size above 1 the engines are other
+processes (replicas.py).
 
     llm = LLM("folder-or-hub-id")
-    outs = llm.generate(prompts, SamplingParams(n=64, temperature=0.6, max_tokens=256,
-    stop=["Question:"]))
+    params = SamplingParams(n=64, temperature=0.6, max_tokens=256, stop=["Question:"])
+    outs = llm.generate(prompts, params)
 
-It knows the engine and its client; nothing of jobs, files or HTTP.
+Knows the engine and its client; no jobs, files or HTTP.
 """
 
 from __future__ import annotations
@@ -54,13 +55,12 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Finished", "Prompt"]
-_AHEAD = 2  # prompts are pulled until this many times the rows have work
+_AHEAD = 2  # unfinished samples per row, up to which prompts are pulled
 
 
 class LLM(BetweenCalls, LabelScorer):
-    """A model, ready to generate. `model`: a folder, a hub id, or `demo`; the other knobs are
-    Config's, by name, and vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`).
-    """
+    """A loaded model. `model`: a folder, a hub id, or `demo`. The other knobs are Config's by name,
+    and vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -74,12 +74,12 @@ class LLM(BetweenCalls, LabelScorer):
             self._open_replicas()
         self._process = os.getpid()
         self._sandbox: Sandbox | None = None
-        # held by the one generate, chat or stream that turns the engine
+        # held by the one generate, chat or stream that is stepping the engine
         self._turning = threading.Lock()
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> LLM:
-        """Makes one of EngineArgs."""
+        """Makes an LLM from EngineArgs."""
         return cls(**arguments_of(engine_args))
 
     def _open_here(self) -> None:
@@ -87,9 +87,8 @@ class LLM(BetweenCalls, LabelScorer):
         from penstock.engine.client import Client
 
         folder = model_folder(self.config)
-        with ThreadPoolExecutor(
-            1, "penstock-tokenizer"
-        ) as beside:  # a third of a second while the device loads
+        # The tokenizer takes a third of a second: it loads while the device does.
+        with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:
             skip = self.config.model.skip_tokenizer_init
             reading = None if skip else beside.submit(_read_tokenizer, folder, self.config.model)
             self._engine, self.facts = build_engine(self.config, folder)
@@ -99,8 +98,7 @@ class LLM(BetweenCalls, LabelScorer):
             self._engine.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
-        # An LLM that is dropped without close() gives its memory back too; so does the end of the
-        # interpreter.
+        # frees the memory of an LLM that is dropped without close(), and at the interpreter's end
         self._finalizer = weakref.finalize(self, self._engine.close)
 
     def _open_replicas(self) -> None:
@@ -127,8 +125,8 @@ class LLM(BetweenCalls, LabelScorer):
         prompts.
 
         A prompt that can't run (too long) gives a RequestOutput with `error` and no outputs; the
-        others go on. `use_tqdm`: a progress line on a terminal.   vllms: vLLM's other arguments,
-        where they ask for nothing.
+        others go on. `use_tqdm`: show a progress line on a terminal. vllms: vLLM's other arguments,
+        accepted only with values that change nothing.
         """
         check_call("generate", vllms)
         listed = as_list(prompts)
@@ -151,14 +149,13 @@ class LLM(BetweenCalls, LabelScorer):
         tools: list[dict[str, Any]] | None = None,
         **vllms: Any,
     ) -> list[RequestOutput]:
-        """Answers to one conversation (a list of messages) or to a list of them, by the model's
-        chat template.
+        """Answers one conversation (a list of messages) or a list of them, by the model's chat
+        template.
 
-        add_generation_prompt, continue_final_message, chat_template_kwargs, tools: told in
-        `text.chat`.
+        add_generation_prompt, continue_final_message, chat_template_kwargs, tools: see `text.chat`.
 
-        Raises TokenizerError where the model has none for any of them; what is one conversation's
-        own is its `error`.
+        Raises TokenizerError for a model without a chat template. An error of one conversation goes
+        into its output's `error`.
         """
         self._refuse_a_fork()
         check_call("chat", vllms)
@@ -182,16 +179,15 @@ class LLM(BetweenCalls, LabelScorer):
     def stream(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
     ) -> Iterator[Finished]:
-        """For long jobs: pulls prompts as rows come free and yields each sample as it ends, in any
-        order.
+        """Runs a long job: pulls prompts as rows come free and yields each sample as it ends, in
+        any order.
 
-        Memory doesn't grow with the number of prompts. Closing the iterator early cancels what is
-        under way. after_step: called once a step of the engine, also where nothing ended in it,
-        when all that did has been yielded and the next sample is asked for. What it raises ends the
-        stream.
+        Memory doesn't grow with the number of prompts. Closing the iterator early cancels the
+        requests under way. after_step: called after each engine step, also where no sample ended,
+        once the step's samples have been consumed. An exception from it ends the stream.
         """
-        # Closed by name: in Python 3.12 a generator that is closed lets go of its own only when it
-        # is dropped itself.
+        # Closed explicitly: in Python 3.12 closing a generator doesn't close the inner one that it
+        # iterates over.
         with closing(self.steps(prompts, after_step=after_step)) as steps:
             for ended in steps:
                 yield from ended
@@ -199,8 +195,8 @@ class LLM(BetweenCalls, LabelScorer):
     def steps(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
     ) -> Generator[list[Finished]]:
-        """Gives what `stream` does, a step of the engine at a time, mostly nothing: for who looks
-        up in between."""
+        """Yields the same samples as `stream`, as one list per engine step, mostly empty: for
+        callers that do something between steps."""
         with closing(self._steps(prompts, after_step)) as steps:
             for told in steps:
                 yield [
@@ -210,14 +206,14 @@ class LLM(BetweenCalls, LabelScorer):
                 ]
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called while a step is waited for, now and then, as long as its layers go
-        on: on a CPU one may take minutes. For who ends an engine that hangs."""
+        """Has `goes_on` called now and then while a step's layers make progress: on a CPU a step
+        may take minutes. For callers that end an engine that hangs."""
         self.engine.runner.watch(goes_on)
 
-    # --- what else it says ------------------------------------------------------------------------
+    # --- other methods ----------------------------------------------------------------------------
 
     def get_tokenizer(self) -> HfTokenizer:
-        """The model's tokenizer: ours (docs/text.md), and by transformers' names callable,
+        """The model's tokenizer (docs/text.md), also with transformers' methods: callable,
         `apply_chat_template`, `batch_decode` and more. Raises UsageError with skip_tokenizer_init.
         """
         from penstock.llm.hf_tokenizer import HfTokenizer
@@ -227,8 +223,8 @@ class LLM(BetweenCalls, LabelScorer):
         )
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start; prompt tokens of a group are counted once
-        (`prefilled_tokens`)."""
+        """Gauges, and counters since the start. Prompt tokens shared by the samples of a request
+        are counted once (`prefilled_tokens`)."""
         return self._engine.stats() if self._replicas is None else self._replicas.stats()
 
     @property
@@ -241,8 +237,8 @@ class LLM(BetweenCalls, LabelScorer):
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for who measures it (`benchmarks/shapes.py` watches its runner). Raises
-        UsageError where there are several."""
+        """The engine below, for measurements (`benchmarks/shapes.py` watches its runner). Raises
+        UsageError with data_parallel_size above 1."""
         if self._replicas is not None:
             raise UsageError(
                 "several engines run in processes of their own: leave data_parallel_size out"
@@ -250,7 +246,7 @@ class LLM(BetweenCalls, LabelScorer):
         return self._engine
 
     def close(self) -> None:
-        """Stops the device and gives the memory back. Idempotent."""
+        """Stops the device and frees the memory. Idempotent."""
         self._finalizer()
         if self._sandbox is not None:
             self._sandbox.close()
@@ -266,7 +262,7 @@ class LLM(BetweenCalls, LabelScorer):
     ) -> None:
         self.close()
 
-    # --- the way down and up ----------------------------------------------------------------------
+    # --- requests to the engine, deltas back ------------------------------------------------------
 
     def _down(self, word: Request | tuple[int, int | None]) -> None:
         if isinstance(word, Request):
@@ -277,7 +273,7 @@ class LLM(BetweenCalls, LabelScorer):
             self._engine.cancel(*word)
 
     def _ids(self, prompt: Prompt | Any) -> tuple[list[int], Prompt]:
-        """The prompt as ids; and itself, messages with the text that they became."""
+        """Returns the prompt's token ids, and the prompt, with messages rendered to text."""
         if not isinstance(prompt, Prompt):
             kind = type(prompt).__name__
             raise TypeError(
@@ -298,15 +294,15 @@ class LLM(BetweenCalls, LabelScorer):
         return ids_of(prompt.prompt, self._tokenizer, self.facts.max_model_len), prompt
 
     def _chat_sandbox(self) -> Sandbox:
-        """The process that renders chats, started for the first, and again where one of them ended
-        it."""
+        """Returns the process that renders chats. Started for the first chat, and again if it has
+        died."""
         if self._sandbox is None or not self._sandbox.usable:
             self._sandbox = Sandbox.open(needed(self._tokenizer, "chat"), self.facts.max_model_len)
             weakref.finalize(self, self._sandbox.close)
         return self._sandbox
 
     def _deltas(self, prompts: Iterable[Prompt]) -> Generator[Told]:
-        """Yields all deltas, one by one."""
+        """Yields all deltas one by one."""
         with closing(self._steps(prompts)) as steps:
             for told in steps:
                 yield from told
@@ -314,10 +310,10 @@ class LLM(BetweenCalls, LabelScorer):
     def _steps(
         self, prompts: Iterable[Prompt], after_step: Callable[[], object] | None = None
     ) -> Generator[list[Told]]:
-        """Submits while rows want work, turns the engine, and hands out a step's deltas with their
-        request and prompt.
+        """Submits prompts while rows are free, steps the engine, and yields each step's deltas
+        with their request and prompt.
 
-        A prompt that was refused comes with no request, before a step.   after_step: as stream's.
+        A refused prompt is yielded before the step, without a request. after_step: see `stream`.
         """
         from penstock.engine.interrupts import held_interrupts
 
@@ -356,7 +352,7 @@ class LLM(BetweenCalls, LabelScorer):
                                 answers=prompt.answers,
                             )
                             known[asked.request_id] = asked, prompt
-                    except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
+                    except (UsageError, TokenizerError, FaultError) as error:  # this prompt's error
                         yield [
                             (Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)
                         ]
@@ -364,7 +360,8 @@ class LLM(BetweenCalls, LabelScorer):
                     room -= asked.remaining
                     taken += len(ids)
                     if taken >= fills and not self._engine.flights:
-                        # the device rests and this fills its step: the others are taken beside it
+                        # the prefill fills a step and the device is idle: launch it, then pull the
+                        # others meanwhile
                         break
                 if not known:
                     return
@@ -388,8 +385,9 @@ class LLM(BetweenCalls, LabelScorer):
                 self._turning.release()
 
     def _step(self) -> tuple[list[Delta], KeyboardInterrupt | None]:
-        """The news of a step. Ctrl-C meanwhile is handed back: what ended in the step goes out
-        first, it may be the work of minutes. Pressed twice, it raises at once."""
+        """Runs a step and returns its deltas. Ctrl-C during the step is returned, not raised, so
+        that samples that ended in it (perhaps after minutes) still go out. A second Ctrl-C raises
+        at once."""
         from penstock.engine.interrupts import held_interrupts
 
         self._refuse_a_fork()
@@ -408,13 +406,14 @@ class LLM(BetweenCalls, LabelScorer):
         return news, None
 
     def _settle(self) -> None:
-        """Reads the flights that are still out: steps that ran too far."""
-        here = os.getpid() == self._process  # in a fork, an iterator that came along is dropped
+        """Reads the results of steps that are still in flight."""
+        # a forked child may only drop the iterator that it inherited
+        here = os.getpid() == self._process
         while here and self._engine.has_work and not self._engine.broken and self._finalizer.alive:
             self._engine.step()
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
-        """All of `prompts`, keyed 0, 1, ..., as RequestOutputs in their order."""
+        """Runs `prompts`, whose keys are 0, 1, ..., and returns their outputs in order."""
         built = [RequestBuilder(str(i), p.prompt, p.params.n) for i, p in enumerate(prompts)]
         bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
@@ -432,7 +431,8 @@ def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
-    # not before: an import leaves other threads no time, loading the model does
+    # Imported first: importing Python modules holds the lock that other threads need, loading the
+    # tokenizer doesn't.
     import_module("torch")
     size = read_model_config(folder).vocab_size
     return Tokenizer.load(

@@ -1,12 +1,12 @@
-"""AsyncLLM: the engine for who has an event loop of their own: each request an async iterator,
-answers as they grow.
+"""AsyncLLM: the engine for callers with their own event loop. Each request is an async iterator
+over its growing outputs.
 
     async with AsyncLLM("folder-or-hub-id") as llm:
         async for out in llm.generate("Question: ...", SamplingParams(max_tokens=64)):
             print(out.outputs[0].text)
 
-The engine runs in a process of its own (several with data_parallel_size). It knows clients and
-outputs; no HTTP.
+The engine runs in its own process (several with data_parallel_size). Knows clients and outputs; no
+HTTP.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ SHUT_DOWN = "this AsyncLLM is shut down: make a new one"
 
 
 class AsyncLLM:
-    """A model behind an event loop. The knobs are LLM's. It starts with `start`, or the first
-    request."""
+    """A model behind an event loop. Takes the knobs of LLM. The engine starts at `start` or at the
+    first request."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -51,12 +51,13 @@ class AsyncLLM:
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> AsyncLLM:
-        """Makes one of AsyncEngineArgs. It starts with `start`, or the first request."""
+        """Makes an AsyncLLM from AsyncEngineArgs. The engine starts at `start` or at the first
+        request."""
         return cls(**arguments_of(engine_args))
 
     @property
     def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` for those of the start."""
+        """Names the weights that answers are made with: `default` until the first update."""
         started = (
             self._starting is not None and self._starting.done() and not self._starting.cancelled()
         )
@@ -65,8 +66,8 @@ class AsyncLLM:
         )
 
     async def check_health(self) -> None:
-        """Raises EngineError where the engine is gone, and what its start raised where it failed;
-        waits for nothing."""
+        """Raises EngineError if the engine is gone, or its start's error if that failed; never
+        waits."""
         if self._closed:
             raise EngineError(SHUT_DOWN)
         if self._starting is None or not self._starting.done():
@@ -76,7 +77,7 @@ class AsyncLLM:
             raise EngineError(client.death or "no replica takes requests")
 
     async def start(self) -> None:
-        """Waits until the engine is ready. Raises what it raised while it loaded."""
+        """Waits until the engine is ready. Raises the errors of its start."""
         await self._ready()
 
     async def generate(
@@ -86,11 +87,11 @@ class AsyncLLM:
         request_id: str | None = None,
         **vllms: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the request's outputs, the last one `finished`. By the parameters' output_kind:
-        each time that it has grown all of it (CUMULATIVE) or what is new (DELTA), or once
-        (FINAL_ONLY, which costs least). Who stops reading ends the request. vllms: vLLM's other
-        arguments, where they ask for nothing. Raises UsageError for what can't run, EngineError
-        where the engine is gone."""
+        """Yields the request's outputs; the last one is `finished`. The parameters' output_kind
+        chooses: the whole output each time it grows (CUMULATIVE), only its new part (DELTA), or one
+        output at the end (FINAL_ONLY, the cheapest). Leaving the iteration ends the request. vllms:
+        vLLM's other arguments, accepted only with values that change nothing. Raises UsageError for
+        a request that can't run, EngineError if the engine is gone."""
         check_call("generate", vllms)
         listed = as_list(prompt)
         if len(listed) != 1:
@@ -116,7 +117,7 @@ class AsyncLLM:
                     built.add(delta, stream.asked)
                 if built.finished or not once:
                     yield built.output(kind)
-            if not built.finished:  # `abort` ended it
+            if not built.finished:  # ended by `abort`
                 built.abort()
                 yield built.output(kind)
         finally:
@@ -124,8 +125,8 @@ class AsyncLLM:
             stream.cancel()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends a request, or several; who reads it is told what it has made, `finish_reason`
-        "abort". Nothing for one that isn't under way."""
+        """Ends one request or several. Each gives a last output with what it has made and
+        `finish_reason` "abort". Ignores ids that aren't under way."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             stream = self._streams.get(name)
             if stream is None:
@@ -133,7 +134,7 @@ class AsyncLLM:
             if stream.asked.stream or (await self._ready()).asleep:
                 stream.cancel()
             else:
-                stream.cut()  # what was made is the engine's to tell
+                stream.cut()  # the engine sends what it has made
 
     async def update_weights(
         self,
@@ -143,31 +144,31 @@ class AsyncLLM:
         weights_version: str | None = None,
         mode: Mode = "wait",
     ) -> None:
-        """Puts other weights in the model's place, as POST /update_weights does; mode `abort`:
-        requests under way end with what they have made. Raises PenstockError."""
+        """Replaces the model's weights, as POST /update_weights does. Mode `abort` ends requests
+        under way with what they have made. Raises PenstockError."""
         await self._control(Control(UPDATE, mode, model_path, weights_version, shared))
 
     async def reset_prefix_cache(self) -> bool:
-        """Has no prompt that comes find what was computed so far. Returns that it is so."""
+        """Makes later prompts ignore cached prefixes. Always returns True."""
         await self._control(Control(PREFIX_CACHE, mode="keep"))
         return True
 
     async def sleep(self, level: int = 1, mode: Mode = "wait") -> None:
-        """Gives the device's memory back, as POST /sleep does: requests that come wait for
-        `wake_up`. Raises PenstockError."""
+        """Frees the device's memory, as POST /sleep does; new requests wait for `wake_up`. Raises
+        PenstockError."""
         await self._control(Control(SLEEP, mode=mode, level=level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the memory again; tags: of `weights` and `kv_cache`, None: both. Raises
+        """Takes the device's memory again. tags: `weights`, `kv_cache`; None: both. Raises
         PenstockError."""
         await self._control(Control(WAKE_UP, mode="keep", tags=tags))
 
     async def is_sleeping(self) -> bool:
-        """Returns whether weights or KV sleep."""
+        """Returns True while weights or the KV cache are asleep."""
         return bool((await self._ready()).asleep)
 
     async def shutdown(self) -> None:
-        """Ends the engine; requests under way get an EngineError. Twice is once."""
+        """Ends the engine; requests under way raise EngineError. Idempotent."""
         self._closed = True
         starting, self._starting = self._starting, None
         if starting is None:
@@ -175,7 +176,7 @@ class AsyncLLM:
         try:
             client = await starting
         except PenstockError:
-            return  # it never ran, and who waited for it was told why
+            return  # the start failed, and its callers have seen the error
         await client.close()
 
     async def __aenter__(self) -> AsyncLLM:

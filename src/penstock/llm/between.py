@@ -1,7 +1,7 @@
-"""BetweenCalls: what an LLM has done between two of its calls: other weights, an empty prefix
+"""BetweenCalls: LLM's methods for the time between two calls: update weights, reset the prefix
 cache, sleep.
 
-It knows an engine in the caller's process and whether a call turns it; nothing of prompts.
+Knows an engine in the caller's process and whether a call is stepping it; no prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CLOSED = "this LLM is closed: make a new one"
 
 
 class BetweenCalls:
-    """LLM's methods that no request may be under way for: else they raise UsageError."""
+    """LLM's methods that may only run while no request is under way; else they raise UsageError."""
 
     _process: int
     _turning: threading.Lock
@@ -41,11 +41,11 @@ class BetweenCalls:
         shared: SharedWeights | None = None,
         weights_version: str | None = None,
     ) -> None:
-        """Puts the weights of a folder, or of another process (`weights.share`), in the place of
-        the model's, made into the scheme that it has; nothing that was computed with the old ones
-        is found again. weights_version: what `self.weights_version` says from here on, None: the
-        folder's name. Raises CheckpointError for weights of another model, that are not whole, or
-        no finite numbers, and UsageError at work: the old ones stay then."""
+        """Replaces the model's weights by those of a folder or of another process
+        (`weights.share`), converted to the model's quantization. Empties the prefix cache.
+        weights_version: new value of `self.weights_version`, None: the folder's name. Raises
+        CheckpointError for weights that belong to another model, are incomplete or not finite, and
+        UsageError while a call runs; the old weights then stay."""
         if (model_path is None) == (shared is None):
             raise UsageError(
                 "weights come from model_path or from shared: give one of the two",
@@ -56,35 +56,34 @@ class BetweenCalls:
         self._between(lambda: self.engine.update_weights(source, weights_version))
 
     def reset_prefix_cache(self) -> bool:
-        """Has no prompt that comes find what was computed so far. Returns that it is so,
-        as vLLM's."""
+        """Makes later prompts ignore cached prefixes. Always returns True,
+        as vLLM's method does."""
         self._between(self.engine.reset_prefix_cache)
         return True
 
     @property
     def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` for those that it was opened
-        with."""
+        """Names the weights that answers are made with: `default` until the first update."""
         return self.engine.weights_version
 
     def sleep(self, level: int = 1) -> None:
-        """Gives the device's memory back until `wake_up`: that of KV and of weights, which go to
-        host memory (1) or are dropped (2), to be given again by `update_weights`. Meanwhile
-        generate, chat and stream raise UsageError."""
+        """Frees the device's memory until `wake_up`: the KV cache and the weights. Level 1 moves
+        the weights to host memory, level 2 drops them until `update_weights`. Meanwhile generate,
+        chat and stream raise UsageError."""
         self._between(lambda: self.engine.sleep(level))
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Takes the memory again; `tags`: of `weights` and `kv_cache`, None: both. Raises
-        CapacityError where somebody else has it."""
+        """Takes the device's memory again. `tags`: `weights`, `kv_cache`; None: both. Raises
+        CapacityError if the memory is in use by others."""
         self._between(lambda: self.engine.wake_up(tags))
 
     def is_sleeping(self) -> bool:
-        """Returns whether weights or KV sleep."""
+        """Returns True while weights or the KV cache are asleep."""
         return bool(self.engine.asleep)
 
     def _refuse_a_fork(self) -> None:
-        """Raises UsageError in a fork of the process that made this LLM: nothing would answer it
-        there."""
+        """Raises UsageError in a fork of the process that made this LLM: the fork lacks its
+        threads."""
         if os.getpid() != self._process:
             raise UsageError(
                 f"this LLM was made by process {self._process}, and a fork has none of its threads:"
@@ -92,7 +91,7 @@ class BetweenCalls:
             )
 
     def _refuse_asleep(self) -> None:
-        """Raises UsageError where there are no weights, or no KV, to generate with."""
+        """Raises UsageError while weights or the KV cache are asleep."""
         asleep = self.engine.asleep
         if asleep:
             way = "wake_up(), and update_weights() where it slept at level 2"

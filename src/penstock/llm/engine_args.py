@@ -1,5 +1,5 @@
-"""EngineArgs and AsyncEngineArgs: vLLM's names for a model and its knobs, for who makes them before
-the engine."""
+"""EngineArgs and AsyncEngineArgs: vLLM's classes that hold a model and its knobs before an engine
+is made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.vllm_arguments.sift import engine_knobs
 
 
 class EngineArgs:
-    """A model and knobs, as `LLM` takes them; `vars()` of it gives them back. Raises UsageError as
-    `LLM` does."""
+    """A model and knobs, as `LLM` takes them; `vars()` gives them back. Raises UsageError as `LLM`
+    does."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, _ = engine_knobs(str(model), knobs)
@@ -24,8 +24,8 @@ class EngineArgs:
 
 
 def arguments_of(engine_args: object) -> dict[str, Any]:
-    """Returns the arguments that LLM and AsyncLLM take, of EngineArgs. Raises UsageError for
-    anything else."""
+    """Returns the arguments of EngineArgs for LLM or AsyncLLM. Raises UsageError for any other
+    object."""
     if not isinstance(engine_args, EngineArgs):
         kind = type(engine_args).__name__
         message = (
@@ -36,4 +36,4 @@ def arguments_of(engine_args: object) -> dict[str, Any]:
 
 
 class AsyncEngineArgs(EngineArgs):
-    """Is EngineArgs, for `AsyncLLM.from_engine_args`: by the name that vLLM's servers give it."""
+    """EngineArgs under the name that vLLM uses for `AsyncLLM.from_engine_args`."""

@@ -1,7 +1,7 @@
-"""HfTokenizer: the model's tokenizer by the names that transformers gives what scripts call most.
+"""HfTokenizer: the model's tokenizer with the most used methods of transformers' tokenizers.
 
-Chats are rendered where all chats are, in the process that keeps a template's harm to itself. It
-knows the tokenizer and how chats are rendered; no engine.
+Chats are rendered in the sandbox process, which contains the harm that a template could do. Knows
+the tokenizer and how chats are rendered; no engine.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ Words = str | Sequence[str]
 
 
 class HfTokenizer(Tokenizer):
-    """Callable as transformers' tokenizers are. `decode` leaves special tokens out unless it is
-    told not to."""
+    """Can be called as transformers' tokenizers are.
+    `decode` leaves special tokens out by default."""
 
     render: Callable[[ChatJob], Reply]
 
     @classmethod
     def over(cls, tokenizer: Tokenizer, render: Callable[[ChatJob], Reply]) -> HfTokenizer:
-        """Returns the same tokenizer by these names; nothing is loaded again. render: has a chat
-        rendered."""
+        """Returns `tokenizer` with these methods; loads nothing again. render: renders a chat."""
         made = cls.__new__(cls)
         made.__dict__ = tokenizer.__dict__
         made.render = render
         return made
 
     def __call__(self, text: Words, *, add_special_tokens: bool = True) -> dict[str, Any]:
-        """Returns `input_ids` and `attention_mask` of a text, or of each of several."""
+        """Returns `input_ids` and `attention_mask` of one text, or of each text of a list."""
         if isinstance(text, str):
             ids = self.encode(text, add_special_tokens=add_special_tokens)
             return {"input_ids": ids, "attention_mask": [1] * len(ids)}
@@ -55,9 +54,9 @@ class HfTokenizer(Tokenizer):
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """Returns a conversation's ids by the model's template, or with `tokenize` False its text;
-        of a list of conversations, a list. return_dict: the ids as `__call__` gives them. Raises
-        UsageError, TokenizerError."""
+        """Returns a conversation's ids by the model's chat template, or its text with `tokenize`
+        False; a list for a list of conversations. return_dict: return the ids as `__call__` does.
+        Raises UsageError, TokenizerError."""
         if chat_template is not None:
             raise UsageError(
                 "the engine's chat_template is used: name another file when it is made,"
@@ -100,7 +99,7 @@ class HfTokenizer(Tokenizer):
         return self.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: Words) -> Any:
-        """Returns a vocabulary entry's id, or a list's; None for what is no entry."""
+        """Returns the id of a vocabulary entry, or a list of ids; None for an unknown entry."""
         return (
             self._fast.token_to_id(tokens)
             if isinstance(tokens, str)
@@ -108,7 +107,7 @@ class HfTokenizer(Tokenizer):
         )
 
     def convert_ids_to_tokens(self, ids: int | Sequence[int]) -> Any:
-        """Returns an id's entry as the vocabulary spells it, or a list's; None for what is none."""
+        """Returns the vocabulary entry of an id, or a list of entries; None for an unknown id."""
         return (
             self._fast.id_to_token(ids)
             if isinstance(ids, int)

@@ -1,5 +1,5 @@
-"""What `LLM.generate` and `chat` are given, as vLLM's users do, made into lists of one form; what
-`LLM.stream` is given, and gives. It knows no engine."""
+"""Inputs of `LLM.generate` and `chat`, in all of vLLM's forms, converted to lists; input and output
+of `LLM.stream`. Knows no engine."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 TextOrIds = str | Sequence[int]
-# {"prompt": text} or {"prompt_token_ids": ids}, as vLLM's too
+# {"prompt": text} or {"prompt_token_ids": ids}: vLLM's TextPrompt and TokensPrompt
 AnyPrompt = TextOrIds | dict[str, Any]
 Message = dict[str, Any]
 
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: which sample indices of params.n to draw; None: all.
-    `group_stop`: ends it early, in place of params.stop_when. The last four are told in
-    `text.chat`, and belong to messages."""
+    """One request of a long job. `samples`: indices of params.n to draw; None: all. `group_stop`:
+    ends the request early, in place of params.stop_when. The last four fields go with messages: see
+    `text.chat`."""
 
     key: Any
     prompt: TextOrIds | None = None
@@ -40,14 +40,15 @@ class Prompt:
 
     @property
     def answers(self) -> bool:
-        """Whether its samples are messages of their own, which go on with none of the prompt's."""
+        """True if the samples are messages of their own; False if they continue the prompt's last
+        one."""
         return self.messages is not None and not self.continue_final_message
 
 
 @dataclass(slots=True, kw_only=True)
 class Finished:
-    """One finished sample of a Prompt, or (`output` None) why the prompt could not run; the others
-    go on."""
+    """One finished sample of a Prompt, or with `output` None the error of a prompt that could not
+    run."""
 
     key: Any
     output: CompletionOutput | None
@@ -56,7 +57,7 @@ class Finished:
 
 
 def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
-    """The prompts, each a text or token ids. Raises UsageError."""
+    """Returns a list of prompts, each a text or token ids. Raises UsageError."""
     if isinstance(prompts, (str, dict)):
         prompts = [prompts]
     if not isinstance(prompts, Iterable):
@@ -80,7 +81,7 @@ def as_list(prompts: AnyPrompt | Sequence[AnyPrompt]) -> list[TextOrIds]:
 
 
 def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
-    """vLLM's TextPrompt and TokensPrompt."""
+    """Returns the text or ids of vLLM's TextPrompt or TokensPrompt. Raises UsageError."""
     if prompt.keys() not in ({"prompt"}, {"prompt_token_ids"}):
         keys = ", ".join(map(repr, prompt)) or "nothing"
         raise UsageError(
@@ -92,7 +93,7 @@ def _of_dict(place: int, prompt: dict[str, Any]) -> Any:
 def params_for(
     prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams] | None
 ) -> list[SamplingParams]:
-    """One for each prompt. Raises UsageError."""
+    """Returns one SamplingParams for each prompt. Raises UsageError."""
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
@@ -114,15 +115,14 @@ def ids_of(prompt: TextOrIds, tokenizer: Tokenizer | None, limit: int) -> list[i
     ContextLengthError, TokenizerError."""
     if isinstance(prompt, str):
         return needed(tokenizer, "a text prompt").encode_prompt(prompt, limit)
-    if set(map(type, prompt)) == {
-        int
-    }:  # as most are: looking at each for itself takes a microsecond a token
+    # The usual case: checking each id in `token` would take a microsecond per token.
+    if set(map(type, prompt)) == {int}:
         return list(prompt)
     return [token(each) for each in prompt]
 
 
 def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
-    """Raises UsageError where there is none."""
+    """Returns the tokenizer. Raises UsageError for None; `what` names the call that needs it."""
     if tokenizer is None:
         raise UsageError(
             f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off"
@@ -131,9 +131,8 @@ def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
 
 
 def token(value: Any) -> int:
-    """A token id as an int. Raises UsageError."""
-    if isinstance(value, bool) or not isinstance(
-        value, Integral
-    ):  # numpy's whole numbers are Integral too
+    """Returns a token id as an int. Raises UsageError."""
+    # numpy's integers are Integral too
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
     return int(value)

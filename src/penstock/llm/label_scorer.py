@@ -1,6 +1,5 @@
-"""Scoring: `LLM.score`, and vLLM's methods that are not served, each refused by its name. It knows
-prompts as ids and probabilities; how requests run is LLM's.
-"""
+"""LabelScorer: `LLM.score`, and refusals by name of vLLM's methods that are not served. Knows
+prompts as ids, and probabilities; LLM runs the requests."""
 
 from __future__ import annotations
 
@@ -39,7 +38,8 @@ _REFUSED = {
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """`score`: the first label's probability; `label_probs`: every label's, in their order."""
+    """Probabilities for one item. score: of the first label; label_probs: of all labels,
+    in order."""
 
     score: float
     label_probs: list[float]
@@ -47,7 +47,7 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class ScoringRequestOutput:
-    """One item's score. `error`: why there is none (`outputs` is None then)."""
+    """Score of one item. `error`: why there is none (`outputs` is None then)."""
 
     request_id: str
     outputs: ScoringOutput | None = None
@@ -58,7 +58,7 @@ class ScoringRequestOutput:
 
 
 class LabelScorer:
-    """What LLM has of scoring."""
+    """LLM's scoring methods."""
 
     _tokenizer: Tokenizer | None
 
@@ -76,13 +76,13 @@ class LabelScorer:
         item_first: bool = False,
         add_special_tokens: bool = True,
     ) -> list[ScoringRequestOutput]:
-        """How likely the first of `label_token_ids` is as the next token after query and item, for
-        each item.
+        """Returns for each item the probability of the first of `label_token_ids` as the next token
+        after query and item.
 
-        apply_softmax: among the labels, else among all tokens.   item_first: items stand before the
-        query. add_special_tokens: to a query that is text; never to items.   The query is computed
-        once where it stands first. An item that can't run (too long) gives an `error`; the others
-        go on.
+        apply_softmax: normalise over the labels, else over the vocabulary. item_first: put the item
+        before the query. add_special_tokens: to a text query; never to items. A query that stands
+        first is computed once for all items. An item that can't run (too long) gives an `error`;
+        the others go on.
         """
         if label_token_ids is None:
             raise UsageError(
@@ -118,8 +118,8 @@ class LabelScorer:
         return list(given)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        """Gives vLLM's methods that are not served a line in place of an AttributeError, once they
-        are called."""
+        """Returns, for a method of vLLM that is not served, a function that raises UsageError with
+        an explanation."""
         if name not in _REFUSED:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 

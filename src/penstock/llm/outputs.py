@@ -1,4 +1,4 @@
-"""vLLM's outputs, built of deltas: those of LLM and of AsyncLLM. It knows deltas and outputs; no
+"""Builds vLLM's output classes from deltas, for LLM and AsyncLLM. Knows deltas and outputs; no
 engine."""
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from penstock.request import (
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
 
-# What a step says: a delta, its request, None where the prompt was refused, and its prompt.
+# one delta of a step, its request (None if the prompt was refused), and its prompt
 Told: TypeAlias = "tuple[Delta, PendingRequest | None, Prompt]"
 
 
 class SampleBuilder:
-    """Builds one sample's output of its deltas."""
+    """Builds one sample's output from its deltas."""
 
     def __init__(self, index: int) -> None:
         self._out = CompletionOutput(index, "", [])
@@ -31,11 +31,11 @@ class SampleBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether it has ended."""
+        """True once the sample has ended."""
         return self._out.finish_reason is not None
 
     def add(self, delta: Delta, *, whole: bool) -> None:
-        """Takes news of the sample. whole: there is no other, so nothing of it is copied."""
+        """Adds a delta. whole: this is the sample's only delta, so nothing needs to be copied."""
         out, scores = self._out, delta.logprobs
         out.text += delta.text
         if out.token_ids:
@@ -56,12 +56,12 @@ class SampleBuilder:
         out.logprobs = self._parts.so_far()
 
     def abort(self) -> None:
-        """Ends it where it stands, unless it has ended."""
+        """Ends the sample with finish_reason "abort", unless it has ended."""
         self._out.finish_reason = self._out.finish_reason or "abort"
 
     def so_far(self) -> CompletionOutput:
-        """Returns all that was made. Its token_ids are the sample's own list, which grows on, as
-        vLLM's does."""
+        """Returns the output so far. Its token_ids are the sample's own list, which keeps growing,
+        as in vLLM."""
         out = self._out
         return CompletionOutput(
             index=out.index,
@@ -75,17 +75,18 @@ class SampleBuilder:
         )
 
     def news(self) -> CompletionOutput:
-        """Returns what was made since the last time; cumulative_logprob is of all, as vLLM's."""
+        """Returns the output since the last call. cumulative_logprob covers the whole sample, as in
+        vLLM."""
         told = self.so_far()
         self._out.text, self._out.token_ids, self._out.logprobs, self._parts = "", [], None, None
         return told
 
 
 class RequestBuilder:
-    """Builds one request's outputs of its deltas."""
+    """Builds one request's outputs from its deltas."""
 
     def __init__(self, request_id: str, prompt: TextOrIds | None, samples: int) -> None:
-        """samples: how many the request has."""
+        """samples: number of samples of the request."""
         text = prompt if isinstance(prompt, str) else None
         self._out = RequestOutput(request_id, text, [], finished=False)
         self._count = samples
@@ -94,14 +95,14 @@ class RequestBuilder:
 
     @property
     def finished(self) -> bool:
-        """Whether all samples have ended, or the request was refused."""
+        """True once all samples have ended or the request was refused."""
         return self._out.finished
 
     def add(
         self, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None = None
     ) -> None:
-        """Takes a delta. asked: its request, None: the prompt was refused.   prompt: the text that
-        messages became."""
+        """Adds a delta. asked: its request, None if the prompt was refused. prompt: the text
+        rendered from messages."""
         out = self._out
         out.error = delta.error or out.error
         if asked is None:
@@ -122,7 +123,7 @@ class RequestBuilder:
         )
 
     def abort(self) -> None:
-        """Ends all samples where they stand."""
+        """Ends all samples that are still running."""
         for index in range(self._count):
             sample = self._made.setdefault(index, SampleBuilder(index))
             if not sample.finished:
@@ -131,8 +132,8 @@ class RequestBuilder:
         self._out.finished = True
 
     def output(self, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> RequestOutput:
-        """Returns what there is, samples in the order of their index: of DELTA, those with news and
-        that alone."""
+        """Returns the output so far, samples in the order of their index. With DELTA: only samples
+        with news, and only their new part."""
         if kind is RequestOutputKind.DELTA:
             samples = [self._made[index].news() for index in sorted(self._told)]
         else:
@@ -152,7 +153,7 @@ class RequestBuilder:
 
 
 def finished_of(delta: Delta, asked: PendingRequest | None, prompt: Prompt) -> Finished:
-    """Returns a sample that has ended, or a prompt that was refused, under its prompt's key."""
+    """Returns the result of an ended sample or a refused prompt, with its prompt's key."""
     if asked is None:
         return Finished(key=prompt.key, output=None, error=delta.error, prompt_tokens=0)
     sample = SampleBuilder(delta.index)

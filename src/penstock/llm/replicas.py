@@ -1,12 +1,12 @@
-"""The engines of an LLM with data_parallel_size above 1: processes beside the caller's, and a
-thread that talks to them.
+"""Engines of an LLM with data_parallel_size above 1: child processes, and a thread of the caller's
+process that talks to them.
 
-    prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit --news--> queue --> the
-    caller's generator
+    prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit
+        --news--> queue --> the caller's generator
 
-A replica takes more when little of what it has waits for rows. Of the last prompts the longest go
-first, and samples of the very last are shared out. It knows the client of several engines; no
-outputs, no files.
+A replica takes more prompts when few of its requests wait for rows. Among the last prompts the
+longest go first, and the samples of the very last are split over replicas. Knows the client of
+several engines; no outputs, no files.
 """
 
 from __future__ import annotations
@@ -42,16 +42,15 @@ if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
 
 Result = TypeVar("Result")
-LOOK_AHEAD = (
-    8  # prompts, a replica, that are pulled before one wants them: the last ones are known as such
-)
-TURN = 0.1  # seconds without news after which the caller's after_step has its turn
-NONE_READY = 120.0  # seconds without any replica after which a job is given up
+# Prompts per replica that are pulled ahead, so that the job's last ones are recognised in time.
+LOOK_AHEAD = 8
+TURN = 0.1  # seconds to wait for news before after_step is called again
+NONE_READY = 120.0  # seconds without a live replica after which the job fails
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A prompt with its ids; params with a seed. suspect: it was at two replicas when they died."""
+    """A prompt with its ids; its params have a seed. suspect: a replica died while running it."""
 
     prompt: Prompt
     ids: list[int]
@@ -64,7 +63,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _News:
-    """What came of one prompt: deltas; at its end, with nothing or with what ended it."""
+    """Deltas of one prompt. over: the last message of the prompt, with the error that ended it if
+    any."""
 
     number: int
     deltas: list[Delta]
@@ -73,21 +73,23 @@ class _News:
 
 
 class _Job:
-    """One generate, chat or stream. `submit_some` and what it calls run in the engines' thread."""
+    """One call of generate, chat or stream. `submit_some` and its callees run in the engines'
+    thread."""
 
     def __init__(self, replicas: ReplicaSet, seeds: Seeds) -> None:
         self.replicas, self.seeds = replicas, seeds
         self.news: queue.SimpleQueue[_News] = queue.SimpleQueue()
         self.backlog: deque[_Asked] = deque()
-        self.last = False  # whether the backlog is all that is left
-        self.suspects: deque[_Asked] = deque()  # they come behind all others, each by itself
-        self.open: dict[int, tuple[ReplicaStream | None, _Asked]] = {}  # None: it was refused
-        self.done: dict[int, set[int]] = {}  # samples that ended, of those open
+        self.last = False  # True once all prompts have been pulled
+        self.suspects: deque[_Asked] = deque()  # prompts to run again at the end, one at a time
+        # stream None: not accepted by a replica
+        self.open: dict[int, tuple[ReplicaStream | None, _Asked]] = {}
+        self.done: dict[int, set[int]] = {}  # samples that have ended, by number of the open prompt
         self._count = 0
         self._reading: set[asyncio.Task[None]] = set()
 
     async def submit_some(self) -> None:
-        """Gives replicas that want more what is in the backlog."""
+        """Moves prompts from the backlog to replicas that want more."""
         facts, router = self.replicas.facts, self.replicas.router
         if self.last:
             length = {
@@ -128,7 +130,7 @@ class _Job:
             self.news.put(_News(number, [], over=True, error=error))
 
     async def cancel(self) -> None:
-        """Ends what is under way."""
+        """Cancels the requests under way."""
         for task in list(self._reading):
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
@@ -156,8 +158,8 @@ class ReplicaEngines:
             raise
 
     def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """Runs it in the engines' thread. Where the caller's wait is broken off (Ctrl-C), it is
-        cancelled."""
+        """Runs `work` in the engines' thread and returns its result. Cancels it if the caller's
+        wait is interrupted (Ctrl-C)."""
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -166,7 +168,7 @@ class ReplicaEngines:
             raise
 
     def stats(self) -> dict[str, float]:
-        """All replicas' gauges and counters as one engine's."""
+        """Returns gauges and counters of all replicas as one engine's."""
         return self.replicas.stats()
 
     def close(self) -> None:
@@ -189,8 +191,8 @@ class ReplicaEngines:
         ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
         after_step: Callable[[], object] | None = None,
     ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
-        """Gives what LLM's own engine would, of these: deltas with their request and prompt. A
-        prompt that cannot run comes with no request."""
+        """Yields what LLM's own engine would for `prompts`: deltas with their request and prompt. A
+        prompt that cannot run comes without a request."""
         source, job = iter(prompts), _Job(self.replicas, self._seeds)
         heard = time.monotonic()
         try:
@@ -202,8 +204,7 @@ class ReplicaEngines:
                     self._run(job.submit_some())
                 if not job.open and not job.backlog:
                     return
-                # While replicas take all that is pulled, the next prompts wait for nothing that
-                # runs.
+                # Don't wait for news while replicas still take all that is pulled.
                 news = _next(job.news, TURN if job.last or job.backlog else 0.0)
                 heard = time.monotonic() if news or self.replicas.alive else heard
                 if time.monotonic() - heard > NONE_READY:
@@ -224,7 +225,7 @@ class ReplicaEngines:
         ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
         job: _Job,
     ) -> Iterator[tuple[Delta, None, Prompt]]:
-        """Fills the backlog; gives prompts that can never run."""
+        """Fills the backlog; yields the error of each prompt that can never run."""
         facts = self.replicas.facts
         while not job.last and len(job.backlog) < LOOK_AHEAD * self.replicas.count:
             prompt = next(source, None)
@@ -235,12 +236,13 @@ class ReplicaEngines:
                 ids, prompt = ids_of(prompt)
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
-                if prompt.params.stop_when is not None:  # here: it counts on where a replica dies
+                # made here to keep its counts if a replica dies
+                if prompt.params.stop_when is not None:
                     prompt = replace(
                         prompt,
                         group_stop=prompt.group_stop or GroupStop.of(prompt.params.stop_when),
                     )
-            except (UsageError, TokenizerError, FaultError) as error:  # this prompt's own
+            except (UsageError, TokenizerError, FaultError) as error:  # errors of this prompt alone
                 yield _refused(error), None, prompt
                 continue
             job.backlog.append(_Asked(replace(prompt, params=job.seeds.give(prompt.params)), ids))
@@ -260,7 +262,7 @@ def _take(job: _Job, news: _News) -> Iterator[tuple[Delta, PendingRequest | None
     if news.error is None:
         return
     wanted = range(one.prompt.params.n) if one.prompt.samples is None else one.prompt.samples
-    # what it had drawn stays
+    # samples that have ended are kept
     left = replace(one.prompt, samples=[sample for sample in wanted if sample not in done])
     if isinstance(news.error, NoReplicaError):
         job.backlog.appendleft(_Asked(left, one.ids, one.suspect))
@@ -277,7 +279,7 @@ def _refused(error: PenstockError) -> Delta:
 
 
 def _next(news: queue.SimpleQueue[_News], seconds: float) -> list[_News]:
-    """What has come by now; waits so long for the first."""
+    """Returns the news so far; waits up to `seconds` for the first."""
     found: list[_News] = []
     try:
         found.append(news.get(timeout=seconds))

@@ -1,4 +1,2 @@
-"""Models: what a config.json says (torch-free), and the decoder that computes it. A file per
-model_type holds only what differs. It knows layers and ops; of checkpoints it knows no more than
-config files.
-"""
+"""Models: a config.json's meaning (torch-free) and the decoder that computes it. A file per
+model_type holds only the differences. Knows layers and ops; of checkpoints only config files."""

@@ -1,7 +1,6 @@
-"""Trinity (AFMoE): attention whose answer a gate opens, norms on both sides of each part, layers
-without a window that turn nothing; experts chosen by sigmoids and a bias beside shared ones, on all
-but the first layers.
-"""
+"""Trinity (AFMoE): gated attention output, norms before and after each part, no rotation in layers
+without a window. All but the first layers have experts chosen by sigmoids plus a bias, and shared
+experts."""
 
 from __future__ import annotations
 
@@ -34,7 +33,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
         route_norm=True,
         score_func="sigmoid",
     )
-    for name in ("load_balance_coeff", "use_grouped_mm"):  # of training
+    for name in ("load_balance_coeff", "use_grouped_mm"):  # training only
         keys.take(name, None)
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, head_dim=128, eps=1e-5)
     layers, every = fields["num_layers"], keys.count("global_attn_every_n_layers", 4)

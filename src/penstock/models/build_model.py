@@ -1,4 +1,4 @@
-"""build_model: a config -> its Decoder, by the file of its model type."""
+"""build_model: a config -> its Decoder, by its model type's file."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def build_model(
     *,
     table_in_host: bool = False,
 ) -> Decoder:
-    """Makes the model of a config, its weights not filled. positions: how many the rotary tables
-    hold; None: the config's context. table_in_host: whether per-layer embeddings lie in host
-    memory, beside a GPU. On torch's meta device it costs no memory."""
+    """Makes the model of a config, weights not loaded. positions: length of the rotary tables;
+    None: the config's context. table_in_host: put per-layer embeddings in host memory, beside a
+    GPU. On torch's meta device it takes no memory."""
     family = find_family(config.model_type)
     assert family is not None, "a config is of a family"
     return family.build(

@@ -1,9 +1,8 @@
-"""What is served, and what of it is measured: a row a model type. `penstock models` prints it,
-docs/models.md has it.
+"""Catalog: the served model types, one row each, and where they were compared with transformers.
+Printed by `penstock models` and in docs/models.md.
 
-It is written by hand where a measurement is (LOG.md), and held to be complete by a test; it loads
-no model.
-"""
+Rows are written by hand after a measurement (LOG.md); a test checks that none is missing. Loads no
+model."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ SMALL = (
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """models: what people call them.   on: where their logits were compared with transformers.
-    notes: to know."""
+    """A row. models: their common names. on: devices where logits were compared with transformers.
+    notes: for users."""
 
     models: str
     on: str = "CPU"
@@ -107,7 +106,7 @@ MEASURED = (
 
 
 def print_catalog() -> None:
-    """Prints a line a model type, then what the columns say."""
+    """Prints one line per model type, then the meaning of the columns."""
     rows = [
         ("model_type", "models", "compared on", ""),
         *((k, s.models, s.on, s.notes) for k, s in CATALOG.items()),

@@ -1,6 +1,5 @@
-"""Command R7B and Command A: attention and MLP read one layer norm, neighbours turn together on
-layers with a window, and the others turn nothing.
-"""
+"""Command R7B and Command A: attention and MLP read one layer norm. Layers with a window rotate
+neighbours together; the others rotate nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Cohere2ForCausalLM"
 build = build_dense
-# How the code that published it names what is computed anyway, and what it makes of memory.
+# Keys of the original code that describe fixed behaviour or its memory use.
 _ANYWAY = {
     "layer_switch": 4,
     "order_of_interleaved_layers": "local_attn_first",
@@ -42,8 +41,8 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 def read_cohere(
     keys: Keys, named: dict[str, Any], eps_named: str, head_dim: int | None = None
 ) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for windows and ropes. eps_named: the key of the norms'
-    eps, which says what norms they are. head_dim: as read_dense takes it."""
+    """Reads the fields of DenseConfig except windows and ropes. eps_named: key of the norms' eps,
+    which tells the kind of norm. head_dim: see read_dense."""
     keys.past(**_ANYWAY)
     for name in _NOTHING:
         keys.take(name, None)
@@ -70,5 +69,5 @@ def read_cohere(
 
 
 def ropes(rope: RopeConfig, turns: list[bool]) -> tuple[RopeConfig, ...]:
-    """Returns each layer's rope."""
+    """Returns the rope of each layer. turns: True for layers that rotate."""
     return tuple(rope if turn else NO_ROPE for turn in turns)

@@ -1,6 +1,5 @@
-"""Command A+ and North: Command A's layers with experts, chosen by their scores alone, beside
-shared ones, on all but the first layers.
-"""
+"""Command A+ and North: Command A's layers; all but the first have experts, chosen by scores alone,
+and shared experts."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     """Reads config.json."""
     layer_norms = keys.rest.get("rms_norm_eps") is None
     if not layer_norms:
-        keys.take("layer_norm_eps", None)  # of the norms that it doesn't have
+        keys.take("layer_norm_eps", None)  # eps of layer norms, which this model doesn't have
     fields = read_cohere(
         keys, named, "layer_norm_eps" if layer_norms else "rms_norm_eps", head_dim=128
     )
@@ -61,8 +60,8 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
-    """Reads windows, which all but the last of so many layers have: of the `first` ones and of the
-    others."""
+    """Reads the window of each layer. All layers have one except the last of each period;
+    `every_first` is the period of the `first` layers."""
     every = keys.count("sliding_window_pattern", 4)
 
     def slides(layer: int) -> bool:
@@ -72,8 +71,7 @@ def _windows(keys: Keys, layers: int, first: int, every_first: int) -> Windows:
 
 
 def _routing(keys: Keys, each: int, scale: float) -> Routing:
-    """Reads how experts are weighed: by a softmax over those that are chosen,
-    or by their sigmoids."""
+    """Reads the weighting of experts: a softmax over the chosen ones, or their sigmoids."""
     said, renormalise = (
         keys.text("expert_selection_fn", "softmax"),
         keys.flag("norm_topk_prob", True),
@@ -91,7 +89,7 @@ def _routing(keys: Keys, each: int, scale: float) -> Routing:
 
 
 def _is_mean(keys: Keys) -> bool:
-    """Reads whether a layer's answer is the mean of its experts' and its shared ones', or their
+    """Reads whether a layer's output is the mean of experts and shared experts (True), or their
     sum."""
     said = keys.text("shared_expert_combination_strategy", "average")
     if said not in ("average", "sum"):

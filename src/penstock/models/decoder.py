@@ -1,9 +1,8 @@
-"""Decoder: embedding, blocks, norm, head. A model type's file says which blocks; `penstock.weights`
-fills them.
+"""Decoder: embedding, blocks, norm, head. A model type's file chooses the blocks;
+`penstock.weights` loads them.
 
-It computes hidden states and logits of a step's tokens. It doesn't know what is inside a block, nor
-rows, chunks, groups, sampling or files. Callers enter torch.inference_mode.
-"""
+Computes hidden states and logits of a step's tokens. Knows nothing of a block's inside, nor of
+rows, chunks, groups, sampling or files. Callers enter torch.inference_mode."""
 
 from __future__ import annotations
 
@@ -31,13 +30,11 @@ EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head"
 
 
 class Decoder:
-    """A decoder whose weights are not filled yet.
+    """A decoder whose weights are not loaded yet.
 
-    embedding_scale, logits_scale: what the embedding's rows and the logits are multiplied by.
-    embedding_norm: what the embedding's rows pass.
-    logits_cap: logits become cap * tanh(logits / cap).
-    layer_inputs: makes what each layer is given of a token beside the stream.
-    """
+    embedding_scale, logits_scale: factors of embeddings and of logits. embedding_norm: norm of
+    embeddings. logits_cap: logits become cap * tanh(logits / cap). layer_inputs: makes the
+    per-layer inputs of each token."""
 
     def __init__(
         self,
@@ -65,23 +62,24 @@ class Decoder:
             if tied
             else make.head(HEAD, vocabulary, hidden)
         )
-        self.vocabulary = make.vocabulary(vocabulary)  # which tokens `logits` are of; None: all
-        self.keepers = [tuple(block.keeps()) for block in self.blocks]  # by block
+        # tokens that `logits` scores on this rank; None: all
+        self.vocabulary = make.vocabulary(vocabulary)
+        self.keepers = [tuple(block.keeps()) for block in self.blocks]  # keepers of each block
         self.kinds = _kinds(self.keepers)
         self._folds_last = any(is_recurrent(keeper) for keeper in self.keepers[-1])
-        self.handed: dict[int, Tensor] = {}  # `hand_out`'s
+        self.handed: dict[int, Tensor] = {}  # buffers of `hand_out`
         self.positions = make.positions
         self.rope_bytes = sum(table.nbytes for table in make.rope_tables.values())
-        # on its device
+        # on the model's device
         self.weights_bytes = sum(weight.nbytes for weight in self.weights() if not weight.in_host)
         self.table_in_host = make.table_in_host
         self.ranks = make.layout.size
-        self.reads_tags = False  # whether a block looks at StepInputs.tags
-        self.blocks_run = 0  # in all its life: who waits for a long step sees by it that it goes on
+        self.reads_tags = False  # True: a block reads StepInputs.tags
+        self.blocks_run = 0  # blocks run so far: shows a watcher that a long step progresses
         self._ops: Ops | None = None
 
     def prepare(self, ops: Ops) -> None:
-        """Once, after the weights are filled: arranges each for its kernel, one at a time."""
+        """Arranges each weight for its kernel, one at a time; call it once, after loading."""
         self._ops = ops
         self.blocks = [block.prepare(ops) for block in self.blocks]
         if self.layer_inputs is not None:
@@ -98,13 +96,13 @@ class Decoder:
         of_rows: bool = False,
         embeds: tuple[Tensor, Tensor] | None = None,
     ) -> Tensor:
-        """token_ids `[T]` int64, state: for each block the views of what its keepers store ->
-        normed hidden states `[T, hidden]`.
+        """Returns normed hidden states [T, hidden]. token_ids: [T] int64. state: for each block,
+        views of its keepers' stored state.
 
-        of_rows: those of the step's decode rows alone, `[rows, hidden]`, at least one: of chunks
-        the last block then makes K and V and nothing more. embeds: tokens' indices [k] int64, and
-        what stands in the place of their embeddings [k, hidden]. ops: stand in for those that it
-        was prepared with, where somebody looks on."""
+        of_rows: return only the step's decode rows [rows, hidden], at least one; for chunks the
+        last block then only stores K and V. embeds: token indices [k] int64 and the vectors [k,
+        hidden] that replace their embeddings. ops: replace the prepared operations, for observing.
+        """
         ops = ops or self.ops
         steps = self._plan(step, ops)
         x: Tensor = self.embedding(ops, token_ids)
@@ -122,12 +120,12 @@ class Decoder:
             self.blocks_run += 1
             if number in self.handed:
                 self.handed[number][: x.shape[0]] = x if residual is None else x + residual
-        if of_rows and self._folds_last:  # it had to take the chunks' tokens in
+        if of_rows and self._folds_last:  # the last block had to process the chunks' tokens too
             x, residual = x[: step.rows], None if residual is None else residual[: step.rows]
         return self.norm.last(ops, x, residual)
 
     def _plan(self, step: StepInputs, ops: Ops) -> list[StepInputs]:
-        """Plans a step once for each kind of attention that sees it -> the step of each block."""
+        """Plans a step once for each kind of attention; returns the step of each block."""
         if step.by_layer is None:
             step.plans = {
                 kind: ops.plan(step, kind, cos_sin, self.dtype)
@@ -141,17 +139,17 @@ class Decoder:
         return step.by_layer
 
     def hand_out(self, layers: Sequence[int], tokens: int) -> None:
-        """Has `forward` leave the residual stream behind each of these layers, before any norm, in
-        `handed[layer]` [tokens, hidden]: of the tokens that the layer answers for. tokens: the most
-        of a step. Call it before steps are captured."""
+        """Makes `forward` copy the residual stream after each of these layers, before any norm, to
+        `handed[layer]` [tokens, hidden]: the tokens of the layer's output. tokens: the most of a
+        step. Call it before steps are captured."""
         shape = (tokens, self.config.hidden_size)
         self.handed = {
             layer: torch.zeros(shape, dtype=self.dtype, device=self.device) for layer in layers
         }
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden `[n, hidden]` of `forward` -> scores `[n, vocabulary]` in the model's dtype: of
-        several ranks those of the tokens that this one has."""
+        """Returns scores [n, vocabulary] in the model's dtype for hidden [n, hidden] of `forward`;
+        with several ranks, the scores of this rank's tokens."""
         scores = self.head(self.ops, hidden)
         if self._logits_scale != 1.0:
             scores.mul_(self._logits_scale)
@@ -159,11 +157,11 @@ class Decoder:
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """Everything that holds numbers of the checkpoint."""
+        """All parts that hold checkpoint numbers."""
         return self.embedding, self.layer_inputs, self.blocks, self.norm, self.head
 
     def take_parts_of(self, other: Decoder) -> None:
-        """Takes a prepared twin's parts over."""
+        """Replaces this model's parts by those of an equal, prepared model."""
         self.embedding, self.layer_inputs, self.blocks = (
             other.embedding,
             other.layer_inputs,
@@ -185,28 +183,27 @@ class Decoder:
 
     @property
     def table_bytes(self) -> int:
-        """Returns the bytes of the table of per-layer embeddings, wherever it lies; 0: there is
-        none."""
+        """Bytes of the table of per-layer embeddings, in either memory; 0: no table."""
         return 0 if self.layer_inputs is None else self.layer_inputs.table.table.nbytes
 
     @property
     def head_rows(self) -> int:
-        """How many tokens `logits` are of."""
+        """Number of tokens that `logits` scores on this rank."""
         return self.embedding.table.shape[0]
 
     @property
     def owners(self) -> list[Keeper]:
-        """Returns the keepers that have state of their own, in order."""
+        """Keepers that have their own state, in order."""
         return [keeper for keeper in chain(*self.keepers) if keeper.source is None]
 
     @property
     def paged_forms(self) -> list[PagedForm]:
-        """Returns what the owners whose state grows by the token store it as."""
+        """Forms of the state that grows with the tokens (KV cache), one per owner."""
         return [keeper.form for keeper in self.owners if not isinstance(keeper.form, RecurrentForm)]
 
     @property
     def slot_bytes(self) -> int:
-        """Returns the bytes of recurrent state of a sequence, all layers."""
+        """Bytes of recurrent state of a sequence, all layers."""
         return sum(
             keeper.form.slot_bytes
             for keeper in self.owners
@@ -215,7 +212,7 @@ class Decoder:
 
     @property
     def kv_share(self) -> float:
-        """Returns what paged state takes of the bytes that it would take in the model's dtype."""
+        """Size of the paged state relative to its size in the model's dtype."""
         forms = self.paged_forms
         return sum(form.block_bytes for form in forms) / sum(
             form.plain(self.dtype).block_bytes for form in forms
@@ -228,12 +225,12 @@ class Decoder:
 
     @property
     def all_windowed(self) -> bool:
-        """Whether no layer sees all of a prefix: then there is nothing that groups could share."""
+        """True if no layer sees a whole prefix: prefix groups then have nothing to share."""
         return all(kind.window is not None for kind in self.kinds)
 
 
 def _kinds(keepers: Sequence[Sequence[Keeper]]) -> dict[AttentionKind, Tensor]:
-    """Returns the kinds of attention that there are, each with its rotary table."""
+    """Returns the kinds of attention in use, each with its rotary table."""
     found = {}
     for keeper in chain(*keepers):
         if keeper.kind is not None and keeper.cos_sin is not None:

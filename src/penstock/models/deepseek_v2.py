@@ -1,5 +1,5 @@
-"""DeepSeek-V2 (arXiv:2405.04434) and V2-Lite: latent attention, experts by softmax, perhaps in
-groups, of which those whose best is worth the most are taken."""
+"""DeepSeek-V2 (arXiv:2405.04434) and V2-Lite: latent attention; experts by softmax, optionally in
+groups, of which those with the best single expert are used."""
 
 from __future__ import annotations
 

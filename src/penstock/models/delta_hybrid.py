@@ -1,5 +1,5 @@
-"""Hybrids of gated delta rule and gated attention, with norms by 1 + w: what Qwen3-Next and Qwen3.5
-have in common."""
+"""Hybrids of gated delta rule and gated attention, with norms by 1 + w: common code of Qwen3-Next
+and Qwen3.5."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ KINDS = ("linear_attention", "full_attention")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaConfig(DenseConfig):
-    """attends: whether each layer does.   delta: heads of the others.   taps: tokens that a
-    convolution sees. state_dtype: of the others' matrices."""
+    """Config of a hybrid. attends: True for layers with attention. delta: heads of the other
+    layers. taps: tokens that the convolution sees. state_dtype: dtype of the recurrent matrices."""
 
     attends: tuple[bool, ...]
     delta: DeltaHeads
@@ -59,7 +59,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
     keys.past(attn_output_gate=True)
     state = read_state_dtype(keys, "mamba_ssm_dtype")
     for name in ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings"):
-        keys.take(name, None)  # drafts' layers, which are left out
+        keys.take(name, None)  # layers for drafting, which are left out
     return fields | {
         "windows": (None,) * layers,
         "left_out": (DRAFTING,),
@@ -74,7 +74,7 @@ def read_hybrid(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
-    """Reads the heads of a delta rule. absent: where nothing says."""
+    """Reads the heads of a delta rule. absent: defaults for missing keys."""
     key_heads = keys.count("linear_num_key_heads", absent.key_heads, high=MOST_HEADS)
     value_heads = keys.count("linear_num_value_heads", absent.value_heads, high=MOST_HEADS)
     key_width = keys.count("linear_key_head_dim", absent.key_width, high=MOST_WIDTH)
@@ -94,7 +94,7 @@ def read_heads(keys: Keys, absent: DeltaHeads) -> DeltaHeads:
 def read_hybrid_experts(
     keys: Keys, experts: int, each: int, *, renormalise: bool
 ) -> dict[str, Any]:
-    """Reads ExpertFields but for layers. experts, each: where nothing says."""
+    """Reads ExpertFields except layers. experts, each: defaults for missing keys."""
     experts, each = read_experts(keys, experts, each)
     return {
         "experts": experts,
@@ -107,7 +107,7 @@ def read_hybrid_experts(
 def build_with_experts(
     config: DeltaMoeConfig, make: Maker, *, tensors: Tensors = "split"
 ) -> Decoder:
-    """Makes the model, its weights not filled. tensors: as `make_delta_net` takes them."""
+    """Makes the model, weights not loaded. tensors: see `make_delta_net`."""
     sizes = (config.hidden_size, config.intermediate_size)
     parts = experts_or_mlp(
         config, make, *sizes, shared="shared_expert", shared_gate="shared_expert_gate"
@@ -122,8 +122,8 @@ def build_hybrid(
     *,
     tensors: Tensors = "split",
 ) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part.   tensors: as
-    `make_delta_net` takes them."""
+    """Makes the decoder. feed_forward: (layer, name of its part) -> the part. tensors: see
+    `make_delta_net`."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer

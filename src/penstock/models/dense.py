@@ -1,8 +1,7 @@
-"""Dense decoders in Llama's form: what llama, mistral, qwen2, qwen3 and their kin have in common.
+"""Dense decoders in Llama's form: common code of llama, mistral, qwen2, qwen3 and similar types.
 
-DenseConfig is read without torch; `build` makes attention and an MLP for each layer. A family that
-has another feed-forward part gives its own.
-"""
+DenseConfig is read without torch; `build_dense` makes attention and an MLP for each layer. A family
+may pass another feed-forward part."""
 
 from __future__ import annotations
 
@@ -29,19 +28,17 @@ AROUND = ("post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_laye
 class DenseConfig(ModelConfig):
     """Shapes and switches of a dense decoder.
 
-    qk_norm, whole_qk_norm: q and k are normed head by head, or all heads of each together.
-    turned_first: q and k are turned before they are normed, not then. norms_behind: norms stand
-    behind attention and MLP, and none before.   norms_around: before and behind. parallel:
-    attention and MLP read one norm.   layer_norms: norms subtract the mean first. wide_norms:
-    weights of norms are multiplied by before the answer is rounded. fused_qkv, fused_gate_up: the
-    checkpoint has one tensor for q, k and v, and one for gate and up. ropes: each layer's, where
-    they aren't all `rope`.   clip_qkv: the most that q, k and v may be. gate: what opens
-    attention's answer.   layer_heads: heads of queries of each layer, where they aren't all
-    `heads`. score_scale: of queries and keys, None: head_dim ** -0.5.   query_growth: queries at
-    position p are multiplied by
-        1 + query_growth * log(1 + p // rope.original_context).
-    residual_scale: of what attention and MLP add to the stream.   embedding_scale, logits_scale:
-    multiply those. sinks: each head has a score that takes part in the softmax and brings no value.
+    qk_norm, whole_qk_norm: norm q and k head by head, or over all heads of each. turned_first:
+    rotate q and k before norming them, not after. norms_behind: norms after attention and MLP, and
+    none before. norms_around: norms before and after. parallel: attention and MLP read one norm.
+    layer_norms: norms subtract the mean first. wide_norms: norms multiply by their weight before
+    rounding. fused_qkv, fused_gate_up: the checkpoint has one tensor for q, k and v, and one for
+    gate and up. ropes: each layer's rope, if not all are `rope`. clip_qkv: bound of the magnitude
+    of q, k and v. gate: gate of attention's output. layer_heads: query heads of each layer, if not
+    all are `heads`. score_scale: factor of scores; None: head_dim ** -0.5. query_growth: queries at
+    position p are multiplied by 1 + query_growth * log(1 + p // rope.original_context).
+    residual_scale: factor of attention's and MLP's output. embedding_scale, logits_scale: factors
+    of embeddings and logits. sinks: each head has a score that joins the softmax and has no value.
     """
 
     intermediate_size: int
@@ -86,12 +83,11 @@ def read_dense(
     tied: bool = False,
     rope_of: Callable[[Keys, int, int], RopeConfig] = read_rope,
 ) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for windows and switches.
+    """Reads the fields of DenseConfig except windows and switches.
 
-    head_dim: where config.json doesn't say, None: hidden_size / heads. kv_heads_default_to_heads:
-    where it doesn't say those; False: it must. eps, tied: where it doesn't say. eps_named: the key
-    of eps. rope_of: reads the rope from keys, positions, head's width.
-    """
+    head_dim: default; None: hidden_size / heads. kv_heads_default_to_heads: default of the KV
+    heads; False: the key is required. eps, tied: defaults. eps_named: the key of eps. rope_of:
+    reads the rope from keys, positions and head width."""
     common = read_common(keys, tied=tied)
     hidden, heads = common["hidden_size"], size(keys, "num_attention_heads")
     kv_heads = size(keys, "num_key_value_heads", heads if kv_heads_default_to_heads else REQUIRED)
@@ -119,22 +115,21 @@ def read_dense(
 
 
 def past_own_code(keys: Keys, named: str) -> None:
-    """Passes over the name of code that published a model type before transformers had its own
-    (`auto_map`)."""
+    """Skips `auto_map` if it names the code of a model type from before transformers had
+    its own."""
     code = keys.rest.get("auto_map")
     if isinstance(code, dict) and code.get("AutoModelForCausalLM") == named:
         del keys.rest["auto_map"]
 
 
 def given_width(keys: Keys, absent: int) -> int | None:
-    """Returns what read_dense takes for `head_dim`, where a null means hidden_size / heads and
-    silence `absent`."""
+    """Returns `head_dim` for read_dense: None (hidden_size / heads) if the key is null, `absent` if
+    it is missing."""
     return None if "head_dim" in keys.rest else absent
 
 
 def given_window(keys: Keys, absent: int | None) -> int | None:
-    """Reads `sliding_window`: a key that isn't there has the model type's own default, a null means
-    no window."""
+    """Reads `sliding_window`: a missing key has the model type's default, null means no window."""
     return keys.count("sliding_window", None if "sliding_window" in keys.rest else absent)  # type: ignore[no-any-return]
 
 
@@ -146,8 +141,9 @@ def read_windows(
     *,
     lacks: str = "sliding_window is null",
 ) -> Windows:
-    """Reads `layer_types`; where they aren't given, `slides` says of each layer whether it has the
-    window. Refuses layers that have it where there is none. lacks: what says that there is none."""
+    """Reads `layer_types`; if missing, `slides` tells for each layer whether it has the window.
+    Raises CheckpointError for layers with a window if there is none. lacks: the error's words for
+    why there is none."""
     types = listed_types(keys, num_layers, ("full_attention", "sliding_attention"))
     slide = (
         [slides(layer) for layer in range(num_layers)]
@@ -162,8 +158,8 @@ def read_windows(
 def switched_windows(
     keys: Keys, num_layers: int, slides: Callable[[int], bool], absent: int | None = 4096
 ) -> Windows:
-    """Reads windows that `use_sliding_window` switches on: read_windows of `sliding_window`. Where
-    it is false, transformers 5 writes null or 0 there."""
+    """Reads windows that `use_sliding_window` switches on; see read_windows. If it is false,
+    transformers 5 writes null or 0 for the window."""
     used = keys.flag("use_sliding_window")
     window = given_window(keys, absent) if used else None
     keys.take("sliding_window", None)
@@ -174,14 +170,13 @@ def switched_windows(
 
 
 def qwen_windows(keys: Keys, num_layers: int) -> Windows:
-    """Reads windows as Qwen2 and Qwen3 configure them: by `layer_types`, or from layer
-    `max_window_layers` on."""
+    """Reads Qwen2's and Qwen3's windows: by `layer_types`, or from layer `max_window_layers` on."""
     first = keys.count("max_window_layers", 28, low=0)
     return switched_windows(keys, num_layers, lambda layer: layer >= first)
 
 
 def listed_types(keys: Keys, num_layers: int, kinds: tuple[str, ...]) -> list[str] | None:
-    """Reads `layer_types`, of which there are these kinds; None where they aren't given."""
+    """Reads `layer_types`, whose entries must be in `kinds`; None if missing."""
     types = keys.take("layer_types", None)
     if types is None:
         return None
@@ -204,10 +199,10 @@ def build_dense(
     around: tuple[str, str, str] = AROUND,
     mixer: Callable[[str], Mixer] | None = None,
 ) -> Decoder:
-    """Makes the decoder. feed_forward: layer, the name of its part -> the part; None: an MLP.   qk:
-    names of norms of q and k behind their attention's.   around: of norms behind attention, before
-    the MLP and behind it.   mixer: the name of an attention -> what takes its place; None: nothing
-    does."""
+    """Makes the decoder. feed_forward: (layer, name of its part) -> the part; None: an MLP. qk:
+    names of q's and k's norms, after the attention's. around: names of the norms after attention,
+    before the MLP and after it. mixer: name of an attention -> a mixer that replaces it; None:
+    attention."""
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer, ParallelLayer
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm

@@ -1,4 +1,4 @@
-"""ERNIE 4.5: Llama's form, where neighbours in a head turn together."""
+"""ERNIE 4.5: Llama's form; neighbours in a head rotate together."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def read_ernie(keys: Keys, named: dict[str, Any], *, head_dim: int | None) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for windows and biases. head_dim:
-    as read_dense takes it."""
+    """Reads the fields of DenseConfig except windows and biases. head_dim: see read_dense."""
     rope_of = partial(read_rope, theta=THETA, neighbours=True)
     return read_dense(
         keys,

@@ -1,6 +1,5 @@
-"""EXAONE 4 (arXiv:2507.11407): norms behind attention and MLP, q and k normed head by head; where
-some layers have a window the others turn nothing.
-"""
+"""EXAONE 4 (arXiv:2507.11407): norms after attention and MLP, q and k normed head by head. If some
+layers have a window, the others rotate nothing."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
-    """Reads the fields of DenseConfig but for the order of norms."""
+    """Reads the fields of DenseConfig except the order of norms."""
     fields = read_dense(keys, named, eps=1e-5)
     window = given_window(keys, 4096)
     windows = _windows(keys, fields["num_layers"], window)
@@ -33,8 +32,8 @@ def read_exaone(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _windows(keys: Keys, layers: int, window: int | None) -> Windows:
-    """Reads which layers have the window: by `layer_types`, else all but the last of each
-    `sliding_window_pattern`, where there is a window."""
+    """Reads the window of each layer: by `layer_types`, else all but the last of each
+    `sliding_window_pattern` layers have it."""
     told = isinstance(keys.rest.get("layer_types"), list)
     pattern = (
         keys.take("sliding_window_pattern", 4) if told else keys.count("sliding_window_pattern", 4)

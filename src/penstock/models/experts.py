@@ -1,5 +1,5 @@
-"""Mixtures of experts over Llama's form: what mixtral, olmoe, qwen3_moe and their kin have in
-common."""
+"""Mixtures of experts in Llama's form: common code of mixtral, olmoe, qwen3_moe and
+similar types."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
 MOST_EXPERTS = 2**14
 MOST_GROUPS = 64
-MOST_DRAFTING = 64  # layers that draft tokens
-DRAFTING = "mtp."  # how names of tensors begin that draft tokens
-GROUPED_ADDED = 1e-20  # to what a token's weights are divided by
+MOST_DRAFTING = 64  # layers for drafting
+DRAFTING = "mtp."  # prefix of the names of drafting tensors
+GROUPED_ADDED = 1e-20  # added to the divisor of a token's expert weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExpertFields:
-    """expert_layers: those that have experts.   shared_size: inner size of the expert that all
-    tokens go through, 0: there is none; shared_scale: its answer's.   score_cap: as in Moe."""
+    """Fields of a config with experts. expert_layers: layers with experts. shared_size: inner size
+    of the shared expert; 0: none. shared_scale: factor of its output. score_cap: see Moe."""
 
     experts: int
     routing: Routing
@@ -53,8 +53,8 @@ def read_experts(
     names: tuple[str, ...] = ("num_local_experts", "num_experts"),
     per_token: str = "num_experts_per_tok",
 ) -> tuple[int, int]:
-    """Reads how many experts a layer has, under any of `names`, and a token. count, each: where
-    nothing says."""
+    """Reads the number of experts of a layer, under any of `names`, and the number per token.
+    count, each: defaults."""
     given = keys.same(
         **{name: keys.count(name, None, low=low, high=MOST_EXPERTS) for name in names}
     )
@@ -66,8 +66,8 @@ def read_experts(
 
 
 def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
-    """Reads which layers have experts, as Qwen says it: the last of each `decoder_sparse_step`,
-    unless it is listed."""
+    """Reads which layers have experts (Qwen's keys): the last of each `decoder_sparse_step` layers,
+    except those in `mlp_only_layers`."""
     step, alone = keys.count("decoder_sparse_step", 1), keys.take("mlp_only_layers", [])
     if not isinstance(alone, list) or any(type(layer) is not int for layer in alone):
         raise keys.fail(f"mlp_only_layers must be a list of layers, not {alone!r}")
@@ -75,7 +75,7 @@ def read_sparse(keys: Keys, layers: int, experts: int) -> frozenset[int]:
 
 
 def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
-    """Reads which layers have experts, by `mlp_layer_types`; where it isn't there, all but the
+    """Reads which layers have experts, by `mlp_layer_types`; if missing, all but the
     `first` ones."""
     types = keys.take("mlp_layer_types", None)
     if types is None:
@@ -94,8 +94,8 @@ def read_listed(keys: Keys, layers: int, first: int) -> frozenset[int]:
 def drafting_layers(
     keys: Keys, layers: int, absent: int, names: tuple[str, ...] = ("num_nextn_predict_layers",)
 ) -> tuple[str, ...]:
-    """Reads how many layers behind the others draft tokens -> how their tensors' names begin.
-    absent: where no name of `names` is there."""
+    """Reads how many layers after the last are for drafting; returns the prefixes of their tensors'
+    names. absent: count if none of `names` is there."""
     count = keys.same(**{name: keys.count(name, None, low=0, high=MOST_DRAFTING) for name in names})
     return tuple(f"model.layers.{layers + n}." for n in range(absent if count is None else count))
 
@@ -109,8 +109,8 @@ def read_sigmoids(
     scale: float = 1.0,
     scale_named: str = "routed_scaling_factor",
 ) -> Routing:
-    """Reads how experts are weighed by the sigmoids of their scores. added: to what weights are
-    divided by. renormalise, scale: where the file doesn't say. scale_named: the key of scale."""
+    """Reads a router that weighs experts by the sigmoids of their scores. added: added to the
+    weights' divisor. renormalise, scale: defaults. scale_named: key of scale."""
     return Routing(
         top_k=top_k,
         renormalise=keys.flag("norm_topk_prob", renormalise),
@@ -130,8 +130,8 @@ def read_grouped(
     groups: int = 1,
     kept: int = 1,
 ) -> Routing:
-    """Reads a router of sigmoids over groups of experts, as DeepSeek-V3 has it (arXiv:2412.19437).
-    renormalise, scale, groups, kept: where the file doesn't say."""
+    """Reads a router of sigmoids over groups of experts, in DeepSeek-V3's form (arXiv:2412.19437).
+    renormalise, scale, groups, kept: defaults."""
     routing = read_sigmoids(keys, top_k, added=GROUPED_ADDED, renormalise=renormalise, scale=scale)
     return in_groups(keys, experts, routing, groups, kept)
 
@@ -139,8 +139,8 @@ def read_grouped(
 def in_groups(
     keys: Keys, experts: int, routing: Routing, groups: int = 1, kept: int = 1
 ) -> Routing:
-    """Reads in how many groups experts stand, and how many of those a token takes. groups, kept:
-    where the file doesn't say."""
+    """Reads the number of groups of experts, and how many groups a token uses. groups, kept:
+    defaults."""
     groups, kept = keys.count("n_group", groups, high=MOST_GROUPS), keys.count("topk_group", kept)
     if experts % groups:
         raise keys.fail(f"n_group ({groups}) does not divide the number of experts ({experts})")
@@ -166,8 +166,7 @@ def build_moe(
     mixer: Callable[[str], Mixer] | None = None,
     **tensors: Any,
 ) -> Decoder:
-    """Makes the decoder. qk, around, mixer: as build_dense takes them.   tensors: as experts_or_mlp
-    does."""
+    """Makes the decoder. qk, around, mixer: see build_dense. tensors: see experts_or_mlp."""
     parts = experts_or_mlp(config, make, config.hidden_size, config.intermediate_size, **tensors)
     return build_dense(config, make, parts, qk=qk, around=around, mixer=mixer)
 
@@ -186,12 +185,13 @@ def experts_or_mlp(
     shared: str = "shared_experts",
     shared_gate: str | None = None,
 ) -> Callable[[int, str], FeedForward]:
-    """Returns what makes a layer's feed-forward part of its number and the name of its MLP: experts
-    where the config says so, else an MLP of `middle`. part: what the checkpoint calls experts in a
-    layer.   names: of an expert's gate, up, down. Behind the part's name: router, shared,
-    shared_gate: those of the router, the shared expert and its gate (None: it has none);
-    correction: of what is added for the choice (None: nothing is), alone: which is a row [1,
-    experts]."""
+    """Returns a function (layer, name of its MLP) -> feed-forward part: experts if the config has
+    them there, else an MLP of size `middle`.
+
+    part: the checkpoint's name of experts in a layer. names: of an expert's gate, up and down.
+    router, shared, shared_gate: names after `part` of the router, the shared expert and its gate
+    (None: no gate). correction: name of the bias for the choice (None: no bias); alone: it is a row
+    [1, experts]."""
     from penstock.layers.moe_maker import make_moe, make_shared_expert
     from penstock.parallel.sharded_weight import Part
 

@@ -1,4 +1,4 @@
-"""Falcon-H1: attention and Mamba2 side by side in every layer, and numbers that scale each part."""
+"""Falcon-H1: attention and Mamba2 in parallel in every layer, and multipliers of each part."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 ARCHITECTURE = "FalconH1ForCausalLM"
 RENAMES = (("model.final_layernorm", "model.norm"),)
-INNER = 1024  # of Mamba2, where the file doesn't say
-COLUMNS = 5  # of Mamba2's first product: z, x, B, C and dt
-# How weights were drawn once, how transformers runs, and what nothing reads.
+INNER = 1024  # default inner size of Mamba2
+COLUMNS = 5  # outputs of Mamba2's first product: z, x, B, C and dt
+# Keys about initialisation and running in transformers, and unused ones.
 _UNREAD = (
     "time_step_min",
     "time_step_max",
@@ -30,7 +30,7 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FalconConfig(DenseConfig):
-    """by: the fields of `Multipliers`."""
+    """Config of Falcon-H1. by: the fields of `Multipliers`."""
 
     mamba: MambaShape
     by: tuple[tuple[str, float], ...]
@@ -81,7 +81,7 @@ def read(keys: Keys, named: dict[str, Any]) -> FalconConfig:
 
 
 def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
-    """Reads a list of so many numbers; all 1 where the file doesn't say."""
+    """Reads a list of `count` numbers; all 1 if missing."""
     given = keys.take(name, [1.0] * count)
     if not isinstance(given, list) or len(given) != count:
         raise keys.fail(f"{name} must be a list of {count} numbers, not {given!r}")
@@ -90,7 +90,7 @@ def _numbers(keys: Keys, name: str, count: int) -> tuple[float, ...]:
 
 
 def build(config: FalconConfig, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+    """Makes the model, weights not loaded."""
     from penstock.layers.maker import Heads
     from penstock.layers.norm import Norm
     from penstock.layers.two_mixers import Multipliers, TwoMixersLayer

@@ -1,9 +1,8 @@
-"""Families: a model type's file is found by its name: models/qwen3.py is model_type "qwen3".
+"""Families: finds a model type's file by name: models/qwen3.py is model_type "qwen3".
 
 Such a file has ARCHITECTURE (the one name that config.json may give it), `read` (keys -> its
-config; no torch) and `build` (its config -> a Decoder; torch is imported in there). A new model is
-such a file, and nothing else here.
-"""
+config; no torch) and `build` (its config -> a Decoder; imports torch inside). A new model is a new
+file, without changes here."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Family(Protocol):
-    """What a model type's file has."""
+    """The contents of a model type's file."""
 
     ARCHITECTURE: str
 
@@ -29,10 +28,10 @@ class Family(Protocol):
         """Reads config.json. named: model_type and architecture, for the config."""
 
     def build(self, config: Any, make: Maker) -> Decoder:
-        """Makes the model of a config that `read` gave, its weights not filled."""
+        """Makes the model of a config from `read`, weights not loaded."""
 
 
-# Files of this room that are no model type's.
+# Files of this folder that are not model types.
 OTHERS = frozenset(
     {
         "build_model",
@@ -64,7 +63,7 @@ def families() -> list[str]:
 
 
 def find_family(model_type: str) -> Family | None:
-    """Returns a model type's file; None where there is none."""
+    """Returns a model type's file; None: no such file."""
     if model_type not in families():
         return None
     family: Any = import_module(f"{room.__name__}.{model_type}")

@@ -1,6 +1,5 @@
 """Gemma 2 (arXiv:2408.00118): Gemma 3's order of norms, with caps on scores and logits, a window on
-every second layer, one rotary table, and no norms of q and k.
-"""
+every second layer, one rotary table, and no norms of q and k."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ SCORE_CAP, LOGITS_CAP, PATTERN, CONTEXT = 50.0, 30.0, 2, 8192
 
 def read(keys: Keys, named: dict[str, Any]) -> GemmaConfig:
     """Reads config.json."""
-    # published configs have it beside hidden_activation, which is what counts
+    # published configs repeat hidden_activation, which is read, as hidden_act
     keys.take("hidden_act", None)
     caps = {
         field: keys.positive(name, None if name in keys.rest else absent)

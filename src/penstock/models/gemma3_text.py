@@ -1,7 +1,6 @@
-"""Gemma 3's text: five layers with a window to one without, norms on both sides of each part, norms
-of 1 + w, two rotary tables. Source of what differs: the technical report (arXiv:2503.19786) and the
-published code.
-"""
+"""Gemma 3's text: five layers with a window to one without, norms before and after each part, norms
+of 1 + w, two rotary tables. Sources: the technical report (arXiv:2503.19786) and the published
+code."""
 
 from __future__ import annotations
 
@@ -29,8 +28,8 @@ GELU = ("gelu_pytorch_tanh", "gelu_tanh")
 class GemmaConfig(ModelConfig):
     """Shapes and switches of Gemma 2 and 3.
 
-    rope, local_rope: of layers without and with a window.   score_scale: of queries and keys.
-    caps: None: none."""
+    rope, local_rope: of layers without and with a window. score_scale: factor of scores. score_cap,
+    logits_cap: None: no cap."""
 
     intermediate_size: int
     heads: int
@@ -72,9 +71,8 @@ def read_gemma(
     pattern: int,
     qk_norm: bool,
 ) -> GemmaConfig:
-    """Reads what Gemma 2 and 3 have in common. fields: what is read already.   ropes: reads both
-    tables.   context: where the file doesn't say.   pattern: every how many layers one has no
-    window."""
+    """Reads the common part of Gemma 2 and 3. fields: those already read. ropes: reads both ropes.
+    context: default of the context. pattern: one layer of so many has no window."""
     common = read_common(keys, tied=True)
     heads, kv_heads = size(keys, "num_attention_heads", 8), size(keys, "num_key_value_heads", 4)
     width, positions = size(keys, "head_dim", 256), size(keys, "max_position_embeddings", context)

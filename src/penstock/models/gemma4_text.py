@@ -1,7 +1,6 @@
 """Gemma 4's text: wide heads on layers without a window, late layers that read an earlier layer's
-keys and values, inputs of a layer's own, experts beside the MLP. Source: transformers' published
-code; there is no report.
-"""
+keys and values, per-layer inputs, experts beside the MLP. Source: transformers' published code;
+there is no report."""
 
 from __future__ import annotations
 
@@ -45,8 +44,8 @@ MOST_INPUTS = 2**14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """How layers of one kind, with a window or without, attend. keys_as_values: as in
-    AttentionKind."""
+    """Attention of one kind of layer, with or without a window. keys_as_values:
+    see AttentionKind."""
 
     kv_heads: int
     width: int
@@ -56,12 +55,12 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gemma4Config(ModelConfig):
-    """Shapes and switches.
+    """Shapes and switches of Gemma 4.
 
-    local, whole: of layers with and without a window.   readers: late layers that read the keys and
-    values of the last layer of their kind before them.   wide_readers: whose MLPs are twice as
-    wide.   own_inputs: numbers that each layer is given of a token, 0: none.   experts: of a layer,
-    0: it has none."""
+    local, whole: attention of layers with and without a window. readers: count of late layers that
+    read the keys and values of the last earlier layer of their kind. wide_readers: their MLPs are
+    twice as wide. own_inputs: numbers per token of each layer's input; 0: none. experts: per layer;
+    0: none."""
 
     intermediate_size: int
     heads: int
@@ -98,7 +97,7 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
     types = listed_types(keys, layers, KINDS) or [
         KINDS[(n + 1) % PATTERN == 0] for n in range(layers)
     ]
-    types[-1] = "full_attention"  # as transformers has it, whatever the file says
+    types[-1] = "full_attention"  # transformers does the same, whatever the file says
     positions, heads = (
         size(keys, "max_position_embeddings", CONTEXT),
         size(keys, "num_attention_heads", 8),
@@ -166,13 +165,13 @@ def read(keys: Keys, named: dict[str, Any]) -> Gemma4Config:
 def _spans(
     keys: Keys, types: list[str], hidden: int, heads: int, positions: int
 ) -> tuple[Span, Span]:
-    """Reads how layers attend, with a window and without."""
+    """Reads the attention of layers with and without a window."""
     width, kv_heads = size(keys, "head_dim", 256), size(keys, "num_key_value_heads", 4)
     shared = keys.flag("attention_k_eq_v")
     whole_width = keys.count("global_head_dim", GLOBAL_WIDTH, high=MOST_OF["head_dim"])
     fewer = keys.count("num_global_key_value_heads", None, high=MOST_OF["num_key_value_heads"])
     whole_heads = fewer if shared and fewer is not None else kv_heads
-    each = keys.take("per_layer_config", None)  # transformers 5 writes it in their place
+    each = keys.take("per_layer_config", None)  # transformers 5 writes this key instead
     if each is not None:
         whole_width, whole_heads = _of_layers(keys, each, types, width, kv_heads)
     given = keys.take("rope_parameters", ROPES)
@@ -194,8 +193,8 @@ def _spans(
 def _of_layers(
     keys: Keys, each: Any, types: list[str], width: int, kv_heads: int
 ) -> tuple[int, int]:
-    """Reads `per_layer_config`: the heads of layers without a window, which must be alike -> their
-    width, and how many keys and values have."""
+    """Reads `per_layer_config`: the heads of layers without a window, which must be alike. Returns
+    (head width, KV heads)."""
     whole = {str(n) for n, kind in enumerate(types) if kind == "full_attention"}
     told = list(each.values()) if isinstance(each, Mapping) and {*each} == whole else [None]
     one = told[0]

@@ -1,9 +1,7 @@
-"""GenerationDefaults: what a model's generation_config.json says. No torch, no engine.
+"""GenerationDefaults: the contents of a model's generation_config.json. No torch, no engine.
 
-Its end ids come before config.json's, the tokenizer's beside them. Its sampling numbers are
-defaults for the HTTP API alone, as in vLLM; never for `SamplingParams()`. A checkpoint without the
-file is sound.
-"""
+Its end ids replace config.json's; the tokenizer's is added. Its sampling parameters are defaults of
+the HTTP API alone, as in vLLM, never of `SamplingParams()`. The file is optional."""
 
 from __future__ import annotations
 
@@ -15,14 +13,13 @@ from penstock.models.keys import ANYTHING, Keys, read_json
 from penstock.models.model_config import ModelConfig
 from penstock.row_table import RANGES
 
-# Keys that change no token that we draw, whatever they say: key -> ANYTHING, or the value that
-# changes nothing.
+# Keys that change none of our tokens: key -> ANYTHING, or the one harmless value.
 NOTHING = {
     "_from_model_config": ANYTHING,
     "transformers_version": ANYTHING,
-    "bos_token_id": ANYTHING,  # the tokenizer adds it, or doesn't
+    "bos_token_id": ANYTHING,  # the tokenizer decides whether to add it
     "pad_token_id": ANYTHING,
-    "do_sample": ANYTHING,  # as in vLLM: a request's temperature says it
+    "do_sample": ANYTHING,  # a request's temperature decides, as in vLLM
     "use_cache": ANYTHING,
     "cache_implementation": ANYTHING,
     "return_dict_in_generate": ANYTHING,
@@ -30,13 +27,13 @@ NOTHING = {
     "output_hidden_states": ANYTHING,
     "output_scores": ANYTHING,
     "output_logits": ANYTHING,
-    # transformers' own bound on prompt and output; the context bounds them here
+    # transformers' bound of prompt plus output; here the context bounds it
     "max_length": ANYTHING,
-    "num_return_sequences": ANYTHING,  # n is the request's
+    "num_return_sequences": ANYTHING,  # the request's n decides
     "num_beams": 1,
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
-    "length_penalty": ANYTHING,  # of beam search, like the next
+    "length_penalty": ANYTHING,  # beam search only, like the next key
     "early_stopping": ANYTHING,
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
@@ -52,8 +49,8 @@ NOTHING = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationDefaults:
-    """Fields of SamplingParams' names; None is not said. `unserved`: keys of the file that we know
-    no way to serve."""
+    """Fields named as in SamplingParams; None: not given. unserved: keys of the file that the
+    engine can't serve."""
 
     eos_ids: tuple[int, ...] | None = None
     temperature: float | None = None
@@ -61,18 +58,18 @@ class GenerationDefaults:
     top_k: int | None = None
     min_p: float | None = None
     repetition_penalty: float | None = None
-    max_tokens: int | None = None  # `max_new_tokens`
+    max_tokens: int | None = None  # the file's `max_new_tokens`
     unserved: tuple[str, ...] = ()
 
     def sampling(self) -> dict[str, float | int]:
-        """The sampling fields that the file says, by SamplingParams' names."""
+        """Returns the sampling parameters that the file gives, by SamplingParams' names."""
         names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
 def read_generation_defaults(folder: Path) -> GenerationDefaults:
-    """Reads `folder`/generation_config.json, if there is one. CheckpointError for values that make
-    no sense."""
+    """Reads `folder`/generation_config.json, if there is one. Raises CheckpointError for invalid
+    values."""
     path = folder / "generation_config.json"
     if not path.exists():
         return GenerationDefaults()
@@ -90,7 +87,7 @@ def read_generation_defaults(folder: Path) -> GenerationDefaults:
 
 
 def _number(keys: Keys, name: str) -> float | None:
-    """A sampling number, in the range that it has in a request."""
+    """Reads a sampling parameter, in its range for a request."""
     low, high, open_low = RANGES[name]
     found: float | None = keys.number(
         name, None, **{"above" if open_low else "low": low}, high=high
@@ -101,9 +98,9 @@ def _number(keys: Keys, name: str) -> float | None:
 def end_ids(
     config: ModelConfig, generation: GenerationDefaults, of_tokenizer: int | None = None
 ) -> tuple[int, ...]:
-    """The ids that end a sample: generation_config.json's, config.json's only where that says none;
-    and the tokenizer's eos_token, as in vLLM: a model that was tuned to end its turns otherwise
-    often says it there alone."""
+    """Returns the ids that end a sample: generation_config.json's, or config.json's if that has
+    none, and the tokenizer's eos_token, as in vLLM: a fine-tuned model's own end of turn is often
+    given there alone."""
     ends = config.eos_ids if generation.eos_ids is None else generation.eos_ids
     outside = [i for i in ends if i >= config.vocab_size]
     if outside:

@@ -1,4 +1,4 @@
-"""GLM-4 and GLM-Z1 of 2025-04: norms before and behind each part, half of each head turns,
+"""GLM-4 and GLM-Z1 of 2025-04: norms before and after each part; half of each head rotates,
 neighbours together."""
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.models.keys import Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4ForCausalLM"
-PART = 0.5  # of a head that turns
+PART = 0.5  # share of a head that rotates
 build = build_dense
 
 

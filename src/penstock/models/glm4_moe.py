@@ -1,7 +1,5 @@
-"""GLM-4.5 to 4.7 (arXiv:2508.06471): experts behind a router of sigmoids, in groups and with a bias
-for the choice, and a shared one beside them, on all but the first layers; a part of each head
-turns.
-"""
+"""GLM-4.5 to 4.7 (arXiv:2508.06471): all but the first layers have experts with a sigmoid router in
+groups and a bias for the choice, and a shared expert; a part of each head rotates."""
 
 from __future__ import annotations
 
@@ -20,7 +18,7 @@ from penstock.models.keys import MOST, Keys
 from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "Glm4MoeForCausalLM"
-PART = 0.5  # of a head that turns
+PART = 0.5  # share of a head that rotates
 build = partial(build_moe, correction="gate.e_score_correction_bias")
 
 

@@ -1,5 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's attention and experts, of which the file says layer by layer where
-they are."""
+"""GLM-4.7-Flash: DeepSeek-V3's attention and experts; the file lists which layers have experts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, every second layer with a
-window, sinks in the softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is
-read too.
-"""
+"""gpt-oss (arXiv:2508.10925): experts with biases and a clamped gate, a window on every second
+layer, sinks in the softmax. Published in four bits (MXFP4); a wide checkpoint of the same form is
+read too."""
 
 from __future__ import annotations
 
@@ -26,7 +25,8 @@ THETA, GROUP = 150_000.0, 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptOssConfig(DenseConfig):
-    """clamp: (slope, most) of the experts' gate: kernels.expert_matrix.Experts."""
+    """Config of gpt-oss. clamp: (slope, most) of the experts' gate; see
+    kernels.expert_matrix.Experts."""
 
     experts: int
     routing: Routing
@@ -35,7 +35,7 @@ class GptOssConfig(DenseConfig):
 
 def read(keys: Keys, named: dict[str, Any]) -> GptOssConfig:
     """Reads config.json."""
-    keys.take("initial_context_length", None)  # yarn's original context once more
+    keys.take("initial_context_length", None)  # repeats yarn's original context
     each = keys.same(
         **{name: keys.count(name, None) for name in ("num_experts_per_tok", "experts_per_token")}
     )

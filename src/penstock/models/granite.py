@@ -1,4 +1,4 @@
-"""Granite 3: Llama's form with four numbers that scale embedding, scores, what joins the stream,
+"""Granite 3: Llama's form with four multipliers: of embeddings, scores, additions to the stream,
 and logits."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DenseConfig:
 
 
 def read_scales(keys: Keys) -> dict[str, Any]:
-    """Reads the numbers that scale embedding, scores, what joins the stream, and logits."""
+    """Reads the multipliers of embeddings, scores, additions to the stream, and logits."""
     return {
         "embedding_scale": keys.positive("embedding_multiplier", 1.0),
         "score_scale": keys.positive("attention_multiplier", 1.0),

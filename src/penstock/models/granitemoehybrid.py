@@ -1,5 +1,5 @@
-"""Granite 4: Mamba2 and attention in turns, an MLP behind each, and experts beside it on some
-models; Granite's four numbers that scale. Its heads may be rotated by nothing."""
+"""Granite 4: layers of Mamba2 and of attention, each with an MLP, on some models with experts
+beside it; Granite's four multipliers. Attention may be without rotation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "GraniteMoeHybridForCausalLM"
-ATTENDS = ("attention", "full_attention")  # as it was published, and as transformers 5 calls it
+ATTENDS = ("attention", "full_attention")  # the published name, and transformers 5's
 KINDS = ("mamba", "linear_attention", *ATTENDS)
 RENAMES = (
     ("block_sparse_moe.input_linear.weight", "block_sparse_moe.experts.gate_up_proj"),
@@ -35,8 +35,8 @@ RENAMES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraniteHybridConfig(DenseConfig):
-    """attends: whether each layer does.   experts: of a layer, 0: it has an MLP alone.
-    shared_size: inner size of the MLP that every token goes through; intermediate_size is an
+    """Config of Granite 4. attends: True for layers with attention. experts: per layer; 0: an MLP
+    alone. shared_size: inner size of the MLP that every token goes through; intermediate_size is an
     expert's."""
 
     attends: tuple[bool, ...]
@@ -49,7 +49,7 @@ class GraniteHybridConfig(DenseConfig):
 def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
     """Reads config.json."""
     keys.past(normalization_function="rmsnorm")
-    keys.take("init_method", None)  # how weights were drawn
+    keys.take("init_method", None)  # initialisation only
     fields = read_dense(keys, named, kv_heads_default_to_heads=True, rope_of=_rope)
     layers, bias = fields["num_layers"], keys.flag("attention_bias")
     types = listed_types(keys, layers, KINDS) or ["mamba"] * layers
@@ -69,7 +69,7 @@ def read(keys: Keys, named: dict[str, Any]) -> GraniteHybridConfig:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads the rope, which turns nothing where the file asks for none."""
+    """Reads the rope; without a request for one, nothing rotates."""
     rope = read_rope(keys, positions, width)
     kind = keys.text("position_embedding_type", "nope")
     if kind not in ("rope", "nope"):
@@ -80,7 +80,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
 
 
 def build(config: GraniteHybridConfig, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+    """Makes the model, weights not loaded."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.layers.moe_maker import make_moe, make_shared_expert

@@ -1,6 +1,5 @@
-"""Hunyuan 0.5B to 7B: Llama's form, where heads of q and k are normed once they are turned; ropes
-with an alpha have a larger base, and nothing dynamic.
-"""
+"""Hunyuan 0.5B to 7B: Llama's form; heads of q and k are normed after rotation. A rope with an
+alpha has a larger base, and is not dynamic."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ _BESIDE_ALPHA = (
     "rope_type",
     "type",
 )
-# Of other models that the code which published it made, of its tokenizer, and of a classifier.
+# Keys of the authors' other models, of the tokenizer, and of a classifier.
 _NOTHING = (
     "add_classification_head",
     "class_num",
@@ -78,7 +77,7 @@ def read_hunyuan(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads a rope whose base an alpha may make larger: theta * alpha ** (width / (width - 2))."""
+    """Reads the rope. An alpha makes its base larger: theta * alpha ** (width / (width - 2))."""
     alphas = []
     for name in ("rope_parameters", "rope_scaling"):
         given = keys.rest.get(name)

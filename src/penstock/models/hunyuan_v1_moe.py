@@ -1,4 +1,4 @@
-"""Hunyuan-A13B: Hunyuan's form with experts behind a softmax, and a shared one beside them."""
+"""Hunyuan-A13B: Hunyuan's form with experts by softmax, and a shared expert."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from penstock.models.keys import Keys
 
 ARCHITECTURE = "HunYuanMoEV1ForCausalLM"
 build = partial(build_moe, router="gate.wg", shared="shared_mlp", qk=QK)
-# What may be told of each layer: transformers reads the first two so, and one number of the rest.
+# Keys that may list a value per layer. transformers reads lists of the first two, and one number of
+# the rest.
 _OF_LAYERS = ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size")
 
 
@@ -40,7 +41,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _one_of(keys: Keys, name: str, layers: int) -> None:
-    """Puts one number in the place of a list that has it for each layer."""
+    """Replaces a list of equal values per layer by the one value."""
     listed = keys.rest.get(name)
     if not isinstance(listed, list):
         return

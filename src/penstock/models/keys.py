@@ -1,9 +1,8 @@
-"""Keys: a JSON object read key by key, so that none is left over unread. It knows no model.
+"""Keys: a JSON object read key by key, so that unread keys can be refused. Knows no model.
 
-Each getter takes a key out and checks its type; `note_rest` notes what nobody took, of the whole
-and of its parts, and `refuse_unknown` names it all at once. Every error is one line that names the
-file and the key.
-"""
+Each getter takes a key out and checks its type. `note_rest` collects the keys nobody took, of the
+object and of its parts; `refuse_unknown` names them all in one error. Every error is one line that
+names the file and the key."""
 
 from __future__ import annotations
 
@@ -15,19 +14,20 @@ from typing import Any
 from penstock.disk import read_plain
 from penstock.errors import CheckpointError
 
-LARGEST = 256 << 20  # bytes of a file; the longest there are, indexes of tensors, have 10 MB
-# levels of a file; a config has three or four, and past 1,000 neither repr() nor == come back
+LARGEST = 256 << 20  # bytes of a file; the longest known, indexes of tensors, have 10 MB
+# levels of nesting; a config has three or four, and beyond 1,000 repr() and == fail
 DEEPEST = 32
-LONGEST_FAULT = 400  # characters of what is said of a key
-LONGEST_SHOWN = 60  # characters of an unknown key, and of its value
-MOST_SHOWN = 24  # unknown keys; how many more there are is said
-MOST = 2**31 - 1  # that a whole number may be
-REQUIRED = object()  # the default of a key that must be there
-ANYTHING = object()  # in a table of keys that change nothing: with whatever value
+LONGEST_FAULT = 400  # characters of an error about a key
+LONGEST_SHOWN = 60  # characters of an unknown key, and of its value, in an error
+MOST_SHOWN = 24  # unknown keys listed in an error, which counts the rest
+MOST = 2**31 - 1  # the largest whole number allowed
+REQUIRED = object()  # default of a required key
+ANYTHING = object()  # means: harmless with any value
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; CheckpointError if it is not there, not JSON, or not an object."""
+    """Returns the object in a JSON file. Raises CheckpointError if the file is missing, no JSON, or
+    no object."""
     try:
         raw = json.loads(read_plain(path, LARGEST).decode("utf-8"))
     except OSError as error:
@@ -49,7 +49,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _deeper(value: Any, levels: int) -> bool:
-    """Whether lists and objects stand in each other beyond so many levels."""
+    """Returns True if lists and objects are nested deeper than `levels`."""
     parts: Collection[Any] = (
         value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     )
@@ -57,17 +57,17 @@ def _deeper(value: Any, levels: int) -> bool:
 
 
 class Keys:
-    """What is still unread of a JSON object. `where` opens every error: the file,
-    or a part of it."""
+    """The unread keys of a JSON object. where: opens every error; the file, or a part of it."""
 
     def __init__(self, raw: Mapping[str, Any], where: str) -> None:
         self.rest = dict(raw)
         self.where = where
-        self._of = ""  # which part of the file it is
-        self._unknown: list[str] = []  # keys, of the whole file
+        self._of = ""  # names the part of the file, for errors
+        self._unknown: list[str] = []  # unknown keys of the whole file
 
     def part(self, name: str, raw: Mapping[str, Any]) -> Keys:
-        """Returns the keys of an object in this one; what is unknown there is unknown here."""
+        """Returns the keys of an object inside this one; unknown keys of both are collected
+        together."""
         inner = Keys(raw, f"{self.where}: {name}")
         inner._of, inner._unknown = f" of {name}{self._of}", self._unknown
         return inner
@@ -78,7 +78,7 @@ class Keys:
         return CheckpointError(f"{self.where}: {text}")
 
     def take(self, name: str, default: Any = REQUIRED) -> Any:
-        """The raw value. A null counts as not given, as in the files' own tradition."""
+        """Returns the raw value. A null counts as missing, as is usual in these files."""
         value = self.rest.pop(name, None)
         if value is not None:
             return value
@@ -87,14 +87,14 @@ class Keys:
         return default
 
     def past(self, **anyway: Any) -> None:
-        """Passes over keys that say what is computed anyway. One of another value stays, to be
-        refused."""
+        """Skips keys whose value matches what the engine does anyway. Other values stay and are
+        refused later."""
         for name, value in anyway.items():
             if self.rest.get(name) == value:
                 del self.rest[name]
 
     def count(self, name: str, default: Any = REQUIRED, *, low: int = 1, high: int = MOST) -> Any:
-        """A whole number from `low` to `high`."""
+        """Returns a whole number from `low` to `high`."""
         value = self.take(name, default)
         if value is default:
             return value
@@ -111,7 +111,8 @@ class Keys:
         low: float | None = None,
         high: float | None = None,
     ) -> Any:
-        """A finite number, as a float: greater than `above`, at least `low`, at most `high`."""
+        """Returns a finite number as a float: greater than `above`, at least `low`,
+        at most `high`."""
         value = self.take(name, default)
         if value is default:
             return value
@@ -140,7 +141,7 @@ class Keys:
         return value
 
     def ids(self, name: str) -> tuple[int, ...] | None:
-        """Token ids: one, or a list of any length; None where the key is not given."""
+        """Returns token ids, given as one or a list of any length; None if missing."""
         value = self.take(name, None)
         if value is None:
             return None
@@ -150,8 +151,8 @@ class Keys:
         return tuple(dict.fromkeys(ids))
 
     def same(self, **spelt: Any) -> Any:
-        """Returns what is said under two names, None where under neither; refuses what they say
-        differently."""
+        """Returns the value given under two names, None if under neither. Raises CheckpointError if
+        they differ."""
         given = {name: value for name, value in spelt.items() if value is not None}
         said = list(given.values())
         if said[1:] and said[0] != said[1]:
@@ -160,7 +161,7 @@ class Keys:
         return said[0] if said else None
 
     def note_rest(self, nothing: Mapping[str, Any]) -> None:
-        """Notes the keys left that may change something. `nothing`: key -> harmless value, or
+        """Collects the remaining keys that may change something. nothing: key -> harmless value, or
         ANYTHING."""
         self._unknown += [
             f"{_cut(repr(name))}{self._of} ({_cut(json.dumps(self.rest[name]))})"
@@ -168,7 +169,7 @@ class Keys:
         ]
 
     def refuse_unknown(self, whom: str) -> None:
-        """Names all that was noted."""
+        """Raises CheckpointError that names all collected keys."""
         found, more = self._unknown[:MOST_SHOWN], len(self._unknown) - MOST_SHOWN
         if not found:
             return
@@ -184,7 +185,7 @@ class Keys:
         )
 
     def left(self, nothing: Mapping[str, Any]) -> list[str]:
-        """Keys that nobody took, have a value, and may change something."""
+        """Returns the keys that nobody took, have a value, and may change something."""
         harmless = {
             n
             for n, v in self.rest.items()

@@ -1,6 +1,5 @@
-"""Laguna: attention whose answer the softplus of a gate opens, as many heads as each layer says,
-two ropes; experts chosen by sigmoids and a bias beside a shared one, on all layers but the first.
-"""
+"""Laguna: attention output gated by softplus, query heads listed per layer, two ropes; all layers
+but the first have experts chosen by sigmoids plus a bias, and a shared expert."""
 
 from __future__ import annotations
 
@@ -63,7 +62,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
     )
     experts, each = read_experts(keys, 256, 8)
     expert_layers = read_listed(keys, layers, first=1)
-    # the same once more
+    # keys that repeat expert_layers
     keys.past(decoder_sparse_step=1, mlp_only_layers=sorted({*range(layers)} - expert_layers))
     return MoeConfig(
         **fields,
@@ -89,7 +88,7 @@ def read(keys: Keys, named: dict[str, Any]) -> MoeConfig:
 
 
 def _heads(keys: Keys, heads: int, kv_heads: int, layers: int) -> tuple[int, ...]:
-    """Reads how many heads of queries each layer has."""
+    """Reads the number of query heads of each layer."""
     listed = keys.take("num_attention_heads_per_layer", [heads] * layers)
     most = MOST_OF["num_attention_heads"]
     if (

@@ -1,4 +1,4 @@
-"""LFM2: gated short convolutions, and attention with q and k normed head by head on some layers."""
+"""LFM2: gated short convolutions; some layers have attention with q and k normed head by head."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 ARCHITECTURE = "Lfm2ForCausalLM"
 THETA = 1_000_000.0
 MOST_TAPS = 16
-NAMES = ("w1", "w3", "w2")  # of an MLP's gate, up and down
+NAMES = ("w1", "w3", "w2")  # an MLP's gate, up and down
 KINDS = ("conv", "full_attention")
-# How weights were drawn once, which nothing reads.
+# Keys about initialisation, unused here.
 _DRAWN = (
     "block_mlp_init_scale",
     "block_out_init_scale",
@@ -34,8 +34,8 @@ _DRAWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConvConfig(DenseConfig):
-    """attends: whether each layer does.   taps: tokens that a convolution sees.   conv_bias: of its
-    three products."""
+    """Config of LFM2. attends: True for layers with attention. taps: tokens that a convolution
+    sees. conv_bias: the convolution's products have biases."""
 
     attends: tuple[bool, ...]
     taps: int
@@ -55,7 +55,7 @@ def read(keys: Keys, named: dict[str, Any]) -> ConvConfig:
 
 
 def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
-    """Reads the fields of ConvConfig; `attends` is empty where `layer_types` aren't given."""
+    """Reads the fields of ConvConfig; `attends` is empty without `layer_types`."""
     if keys.rest.get("tie_embedding") is not None:
         keys.rest["tie_word_embeddings"] = keys.rest.pop("tie_embedding")
 
@@ -78,7 +78,7 @@ def read_conv(keys: Keys, named: dict[str, Any]) -> dict[str, Any]:
 
 
 def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
-    """Returns which layers attend: those in `full_attn_idxs`; where it isn't given all."""
+    """Returns True for each layer in `full_attn_idxs`; if missing, for all."""
     if numbers is None:
         return (True,) * layers
     if not isinstance(numbers, list) or not all(
@@ -89,8 +89,8 @@ def _attends(keys: Keys, numbers: Any, layers: int) -> tuple[bool, ...]:
 
 
 def _middle(keys: Keys, size: int) -> int:
-    """Returns the MLP's width: two thirds of what is told, times a factor, up to a multiple, where
-    it is adjusted."""
+    """Returns the MLP's width. If it is adjusted: two thirds of `size`, times a factor, rounded up
+    to a multiple."""
     multiple = keys.count("block_multiple_of", 256)
     factor = keys.positive("block_ffn_dim_multiplier", 1.0)
     if not keys.flag("block_auto_adjust_ff_dim", True):
@@ -101,8 +101,8 @@ def _middle(keys: Keys, size: int) -> int:
 
 
 def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
-    """Passes over keys that published configs have and nothing reads; those that say another size
-    stay, refused."""
+    """Skips unused keys of published configs that repeat a size; one that gives another size stays
+    and is refused."""
     hidden, eps = fields["hidden_size"], fields["rms_norm_eps"]
     keys.past(
         block_dim=hidden,
@@ -120,8 +120,8 @@ def _same_sizes(keys: Keys, fields: dict[str, Any]) -> None:
 def build(
     config: ConvConfig, make: Maker, feed_forward: Callable[[int, str], FeedForward] | None = None
 ) -> Decoder:
-    """Makes the model, its weights not filled. feed_forward: layer, the name of its part -> the
-    part; None: an MLP."""
+    """Makes the model, weights not loaded. feed_forward: (layer, name of its part) -> the part;
+    None: an MLP."""
     from penstock.layers.decoder_layer import DecoderLayer
     from penstock.layers.maker import Heads
     from penstock.models.decoder import Decoder

@@ -1,4 +1,4 @@
-"""Llama: 1 to 3.x, and what was saved as such. Biases of all products are a switch."""
+"""Llama 1 to 3.x, and other models saved as llama. A switch gives all products biases."""
 
 from __future__ import annotations
 

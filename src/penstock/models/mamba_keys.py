@@ -1,5 +1,4 @@
-"""Mamba2's part of a config.json, in the two spellings that families have, and the layer that it
-makes."""
+"""Mamba2's keys of a config.json, in two families' spellings, and the layer made from them."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from penstock.layers.mamba2 import Mamba2
 
 MOST_HEADS, MOST_WIDTH, MOST_TAPS = 2**14, 256, 16
-# of dt; transformers 5 writes the second
+# "no limit" of dt; transformers 5 writes the second form
 _NO_LIMIT = (
     [0.0, float("inf")],
     [0.0, {"__float__": "Infinity"}],
@@ -24,10 +23,10 @@ _NO_LIMIT = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MambaShape:
-    """A config's Mamba2 layers. taps: tokens that a convolution sees, taps_bias: whether it has a
-    bias.   bias, out_bias: of the first and of the last product.   eps: of its norm, None: it has
-    none.   state_dtype: of its matrices.   columns: what z, x, B, C and dt are multiplied by behind
-    the first product; empty: nothing."""
+    """A config's Mamba2 layers. taps: tokens that the convolution sees. taps_bias: the convolution
+    has a bias. bias, out_bias: the first and the last product have one. eps: of the norm; None: no
+    norm. state_dtype: dtype of the state matrices. columns: factors of z, x, B, C and dt after the
+    first product; empty: none."""
 
     heads: Mamba2Heads
     taps: int
@@ -39,7 +38,7 @@ class MambaShape:
     columns: tuple[float, ...] = ()
 
     def make(self, make: Maker, at: str, hidden: int) -> Mamba2:
-        """Makes a layer. at: the name before its tensors'."""
+        """Makes a layer. at: prefix of its tensors' names."""
         import torch
 
         from penstock.layers.mamba2 import make_mamba2
@@ -69,9 +68,8 @@ def read_mamba(
     out_bias: str | None = None,
     columns: tuple[float, ...] = (),
 ) -> MambaShape:
-    """Reads the keys that begin with mamba_, as Granite 4 and Falcon-H1 have them. inner: the size
-    of x where the file is silent.   out_bias: the key of the last product's bias, None: the
-    first's.   columns: as MambaShape has them."""
+    """Reads the keys that begin with mamba_ (Granite 4 and Falcon-H1). inner: default size of x.
+    out_bias: key of the last product's bias; None: same as the first's. columns: see MambaShape."""
     heads = keys.count("mamba_n_heads", 128, high=MOST_HEADS)
     expand, bias = keys.count("mamba_expand", 2, high=64), keys.flag("mamba_proj_bias")
     inner = keys.count("mamba_d_ssm", None if "mamba_d_ssm" in keys.rest else inner)
@@ -103,15 +101,15 @@ def read_mamba(
 
 
 def past_scan(keys: Keys, chunk: str) -> None:
-    """Passes over how a scan is cut (`chunk`), and over bounds of dt that bound nothing; others
-    stay, to be refused."""
+    """Skips the chunk size of a scan (`chunk`), and limits of dt that limit nothing; other limits
+    stay and are refused."""
     keys.take(chunk, None)
     for limit in _NO_LIMIT:
         keys.past(time_step_limit=limit)
 
 
 def read_state_dtype(keys: Keys, name: str) -> ConfigDtype:
-    """Reads the dtype of recurrent matrices; float32 where the file doesn't say."""
+    """Reads the dtype of state matrices; float32 by default."""
     dtype: ConfigDtype = keys.text(name, "float32")
     if dtype not in get_args(ConfigDtype):
         raise keys.fail(
@@ -121,7 +119,7 @@ def read_state_dtype(keys: Keys, name: str) -> ConfigDtype:
 
 
 def check_groups(keys: Keys, heads: Mamba2Heads) -> None:
-    """Refuses groups that heads don't divide into."""
+    """Raises CheckpointError if heads don't divide into groups."""
     if heads.heads % heads.groups:
         raise keys.fail(
             f"{heads.heads} heads of Mamba2 are no multiple of its {heads.groups} groups"

@@ -1,6 +1,5 @@
-"""MiniMax-M2: experts on all layers, behind a router of sigmoids with a bias for the choice; q and
-k normed over all heads, of which a part turns.
-"""
+"""MiniMax-M2: experts on all layers, with a sigmoid router and a bias for the choice; q and k are
+normed over all heads, and a part of each head rotates."""
 
 from __future__ import annotations
 
@@ -16,7 +15,7 @@ from penstock.models.rope_keys import read_rope
 
 ARCHITECTURE = "MiniMaxM2ForCausalLM"
 THETA = 5_000_000.0
-# Of layers that MiniMax-Text-01 had, and of drafts.
+# Keys of MiniMax-Text-01's layers, and of drafting.
 _NOTHING = (
     "layernorm_full_attention_beta",
     "layernorm_linear_attention_beta",

@@ -1,4 +1,4 @@
-"""Mistral Small 4: DeepSeek's attention, whose queries grow beyond the original context, and
+"""Mistral Small 4: DeepSeek's attention, with queries that grow beyond the original context, and
 experts by softmax."""
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Multi-head latent attention in Llama's form, with experts: what DeepSeek-V2, V3 and GLM-4.7-Flash
-have in common."""
+"""Multi-head latent attention in Llama's form, with experts: common code of DeepSeek-V2, V3 and
+GLM-4.7-Flash."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 MOST_RANK = 2**14
-# How experts were trained and laid out, which nothing reads.
+# Keys about training and placement of experts, unused here.
 _TRAINED = ("ep_size", "aux_loss_alpha", "seq_aux")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlaConfig(MoeConfig):
-    """query_rank: of the vector that queries are made of, None: they are made of the stream.
-    pairs: neighbours turn together.   bias: of what reads the stream, and of the last product."""
+    """Config of latent attention. query_rank: size of the query latent; None: queries are made from
+    the stream. pairs: neighbours rotate together. bias: the products that read the stream, and the
+    last one, have biases."""
 
     latent: LatentSizes
     query_rank: int | None
@@ -45,9 +46,9 @@ def read_mla(
     eps: float = 1e-6,
     whole_heads: bool = False,
 ) -> dict[str, Any]:
-    """Reads the fields of MlaConfig but for experts, windows and pairs. absent: widths where the
-    file is silent. query_rank: where it is; a null there means none. whole_heads: head_dim is a
-    whole query's, of which a part turns; else what turns."""
+    """Reads the fields of MlaConfig except experts, windows and pairs. absent: default widths.
+    query_rank: default; a null means none. whole_heads: head_dim is the width of a whole query, of
+    which a part rotates; else the width of the rotating part."""
     keys.past(moe_layer_freq=1)
     for name in _TRAINED:
         keys.take(name, None)
@@ -98,8 +99,8 @@ def _rope(sizes: LatentSizes, keys: Keys, positions: int, width: int) -> RopeCon
 
 
 def _stretched(rope: RopeConfig) -> float:
-    """Returns what queries and keys are multiplied by each where yarn stretches the context and
-    says mscale_all_dim."""
+    """Returns the factor of queries, and of keys, if yarn stretches the context and mscale_all_dim
+    is given; else 1."""
     if rope.kind != "yarn" or not rope.mscale_all_dim or rope.factor <= 1:
         return 1.0
     return 0.1 * rope.mscale_all_dim * math.log(rope.factor) + 1.0
@@ -108,7 +109,7 @@ def _stretched(rope: RopeConfig) -> float:
 def build_mla(
     config: MlaConfig, make: Maker, *, correction: str | None = "gate.e_score_correction_bias"
 ) -> Decoder:
-    """Makes the model, its weights not filled. correction: as experts_or_mlp takes it."""
+    """Makes the model, weights not loaded. correction: see experts_or_mlp."""
     from penstock.layers.latent_attention import make_latent_attention
 
     c = config

@@ -1,9 +1,7 @@
-"""ModelConfig: what a model's config.json says, in our words; read key by key, the unknown refused
-by name.
+"""ModelConfig: a model's config.json in our terms; read key by key, unknown keys refused by name.
 
-Here is what every model has, and no torch; a model type's own fields are in its file, which
-`families` finds by its name, and `read_config` reads a whole config.json.
-"""
+This module holds the fields of every model, and no torch. A model type's own fields are in its
+file, which `families` finds by name; `read_config` reads a whole config.json."""
 
 from __future__ import annotations
 
@@ -15,9 +13,8 @@ from penstock.models.keys import MOST, REQUIRED, Keys
 from penstock.models.text_part import TextOfWhole
 from penstock.quant.stored_quantization import StoredQuantization
 
-# The most that a size may be: ten times and more what any model has. No one of them alone makes
-# lists or tables that fill a memory, nor a product that no integer holds, before the weights or the
-# memory that there is refuse the model.
+# The largest allowed sizes: at least ten times those of any model. They keep lists, tables and
+# products of sizes small enough to compute with, until the model's memory use is checked.
 MOST_OF = {
     "num_hidden_layers": 10_000,
     "hidden_size": 2**20,
@@ -29,37 +26,37 @@ MOST_OF = {
     "max_position_embeddings": MOST,
 }
 ConfigDtype = Literal["bfloat16", "float16", "float32"]
-Windows = tuple[int | None, ...]  # of each layer, None: it sees everything
+Windows = tuple[int | None, ...]  # one entry per layer; None: no window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """What every decoder has; a model type's config has more."""
+    """Fields of every decoder; a model type's config has more."""
 
     model_type: str
     architecture: str
     vocab_size: int
     hidden_size: int
     num_layers: int
-    context: int  # positions: prompt and output of a sequence together
+    context: int  # positions: prompt plus output of a sequence
     tie_word_embeddings: bool
     windows: Windows
-    dtype: ConfigDtype | None = None  # what the checkpoint is meant to be run in
+    dtype: ConfigDtype | None = None  # the checkpoint's intended dtype
     bos_id: int | None = None
     quantization: StoredQuantization | None = (
-        None  # how the checkpoint's matrices are stored; None: in floats
+        None  # storage of the checkpoint's matrices; None: floats
     )
-    text_part: TextOfWhole | None = None  # of a multimodal checkpoint
-    # how tensors begin that a checkpoint has for what is not served: drafting heads
+    text_part: TextOfWhole | None = None  # the multimodal checkpoint that this text belongs to
+    # prefixes of tensors that are not served: drafting heads
     left_out: tuple[str, ...] = ()
-    # parts of tensors' names that a checkpoint may have, and ours for them
+    # parts of tensor names: (the checkpoint's, ours)
     renames: tuple[tuple[str, str], ...] = ()
-    # config.json's; generation_config.json's come first: see `end_ids`
+    # config.json's; generation_config.json's take precedence: see `end_ids`
     eos_ids: tuple[int, ...] = ()
 
 
 def our_name(name: str, renames: Iterable[tuple[str, str]]) -> str:
-    """Returns a tensor's or matrix's name with our parts in place of a checkpoint's
+    """Returns a tensor's or matrix's name with a checkpoint's parts replaced by ours
     (ModelConfig.renames)."""
     own = f".{name}."
     for theirs, ours in renames:
@@ -73,8 +70,8 @@ def size(keys: Keys, name: str, default: Any = REQUIRED) -> Any:
 
 
 def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
-    """Reads the fields of ModelConfig but for context and windows. tied: what holds where
-    config.json doesn't say."""
+    """Reads the fields of ModelConfig except context and windows. tied: default of
+    tie_word_embeddings."""
     return {
         "vocab_size": size(keys, "vocab_size"),
         "hidden_size": size(keys, "hidden_size"),
@@ -87,7 +84,8 @@ def read_common(keys: Keys, *, tied: bool = False) -> dict[str, Any]:
 
 
 def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) -> None:
-    """Refuses heads that don't divide, and widths that no rotary position has."""
+    """Raises CheckpointError for head counts that don't divide, and for widths without a rotary
+    embedding."""
     if heads % kv_heads:
         raise keys.fail(
             f"num_attention_heads ({heads}) is no multiple of num_key_value_heads ({kv_heads})"
@@ -104,7 +102,8 @@ def check_heads(keys: Keys, hidden: int, heads: int, kv_heads: int, width: int) 
 
 
 def some_attend(keys: Keys, attends: Iterable[bool]) -> tuple[bool, ...]:
-    """Returns whether each layer attends; refuses a model of which none does."""
+    """Returns `attends` as a tuple, True for layers with attention. Raises CheckpointError if no
+    layer has any."""
     each = tuple(attends)
     if not any(each):
         raise keys.fail("no layer attends: models of recurrent layers alone are not supported")

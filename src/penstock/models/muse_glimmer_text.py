@@ -1,7 +1,6 @@
-"""Muse Glimmer's text: Gemma 2's order of norms, of which those behind a part have an eps of their
-own; embeddings, queries and keys are normed without weights, a gate opens attention's answer, every
-fourth layer turns nothing.
-"""
+"""Muse Glimmer's text: Gemma 2's order of norms, with another eps for the norms after a part.
+Embeddings, queries and keys are normed without weights, attention's output is gated, and every
+fourth layer rotates nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +23,8 @@ ARCHITECTURE = "MuseGlimmerTextModel"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuseConfig(DenseConfig):
-    """post_norm_eps: of norms behind attention and MLP.   logits_cap: as in Decoder."""
+    """Config of Muse Glimmer. post_norm_eps: eps of the norms after attention and MLP. logits_cap:
+    see Decoder."""
 
     post_norm_eps: float
     logits_cap: float

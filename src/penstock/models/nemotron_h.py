@@ -1,5 +1,5 @@
-"""Nemotron-H and Nemotron 3: layers of one part each, Mamba2, attention, an MLP or experts, whose
-middle is max(u, 0) squared. Its heads are rotated by nothing."""
+"""Nemotron-H and Nemotron 3: layers of one part each: Mamba2, attention, an MLP or experts, with
+squared ReLU. Attention has no rotation."""
 
 from __future__ import annotations
 
@@ -29,15 +29,16 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "NemotronHForCausalLM"
-LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}  # of hybrid_override_pattern
-NOW = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers 5's words
+# letters of hybrid_override_pattern
+LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+NOW = {"linear_attention": "mamba", "full_attention": "attention"}  # transformers 5's names
 RENAMES = (
     ("backbone", "model"),
     ("model.embeddings", "model.embed_tokens"),
     ("model.norm_f", "model.norm"),
 )
 DRAFTING = "mtp."
-# How weights were drawn once, how transformers runs, and what its layers that draft are.
+# Keys about initialisation, running in transformers, and drafting layers.
 _UNREAD = (
     "rescale_prenorm_residual",
     "time_step_min",
@@ -57,8 +58,9 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemotronConfig(DenseConfig):
-    """kinds: of each layer: mamba, attention, moe or mlp.   latent: the width that experts have,
-    None: the stream's. experts, routing, expert_size, shared_size: of layers of experts."""
+    """Config of Nemotron-H. kinds: each layer's kind: mamba, attention, moe or mlp. latent: width
+    of the experts' input; None: the stream's. experts, routing, expert_size, shared_size: for
+    layers of experts."""
 
     kinds: tuple[str, ...]
     mamba: MambaShape
@@ -107,7 +109,7 @@ def read(keys: Keys, named: dict[str, Any]) -> NemotronConfig:
 
 
 def _kinds(keys: Keys) -> tuple[str, ...]:
-    """Reads what each layer is: a list of words, or a letter each."""
+    """Reads each layer's kind: from a list of words, or one letter per layer."""
     given = {name: keys.take(name, None) for name in ("layers_block_type", "layer_types")}
     pattern, layers = (
         keys.text("hybrid_override_pattern", ""),
@@ -158,7 +160,7 @@ def _mamba(keys: Keys, eps: float) -> MambaShape:
 
 
 def build(config: NemotronConfig, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+    """Makes the model, weights not loaded."""
     from penstock.layers.decoder_layer import FeedForwardLayer, MixerLayer
     from penstock.layers.maker import Heads
     from penstock.layers.moe_maker import make_moe, make_shared_expert

@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv:2501.00656): Llama's form with norms behind attention and MLP, and q and k normed
+"""OLMo 2 (arXiv:2501.00656): Llama's form with norms after attention and MLP, and q and k normed
 over all heads."""
 
 from __future__ import annotations

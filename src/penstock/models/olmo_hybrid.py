@@ -1,6 +1,5 @@
-"""OLMo Hybrid: gated delta rule in Llama's order of norms, every fourth layer OLMo 3's, whose heads
-may be rotated by nothing.
-"""
+"""OLMo Hybrid: gated delta rule in Llama's order of norms; every fourth layer is OLMo 3's,
+optionally without rotation."""
 
 from __future__ import annotations
 
@@ -23,13 +22,13 @@ if TYPE_CHECKING:
     from penstock.models.decoder import Decoder
 
 ARCHITECTURE = "OlmoHybridForCausalLM"
-NORM_EPS = 1e-5  # of the delta rule's own norm, whatever the config says of others
-# As it is published, and as transformers calls them.
+NORM_EPS = 1e-5  # eps of the delta rule's own norm, whatever the config says for others
+# Published names, and transformers' names.
 RENAMES = (
     ("attention_layer_norm", "input_layernorm"),
     ("feedforward_layer_norm", "post_attention_layernorm"),
 )
-# How weights were drawn once, which nothing reads.
+# Keys about initialisation, unused here.
 _DRAWN = (
     "linear_a_log_min",
     "linear_a_log_max",
@@ -41,7 +40,7 @@ _DRAWN = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OlmoHybridConfig(DeltaConfig):
-    """most_rate: what the sigmoids of rates are multiplied by."""
+    """Config of OLMo Hybrid. most_rate: factor of the rates' sigmoids."""
 
     most_rate: float
 
@@ -76,7 +75,7 @@ def read(keys: Keys, named: dict[str, Any]) -> OlmoHybridConfig:
 
 
 def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
-    """Reads the rope; one whose base is given as null rotates nothing."""
+    """Reads the rope; a null base means no rotation."""
     given = keys.rest.get("rope_parameters")
     if isinstance(given, dict) and "rope_theta" in given and given["rope_theta"] is None:
         keys.past(rope_parameters={"rope_theta": None, "rope_type": "default"})
@@ -85,7 +84,7 @@ def _rope(keys: Keys, positions: int, width: int) -> RopeConfig:
 
 
 def build(config: OlmoHybridConfig, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+    """Makes the model, weights not loaded."""
     import torch
 
     from penstock.layers.decoder_layer import DecoderLayer, NormsBehindLayer

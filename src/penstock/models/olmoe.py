@@ -1,5 +1,5 @@
-"""OLMoE (arXiv:2409.02060): Llama's form with experts for an MLP, q and k normed over all heads,
-and a clip."""
+"""OLMoE (arXiv:2409.02060): Llama's form with experts in place of the MLP, q and k normed over all
+heads, and a clip of q, k and v."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen2 and 2.5: Llama's form with biases on q, k and v, and windows on some layers where asked."""
+"""Qwen2 and 2.5: Llama's form with biases on q, k and v, and optional windows on some layers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Qwen3: Llama's form with q and k normed head by head, heads of 128, and windows on some layers
-where asked."""
+"""Qwen3: Llama's form with q and k normed head by head, heads of 128, and optional windows on some
+layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5 with experts and a gated shared one in the place of each MLP."""
+"""Qwen3.5 with experts and a gated shared expert in place of each MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen3.5: three layers of gated delta rule to one of gated attention, an MLP in each."""
+"""Qwen3.5: three layers of gated delta rule to one of gated attention, each with an MLP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def read(keys: Keys, named: dict[str, Any]) -> DeltaConfig:
 
 
 def build(config: DeltaConfig, make: Maker) -> Decoder:
-    """Makes the model, its weights not filled."""
+    """Makes the model, weights not loaded."""
     return build_hybrid(
         config, make, lambda _, at: make.mlp(at, config.hidden_size, config.intermediate_size)
     )

@@ -1,9 +1,9 @@
-"""read_model_config: a folder's config.json -> the config of its model type; the unknown refused by
-name.
+"""read_model_config: a folder's config.json -> the config of its model type; unknown keys are
+refused by name.
 
-It reads what transformers 4 and 5 write (`rope_scaling` and `rope_theta`, or `rope_parameters`;
-`torch_dtype` or `dtype`). No torch: a wrong folder is told of before anything heavy is loaded.
-"""
+Reads the files of transformers 4 and 5 (`rope_scaling` and `rope_theta`, or `rope_parameters`;
+`torch_dtype` or `dtype`). No torch, so that a wrong folder is reported before anything heavy is
+loaded."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from penstock.models.text_part import OF_IMAGES, TEXT_PARTS, TextOfWhole
 from penstock.models.unserved import why_not
 from penstock.quant.read_quantization import read_quantization
 
-# what ModelOpt says of its numbers, at first here alone, later in config.json too
+# ModelOpt's quantization config; newer checkpoints repeat it in config.json
 MODELOPT = "hf_quant_config.json"
 
-# Keys that change no number of a forward pass: key -> the value that changes nothing, or ANYTHING.
+# Keys that change no number of a forward pass: key -> the harmless value, or ANYTHING.
 NOTHING: dict[str, Any] = {
-    # where it came from
+    # origin of the file
     "_name_or_path": ANYTHING,
-    "_model_name_or_path": ANYTHING,  # as transformers writes of a GGUF file, whose name it is
+    "_model_name_or_path": ANYTHING,  # transformers' entry for the name of a GGUF file
     "transformers_version": ANYTHING,
     "unsloth_version": ANYTHING,
     "unsloth_fixed": ANYTHING,
@@ -41,8 +41,8 @@ NOTHING: dict[str, Any] = {
     "problem_type": ANYTHING,
     "finetuning_task": ANYTHING,
     "task_specific_params": ANYTHING,
-    # how transformers runs it, not what it computes (pretraining_tp splits products, their sum is
-    # the same)
+    # settings of transformers' execution that don't change the result (pretraining_tp splits
+    # products; their sum is the same)
     "use_cache": ANYTHING,
     "pretraining_tp": ANYTHING,
     "output_attentions": ANYTHING,
@@ -58,7 +58,7 @@ NOTHING: dict[str, Any] = {
     "attn_implementation": ANYTHING,
     "tf_legacy_loss": ANYTHING,
     "use_bfloat16": ANYTHING,
-    # words of the tokenizer or of a classifier's labels
+    # tokenizer settings and classifier labels
     "tokenizer_class": ANYTHING,
     "pad_token_id": ANYTHING,
     "unk_token_id": ANYTHING,
@@ -67,8 +67,7 @@ NOTHING: dict[str, Any] = {
     "cache_implementation": ANYTHING,
     "id2label": ANYTHING,
     "label2id": ANYTHING,
-    # generation's defaults as transformers 4 once wrote them here: they are read from
-    # generation_config.json alone
+    # generation defaults that transformers 4 wrote here; only generation_config.json's are read
     "do_sample": ANYTHING,
     "early_stopping": ANYTHING,
     "max_length": ANYTHING,
@@ -86,26 +85,26 @@ NOTHING: dict[str, Any] = {
     "no_repeat_ngram_size": ANYTHING,
     "encoder_no_repeat_ngram_size": ANYTHING,
     "remove_invalid_values": ANYTHING,
-    # parts that these models could have, switched off
-    "is_decoder": ANYTHING,  # they are decoders, whatever it says
+    # optional parts, switched off
+    "is_decoder": ANYTHING,  # always a decoder here
     "is_encoder_decoder": False,
     "add_cross_attention": False,
     "tie_encoder_decoder": False,
     "pruned_heads": {},
     "use_mrope": False,
     "partial_rotary_factor": 1.0,
-    "attention_bias": False,  # read where a model has the choice
+    "attention_bias": False,  # model types with the choice read these keys
     "mlp_bias": False,
     "lm_head_bias": False,
-    "full_attn_mod": 1,  # Phi's block-sparse relatives
+    "full_attn_mod": 1,  # keys of Phi's block-sparse relatives
     "interpolate_factor": 1,
     "use_sliding_window": False,
 }
 
 
 def read_model_config(folder: Path) -> ModelConfig:
-    """Reads `folder`/config.json. CheckpointError, one line, for whatever is missing or not
-    understood."""
+    """Reads `folder`/config.json. Raises CheckpointError, one line, for anything missing or
+    unknown."""
     path = folder / "config.json"
     if not path.is_file():
         raise CheckpointError(
@@ -115,14 +114,14 @@ def read_model_config(folder: Path) -> ModelConfig:
     raw, beside = read_json(path), folder / MODELOPT
     if beside.is_file() and not _tells_quantization(raw):
         told = read_json(beside) | {"quant_method": "modelopt"}
-        read_quantization(told, str(beside))  # what is wrong is told of with this file's name
+        read_quantization(told, str(beside))  # reports errors under this file's name
         raw = raw | {"quantization_config": told}
     return model_config_of(raw, str(path))
 
 
 def _tells_quantization(raw: dict[str, Any]) -> bool:
-    """Whether a config.json says how its weights are quantized; what ModelOpt writes beside it says
-    so again then."""
+    """Returns True if config.json has the quantization; ModelOpt's file beside it only repeats it
+    then."""
     text = raw.get("text_config")
     return any(
         isinstance(each, dict) and each.get("quantization_config") is not None
@@ -131,7 +130,7 @@ def _tells_quantization(raw: dict[str, Any]) -> bool:
 
 
 def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
-    """Returns the config of a parsed config.json; `where` opens the errors."""
+    """Returns the config of a parsed config.json. where: opens the error messages."""
     keys = Keys(raw, where)
     config = _config_of(keys)
     keys.refuse_unknown(f"model_type {raw['model_type']!r}")
@@ -139,7 +138,7 @@ def model_config_of(raw: dict[str, Any], where: str) -> ModelConfig:
 
 
 def _config_of(keys: Keys) -> ModelConfig:
-    """Takes what is known out of `keys`; what isn't is noted."""
+    """Takes the known keys out of `keys` and collects unknown ones."""
     model_type = keys.text("model_type")
     if (part := TEXT_PARTS.get(model_type)) is not None:
         return _text_of(part, model_type, keys)
@@ -160,7 +159,8 @@ def _config_of(keys: Keys) -> ModelConfig:
             " compressed-tensors' MXFP4"
         )
     config = family.read(keys, {"model_type": model_type, "architecture": family.ARCHITECTURE})
-    # False says that there are no windows: where there are, this model type doesn't read the key.
+    # False means no windows. If the model has windows, its type doesn't read this key, so it stays
+    # unknown.
     unread = {"use_sliding_window": None} if any(config.windows) else {}
     keys.note_rest(NOTHING | unread)
     outside = [i for i in config.eos_ids if i >= config.vocab_size]
@@ -174,7 +174,7 @@ def _config_of(keys: Keys) -> ModelConfig:
 
 
 def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
-    """The config of a multimodal checkpoint's text, which knows what it is a part of."""
+    """Returns the text config of a multimodal checkpoint, with its `text_part` set."""
     named = keys.take("architectures", [part.architecture])
     if named != [part.architecture]:
         raise keys.fail(
@@ -184,7 +184,7 @@ def _text_of(part: TextOfWhole, model_type: str, keys: Keys) -> ModelConfig:
     text = part.text_keys(keys)
     if text is not keys:
         keys.note_rest(NOTHING | OF_IMAGES)
-    if text.rest["model_type"] in [*TEXT_PARTS]:  # it may be of any type yet
+    if text.rest["model_type"] in [*TEXT_PARTS]:  # model_type is unchecked up to here
         raise keys.fail(
             f"text_config is of model_type {text.rest['model_type']!r}, which is no text's"
         )

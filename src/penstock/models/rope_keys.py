@@ -1,9 +1,7 @@
-"""Reads which rotary embedding a config.json asks for, in the spellings of transformers 4 and 5. No
-torch.
+"""Reads the rotary embedding of a config.json, in the spellings of transformers 4 and 5. No torch.
 
 4: `rope_theta` at the top, `rope_scaling` null or an object with `type` or `rope_type`. 5: all in
-`rope_parameters`.
-"""
+`rope_parameters`."""
 
 from __future__ import annotations
 
@@ -14,8 +12,8 @@ from penstock.layers.rope_config import RopeConfig
 from penstock.models.keys import ANYTHING, MOST, Keys
 
 DEFAULT_THETA = 10_000.0
-# The whole head is rotated; and three numbers of an image's position (mrope), which for text are
-# the same one.
+# The whole head rotates; and three numbers of an image's position (mrope), which are equal for
+# text.
 _HARMLESS = {"partial_rotary_factor": 1.0, "mrope_section": ANYTHING, "mrope_interleaved": ANYTHING}
 
 
@@ -29,11 +27,11 @@ def read_rope(
     neighbours: bool = False,
     proportional: bool = False,
 ) -> RopeConfig:
-    """Takes the rope keys out of `keys`. A kind or number that we can't serve is refused by name.
+    """Takes the rope keys out of `keys`. Raises CheckpointError for a kind or number that can't be
+    served.
 
-    width: of a head.   theta: where the file doesn't say.   part: of a head that turns, likewise;
-    None: the model type turns all.   neighbours: as in RopeConfig.   proportional: whether the
-    model type may have that kind.
+    width: of a head. theta: default. part: default share of a head that rotates; None: the model
+    type rotates all. neighbours: see RopeConfig. proportional: the model type may have that kind.
     """
     rope = keys.part("rope parameters", _rope_object(keys))
     theta = _theta(keys, rope, theta)
@@ -41,7 +39,7 @@ def read_rope(
     kind = _kind(rope)
     if kind == "default":
         config = RopeConfig(theta=theta)
-        # transformers 5 writes it beside any kind
+        # transformers 5 writes it with any kind
         rope.take("original_max_position_embeddings", None)
     elif kind in ("linear", "dynamic"):
         config = RopeConfig(theta=theta, kind=kind, factor=rope.positive("factor"))  # type: ignore[arg-type]
@@ -63,7 +61,8 @@ def read_rope(
 
 
 def need_rope(keys: Keys) -> None:
-    """Refuses a file without rope keys, for model types whose default transformers stretches."""
+    """Raises CheckpointError for a file without rope keys, for model types that transformers
+    stretches by default."""
     if not (keys.rest.get("rope_parameters") or keys.rest.get("rope_scaling")):
         raise keys.fail("key 'rope_parameters' is missing: take the model's complete config.json")
 
@@ -77,10 +76,11 @@ def read_two_ropes(
     local: tuple[str, float] | None = None,
     part: float | None = None,
 ) -> tuple[RopeConfig, RopeConfig]:
-    """Reads the tables of layers without and with a window, in the spellings of transformers 5 (an
-    object a kind of layer) and 4 (one for those without). theta: where the file doesn't say. local:
-    the key that said the second table's in 4, and what it is where nothing does; None: as the
-    first's. part: as read_rope takes it."""
+    """Reads the ropes of layers without and with a window, in the spellings of transformers 5 (an
+    object per kind of layer) and 4 (one for layers without a window).
+
+    theta: default. local: transformers 4's key of the second base, and its default; None: same as
+    the first. part: see read_rope."""
     given, local_told = (
         keys.rest.get("rope_parameters"),
         keys.positive(local[0], None) if local else None,
@@ -109,12 +109,11 @@ def read_two_ropes(
 
 
 def stretched_context(rope: RopeConfig) -> int:
-    """Positions that yarn's factor makes of the original ones; 0 for kinds whose config counts them
+    """Returns the positions after stretching by yarn; 0 for other kinds, whose config counts them
     itself.
 
-    Qwen2.5's model cards have users add yarn beside a max_position_embeddings that still says the
-    original length.
-    """
+    Qwen2.5's model cards have users add yarn while max_position_embeddings still gives the original
+    length."""
     return int(rope.original_context * rope.factor) if rope.kind == "yarn" else 0
 
 
@@ -129,7 +128,7 @@ def _rope_object(keys: Keys) -> dict[str, Any]:
 
 
 def _part(keys: Keys, rope: Keys, width: int, absent: float) -> float:
-    """The share of a head that turns: beside the rope's other keys, or at the top."""
+    """Returns the share of a head that rotates, from the rope's keys or the top level."""
     inner, outer = (
         k.number("partial_rotary_factor", None, above=0.0, high=1.0) for k in (rope, keys)
     )
@@ -148,8 +147,8 @@ def _theta(keys: Keys, rope: Keys, fallback: float) -> float:
 
 
 def _either(keys: Keys, name: str, inner: float | None, outer: float | None) -> float | None:
-    """Returns what is said among the rope's keys or at the top;
-    refuses what they say differently."""
+    """Returns a value from the rope's keys or the top level.
+    Raises CheckpointError if they differ."""
     if inner is not None and outer is not None and inner != outer:
         raise keys.fail(
             f"{name} is {outer:g} at the top and {inner:g} inside: remove the wrong one"
@@ -215,7 +214,7 @@ def _yarn(rope: Keys, theta: float, max_position_embeddings: int) -> RopeConfig:
         mscale_all_dim=rope.positive("mscale_all_dim", None),
         truncate=rope.flag("truncate", True),
     )
-    if theta <= 1.0:  # its logarithm divides
+    if theta <= 1.0:  # log(theta) is a divisor
         raise rope.fail(f"rope_theta must be above 1 with yarn, not {theta:g}")
     if config.original_context * config.factor > MOST:
         raise rope.fail(f"factor {config.factor:g} stretches the context beyond {MOST} positions")

@@ -1,5 +1,5 @@
-"""ModelSizes: the numbers of a model that the least time of its steps depends on (engine.roofline).
-No torch."""
+"""ModelSizes: the numbers of a model that determine the minimal time of its steps
+(engine.roofline). No torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attending:
-    """Layers that attend alike. window: None: they see everything.
+    """A group of layers with equal attention. window: None: all tokens.
 
-    numbers: of a token's queries and of its answers, all heads of a layer: what a pair of tokens is
-    multiplied by. read: bytes that a layer reads of a stored token, its own or an earlier layer's.
-    latent: `numbers` are of attention over vectors, of which heads' keys and values may be made;
-    None: they aren't.
-    """
+    numbers: per token of queries and outputs, over all heads of a layer: multiplications per pair
+    of tokens. read: bytes that a layer reads per stored token, its own or an earlier layer's.
+    latent: sizes for attention over latents, from which keys and values may be made; None: plain
+    attention."""
 
     layers: int
     window: int | None
@@ -36,12 +35,11 @@ class Attending:
 class ModelSizes:
     """Sizes of a model.
 
-    layer_weights: numbers in the matrices of a layer that every token goes through, the mean of
-    all. stored: bytes of paged state that a token takes, all layers. slot_bytes: bytes of recurrent
-    state, all layers, of a sequence. routed: experts of a layer, and of how many layers. ahead:
-    numbers in the matrix ahead of all layers (per-layer embeddings').   row_bytes: bytes of a
-    token's row of the table beside it.
-    """
+    layer_weights: numbers in the matrices of a layer that every token goes through, the mean over
+    layers. stored: bytes of paged state per token, all layers. slot_bytes: bytes of recurrent state
+    per sequence, all layers. routed: experts of a layer, and the number of such layers. ahead:
+    numbers in the matrix before all layers (per-layer embeddings). row_bytes: bytes of a token's
+    row of the table beside it."""
 
     layers: int
     hidden: int
@@ -56,15 +54,14 @@ class ModelSizes:
 
     @property
     def windows(self) -> tuple[int, ...]:
-        """Windows that there are."""
+        """Distinct window sizes in use."""
         return tuple(sorted({each.window for each in self.attending if each.window is not None}))
 
     @classmethod
     def of(cls, model: Decoder) -> ModelSizes:
         """Returns a model's sizes."""
         attending = Counter[tuple[int | None, int, int, LatentSizes | None]]()
-        # numbers of what makes keys and values of latent vectors, head by head, and no matrix of
-        # the blocks
+        # numbers of latent attention's `up`, applied head by head and not in the blocks' `matrices`
         made = 0
         for keeper in (keeper for each in model.keepers for keeper in each):
             if (kind := keeper.kind) is not None:

@@ -1,9 +1,7 @@
-"""TextOfWhole: the text of a multimodal checkpoint, which is served, and what is left out of it:
-images are not.
+"""TextOfWhole: the served text part of a multimodal checkpoint, and the parts left out (images).
 
-It knows config.json's outer objects and how such checkpoints name their tensors; the text's own
-config is read as that of a model type which is text alone.
-"""
+Knows config.json's outer objects and the naming of tensors in such checkpoints; the text's own
+config is read like that of a text-only model type."""
 
 from __future__ import annotations
 
@@ -12,8 +10,7 @@ from typing import Any
 
 from penstock.models.keys import ANYTHING, Keys
 
-# The language model's tensors begin so, in the spellings that have been: transformers up to 4.51,
-# and since.
+# Prefixes of the language model's tensors: transformers up to 4.51, and since.
 RENAMES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
@@ -72,10 +69,10 @@ FOR_BOTH = (
 
 @dataclass(frozen=True, slots=True)
 class TextOfWhole:
-    """architecture: of the whole.   text: the model type that its text is computed as.   called:
-    what the whole calls that, where it has a name of its own.   given: what its text's config has
-    where it doesn't say; theta: the rope's base likewise.   always: what its text's config may only
-    repeat.   flat: whether the text's keys may stand among the whole's."""
+    """A multimodal model type. architecture: its name. text: model type that computes its text.
+    given: defaults of the text's config. called: the file's model type of the text, if different
+    from `text`. theta: default base of the rope. always: keys of the text's config that must have
+    this value. flat: the text's keys may be at the top level."""
 
     architecture: str
     text: str
@@ -86,8 +83,7 @@ class TextOfWhole:
     flat: bool = False
 
     def ours(self, name: str) -> str | None:
-        """Returns what the text alone would call a tensor or matrix of the checkpoint; None: it is
-        left out."""
+        """Returns the text-only name of a checkpoint's tensor or matrix; None: it is left out."""
         if f"{name}.".startswith(LEFT_OUT):
             return None
         for theirs, ours in RENAMES:
@@ -96,8 +92,8 @@ class TextOfWhole:
         return name
 
     def text_keys(self, keys: Keys) -> Keys:
-        """Takes the text's config.json out of the whole's `keys`, which it is itself where it
-        stands among those. What both say, the whole says first, as in transformers 5."""
+        """Takes the text's config out of the whole's `keys`; a flat file is itself the text's. A
+        key in both is read from the whole first, as in transformers 5."""
         flat = self.flat and keys.rest.get("text_config") is None
         text = {"text_config": None} if flat else keys.take("text_config")
         if not isinstance(text, dict):
@@ -105,7 +101,7 @@ class TextOfWhole:
         outer = {name: value for name in FOR_BOTH if (value := keys.take(name, None)) is not None}
         if outer.keys() & {"dtype", "torch_dtype"}:
             text = text | {"dtype": None, "torch_dtype": None}
-        if self.flat:  # transformers 4 wrote them once more
+        if self.flat:  # transformers 4 wrote the text's keys at the top too
             keys.rest = {
                 name: value
                 for name, value in keys.rest.items()
@@ -136,7 +132,7 @@ class TextOfWhole:
 
 
 def _tells_theta(text: dict[str, Any]) -> bool:
-    """Whether a config says its rope's base."""
+    """Returns True if a config gives the rope's base."""
     places = (text, text.get("rope_parameters"), text.get("rope_scaling"))
     return any(isinstance(place, dict) and place.get("rope_theta") is not None for place in places)
 
@@ -148,7 +144,7 @@ _UNIFIED = {
 }
 _QWEN2_VL = {"rms_norm_eps": 1e-5, "max_window_layers": 80}
 TEXT_PARTS = {
-    # Its logits are its text's, scaled: transformers scales those of the text alone only.
+    # Logits are scaled here like the text-only model's; transformers scales only the latter.
     "cohere2_vision": TextOfWhole(
         "Cohere2VisionForConditionalGeneration", "cohere2", {"tie_word_embeddings": True}
     ),

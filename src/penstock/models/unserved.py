@@ -1,7 +1,6 @@
-"""What is not served, by its name: why, and what to take. It knows names alone: every one of
-transformers' that `tests/models/test_unserved.py` finds in the installed version, and some of code
-that models are published with.
-"""
+"""Model types that are not served, by name: the reason, and what to take instead. Knows names
+alone: all of transformers' that `tests/models/test_unserved.py` finds in the installed version, and
+some of models published with their own code."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ SERIES = "numbers to foretell, and no text"
 MEDIA = "images, sound or video"
 
 LONGEST = 100  # characters of a name
-CLOSE = 0.8  # a spelling of a served one; below that names say nothing of what a model is
+CLOSE = 0.8  # similarity of spelling to a served type; below it a name tells nothing
 QWEN3 = "Qwen3 (qwen3, qwen3_moe)"
 WHY: dict[str, frozenset[str]] = {
     MLA: _names("""
@@ -124,8 +123,8 @@ WHY: dict[str, frozenset[str]] = {
         wavlm wavtokenizer whisper xclip xcodec xcodec2 yolos zoedepth
     """),
 }
-SILENT = (DRAFTS, ENCODER, SERIES)  # nothing that is served stands near
-# Words that a part of a whole is called by, behind the whole's name.
+SILENT = (DRAFTS, ENCODER, SERIES)  # reasons for which no served model is a substitute
+# Suffixes that name a part of a multimodal model.
 PARTS = _names("""
     acoustic adapter audio backbone bigvgan code decoder depth det detr dit encoder geometry global
     head hiera hifigan local mask model multimodal patcher perceiver perciever predictor prompt
@@ -158,8 +157,7 @@ _TAKE = {
 
 
 def why(model_type: str, served: list[str]) -> str | None:
-    """Returns what keeps a model type, which is not among those `served`, from being so; None:
-    nothing is known of it."""
+    """Returns the reason why a model type outside `served` is not served; None: unknown."""
     reason = _reason(model_type)
     if reason is not None:
         return f"it has {reason}"
@@ -171,7 +169,7 @@ def why(model_type: str, served: list[str]) -> str | None:
 
 
 def why_not(model_type: str, served: list[str]) -> str:
-    """Returns the rest of the error for a model type that is not among those `served`."""
+    """Returns the rest of the error message for a model type outside `served`."""
     reason = why(model_type, served)
     take = nearest(model_type, served)
     said = ("" if reason is None else f": {reason}") + (
@@ -184,7 +182,7 @@ def why_not(model_type: str, served: list[str]) -> str:
 
 
 def nearest(model_type: str, served: list[str]) -> str | None:
-    """Returns what to take in its place; None: nothing that is served stands near."""
+    """Returns the model type to take instead; None: no served type is similar."""
     whole = _whole(model_type, served)
     if whole in served:
         return whole
@@ -200,7 +198,7 @@ def _reason(model_type: str) -> str | None:
 
 
 def _whole(model_type: str, served: list[str]) -> str | None:
-    """Returns the model type of which this one is a part by its name: `qwen3_vl_text` is of
+    """Returns the model type that this one is a part of, by its name: `qwen3_vl_text` is part of
     qwen3_vl."""
     if _reason(model_type) is not None or len(model_type) > LONGEST:
         return None

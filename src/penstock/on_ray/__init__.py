@@ -1,2 +1,2 @@
-"""Penstock on Ray: a Serve application with its scaling, jobs over actors of a cluster, ranks on
-several nodes."""
+"""Penstock on Ray: an application of Ray Serve with its scaling, jobs over actors of a cluster,
+ranks on several nodes."""

@@ -1,10 +1,10 @@
-"""`build_app`: a Ray Serve application of Penstock's own server, for Serve's config files and for
-Python.
+"""`build_app`: an application of Ray Serve with Penstock's own server, for Serve's config files and
+for Python.
 
-    applications: [{name: penstock, import_path: "penstock.on_ray.app:build_app", args: {model:
-    Qwen/Qwen3-8B}}]
+    applications:
+      - {name: penstock, import_path: "penstock.on_ray.app:build_app", args: {model: ORG/NAME}}
 
-It knows Serve; what a replica does is ray_replica's, what is asked for ray_deployment's.
+Knows Serve; `replica` runs one replica, `deployment` checks the settings.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from penstock.on_ray.replica import ServeReplica
 
 
 def build_app(args: Mapping[str, Any], *, engine: tuple[str, ...] = ENGINE) -> Any:
-    """Returns the Serve application of RayDeployment's `args`. Raises UsageError for what can't be.
+    """Returns the Serve application for RayDeployment's `args`. Raises UsageError for invalid args.
 
-    A replica is a whole engine, with its ranks' GPUs on one machine. engine: as ServeReplica's.
+    A replica is a whole engine, with the GPUs of its ranks on one machine. engine: see
+    ServeReplica.
     """
     import ray
     from ray import serve

@@ -1,7 +1,6 @@
-"""A Ray cluster, joined or started: what it has, whether that is enough, and how it is left. Jobs
-and deployments stand on it; it knows neither. Ray is imported inside functions: it takes a second,
-and most commands never need it.
-"""
+"""A Ray cluster, joined or started: its nodes, checks that they are enough, and leaving it. Knows
+neither jobs nor deployments, which build on it. Ray is imported inside functions: the import takes
+a second, and most commands never need it."""
 
 from __future__ import annotations
 
@@ -20,18 +19,19 @@ from typing import Any
 
 from penstock.errors import CapacityError, UsageError
 
-# bytes: what we send is small; Ray's own would take a third of the machine's memory
+# bytes: our objects are small; Ray's default is a third of the machine's memory
 OBJECT_STORE = 128 << 20
-KNOCK = 10.0  # seconds
-# Ray reads these once, when it is imported. Under `uv run` every worker would make its environment
-# anew, by a registry.
+KNOCK = 10.0  # seconds to wait for a connection
+# Ray reads these variables once, at its import. Without this one every worker under `uv run` would
+# build its environment again, from a registry.
 ENVIRONMENT = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}  # a cluster that is there has said so for itself
+# only clusters started here: a running cluster has its own setting
+OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
 @dataclass(frozen=True, slots=True)
 class RayNode:
-    """A machine of a cluster: its address, and how many cores and GPUs Ray may give away there."""
+    """A machine of a cluster: its address, and the cores and GPUs that Ray may assign there."""
 
     address: str
     cpus: int
@@ -40,7 +40,7 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster that this process is a driver of. own: it was started here, and ends with us."""
+    """A cluster with this process as a driver. own: it was started here, and ends with us."""
 
     nodes: tuple[RayNode, ...]
     own: bool
@@ -54,8 +54,8 @@ class RayCluster:
         return sum(node.cpus for node in self.nodes)
 
     def check_gpus(self, each: int, count: int, what: str) -> None:
-        """Raises CapacityError unless `count` times `each` GPUs of one machine are there. what:
-        that takes them."""
+        """Raises CapacityError unless the cluster has `count` times `each` GPUs, each set on one
+        machine. what: name of what uses a set, for the error."""
         if not each or count <= sum(node.gpus // each for node in self.nodes):
             return
         has = (
@@ -76,12 +76,12 @@ class RayCluster:
 def ray_cluster(
     address: str | None, environment: Mapping[str, str] | None = None
 ) -> Iterator[RayCluster]:
-    """Joins the cluster at `address` (`auto`, or HOST:PORT; None: RAY_ADDRESS where that is set,
-    else one of this machine's cores and GPUs that is started here and ends with the block).
+    """Joins the cluster at `address` (`auto` or HOST:PORT). With None joins RAY_ADDRESS if it is
+    set, else starts a cluster of this machine's cores and GPUs that ends with the block.
 
-    environment: settings of Ray's own that this process, and a cluster that it starts, begin with.
-    Raises UsageError where Ray isn't installed or differs between here and the cluster,
-    CapacityError where no cluster answers.
+    environment: Ray settings for this process and for a cluster that it starts. Raises UsageError
+    if Ray isn't installed or its version differs from the cluster's, CapacityError if no cluster
+    answers.
     """
     needs_ray()
     own = not (address or os.environ.get("RAY_ADDRESS"))
@@ -93,7 +93,7 @@ def ray_cluster(
         os.environ.setdefault(name, value)
     import ray
 
-    if ray.is_initialized():  # the caller's own driver, a notebook say: it is for the caller to end
+    if ray.is_initialized():  # the caller's own driver, a notebook say, which stays open
         yield RayCluster(_nodes(), own=False)
         return
     folder = tempfile.mkdtemp(prefix="penstock-ray-") if own else None
@@ -107,13 +107,13 @@ def ray_cluster(
 
 
 def needs_ray() -> None:
-    """Raises UsageError where Ray is missing."""
+    """Raises UsageError if Ray is not installed."""
     if find_spec("ray") is None:
         raise UsageError('this needs Ray, which isn\'t here: pip install "penstock[ray]"')
 
 
 def nodes_without(path: Path) -> list[str]:
-    """Returns the addresses of a joined cluster's machines that don't see a path."""
+    """Returns the addresses of the joined cluster's machines on which `path` doesn't exist."""
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -127,7 +127,8 @@ def nodes_without(path: Path) -> list[str]:
 
 
 def _init(address: str | None, folder: str | None, environment: Mapping[str, str]) -> None:
-    """Makes this process a driver. SIGTERM stays whose it was: Ray would make it a plain exit."""
+    """Connects this process as a driver. Keeps the handler of SIGTERM: Ray would make the signal a
+    plain exit."""
     import ray
 
     if not folder:
@@ -139,7 +140,7 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
-    # its machines have another one
+    # other machines of a joined cluster have their own environment
     joins = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
     try:
         ray.init(
@@ -153,7 +154,7 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
 
 
 def _check_answers(address: str) -> None:
-    """Raises where nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raises CapacityError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
     if "://" in address:
         raise UsageError(
             f"{address} is an address for clients from outside: give HOST:PORT or auto on a machine"
@@ -161,7 +162,7 @@ def _check_answers(address: str) -> None:
         )
     host, _, port = address.rpartition(":")
     if not (host and port.isdigit()):
-        return  # `auto`: Ray knows where
+        return  # `auto`: Ray finds the address
     try:
         socket.create_connection((host, int(port)), KNOCK).close()
     except (OSError, OverflowError) as error:

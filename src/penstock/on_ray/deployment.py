@@ -1,7 +1,7 @@
-"""A service on Ray Serve: which model, how many replicas and when, who may ask. As plain words, the
-`args` of a Serve config file, checked; and as the options that Serve takes.
+"""A service on Ray Serve: its model, replicas and access. Checks the `args` of a Serve config file,
+and makes the options that Serve takes.
 
-It knows Serve's names and limits, and imports nothing of Ray.
+Knows Serve's names and limits, and imports nothing of Ray.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from penstock.engine.watchdog import STEP_TIMEOUT
 from penstock.errors import UsageError
 from penstock.text.parsers.reader import AnswerParsers
 
-PATH = "penstock.on_ray.app:build_app"  # what a Serve config file imports
-# seconds from the end of a drain to Serve's kill: batches stop, the engine gives its memory back
+PATH = "penstock.on_ray.app:build_app"  # import_path in a Serve config file
+# seconds between the end of a drain and Serve's kill: batches stop, the engine frees its memory
 SLACK = 15.0
-REQUESTS = 1_000_000  # that Serve lets into a replica: refusing is ours, by tokens and samples
-PUSH = 1.0  # seconds between two looks at a replica's drain
-LOOK_BACK = 5.0  # seconds over which they are averaged
+# requests that Serve lets into a replica; our server limits them by tokens and samples
+REQUESTS = 1_000_000
+PUSH = 1.0  # seconds between two readings of a replica's drain time
+LOOK_BACK = 5.0  # seconds over which the readings are averaged
 _TEXTS = (
     "name",
     "served_model_name",
@@ -37,19 +38,19 @@ _SWITCHES = ("allow_no_key", "enable_auto_tool_choice")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayDeployment:
-    """What is asked for. Raises UsageError for what Serve or a replica could not do.
+    """The user's settings. Raises UsageError for what Serve or a replica could not do.
 
-    knobs: engine options, by their names in Python, of each replica. cpus: cores that Ray sets
-    aside for one. target_seconds: of work that a replica may have before there are more; times in
-    seconds. host: where Serve listens; None: somewhere else says so, and then a key is asked for,
-    or `allow_no_key`.
+    knobs: engine options of each replica, by their Python names. cpus: cores that Ray reserves for
+    a replica. target_seconds: work that a replica may have before another one is started. Times:
+    seconds. host: address that Serve listens on; None: configured elsewhere, so that a key or
+    `allow_no_key` is required.
     """
 
     name: str = "penstock"
     served_model_name: str | None = None
     cpus: float = 1.0
     min_replicas: int = 1
-    max_replicas: int | None = None  # None: as min_replicas
+    max_replicas: int | None = None  # None: equal to min_replicas
     target_seconds: float = 30.0
     upscale_delay: float = 10.0
     downscale_delay: float = 300.0
@@ -58,7 +59,8 @@ class RayDeployment:
     allow_no_key: bool = False
     allowed_hosts: tuple[str, ...] = ()
     state_dir: str | None = None
-    enable_auto_tool_choice: bool = False  # these three as `penstock serve` has them
+    # options of `penstock serve`
+    enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
     startup_timeout: float = 900.0
@@ -68,7 +70,7 @@ class RayDeployment:
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> RayDeployment:
-        """Builds one from flat words, engine options among them."""
+        """Builds a deployment from a flat mapping that holds engine options too."""
         own = {each.name for each in fields(cls)} - {"knobs"}
         given = {name: value for name, value in args.items() if name in own}
         hosts = given.pop("allowed_hosts", ())
@@ -76,7 +78,7 @@ class RayDeployment:
         return cls(**given, allowed_hosts=tuple(hosts), knobs=knobs)
 
     def args(self) -> dict[str, Any]:
-        """Returns what `of` makes the same of: what differs from its default."""
+        """Returns the flat mapping for `of`: all values that differ from their defaults."""
         default = {each.name: each.default for each in fields(type(self))}
         own = {name: getattr(self, name) for name in default if name != "knobs"}
         told = {name: value for name, value in own.items() if value != default[name]}
@@ -85,7 +87,7 @@ class RayDeployment:
         return {**self.knobs, **told}
 
     def __post_init__(self) -> None:
-        config = self.config  # raises for engine options
+        config = self.config  # raises UsageError for invalid engine options
         if config.parallel.data_parallel_size > 1:
             raise UsageError(
                 "replicas are Serve's: leave data_parallel_size out, and say max_replicas",
@@ -144,16 +146,16 @@ class RayDeployment:
                 param="max_replicas",
             )
 
-    # --- what follows
+    # --- derived values
 
     @property
     def config(self) -> Config:
-        """The engine's, of one replica."""
+        """Config of one replica's engine."""
         return Config.of(**self.knobs)
 
     @property
     def parsers(self) -> AnswerParsers:
-        """What chats' answers are read with."""
+        """Parsers for tool calls and reasoning in chat answers."""
         return AnswerParsers(
             enable_auto_tool_choice=self.enable_auto_tool_choice,
             tool_call_parser=self.tool_call_parser,
@@ -162,19 +164,19 @@ class RayDeployment:
 
     @property
     def most(self) -> int:
-        """How many replicas there may be."""
+        """Largest number of replicas."""
         return max(1, self.min_replicas) if self.max_replicas is None else self.max_replicas
 
     def gpus(self, there: int) -> int:
-        """GPUs of a replica, on one machine: its ranks; where the cluster has none (`there`), or
-        the CPU is asked for, none."""
+        """Returns the GPUs of a replica, all on one machine: one per rank; 0 on the CPU. there:
+        GPUs of the cluster."""
         device = self.config.model.device
         some = device == "cuda" or (device == "auto" and there > 0)
         return self.config.parallel.tensor_parallel_size if some else 0
 
     def serve_options(self, gpus: int) -> dict[str, Any]:
-        """Returns what `serve.deployment` takes. gpus: of a replica; all of them are given on one
-        machine."""
+        """Returns the options for `serve.deployment`. gpus: GPUs of a replica,
+        all on one machine."""
         return {
             "name": "server",
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},

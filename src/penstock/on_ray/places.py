@@ -1,5 +1,5 @@
-"""How many workers a Ray cluster has room for, and what each of them gets. It knows counts of cores
-and GPUs alone."""
+"""Computes how many workers a Ray cluster has room for, and the cores and GPUs of each. Knows only
+counts of cores and GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.on_ray.cluster import RayCluster
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """So many workers, each with so many cores and GPUs of one machine."""
+    """Places for a number of workers, with the cores and GPUs that each has on one machine."""
 
     workers: int
     cpus: int
@@ -25,10 +25,11 @@ class WorkerPlaces:
 
 
 def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> WorkerPlaces:
-    """Returns the places of `workers`; None: as many as the GPUs give, without GPUs one a machine.
+    """Returns the places for `workers`. None: as many as the GPUs allow; without GPUs one per
+    machine.
 
-    A model over several GPUs has them on one machine. Raises CapacityError with what is asked and
-    what is there.
+    A model over several GPUs has them on one machine. Raises CapacityError if the cluster has too
+    little.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"--workers must be at least 1, not {workers}", param="workers")
@@ -48,7 +49,7 @@ def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> W
 
 
 def _cores(cluster: RayCluster, workers: int) -> int:
-    """Cores of each, the most with which all of them find room."""
+    """Returns the largest number of cores per worker with which all workers find room."""
     most = max(node.cpus for node in cluster.nodes)
     return next(
         c for c in range(most, 0, -1) if sum(node.cpus // c for node in cluster.nodes) >= workers

@@ -1,6 +1,5 @@
-"""A worker of `--on ray`: one engine in a Ray actor, and the words that cross between it and the
-driver, as typed msgpack. It knows an LLM; of the job only the prompts that it is given.
-"""
+"""A worker of `--on ray`: one engine in a Ray actor, and its messages to and from the driver as
+typed msgpack. Knows an LLM; of the job only the prompts that it gets."""
 
 from __future__ import annotations
 
@@ -23,11 +22,12 @@ from penstock.errors import PenstockError
 from penstock.jobs.open_llm import OpenStepped, SteppedEngine, identity
 from penstock.llm import Finished, Prompt
 
-TURN = 0.1  # seconds after which a turn tells what has ended
+TURN = 0.1  # seconds of work in a turn, after which it returns its results
 
 
 class WorkerHello(msgspec.Struct, tag="hello", frozen=True):
-    """Up, first: the engine is ready. identity: what samples depend on, as this machine sees it."""
+    """Worker to driver, first: the engine is ready. identity: settings and files that samples
+    depend on, as read on this machine."""
 
     penstock: str
     machine: str
@@ -37,16 +37,16 @@ class WorkerHello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class TurnNews(msgspec.Struct, frozen=True):
-    """Up: what has ended, by the numbers that the driver gave. tokens: all that this engine has
-    made so far."""
+    """Worker to driver: finished samples, keyed by the driver's numbers. tokens: output tokens of
+    this engine since its start."""
 
     finished: list[Finished]
     tokens: int
 
 
 class RayWorker:
-    """What the actor runs. Its engine's fault is its own end: Ray tells the driver, which has
-    another one started."""
+    """The class of the actor. If its engine fails, it exits: Ray tells the driver, which starts
+    another worker."""
 
     def __init__(
         self, knobs: bytes, open_engine: OpenStepped, step_timeout: float = STEP_TIMEOUT
@@ -59,8 +59,8 @@ class RayWorker:
         self._llm: SteppedEngine | None = None
 
     def open(self) -> bytes:
-        """Loads the engine. Returns a WorkerHello, or a CarriedError where it can't be loaded by a
-        user's hand."""
+        """Loads the engine. Returns a WorkerHello, or a CarriedError for an error that the user can
+        fix."""
         try:
             config = Config.of(**self._knobs)
             self._llm = self._open(config)
@@ -82,15 +82,15 @@ class RayWorker:
         """Takes numbered prompts and works for TURN seconds, to the end of a step, or until nothing
         is left. Returns TurnNews.
 
-        A generator over the engine stays where it is between two turns; the driver has the next one
-        waiting here before this one ends, so that the engine stands still for a millisecond.
+        The generator over the engine's steps is kept between turns. The driver queues the next turn
+        before this one ends, so that the engine idles for about a millisecond.
         """
         try:
             for number, prompt in msgspec.msgpack.decode(given, type=list[tuple[int, Prompt]]):
                 prompt.key = number
                 self._waiting.append(prompt)
             return msgspec.msgpack.encode(self._work(time.monotonic() + TURN))
-        except Exception:  # noqa: BLE001 - its engine is broken, whatever it was: a new one is in order
+        except Exception:  # noqa: BLE001 - the engine is broken: another worker replaces it
             traceback.print_exc()
             sys.stderr.flush()
             os._exit(1)
@@ -114,8 +114,8 @@ class RayWorker:
 
 
 class _Taken:
-    """Prompts as an engine takes them. When it has had all, it asks again at its next step: there
-    may be more then."""
+    """Iterator over the waiting prompts. May give more after StopIteration: an engine asks again at
+    its next step."""
 
     def __init__(self, waiting: deque[Prompt]) -> None:
         self._waiting = waiting
@@ -130,7 +130,7 @@ class _Taken:
 
 
 def _plain(ended: Finished) -> Finished:
-    """With logprobs as lists, which cross."""
+    """Converts lazy logprobs to lists, which msgpack can encode."""
     if ended.output is not None and ended.output.logprobs is not None:
         ended.output.logprobs = list(ended.output.logprobs)
     return ended

@@ -1,13 +1,12 @@
-"""`--on ray`: the engines of a job as workers in a Ray cluster, behind what a job knows of one
-engine.
+"""`--on ray`: a job's engines as workers in a Ray cluster, behind the interface that a job has to
+one engine.
 
-    job's prompts --pieces--> the worker with least to do --turn--> samples that ended --> the job's
+    job's prompts --pieces--> the worker with least to do --turn--> finished samples --> the job's
     journal
 
-The journal stays where it is, in the driver: a worker's death, or the driver's, loses what was in
-flight and nothing else. A worker that dies is started again elsewhere, and what it had open goes to
-whoever has room; seeds come with the prompts, so what is computed twice is the same. It knows Ray's
-actors; no files.
+The journal stays in the driver: the death of a worker or of the driver loses only the samples in
+flight. A dead worker is started again elsewhere, and its open pieces go to workers with room; seeds
+come with the prompts, so that repeated samples come out the same. Knows Ray's actors; no files.
 """
 
 from __future__ import annotations
@@ -37,19 +36,18 @@ from penstock.on_ray.cluster import RayCluster, ray_cluster
 from penstock.on_ray.places import place_workers
 from penstock.on_ray.ray_worker import TURN, RayWorker, TurnNews, WorkerHello
 
-PIECE = 256  # samples of one prompt that go to one worker; its prefill is paid once a piece
-# a worker has so many times its rows: where all of them end at once, as many are there to take
-# their places
+PIECE = 256  # samples of one prompt sent to one worker; each piece repeats the prefill
+# a worker's samples, as a multiple of its rows: even if all rows end at once, the next ones wait
 AHEAD = 2
-TURNS = 2  # a worker has in line: one runs, one waits
-PATIENCE = 30.0  # seconds from the first worker that is ready to a begin without the others
-MOST_DEATHS = 3  # of a worker in a row, without a sample between them
+TURNS = 2  # calls queued at a worker: one runs, one waits
+PATIENCE = 30.0  # seconds from the first ready worker until the job starts without the others
+MOST_DEATHS = 3  # deaths of a worker in a row, without a sample in between, that end the job
 INVALID = "the prompt has half a surrogate pair; send valid Unicode"
 
 
 @dataclass(slots=True)
 class SentPrompt:
-    """A piece of a prompt: itself, with the samples that are still to come, and as it crosses."""
+    """A piece of a prompt: the prompt, its missing samples, and the encoded message."""
 
     prompt: Prompt
     left: set[int]
@@ -58,9 +56,9 @@ class SentPrompt:
 
 @dataclass(slots=True, eq=False)
 class WorkerSeat:
-    """A worker's place. actor: who has it now; rows: of its engine, 0 until it is ready. calls:
-    under way, in their order. work: pieces by their numbers; samples: of all of them. tokens: made
-    by earlier actors, and by this one."""
+    """A worker's seat, which a new actor takes after a death. actor: the present one; rows: of its
+    engine, 0 until it is ready; calls: under way, in order; work: pieces by their numbers; samples:
+    missing samples of all pieces; tokens: made by earlier actors, and by this one."""
 
     actor: Any
     opening: Any
@@ -78,8 +76,8 @@ class WorkerSeat:
 
 
 class RayWorkers:
-    """A job's engine over a cluster; `with` leaves it. Raises CapacityError where the cluster lacks
-    what is asked, and UsageError or what an engine raised while it loaded."""
+    """A job's engine over a Ray cluster, as a context manager. Raises CapacityError if the cluster
+    is too small, UsageError, and the errors of an engine's start."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class RayWorkers:
             for name, path in named.items()
             if path and Path(path).exists()
         }
-        if here:  # a worker runs in another folder
+        if here:  # workers run in another folder
             config = Config.of(**config.told() | here)
         self.restarts = 0
         self._made = (msgspec.msgpack.encode(config.told()), open_engine, step_timeout)
@@ -118,11 +116,11 @@ class RayWorkers:
             self._wait_for_workers()
             self._left = stack.pop_all()
 
-    # --- what a job knows of an engine
+    # --- the interface of an engine
 
     @property
     def facts(self) -> WorkerHello:
-        """Returns the first worker's; they are alike."""
+        """Facts of the first ready worker; all are alike."""
         assert self._hello is not None
         return self._hello
 
@@ -131,7 +129,7 @@ class RayWorkers:
         return sum(before + now for before, now in [seat.tokens for seat in self._seats])
 
     def stats(self) -> dict[str, float]:
-        """Returns how many workers there were, how many began anew, and the tokens they made."""
+        """Returns the number of workers, of restarts, and of tokens made."""
         return {
             "generation_tokens": self.generation_tokens,
             "workers": len(self._seats),
@@ -152,9 +150,9 @@ class RayWorkers:
     def stream(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
     ) -> Iterator[Finished]:
-        """Pulls prompts as workers have room, and yields each sample as it is told. after_step:
-        called at least every TURN seconds or so. Raises EngineError where a worker keeps dying, or
-        what it raised while it loaded."""
+        """Pulls prompts while workers have room, and yields each finished sample. after_step:
+        called about every TURN seconds. Raises EngineError if a worker keeps dying, and the errors
+        of a worker's start."""
         source, refused = iter(prompts), list[Finished]()
         pieces = (piece for prompt in source for piece in self._pieces(prompt, refused))
         while True:
@@ -169,11 +167,12 @@ class RayWorkers:
                 yield from self._hear(seat, call)
             after_step()
 
-    # --- handing out
+    # --- sending prompts
 
     def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
-        """A prompt in pieces of PIECE samples, in one where it may end early: one worker hears all
-        its answers. What can't cross is refused."""
+        """Yields the prompt in pieces of PIECE samples; a prompt that may end early stays whole,
+        since one worker must see all its answers. Adds a prompt that can't be encoded to `refused`.
+        """
         wanted = list(range(prompt.params.n) if prompt.samples is None else prompt.samples)
         size = PIECE if prompt.params.stop_when is None else len(wanted)
         for at in range(0, len(wanted), size):
@@ -188,8 +187,8 @@ class RayWorkers:
             yield SentPrompt(prompt, set(piece), encoded)
 
     def _hand_out(self, pieces: Iterator[SentPrompt]) -> bool:
-        """Gives pieces to whoever has least, what lost its worker first.
-        False once there are none."""
+        """Gives pieces to the workers with the fewest samples per row, first the pieces of dead
+        workers. Returns False when there are no more."""
         seats = [
             (seat.samples / seat.rows, number)
             for number, seat in enumerate(self._seats)
@@ -216,15 +215,16 @@ class RayWorkers:
         seat.outbox.append(msgspec.Raw(msgspec.msgpack.encode((self._count, piece.encoded))))
 
     def _call(self, seat: WorkerSeat) -> None:
-        """Keeps a turn in line behind the one that runs, as long as there is something to do."""
+        """Queues a turn behind the running one, as long as the worker has pieces."""
         while seat.rows and seat.work and len(seat.calls) < TURNS:
             seat.calls.append(seat.actor.turn.remote(msgspec.msgpack.encode(seat.outbox)))
             seat.outbox.clear()
 
-    # --- hearing
+    # --- receiving results
 
     def _told(self) -> list[tuple[WorkerSeat, Any]]:
-        """What is over, after a wait of TURN seconds at most; a worker's turns in their order."""
+        """Returns the calls that are done, oldest first for each worker;
+        waits up to TURN seconds."""
         import ray
 
         calls = {
@@ -257,7 +257,7 @@ class RayWorkers:
             yield self._ended(seat, finished)
 
     def _ended(self, seat: WorkerSeat, finished: Finished) -> Finished:
-        """A sample, or a prompt that was refused, under the key that the job gave."""
+        """Returns a finished sample, or a refused prompt, under the job's key."""
         piece = seat.work[finished.key]
         over = piece.left if finished.output is None else {finished.output.index}
         seat.samples -= len(over)
@@ -266,7 +266,7 @@ class RayWorkers:
             del seat.work[finished.key]
         return replace(finished, key=piece.prompt.key)
 
-    # --- workers that come and go
+    # --- starting and replacing workers
 
     def _start(self) -> tuple[Any, Any]:
         import ray
@@ -277,15 +277,15 @@ class RayWorkers:
         return actor, actor.open.remote()
 
     def _end(self) -> None:
-        """Ends the workers, whose cores and GPUs are free then, also where the driver stays."""
+        """Kills the workers, which frees their cores and GPUs even if the driver stays."""
         import ray
 
         for seat in self._seats:
             ray.kill(seat.actor)
 
     def _wait_for_workers(self) -> None:
-        """Until all are ready, or one is and the others have had their time: who is late takes part
-        from then on."""
+        """Waits until all workers are ready, or PATIENCE seconds after the first; late workers join
+        later."""
         print(f"penstock: {self._places}", file=sys.stderr, flush=True)
         begin: float | None = None
         while not all(seat.rows for seat in self._seats):
@@ -314,7 +314,7 @@ class RayWorkers:
         self._hello = self._hello or hello
 
     def _lost(self, seat: WorkerSeat, death: Exception) -> None:
-        """Another one takes the seat; what it had goes to whoever has room."""
+        """Starts another worker in the seat and puts its pieces into the backlog."""
         import ray
 
         seat.deaths += 1
@@ -333,7 +333,7 @@ class RayWorkers:
             self._backlog.append(
                 SentPrompt(piece.prompt, piece.left, _encode(piece.prompt, sorted(piece.left)))
             )
-        ray.kill(seat.actor)  # where it is its answer that was lost
+        ray.kill(seat.actor)  # the actor may be alive, if only its answer was lost
         actor, opening = self._start()
         tokens = (sum(seat.tokens), 0)
         self._seats[self._seats.index(seat)] = WorkerSeat(
@@ -342,7 +342,7 @@ class RayWorkers:
 
 
 def _encode(prompt: Prompt, samples: list[int]) -> msgspec.Raw:
-    """A prompt as it crosses, without the job's key. Raises UnicodeEncodeError."""
+    """Encodes a prompt and its samples, without the job's key. Raises UnicodeEncodeError."""
     some = None if len(samples) == prompt.params.n else samples
     return msgspec.Raw(msgspec.msgpack.encode(replace(prompt, key=None, samples=some)))
 
@@ -352,8 +352,7 @@ def _waits(seat: WorkerSeat) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """What Ray says, in a line: the first words of its page, and the last,
-    which are the cause's."""
+    """Returns one line of Ray's error: its first line, and its last, which has the cause."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     return (
         " ... ".join(dict.fromkeys([lines[0][:120], lines[-1][:200]]))

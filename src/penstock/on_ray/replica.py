@@ -1,7 +1,6 @@
-"""One replica on Ray Serve: an engine in a process of its own, as under `penstock serve`, and our
-application over it, which Serve gives its connections to. It knows the parts of a server; what
-Serve is asked for is ray_deployment's.
-"""
+"""One replica on Ray Serve: an engine in its own process, as under `penstock serve`, and our HTTP
+application over it, to which Serve passes its connections. Knows the parts of a server; the options
+for Serve are in `deployment`."""
 
 from __future__ import annotations
 
@@ -33,16 +32,16 @@ if TYPE_CHECKING:
 
     from penstock.engine.async_client import AsyncClient
 
-EVERYWHERE = (  # what a replica takes for granted of Serve's address where nothing is said of it
-    "0.0.0.0"
-)
+# the address to assume when none is configured: all of the machine's
+EVERYWHERE = "0.0.0.0"
 
 
 class ServeReplica:
-    """What Serve makes of a deployment: it calls what is here by these names.
+    """The class that Serve makes replicas of; Serve calls its methods by name.
 
-    args: RayDeployment's.   engine: the command of the engine's process; tests bring one that
-    computes nothing."""
+    args: RayDeployment's. engine: command line of the engine process; tests pass one that computes
+    nothing.
+    """
 
     def __init__(self, args: dict[str, Any], engine: tuple[str, ...] = ENGINE) -> None:
         self._deployment = RayDeployment.of(args)
@@ -51,11 +50,11 @@ class ServeReplica:
         self._draining = asyncio.Event()
 
     async def __serve_build_asgi_app__(self) -> ASGIApp:
-        """Starts the engine, and returns the application over it. Raises what the engine raised
-        while it loaded."""
+        """Starts the engine, and returns the application over it. Raises the errors of the engine's
+        start."""
         deployment = self._deployment
         site = site_of(deployment)
-        os.environ.pop(ENVIRONMENT, None)  # the engine is started with what is left
+        os.environ.pop(ENVIRONMENT, None)  # must not be inherited by the engine process
         state = self._open.enter_context(opened(deployment.state_dir))
         self._client = await self._launch()
         self._open.push_async_callback(self._client.close)
@@ -71,8 +70,8 @@ class ServeReplica:
         return app
 
     async def _launch(self) -> AsyncClient:
-        """Raises EngineError where it takes too long, and what `launch` raises: then Serve tries
-        anew."""
+        """Starts the engine. Raises EngineError after startup_timeout, and `launch`'s errors; Serve
+        then tries again."""
         deployment = self._deployment
         try:
             async with asyncio.timeout(deployment.startup_timeout):
@@ -84,17 +83,17 @@ class ServeReplica:
             ) from error
 
     def check_health(self) -> None:
-        """Raises EngineError where the engine is dead."""
+        """Raises EngineError if the engine is dead."""
         if self._client.gone:
             raise EngineError(f"the engine died: {self._client.death}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns how much of a replica its work would fill."""
+        """Returns how many replicas the work of this one would fill."""
         return {SHARE: share_of(self._client.stats(), self._deployment.target_seconds)}
 
     async def _watch(self) -> None:
-        """With a dead engine the process ends, once whoever waits has heard of it: Serve starts
-        another at once."""
+        """Ends the process after its engine has died, once waiting callers have got the error:
+        Serve then starts another replica at once."""
         while not self._client.gone:
             await asyncio.sleep(LOOK_EVERY)
         if not self._draining.is_set():
@@ -103,17 +102,17 @@ class ServeReplica:
                 file=sys.stderr,
                 flush=True,
             )
-            await asyncio.sleep(LAST_WORDS)  # each call hears of it by its own client
+            await asyncio.sleep(LAST_WORDS)  # each call gets the error from its own client
             os._exit(1)
 
     async def __del__(self) -> None:
-        """Serve calls it at the end, when running requests have ended or have had their time."""
+        """Closes the server. Serve calls it when the running requests have ended or timed out."""
         self._draining.set()
         await self._open.aclose()
 
 
 def site_of(deployment: RayDeployment) -> Site:
-    """Returns what the server of a replica is called and lets in. Raises UsageError."""
+    """Returns the server settings of a replica: model name, access, limits. Raises UsageError."""
     limits = HttpLimits(
         drain_seconds=deployment.shutdown_timeout, step_timeout=deployment.step_timeout
     )

@@ -1,6 +1,5 @@
-"""`penstock deploy ray`: brings an application onto Ray Serve, on a cluster that is there or on a
-Ray of this machine's own, and reads and writes Serve's config files. What a deployment is,
-ray_deployment says.
+"""`penstock deploy ray`: deploys an application on Ray Serve, on a running cluster or on one
+started on this machine; reads and writes Serve's config files. `deployment` defines the settings.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from penstock.on_ray.replica import site_of
 from penstock.server.api_server.port import url_of
 from penstock.server.online.auth import is_loopback
 
-# seconds: HAProxy's restart at each change of replicas cuts what is older, by default at 120
+# seconds; HAProxy restarts when the replicas change and cuts older streams, by default after 120
 LONGEST_STREAM = 86_400
-MOST_CONNECTIONS = 65_536  # by default 4,096
+MOST_CONNECTIONS = 65_536  # HAProxy's default is 4,096
 LARGEST_FILE = 1 << 20  # bytes of a Serve config file
-MOST_PARTS = 10_000  # values of one
+MOST_PARTS = 10_000  # YAML values of one file
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 _REASON = re.compile(r"penstock\.errors\.\w+: (.+)")
 
@@ -48,7 +47,7 @@ class ServeFile:
         return self.deployment.host or "127.0.0.1"
 
     def text(self) -> str:
-        """Returns it as YAML."""
+        """Returns the file as YAML."""
         import yaml
 
         application = {
@@ -66,12 +65,12 @@ class ServeFile:
 
 
 def write_serve_file(file: ServeFile, out: Path) -> None:
-    """Writes a new file. Raises UsageError where one is there."""
+    """Writes a new file. Raises UsageError if it exists."""
     write_new(out, file.text().encode())
 
 
 def read_serve_file(path: Path) -> ServeFile:
-    """Reads one of Serve's config files that has one application, ours. Raises UsageError."""
+    """Reads a Serve config file with one application, ours. Raises UsageError."""
     import yaml
 
     try:
@@ -113,8 +112,8 @@ def read_serve_file(path: Path) -> ServeFile:
 
 
 def _parts(value: object) -> int:
-    """Returns how many parts a value of YAML has, counted as often as it is named and to just above
-    MOST_PARTS: nine lines of aliases may name a thousand million."""
+    """Counts the parts of a YAML value, each as often as it is referenced, up to just above
+    MOST_PARTS: nine lines of aliases may expand to a billion parts."""
     open_parts, count = [value], 0
     while open_parts and count <= MOST_PARTS:
         part, count = open_parts.pop(), count + 1
@@ -124,9 +123,9 @@ def _parts(value: object) -> int:
 
 
 def serve_environment() -> dict[str, str]:
-    """Settings of Serve's own, which it reads when it is imported: HAProxy in front of the
-    replicas, since its usual proxy takes half of a stream's events a second."""
-    # HAProxy wants two and a half of a connection
+    """Returns settings that Serve reads at its import. They put HAProxy in front of the replicas:
+    Serve's usual proxy passes on only half as many stream events per second."""
+    # HAProxy needs two and a half file descriptors per connection
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = (
         MOST_CONNECTIONS if files == resource.RLIM_INFINITY else min(MOST_CONNECTIONS, files // 3)
@@ -136,12 +135,13 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_MAXCONN": str(most),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM),
-        "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",  # idle connections of before such a restart
-        # by default 5: on a busy machine its process starts longer
+        # seconds over which idle connections from before such a restart are closed
+        "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",
+        # the default of 5 s is too short for HAProxy's start on a busy machine
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # nothing of ours blocks: no event changes its thread
+        # our handlers never block the event loop, so that events need no second thread
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
-        # by default 30 s of an idle replica's end
+        # the default lets an idle replica wait 30 s before it ends
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
     }
 
@@ -149,14 +149,14 @@ def serve_environment() -> dict[str, str]:
 def deploy_on_ray(
     file: ServeFile, address: str | None = None, engine: tuple[str, ...] = ENGINE
 ) -> None:
-    """Brings it to Serve and says where it is served. On a cluster of its own, stays until SIGINT
-    or SIGTERM raises KeyboardInterrupt, and lets running requests end.
+    """Deploys the application and prints its address. On a cluster started here, stays until SIGINT
+    or SIGTERM raises KeyboardInterrupt, then lets running requests end.
 
-    Raises UsageError or CapacityError for what the cluster lacks, EngineError with what a replica
-    died of.
+    Raises UsageError or CapacityError for what the cluster lacks, EngineError with the cause if a
+    replica dies.
     """
     deployment = file.deployment
-    name = site_of(deployment).name  # raises for keys and addresses
+    name = site_of(deployment).name  # raises UsageError for invalid keys and addresses
     with ray_cluster(address, serve_environment()) as cluster:
         check_cluster(cluster, deployment)
         _serve(file, cluster, engine)
@@ -174,8 +174,8 @@ def deploy_on_ray(
 
 
 def _end(deployment: RayDeployment) -> None:
-    """Takes the application off Serve and waits for its running requests: Serve's own shutdown cuts
-    them, for it ends HAProxy too. A second signal ends them."""
+    """Deletes the application and waits for its running requests, since Serve's own shutdown ends
+    HAProxy and so cuts them. A second signal ends the wait."""
     from ray import serve
 
     seconds = deployment.shutdown_timeout
@@ -194,7 +194,8 @@ def _end(deployment: RayDeployment) -> None:
 
 
 def check_cluster(cluster: RayCluster, deployment: RayDeployment) -> None:
-    """Raises CapacityError or UsageError for what the least number of replicas lacks there."""
+    """Raises CapacityError or UsageError if the cluster lacks something that the least number of
+    replicas needs."""
     least = max(1, deployment.min_replicas)
     cluster.check_gpus(deployment.gpus(cluster.gpus), least, "replica")
     asked = least * deployment.cpus
@@ -215,7 +216,7 @@ def check_cluster(cluster: RayCluster, deployment: RayDeployment) -> None:
 
 
 def _check_shared(folder: Path) -> None:
-    """Raises UsageError for a state folder that not every machine of the cluster sees."""
+    """Raises UsageError for a state folder that some machine of the cluster doesn't see."""
     mark = folder / f".seen-{secrets.token_hex(4)}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -237,8 +238,8 @@ def _check_shared(folder: Path) -> None:
 
 
 def _serve(file: ServeFile, cluster: RayCluster, engine: tuple[str, ...]) -> None:
-    """Serve's part. What it prints of a failed start is a traceback; the last words of ours in it
-    are what is told."""
+    """Starts Serve and the application. A failed start gives a traceback; only the last error of
+    ours in it is reported."""
     import ray
     from ray import serve
 
@@ -268,7 +269,7 @@ def _serve(file: ServeFile, cluster: RayCluster, engine: tuple[str, ...]) -> Non
 
 
 def _why_not_started(name: str, said: str) -> str:
-    """What a start failed of: our last words in what Serve tells."""
+    """Returns why a start failed: our last error in Serve's messages."""
     from ray import serve
 
     told = serve.status().applications.get(name)
@@ -280,8 +281,7 @@ def _why_not_started(name: str, said: str) -> str:
 
 
 def _replicas(name: str) -> set[str]:
-    """Replicas of an application, by the names that Serve gives their actors; those that start or
-    end too."""
+    """Returns the actor names of an application's replicas, starting and ending ones included."""
     import ray
 
     actors: list[Mapping[str, str]] = ray.util.list_named_actors(all_namespaces=True)
@@ -291,9 +291,9 @@ def _replicas(name: str) -> set[str]:
 
 
 def _wait_for_the_end_of(old: set[str], name: str) -> None:
-    """Waits until replicas of before an update are gone. Serve says that it is done as soon as it
-    scales, though one that was starting may still come up with the old settings, and none is
-    replaced while another one drains."""
+    """Waits until the replicas from before an update are gone. Serve reports success as soon as it
+    scales, though a starting replica may still come up with the old settings, and none is replaced
+    while another one drains."""
     from ray import serve
 
     told = False
@@ -315,5 +315,6 @@ def _wait_for_the_end_of(old: set[str], name: str) -> None:
 
 
 def absolute_model(model: str) -> str:
-    """A folder's whole path, since replicas run elsewhere; a hub id stays."""
+    """Returns the absolute path of a model folder, since replicas run in other folders; keeps a hub
+    id."""
     return os.path.abspath(model) if Path(model).is_dir() else model

@@ -1,2 +1,2 @@
-"""Parallel: how one model is laid over several ranks, and how they sum what each has computed.
-Nothing at size 1."""
+"""Parallel: how one model is cut over several ranks, and how the ranks sum their results. With one
+rank all of it does nothing."""

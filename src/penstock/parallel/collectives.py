@@ -1,12 +1,9 @@
-"""Collectives: how the ranks of one model, each a process of this machine, add up what they have
-and gather what is small.
-
-    Gloo    on the CPU: each gathers all parts and adds them in the ranks' order, in float32
-    GPUs    ranks/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL for all
-
-A sum is the same to the bit everywhere, whatever it is a sum of, and so are the tokens that are
-drawn from it. It knows tensors; no layers, no plans.
-"""
+"""Collectives: sums and gathers over the ranks of one model; each rank is a process of this
+machine.
+  Gloo    on the CPU: each rank gathers all parts and adds them in rank order, in float32
+  GPUs    ranks/gpu_collectives.py, by the same protocol: a kernel of ours, or NCCL
+Every rank gets bit-identical sums, so every rank draws the same tokens. Knows tensors; no layers,
+no plans."""
 
 from __future__ import annotations
 
@@ -20,19 +17,19 @@ from torch import Tensor
 
 from penstock.errors import EngineError
 
-_dist: Any = torch.distributed  # its types leave out what is used here
+_dist: Any = torch.distributed  # torch's type stubs lack names used here
 
 
 class Collectives(Protocol):
-    """One rank's end of what all ranks do at once, in the same order."""
+    """One rank's end of the collective operations; every rank calls them in the same order."""
 
     def connect(self) -> None:
-        """Meets the other ranks, which come at about the same time, unless it has. EngineError
-        where one doesn't."""
+        """Meets the other ranks, which call this at about the same time. Does nothing when already
+        connected. Raises EngineError if a rank does not come."""
 
     def ready(self) -> None:
-        """From here on nobody compiles or loads: who waits much longer than a step takes waits for
-        one that hangs."""
+        """Marks the end of compiling and loading. From here on, a wait much longer than a step
+        means that another rank hangs."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """Returns the sum of every rank's x, all of one shape and dtype."""
@@ -41,22 +38,24 @@ class Collectives(Protocol):
         """Returns every rank's x, all of one shape and dtype: [ranks, *x.shape]."""
 
     def check(self) -> None:
-        """Raises EngineError where a rank was waited for in vain in a step that has been read."""
+        """Raises EngineError if a collective of a step that has been read timed out waiting for a
+        rank."""
 
     def describe(self) -> str:
-        """Says how they add up, in a line."""
+        """Returns one line that names the method of summing."""
 
     def abort(self) -> None:
-        """Has whoever still waits for others wait no longer than it must. Twice is once."""
+        """Ends the waits of this rank's collectives early. A second call does nothing."""
 
     def close(self) -> None:
-        """Lets go of what they share, when no call is under way any more. Twice is once."""
+        """Frees the shared memory and handles; call it when no collective is under way. A second
+        call does nothing."""
 
 
 class Gloo:
-    """Serves as Collectives, on the CPU. meeting: a file that all ranks see, new for each model.
-    seconds: the longest that a rank waits for the others; one that has ended is seen at once, and
-    each call raises EngineError for it."""
+    """Collectives on the CPU. meeting: path of a file that all ranks see, new for each model.
+    seconds: the longest wait for another rank; a rank whose process has ended is seen at once.
+    Every call raises EngineError then."""
 
     def __init__(self, meeting: Path, rank: int, size: int, seconds: float) -> None:
         self._meeting, self._rank, self._size, self._longest = (
@@ -78,7 +77,7 @@ class Gloo:
             raise EngineError(
                 f"rank {self._rank} did not meet the others: {first_line(error)}"
             ) from error
-        self.all_reduce(torch.zeros(1))  # all are there now: the file is needed no more
+        self.all_reduce(torch.zeros(1))  # all ranks have met: the file is no longer needed
 
     def all_reduce(self, x: Tensor) -> Tensor:
         parts = self.all_gather(x)
@@ -97,23 +96,23 @@ class Gloo:
         return parts
 
     def ready(self) -> None:
-        """Nothing changes: a call that waits too long raises at any time."""
+        """Does nothing: a call that waits too long raises at any time."""
 
     def check(self) -> None:
-        """Nothing is left to tell: the call itself has raised."""
+        """Does nothing: the failed call itself has raised."""
 
     def describe(self) -> str:
         return "gloo"
 
     def abort(self) -> None:
-        """Whoever waits is told by the end of the others' sockets."""
+        """Does nothing: a waiting rank gets an error when the other ranks' sockets close."""
 
     def close(self) -> None:
-        """Nothing is shared."""
+        """Does nothing: nothing is shared."""
 
 
 def gloo_group(store: Any, rank: int, size: int, longest: timedelta) -> Any:
-    """Returns gloo's end of so many ranks of this machine, which meet at a store."""
+    """Returns gloo's process group of `size` ranks of this machine, which meet at `store`."""
     gloo = _dist.ProcessGroupGloo
     options = gloo._Options()
     options._devices = [gloo.create_device(hostname="127.0.0.1")]
@@ -122,5 +121,5 @@ def gloo_group(store: Any, rank: int, size: int, longest: timedelta) -> Any:
 
 
 def first_line(error: Exception) -> str:
-    """Returns the first line of what an error says; torch's go on with where they were raised."""
+    """Returns the first line of an error's message; torch appends a trace to it."""
     return str(error).partition("\n")[0]

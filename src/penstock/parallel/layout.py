@@ -1,5 +1,5 @@
-"""Layout: which rank this is, of how many that hold one model together, and how they add up. It
-knows tensors alone."""
+"""Layout: the number of this rank, how many ranks hold one model together, and how they sum
+tensors. Knows tensors alone."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ class Layout:
     rank: int = 0
     size: int = 1
     all_reduce: Callable[[Tensor], Tensor] = (
-        _alone  # x -> the sum of every rank's x; x may be overwritten
+        _alone  # x -> the sum of every rank's x; may overwrite x
     )
     all_gather: Callable[[Tensor], Tensor] = (
-        _alone_gathered  # x -> every rank's x, [size, *x.shape]: small ones
+        _alone_gathered  # x -> every rank's x, [size, *x.shape]; for small tensors
     )
 
     def share(self, pieces: int, what: str, *, repeats: bool = False) -> tuple[int, int]:
-        """Returns (shares, this rank's) of something that comes in `pieces`. repeats: where there
-        are fewer pieces than ranks, several ranks hold the same one. UsageError where they don't
-        divide."""
+        """Returns (shares, index of this rank's share) of something that consists of `pieces`.
+        repeats: if there are fewer pieces than ranks, several ranks may hold the same one. Raises
+        UsageError if the ranks don't divide the pieces."""
         if pieces % self.size and not (repeats and self.size % pieces == 0):
             fit = [str(ranks) for ranks in range(1, min(pieces, 64) + 1) if pieces % ranks == 0]
             raise UsageError(
@@ -47,8 +47,8 @@ class Layout:
         return shares, self.rank * shares // self.size
 
     def near_share(self, pieces: int, what: str) -> tuple[int, int]:
-        """Returns (shares, this rank's) of what may be cut into shares that differ by a piece.
-        UsageError where there are fewer pieces than ranks."""
+        """Returns (shares, index of this rank's share) where shares may differ by one piece. Raises
+        UsageError if there are fewer pieces than ranks."""
         if pieces < self.size:
             raise UsageError(
                 f"{what}: {pieces} cannot be divided over {self.size} ranks: take {pieces} at most",
@@ -58,8 +58,8 @@ class Layout:
 
 
 def stretch(length: int, unit: int, shares: int, share: int) -> tuple[int, int]:
-    """Returns (first, length) of a share of something that is cut between units, the last of which
-    may be short: shares differ by a unit at most."""
+    """Returns (first, length) of one share of a dimension that is cut between units. The last unit
+    may be short; shares differ by one unit at most."""
     units = -(-length // unit)
     first, last = (min(length, (share + ahead) * units // shares * unit) for ahead in (0, 1))
     return first, last - first

@@ -1,8 +1,6 @@
-"""Weight: an array of a model that describes itself, so that loading, cutting and counting are
-loops over weights.
-
-It knows names, shapes and numbers; no files, no layers, no kernels.
-"""
+"""Weight: an array of a model that describes its own checkpoint tensors, so that loading, cutting
+and counting are loops over weights.
+Knows names, shapes and numbers; no files, no layers, no kernels."""
 
 from __future__ import annotations
 
@@ -16,7 +14,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.parallel.layout import stretch
 
-FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names
+FLOATS = frozenset({"F64", "F32", "BF16", "F16"})  # safetensors' names of dtypes
 DUMMY_RANGE = 1e-3
 
 
@@ -24,11 +22,10 @@ DUMMY_RANGE = 1e-3
 class Part:
     """One tensor of a checkpoint, and the share of it that this rank holds.
 
-    name, shape: the checkpoint's.   cut: the dimension that is divided into `shares`, None: every
-    rank holds it whole. unit: what no cut goes through, of that dimension; shares may differ by
-    one. fused: the matrices that stand one after the other in this tensor, each cut in its own way;
-    of several ranks.
-    """
+    name, shape: in the checkpoint. cut: the dimension that is divided into `shares`; None: every
+    rank holds the whole tensor. share: index of this rank's share. unit: cuts go between multiples
+    of this many entries; shares may differ by one unit. fused: the matrices stacked in this tensor
+    if it is cut, each cut on its own."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,8 +37,8 @@ class Part:
 
     @classmethod
     def of_fused(cls, name: str, parts: Sequence[Part]) -> Part:
-        """Returns the tensor that holds these matrices `[out, in]`, cut by rows, one after the
-        other."""
+        """Returns the tensor [sum of out, in] that stacks these matrices [out, in], each cut by
+        rows."""
         rows, shares = sum(part.shape[0] for part in parts), max(part.shares for part in parts)
         return cls(
             name, (rows, *parts[0].shape[1:]), 0, shares, fused=tuple(parts) if shares > 1 else ()
@@ -71,25 +68,24 @@ class Part:
         return tensor.narrow(self.cut, *self.bounds)
 
     def over(self, name: str, shape: tuple[int, ...]) -> Part:
-        """Returns the share of another array that is cut as this one is."""
+        """Returns another array's Part, cut the same way as this one."""
         fused = tuple(part.over(name, (part.shape[0], *shape[1:])) for part in self.fused)
         return Part(name, shape, self.cut, self.shares, self.share, self.unit, fused)
 
 
 class Weight:
-    """An array that a checkpoint's tensors fill one after the other along its first dimension.
+    """An array that checkpoint tensors fill one after the other along its first dimension.
 
-    parts: those tensors, in order.   stored: the dtypes that they may have on disk.   transform:
-    float32 -> float32, done to each before it is rounded (Gemma's norms are stored as w and used as
-    1 + w).   again: names under which a checkpoint may hold the same numbers a second time (a tied
-    head).   counts: how many of the model's numbers an element stands for (a scale for none, a
-    packed byte for two).   drawn: between what dummy numbers are drawn. optional: a checkpoint may
-    lack it.   fills_by_share: what a rank holds comes of its share of a tensor alone.
-    """
+    parts: the checkpoint tensors, in order. stored: dtypes they may have on disk. transform:
+    float32 -> float32, applied to each tensor before rounding (Gemma's norms are stored as w and
+    used as 1 + w). again: names under which a checkpoint may hold the same numbers a second time (a
+    tied head). counts: model parameters per element (0 for a scale, 2 for a byte of two packed
+    numbers). drawn: range of dummy numbers. optional: a checkpoint may lack the weight.
+    fills_by_share: a rank's share of the tensor is enough to fill the array."""
 
     optional = False
     fills_by_share = True
-    in_host = False  # whether it lies in the host's memory, beside a GPU
+    in_host = False  # True: the array lies in host memory, beside a GPU
 
     def __init__(
         self,
@@ -109,14 +105,13 @@ class Weight:
         shapes = [part.local_shape for part in self.parts]
         self._rows = [shape[0] if shape else 1 for shape in shapes]
         self._flat_shape = (sum(self._rows), *shapes[0][1:])
-        self.shape = shape or self._flat_shape  # as the layer sees it
+        self.shape = shape or self._flat_shape  # shape that the layer sees
         self.dtype = dtype
         self._value: Tensor | None = torch.empty(self.shape, dtype=dtype, device=device)
 
     @property
     def value(self) -> Tensor:
-        """The numbers, `shape` of `dtype`.
-        Gone once a layer has made its own arrangement of them."""
+        """The numbers, `shape` of `dtype`. Raises AssertionError after `take`."""
         assert self._value is not None, f"{self.parts[0].name} has been given away"
         return self._value
 
@@ -126,25 +121,26 @@ class Weight:
 
     @property
     def numbers(self) -> int:
-        """Numbers of the model that it holds."""
+        """Number of model parameters in this weight."""
         return self._counts * math.prod(self.shape)
 
     @property
     def is_small(self) -> bool:
-        """Whether it is one number for many of the model's: a scale, a norm, a bias."""
+        """True for scales, norms and biases."""
         return self._counts == 0 or len(self.shape) == 1
 
     def are_finite(self, numbers: Tensor) -> Tensor:
-        """Returns whether all of these, of its own, are finite: a bool on their device."""
+        """Returns a bool tensor on the device: True if all of `numbers`, a part of this weight, are
+        finite."""
         return numbers.isfinite().all()
 
     def take(self) -> Tensor:
-        """Returns the numbers and lets go of them: a kernel's arrangement takes their place."""
+        """Returns the numbers and drops them here: a kernel keeps its own arrangement instead."""
         value, self._value = self.value, None
         return value
 
     def reorder(self, rows: Tensor) -> None:
-        """Row n becomes what was row rows[n], in every array that has so many rows."""
+        """Permutes the rows of every array with len(rows) rows: new row n is old row rows[n]."""
         for array in self._arrays():
             if array.shape[:1] == rows.shape:
                 numbers = array.view(torch.uint8) if array.dtype == torch.float8_e4m3fn else array
@@ -154,27 +150,25 @@ class Weight:
         yield self.value
 
     def places(self) -> Iterator[tuple[Part, Tensor]]:
-        """Yields each part with the view of the numbers that it fills."""
+        """Yields each part with the view of the array that it fills."""
         flat, first = self.value.view(self._flat_shape), 0
         for part, rows in zip(self.parts, self._rows, strict=True):
             yield part, flat[first : first + rows]
             first += rows
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Writes a checkpoint's tensor, or the share of it, into its place: cut, transformed and
-        rounded."""
+        """Writes a checkpoint tensor, or this rank's share of it, into `place`: cut, transformed
+        and rounded."""
         local = tensor if tuple(tensor.shape) == part.local_shape else part.local(tensor)
         place.copy_(
             (local if self.transform is None else self.transform(local.float())).view(place.shape)
         )
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Fills it with dummy numbers, the same for the same generator: a rank draws the whole and
-        takes its share.
+        """Fills the weight with dummy numbers, the same for the same generator: a rank draws the
+        whole weight and takes its share.
 
-        wide: the dtype of the model, in which numbers are drawn that no generator draws as they
-        are.
-        """
+        wide: the model's dtype; numbers of a dtype that no generator can draw are drawn in it."""
         dtype = self.dtype if self.dtype in (torch.float32, torch.bfloat16, torch.float16) else wide
         if dtype == self.dtype and all(part.shares == 1 for part in self.parts):
             self.value.uniform_(*self._drawn, generator=generator)
@@ -190,10 +184,9 @@ class Weight:
 
 
 class MadeWeight(Weight):
-    """Numbers that are made of a checkpoint's wide ones while they are filled; dummy ones of wide
-    dummy ones."""
+    """A weight quantized from wide checkpoint numbers at load; dummy numbers are drawn wide too."""
 
-    fills_by_share = False  # a row's scale is that of the whole row
+    fills_by_share = False  # one scale serves the whole row
     scale: Tensor
 
     def _arrays(self) -> Iterator[Tensor]:
@@ -206,12 +199,11 @@ class MadeWeight(Weight):
 
 
 class Arranged(Weight):
-    """An array [out, ...] that is made of tensors which lie otherwise on disk: transposed, packed,
-    by blocks.
+    """An array [out, ...] made of tensors with another arrangement on disk: transposed, packed or
+    in blocks.
 
-    stored_parts: those tensors, whole.   parts: the arrays that `arrange` makes of each, and this
-    rank's share of them. A tensor is arranged whole, and cut then.
-    """
+    stored_parts: the tensors on disk, whole. parts: the arrays that `arrange` makes of each, with
+    this rank's share. A tensor is arranged whole and cut after that."""
 
     fills_by_share = False
 
@@ -236,7 +228,8 @@ class Arranged(Weight):
         place.copy_(array.local(self._arrange(tensor.to(place.device), array)))
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Draws the tensors as a checkpoint would have them: any bits of a word are numbers."""
+        """Draws tensors as a checkpoint would store them: every bit pattern of a packed word is
+        valid."""
         device = self.value.device
         for part, place in self.places():
             if "I32" in self.stored:
@@ -254,12 +247,11 @@ class Arranged(Weight):
 
 
 class Expected(Weight):
-    """What a checkpoint has beside the numbers and must say what we take for granted: nothing is
-    kept of it.
+    """A checkpoint tensor that is only checked, not kept: it must have the values that the engine
+    assumes.
 
-    right: a tensor -> whether it says so; None: it may say anything.   wrong: the rest of the error
-    where it doesn't.
-    """
+    right: tensor -> True if its values are as assumed; None: any values do. wrong: the rest of the
+    error message otherwise."""
 
     fills_by_share = False
 
@@ -283,4 +275,4 @@ class Expected(Weight):
             raise CheckpointError(f"tensor {part.name!r} {self._wrong}")
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """There is nothing to draw."""
+        """Does nothing: no numbers are kept."""

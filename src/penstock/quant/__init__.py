@@ -1,2 +1,2 @@
-"""Quant: how a weight's numbers are named and stored on disk, cut for ranks, and made ready to be
-multiplied by."""
+"""Quant: how the numbers of a weight are named and stored on disk, cut for ranks, and prepared for
+matrix products."""

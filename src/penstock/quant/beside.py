@@ -1,4 +1,4 @@
-"""What checkpoints have beside a matrix and its scales: zero points of numbers without, scales of
+"""Checkpoint tensors beside a matrix and its scales: zero points of symmetric numbers, scales of
 activations."""
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from penstock.parallel.sharded_weight import FLOATS, Expected, Part, Weight
 
 
 def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
-    """Returns what stands for zero points of symmetric numbers, which some writers store and are
-    nothing."""
+    """Returns a check of the zero points that some writers store for symmetric numbers: all must be
+    0."""
     return Expected(
         parts,
         device,
@@ -24,8 +24,8 @@ def no_zeros(parts: Sequence[Part], device: torch.device) -> Expected:
 
 
 def read_past(parts: Sequence[Part], device: torch.device) -> dict[str, Weight]:
-    """Returns what stands for the scales of activations that were measured ahead: here each row has
-    its own, which is finer, or isn't rounded."""
+    """Returns weights that skip a checkpoint's static activation scales. Here each row of
+    activations gets its own scale, which is finer, or is not rounded."""
     names = ("input_scale", "input_zero_point", "activation_scale", "input_global_scale")
     return {
         name: Expected([Part(f"{p.name}.{name}", (1,)) for p in parts], device, optional=True)

@@ -1,5 +1,5 @@
-"""choose_schemes: which scheme each matrix of a model has, by its name in the checkpoint. It knows
-names, no layers."""
+"""choose_schemes: the scheme of each matrix of a model, by its name in the checkpoint. Knows names;
+no layers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from penstock.quant.scheme import PLAIN, Scheme
 from penstock.quant.stored_quantization import StoredForm, StoredQuantization
 from penstock.quant.write_compressed import MadeKind
 
-# a matrix's name in the checkpoint, without `.weight` -> how it lies there
+# name of a matrix in the checkpoint, without `.weight` -> its scheme
 SchemeOf = Callable[[str], Scheme]
 
-ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")  # the last weighs one expert
-# of a gated delta rule: a head's decay and rate
+# shared_expert_gate: the weight of one expert
+ROUTERS = (".gate", ".gate.wg", ".router", ".shared_expert_gate")
+# decay and rate of each head of a gated delta rule
 RATES = (
     ".in_proj_a",
     ".in_proj_b",
@@ -36,12 +37,13 @@ MADE: dict[MadeKind, Scheme] = {
 
 
 def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> MadeKind | None:
-    """Returns what a wide checkpoint's matrix becomes at load; None: it stays as it is. The router
-    of experts and the rates of a recurrent state, which are small and decide much, stay; so does
-    the head, whose errors nothing evens out, but beside integers, where it is of eight bits: a
-    third of what a small model reads for a row, which costs little (on 24 of the demo's problems KL
-    to float32 is 3.6e-4 with such a head and 3.4e-4 without; bfloat16 1.6e-4, fp8 3.8e-3, int4
-    7.4e-2). fp8_head: beside fp8 it is made fp8 too."""
+    """Returns the form that a wide checkpoint's matrix gets at load; None: it stays wide.
+
+    Routers of experts and the rates of a recurrent state stay wide: they are small and decide much.
+    The head stays wide too, as no later layer evens out its errors; with integer quantization it
+    becomes int8. That is a third of the bytes a small model reads per row, and costs little (on 24
+    of the demo's problems the KL to float32 is 3.6e-4 with an int8 head and 3.4e-4 without;
+    bfloat16 1.6e-4, fp8 3.8e-3, int4 7.4e-2). fp8_head: with fp8, make the head fp8 too."""
     if name.endswith(ROUTERS + RATES):
         return None
     if name == "lm_head":
@@ -52,18 +54,16 @@ def made_kind(quantization: MadeKind, name: str, *, fp8_head: bool = False) -> M
 
 
 def all_plain(name: str) -> Scheme:
-    """Every matrix unquantized."""
+    """Returns the unquantized scheme for every matrix."""
     return PLAIN
 
 
 def choose_schemes(
     quantization: Quantization, stored: StoredQuantization | None = None, *, fp8_head: bool = False
 ) -> SchemeOf:
-    """Returns the scheme of each matrix. stored: what config.json says of its checkpoint, None: it
-    is unquantized. fp8_head: as `made_kind` takes it.
-
-    UsageError where `quantization` asks for another than a quantized checkpoint has.
-    """
+    """Returns the scheme of each matrix. stored: the quantization in the checkpoint's config.json;
+    None: unquantized. fp8_head: see `made_kind`.
+    Raises UsageError if `quantization` names another method than the checkpoint's."""
     if stored is not None:
         _check_named(quantization, stored)
         return _stored(stored)
@@ -81,8 +81,9 @@ def choose_schemes(
 
 
 def _check_named(quantization: Quantization, stored: StoredQuantization) -> None:
-    """vLLM's scripts name what the checkpoint has, by its method; we take its numbers' name too."""
-    # vLLM's name for NVFP4 of that writer
+    """Raises UsageError unless `quantization` names the checkpoint's method, as vLLM's scripts do,
+    or its kind of numbers."""
+    # vLLM's name for ModelOpt's NVFP4
     theirs = ("modelopt_fp4",) if stored.method == "modelopt" else ()
     if quantization not in ("auto", stored.method, *stored.kinds, *theirs):
         raise UsageError(
@@ -93,7 +94,8 @@ def _check_named(quantization: Quantization, stored: StoredQuantization) -> None
 
 
 def _stored(stored: StoredQuantization) -> SchemeOf:
-    scheme_of_form = cache(_scheme)  # matrices of one form have the same scheme, and may be fused
+    # one scheme object per form, so that matrices of one form can be fused
+    scheme_of_form = cache(_scheme)
     return lambda name: scheme_of_form(stored.form_of(name))
 
 

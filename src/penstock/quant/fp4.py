@@ -1,21 +1,17 @@
-"""Four-bit floats: read from a checkpoint that has them, or made from wide numbers at load, in the
-one layout that the products take (kernels/fp4_matrix.py).
+"""Four-bit floats, read from a quantized checkpoint or made from wide numbers at load, in the one
+layout that products take (kernels/fp4_matrix.py).
 
-    packed     compressed-tensors': `weight_packed` uint8 [out, in / 2], a byte two neighbours, the
-    first in its lower
-               half; of NVFP4 `weight_scale` e4m3 [out, in / 16], and `weight_global_scale` [1],
-               which divides them;
-               of MXFP4 `weight_scale` uint8 [out, in / 32]
-    modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike; `weight_scale_2` [], which
-    multiplies them
-    made       `weight` in a float dtype: NVFP4 is made while it is loaded
+  packed     compressed-tensors: `weight_packed` uint8 [out, in / 2], two neighbours a byte, the
+             first in the lower half. NVFP4: `weight_scale` e4m3 [out, in / 16], divided by
+             `weight_global_scale` [1]. MXFP4: `weight_scale` uint8 [out, in / 32]
+  modelopt   ModelOpt's NVFP4: `weight` and `weight_scale` alike, multiplied by `weight_scale_2` []
+  made       `weight` in a float dtype: NVFP4 is made while it is loaded
 
-Made numbers are those that compressed-tensors makes of the same weights, bit for bit
-(`generate_gparam`, `calculate_qparams`, `cast_to_fp4`): the whole's scale = 448 * 6 / its largest
-magnitude, a group's = its largest magnitude / 6 times that, in e4m3, and a number the nearest of
-E2M1, between two the one whose last bit is 0. Where the checkpoint is in bfloat16, the whole's
-scale and a group's largest magnitude / 6 are rounded to it.
-"""
+Made numbers are bit for bit those of compressed-tensors (`generate_gparam`, `calculate_qparams`,
+`cast_to_fp4`). The global scale is 448 * 6 / the matrix's largest magnitude. A group's scale is its
+largest magnitude / 6 times the global scale, in e4m3. A number becomes the nearest of E2M1; ties go
+to the one whose last bit is 0. For a bfloat16 checkpoint, the global scale and a group's largest
+magnitude / 6 are rounded to bfloat16."""
 
 from __future__ import annotations
 
@@ -38,11 +34,11 @@ from penstock.quant.scheme import Product
 from penstock.quant.stored_quantization import StoredForm
 
 BYTES = frozenset({"U8"})
-DUMMY_POWERS = (118, 122)  # bytes of MXFP4's dummy scales: numbers go to 6
-DUMMY_WHOLE = 1e-6  # of NVFP4's dummy scales, which go to 448
-LEAST_SCALE = 0.125  # of a group of zeros, as compressed-tensors has it
-# Where a magnitude is rounded up from one of E2M1 to the next. Halfway it goes to the even one, so
-# that every second bound is the largest float32 below.
+DUMMY_POWERS = (118, 122)  # range of MXFP4's dummy scale bytes; numbers reach 6
+DUMMY_WHOLE = 1e-6  # size of NVFP4's dummy global scale; group scales reach 448
+LEAST_SCALE = 0.125  # scale of an all-zero group, from compressed-tensors
+# Magnitudes at which a number is rounded up to the next of E2M1. A tie goes to the even number, so
+# every second bound is the largest float32 below the midpoint.
 _HALFWAY = torch.tensor((0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0))
 _BOUNDS = torch.where(torch.arange(7) % 2 == 1, _HALFWAY.nextafter(torch.zeros(())), _HALFWAY)
 
@@ -96,7 +92,7 @@ class Fp4Stored:
 
 
 class PowerScales(Weight):
-    """MXFP4's scales: bytes, of which one says that it is no number."""
+    """MXFP4's scales: exponent bytes, one value of which means NaN."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, torch.uint8, device, stored=BYTES, counts=0)
@@ -111,7 +107,7 @@ class PowerScales(Weight):
 
 
 class E4m3Scales(Weight):
-    """NVFP4's scales of groups."""
+    """NVFP4's group scales, e4m3 [out, in / 16]."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         stored = frozenset({"F8_E4M3"})
@@ -122,7 +118,8 @@ class E4m3Scales(Weight):
 
 
 class WholeScale(Arranged):
-    """NVFP4's scale of a whole matrix, as what multiplies the scales of each row [rows] float64."""
+    """NVFP4's global scale of a matrix, expanded to a factor of each row's scales:
+    [rows] float64."""
 
     def __init__(self, matrices: Sequence[Part], suffix: str, device: torch.device) -> None:
         divides = suffix == "weight_global_scale"
@@ -154,7 +151,7 @@ class WholeScale(Arranged):
 
 @dataclass(frozen=True, slots=True)
 class Fp4FromFloats:
-    """Wide numbers on disk, NVFP4 in memory."""
+    """A float dtype on disk, NVFP4 in memory."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
@@ -171,8 +168,8 @@ class Fp4FromFloats:
 
 
 class MadeFp4(MadeWeight):
-    """NVFP4's numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, filled from wide
-    ones."""
+    """NVFP4 numbers, `scale` [rows, groups] e4m3 and `whole` [rows] float64, made from a wide
+    matrix."""
 
     whole: Tensor
 
@@ -200,7 +197,8 @@ class MadeFp4(MadeWeight):
         yield from (self.value, self.scale, self.whole)
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """Scales are those of the whole matrix, also where ranks have a piece of it each."""
+        """Quantizes the whole matrix and stores this rank's share, so that scales don't depend on
+        the cut."""
         wide = self._wide[part]
         numbers, scale, divisor = to_nvfp4(tensor.to(place.device))
         place.copy_(array(wide, packed_shape(wide.shape, 4)).local(pack_four(numbers)))
@@ -211,10 +209,12 @@ class MadeFp4(MadeWeight):
 
 
 def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] uint8 of 0 to 15, scales [out, in
-    / 16] e4m3, and the float32 [1] that divides them. most: the largest magnitude that the last
-    goes by, None: the matrix's own."""
-    # which doesn't hold the whole's scale
+    """Returns numbers [out, in] uint8 of 0 to 15, scales [out, in / 16] e4m3, and the global scale
+    that divides them, float32 [1].
+
+    matrix: [out, in] in a float dtype. most: the largest magnitude for the global scale; None: the
+    matrix's own."""
+    # float16 can't hold the global scale
     wide = matrix.float() if matrix.dtype == torch.float16 else matrix
     groups = wide.view(wide.shape[0], -1, NV_GROUP)
     largest = groups.abs().amax(2)
@@ -231,15 +231,15 @@ def to_nvfp4(matrix: Tensor, most: Tensor | None = None) -> tuple[Tensor, Tensor
 
 
 def whole_divisor(most: Tensor) -> Tensor:
-    """The largest magnitude of a matrix -> what divides its scales, float32 [1]; 1 where there is
-    nothing to divide."""
+    """Returns the global scale, which divides a matrix's scales, float32 [1]; 1 for a matrix of
+    zeros. most: its largest magnitude."""
     divisor = E4M3_MOST * E2M1_MOST / most.clamp(min=torch.finfo(most.dtype).tiny)
     return divisor.nan_to_num(1.0, 1.0, 1.0).float().reshape(1)
 
 
 def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
-    """Returns the product by numbers in the layout of kernels/fp4_matrix.py. arrays: what
-    `ForExperts.arrays` gives."""
+    """Returns the product with a matrix in the layout of kernels/fp4_matrix.py. arrays: from
+    `ForExperts.arrays`."""
     numbers, scale, _, whole = arrays
     assert numbers is not None and scale is not None
     prepared = ops.prepare_linear_fp4(numbers, scale, whole, ops.dtype)
@@ -247,12 +247,12 @@ def fp4_product(ops: Ops, arrays: tuple[Tensor | None, ...]) -> Product:
 
 
 def in_fp4(weights: Iterable[Weight]) -> bool:
-    """Returns whether some of a model's weights are four-bit floats of this file."""
+    """Returns True if some of a model's weights are four-bit floats of this module."""
     return any(isinstance(weight, MadeFp4 | PowerScales | E4m3Scales) for weight in weights)
 
 
 def check_made(part: Part) -> None:
-    """Refuses matrices of which no NVFP4 is made."""
+    """Raises UsageError for a matrix that can't become NVFP4."""
     if part.shape[1] % SPAN:
         raise UsageError(
             f"{part.name} has {part.shape[1]} inputs, which {SPAN} doesn't divide: NVFP4 cannot be"
@@ -272,11 +272,12 @@ def _check_spans(part: Part) -> None:
 
 
 def _groups(part: Part, suffix: str, group: int) -> Part:
-    """The scales of a matrix's groups, cut as it is."""
+    """Returns the Part of a matrix's group scales, cut like the matrix."""
     return part.over(f"{part.name}.{suffix}", (part.shape[0], part.shape[1] // group))
 
 
 def _rows(part: Part) -> Part:
-    """One number a row of a matrix: of one that is cut by inputs every rank has all."""
+    """Returns the Part of one number per row [out]; a matrix cut by inputs needs all of them on
+    every rank."""
     shape = part.shape[:1]
     return part.over(part.name, shape) if part.cut == 0 else Part(part.name, shape)

@@ -1,17 +1,15 @@
-"""Float8 weights: e4m3 numbers and float32 scales, read as a checkpoint has them or made from wide
-ones at load.
+"""Float8 weights: e4m3 numbers and float32 scales, read from a checkpoint or made from wide numbers
+at load.
 
-    channel   a scale a row [out]: `weight_scale` [out, 1], as compressed-tensors stores it
-    tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
-    block     one for 128 x 128, less at the edges: `weight_scale` (HF: `weight_scale_inv`) [out /
-    128, in / 128]
-    made      `weight` in a float dtype: the numbers are made while it is loaded, a scale a row
+  channel   one scale a row: `weight_scale` [out, 1], as compressed-tensors stores it
+  tensor    one scale: `weight_scale` (HF: `weight_scale_inv`) [1]
+  block     one scale for 128 x 128, fewer at the edges: `weight_scale` (HF: `weight_scale_inv`)
+            [out / 128, in / 128]
+  made      `weight` in a float dtype, quantized at load with one scale a row
 
-Made numbers are those that llm-compressor writes for the same weights, bit for bit: scale = the
-row's largest magnitude / 448 and number = weight / scale, both rounded to the checkpoint's own
-dtype before the number is rounded to e4m3 (compressed-tensors, `calculate_qparams` and
-`_quantize`).
-"""
+Made numbers are bit for bit those of llm-compressor: scale = the row's largest magnitude / 448 and
+number = weight / scale, both rounded to the checkpoint's own dtype before the number is rounded to
+e4m3 (compressed-tensors, `calculate_qparams` and `_quantize`)."""
 
 from __future__ import annotations
 
@@ -29,11 +27,11 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.read_compressed import BLOCK
 from penstock.quant.scheme import Product, named
 
-SCALES = (1e-6, 2e-6)  # dummy ones: numbers go to 448
+SCALES = (1e-6, 2e-6)  # range of dummy scales; numbers reach 448
 
 
 class Fp8:
-    """Float8 on disk, with a scale a row (`channel`), or one a tensor."""
+    """Float8 on disk, with one scale a row (`channel`) or one a tensor."""
 
     def __init__(self, scales: str = "channel", suffix: str = "weight_scale") -> None:
         if scales not in ("channel", "tensor"):
@@ -68,7 +66,8 @@ class Fp8:
         return fp8_product(ops, *self.arrays(weights))
 
     def _scale(self, part: Part) -> Part:
-        """A row's scale goes with its row; one of a whole tensor is every rank's."""
+        """Returns the Part of the scales: one a row, cut with the rows, or one of the whole tensor
+        on every rank."""
         name = f"{part.name}.{self.suffix}"
         if self.scales == "tensor":
             return Part(name, (1,))
@@ -78,9 +77,11 @@ class Fp8:
 
 @dataclass(frozen=True, slots=True)
 class Fp8Blocks:
-    """Float8 on disk, with a scale a block. In memory a row has its own for every 128 inputs, so
-    that matrices whose rows no 128 divides are fused, and cut by rows anywhere; a cut by inputs has
-    to go between blocks."""
+    """Float8 on disk, with one scale a block of 128 x 128.
+
+    In memory each row has its own scale for every 128 inputs. So matrices whose row count 128
+    doesn't divide can be fused and cut by rows anywhere; a cut by inputs has to go between blocks.
+    """
 
     suffix: str = "weight_scale"
 
@@ -119,7 +120,7 @@ class Fp8Blocks:
 
 
 def _rows_of_blocks(scale: Tensor, array: Part) -> Tensor:
-    """scale [out / 128, in / 128] -> a row's own [out, in / 128]."""
+    """Expands block scales [out / 128, in / 128] to each row's scales [out, in / 128]."""
     return scale.float().repeat_interleave(BLOCK, 0)[: array.shape[0]]
 
 
@@ -136,7 +137,7 @@ def _numbers(parts: Sequence[Part], device: torch.device) -> Weight:
 
 
 class Fp8FromFloats:
-    """Wide numbers on disk, float8 in memory."""
+    """A float dtype on disk, float8 in memory."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
@@ -153,7 +154,7 @@ class Fp8FromFloats:
 
 
 class MadeFp8(MadeWeight):
-    """Numbers in e4m3 and `scale` [rows] float32, filled from wide ones."""
+    """Numbers in e4m3 and `scale` [rows] float32, made from a wide matrix."""
 
     def __init__(self, parts: Sequence[Part], device: torch.device) -> None:
         super().__init__(parts, E4M3, device)
@@ -164,7 +165,8 @@ class MadeFp8(MadeWeight):
         return super().nbytes + 4 * self.shape[0]
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """A row's scale is that of the whole row, also where ranks have a piece of it each."""
+        """Quantizes the whole rows and stores this rank's share, so that scales don't depend on the
+        cut."""
         numbers, scale = to_fp8(tensor.to(place.device))
         place.copy_(part.local(numbers))
         first = sum(p.local_shape[0] for p in self.parts[: self.parts.index(part)])
@@ -173,14 +175,14 @@ class MadeFp8(MadeWeight):
 
 
 def to_fp8(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] e4m3 and scales [out, 1] of that
-    dtype."""
+    """Returns numbers [out, in] e4m3 and scales [out, 1] of the matrix's dtype. matrix: [out, in]
+    in a float dtype."""
     scale = matrix.abs().amax(1, keepdim=True) / E4M3_MOST
     scale = scale.masked_fill(scale == 0, torch.finfo(scale.dtype).eps)
     return (matrix / scale).clamp_(-E4M3_MOST, E4M3_MOST).to(E4M3), scale
 
 
 def fp8_product(ops: Ops, matrix: Tensor, scale: Tensor) -> Product:
-    """Returns the product by a matrix [out, in] e4m3 with a scale a row [out] float32."""
+    """Returns the product with a matrix [out, in] e4m3 that has one scale a row [out] float32."""
     prepared = ops.prepare_linear_fp8(matrix, scale, ops.dtype)
     return Product(ops.linear_fp8, prepared, prepared.form, prepared.streamed)

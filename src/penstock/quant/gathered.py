@@ -1,9 +1,7 @@
-"""Gathered: a table of which a step reads a few rows, and the host memory that it may lie in beside
-a GPU.
+"""Gathered: a table of which a step reads a few rows; beside a GPU it may lie in host memory.
 
-Kernels read such memory by its address, over the bus: the driver keeps its pages where they are.
-torch's own pinned memory would be rounded up to the next power of two, 8 GiB for the 5.3 of a Gemma
-4 E4B's table.
+Kernels read host memory by its address over the bus; the driver pins its pages. torch's own pinned
+memory would be rounded up to the next power of two: 8 GiB for the 5.3 GiB table of a Gemma 4 E4B.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from torch import Tensor
 from penstock.errors import CapacityError
 from penstock.parallel.sharded_weight import Part, Weight
 
-DRAWN_AT_ONCE = 1 << 24  # numbers: a table beside the GPU is drawn there piece by piece
+DRAWN_AT_ONCE = 1 << 24  # numbers drawn per piece of a table
 PORTABLE_AND_MAPPED = 3  # cudaHostRegister's flags
 
 
 class Gathered(Weight):
-    """A table [rows, width]. in_host: it lies in the host's memory, and whoever reads it runs on a
-    GPU."""
+    """A table [rows, width]. in_host: the table lies in host memory while its readers
+    run on a GPU."""
 
     def __init__(
         self, part: Part, dtype: torch.dtype, device: torch.device, *, in_host: bool = False
@@ -38,29 +36,29 @@ class Gathered(Weight):
             self._value = pinned(part.local_shape, dtype)
 
     def draw(self, generator: torch.Generator, wide: torch.dtype) -> None:
-        """Fills it with dummy numbers, the same ones wherever it lies."""
+        """Fills the table with dummy numbers, the same in host and device memory."""
         for piece in torch.split(self.value, max(1, DRAWN_AT_ONCE // self.shape[1])):
             drawn = torch.empty(piece.shape, dtype=self.dtype, device=generator.device)
             piece.copy_(drawn.uniform_(*self._drawn, generator=generator))
 
 
 class _Registered(mmap.mmap):
-    """Pages that the driver keeps in their place until nobody holds them any more."""
+    """Pages that stay pinned by the driver until nobody holds them."""
 
     address: int | None = None
 
     def __del__(self) -> None:
         if self.address is not None and not sys.is_finalizing():
-            torch.cuda.synchronize()  # what reads them on the GPU has ended
+            torch.cuda.synchronize()  # kernels that read the pages have ended
             _driver().cudaHostUnregister(self.address)
 
 
 def pinned(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Returns host memory that the GPU's kernels may read. CapacityError where the driver has none
-    to give."""
+    """Returns host memory that GPU kernels can read. Raises CapacityError if the driver can't pin
+    it."""
     size = math.prod(shape) * dtype.itemsize
     pages = _Registered(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    flat = torch.frombuffer(pages, dtype=torch.uint8)  # holds them
+    flat = torch.frombuffer(pages, dtype=torch.uint8)  # keeps the pages alive
     failed = int(_driver().cudaHostRegister(flat.data_ptr(), size, PORTABLE_AND_MAPPED))
     if failed:
         raise CapacityError(

@@ -1,23 +1,19 @@
-"""Integers as checkpoints store them -> the weights that are loaded of a matrix, in the one layout
-of ours.
+"""Integer matrices as checkpoints store them -> the weights to load, in the one layout of
+kernels/int_matrix.py.
 
-    awq      qweight [K, N / 8] int32, a word eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from the
-    lowest bits;
-             qzeros [G, N / 8] alike; scales [G, N]
-    gptq     qweight [K / 8, N] int32 (8 bits: K / 4), a word eight inputs in their order; qzeros
-    [G, N / 8], a word
-             eight outputs in their order, each the zero minus one (gptq_v2: the zero); scales [G,
-             N]; g_idx [K]
-    packed   weight_packed [N, K / 8] int32 (8 bits: K / 4), a word eight inputs in their order,
-    plus 8 (128);
-             weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G]; weight_shape
-             [2]
-    plain    weight [N, K] int8; weight_scale [N, G] or one; weight_zero_point alike
+  awq      qweight [K, N / 8] int32: a word holds eight outputs, ordered 0, 2, 4, 6, 1, 3, 5, 7 from
+           the lowest bits; qzeros [G, N / 8] alike; scales [G, N]
+  gptq     qweight [K / 8, N] int32 (8 bits: K / 4): a word holds eight inputs in order; qzeros [G,
+           N / 8]: a word holds eight outputs in order, each the zero minus one (gptq_v2: the zero);
+           scales [G, N]; g_idx [K]
+  packed   weight_packed [N, K / 8] int32 (8 bits: K / 4): a word holds eight inputs in order, plus
+           8 (128); weight_zero_point [N / 8, G] alike along the outputs; weight_scale [N, G];
+           weight_shape [2]
+  plain    weight [N, K] int8; weight_scale [N, G] or [1]; weight_zero_point alike
 
-N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear and
+N outputs, K inputs, G groups along K. Sources: AutoAWQ's WQLinear_GEMM, AutoGPTQ's QuantLinear,
 GPTQModel's second format, compressed-tensors' pack_to_int32. A tensor is arranged whole and cut for
-ranks then: no cut goes through a word.
-"""
+ranks after that: no cut goes through a word."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ from penstock.quant.beside import no_zeros, read_past
 from penstock.quant.stored_quantization import StoredForm
 
 WORDS = frozenset({"I32"})
-# where outputs 0 to 7 lie in a word, in fours of bits from the lowest up
+# positions of outputs 0 to 7 in a word, in units of four bits from the lowest
 AWQ_ORDER = (
     0,
     4,
@@ -44,8 +40,8 @@ AWQ_ORDER = (
     3,
     7,
 )
-SCALES = (1e-5, 2e-5)  # dummy ones
-# what lies on disk, the array that is made of it -> unsigned numbers
+SCALES = (1e-5, 2e-5)  # range of dummy scales
+# tensor on disk, Part of the array made of it -> unsigned numbers
 Unpack = Callable[[Tensor, Part], Tensor]
 
 
@@ -53,7 +49,7 @@ Unpack = Callable[[Tensor, Part], Tensor]
 
 
 def at(part: Part, suffix: str, shape: tuple[int, ...]) -> Part:
-    """A tensor of the checkpoint that belongs to a matrix, whole."""
+    """Returns the Part of a matrix's checkpoint tensor, not cut."""
     return Part(f"{part.name}.{suffix}", shape)
 
 
@@ -62,16 +58,16 @@ def packed_shape(shape: tuple[int, ...], bits: int) -> tuple[int, ...]:
 
 
 def array(part: Part, shape: tuple[int, ...]) -> Part:
-    """The array [out, ...] that is made of it, cut as the matrix is: what has one column is every
-    rank's."""
+    """Returns the Part of the array [out, ...] made of the tensor, cut like the matrix; an array of
+    one column is on every rank if the matrix is cut by inputs."""
     if part.cut == 1 and shape[1] == 1:
         return Part(part.name, shape)
     return part.over(part.name, shape)
 
 
 def cut_groups(part: Part, group: int, instead: str = "the model's unquantized checkpoint") -> int:
-    """How many groups of a row this rank has. instead: of what ranks would cut through a group of,
-    to be taken."""
+    """Returns how many groups of a row this rank has. Raises UsageError if ranks would cut through
+    a group. instead: what the error advises to take."""
     into = part.shape[1]
     if part.cut != 1 or group == into:
         return into // group
@@ -85,7 +81,7 @@ def cut_groups(part: Part, group: int, instead: str = "the model's unquantized c
 
 
 def check_form(part: Part, form: StoredForm) -> None:
-    """Refuses what packs and groups don't divide."""
+    """Raises CheckpointError if words or groups don't divide the matrix."""
     out, into = part.shape
     group = form.group or into
     per_word = 32 // form.bits
@@ -110,8 +106,7 @@ def check_form(part: Part, form: StoredForm) -> None:
 
 
 def unpack_words(words: Tensor, bits: int) -> Tensor:
-    """words [rows, n] int32 -> the numbers in them from the lowest bits up, [rows, n * 32 / bits]
-    uint8."""
+    """Unpacks words [rows, n] int32 from the lowest bits up: [rows, n * 32 / bits] uint8."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
         return octets
@@ -119,14 +114,14 @@ def unpack_words(words: Tensor, bits: int) -> Tensor:
 
 
 def _laid_out(numbers: Tensor, bits: int) -> Tensor:
-    """numbers [N, K] uint8, unsigned, in the layout of kernels/int_matrix.py."""
+    """Packs unsigned numbers [N, K] uint8 into the layout of kernels/int_matrix.py."""
     if bits == 4:
         return pack_four(numbers.contiguous())
-    return (numbers ^ 0x80).view(torch.int8)  # less 128
+    return (numbers ^ 0x80).view(torch.int8)  # subtracts 128
 
 
 def _middle(bits: int) -> int:
-    """The unsigned number that stands for nothing where there are no zeros."""
+    """Returns the unsigned number that means 0 in symmetric quantization."""
     return 1 << (bits - 1)
 
 
@@ -137,7 +132,7 @@ def _numbers(
     device: torch.device,
     unpack: Unpack,
 ) -> Arranged:
-    """The matrix. unpack: words as on disk -> unsigned numbers [N, K]."""
+    """Returns the weight of a matrix. unpack: words on disk -> unsigned numbers [N, K]."""
     arrays = [array(part, packed_shape(part.shape, form.bits)) for part in parts]
     dtype = torch.int8 if form.bits == 8 else torch.uint8
     return Arranged(
@@ -182,7 +177,8 @@ def _zeros(
     device: torch.device,
     zeros_of: Unpack,
 ) -> Arranged:
-    """zeros_of: words as on disk -> unsigned zeros [N, G], as integers."""
+    """Returns the weight of zero points. zeros_of: words on disk -> unsigned integer zeros [N,
+    G]."""
     arrays = [array(part, (part.shape[0], _groups(form, part))) for part in parts]
     below = 128 if form.bits == 8 else 0
 
@@ -200,7 +196,7 @@ def _awq(
     form: StoredForm, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
 ) -> dict[str, Weight]:
     def in_order(words: Tensor, array: Part) -> Tensor:
-        """words [rows, N / 8] -> [N, rows]."""
+        """Unpacks words [rows, N / 8] to numbers [N, rows]."""
         numbers = unpack_words(words, 4).view(words.shape[0], -1, 8)
         return numbers[:, :, list(AWQ_ORDER)].flatten(1).t()
 
@@ -230,7 +226,8 @@ def _gptq(
     per_word, added = 32 // form.bits, 1 if form.packing == "gptq" else 0
 
     def zeros_of(words: Tensor, array: Part | None = None) -> Tensor:
-        """words [G, N / 8] -> [N, G], of which four bits and one more go to 16."""
+        """Unpacks words [G, N / 8] to zeros [N, G], as int32: a four-bit zero plus one
+        may be 16."""
         return unpack_words(words, form.bits).t().int() + added
 
     def trivial(order: Tensor, part: Part) -> bool:
@@ -259,8 +256,8 @@ def _gptq(
             ),
         ),
     }
-    # Early writers store a bias of zeros for every matrix; where a model has one, its own weight
-    # comes after this.
+    # Early writers store a bias of zeros for every matrix. If the model has a bias, its own weight
+    # replaces this one later.
     weights["bias"] = Expected(
         [at(p, "bias", (p.shape[0],)) for p in parts],
         device,
@@ -288,7 +285,7 @@ def _packed(
     per_word = 32 // form.bits
 
     def zeros_of(words: Tensor, array: Part) -> Tensor:
-        """words [ceil(N / 8), G] -> [N, G]."""
+        """Unpacks words [ceil(N / 8), G] to zeros [N, G]."""
         return unpack_words(words.t(), form.bits).t()[: array.shape[0]]
 
     each = [(part, _groups(form, part)) for part in parts]

@@ -1,6 +1,5 @@
-"""Integer weights: read from a checkpoint that has them, or made from wide numbers at load, in the
-one layout that the products take (kernels/int_matrix.py).
-"""
+"""Integer weights, read from a quantized checkpoint or made from wide numbers at load, in the one
+layout that products take (kernels/int_matrix.py)."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from penstock.quant.rounding import nearest, usual_scale
 from penstock.quant.scheme import Product, plain_product
 from penstock.quant.stored_quantization import StoredForm
 
-MADE_GROUPS = (128, 64, 32)  # of four bits: the first that divides a row
-# inputs: a shorter row has groups of 32. So small a model loses more by each number (LOG.md,
-# 2026-11-27)
+MADE_GROUPS = (128, 64, 32)  # int4 group sizes; the first that divides a row is taken
+# Rows of fewer inputs have groups of 32: a small model loses more by each number (LOG.md,
+# 2026-11-27).
 SHORT = 768
 
 
 @dataclass(frozen=True, slots=True)
 class IntStored:
-    """Integers on disk, in one of the forms above."""
+    """Integers on disk, in a form of quant/int_forms.py."""
 
     form: StoredForm
 
@@ -39,7 +38,8 @@ class IntStored:
         return FORMS[self.form.packing](self.form, parts, dtype, device)
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        """A tied head is on no disk: of eight bits it is made here, of four it stays as it is."""
+        """Returns the product with a tied head, which no checkpoint stores: made int8 here with 8
+        bits, left wide with 4 bits."""
         return (
             IntFromFloats(8).made_of(ops, matrix)
             if self.form.bits == 8
@@ -57,8 +57,8 @@ class IntStored:
 
 @dataclass(frozen=True, slots=True)
 class IntFromFloats:
-    """Wide numbers on disk, integers in memory: 8 bits with a scale a row,
-    4 bits with one a group."""
+    """A float dtype on disk, integers in memory: 8 bits with one scale a row, 4 bits with one a
+    group."""
 
     bits: int
 
@@ -87,7 +87,7 @@ class IntFromFloats:
 
 
 class MadeInt(MadeWeight):
-    """Integers and `scale` [rows, groups] of the model's dtype, filled from wide numbers."""
+    """Integers and `scale` [rows, groups] of the model's dtype, made from a wide matrix."""
 
     def __init__(
         self, parts: Sequence[Part], bits: int, dtype: torch.dtype, device: torch.device
@@ -109,7 +109,8 @@ class MadeInt(MadeWeight):
         return super().nbytes + self.scale.nbytes
 
     def fill(self, part: Part, place: Tensor, tensor: Tensor) -> None:
-        """A scale is that of its whole group, also where ranks have a piece of a row each."""
+        """Quantizes the whole rows and stores this rank's share, so that scales don't depend on the
+        cut."""
         wide = self._wide[part]
         numbers, scale = to_int(tensor.to(place.device), self.bits, self.group, self.scale.dtype)
         packed = (
@@ -121,21 +122,19 @@ class MadeInt(MadeWeight):
 
 
 def to_int(matrix: Tensor, bits: int, group: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """matrix [out, in] in a float dtype -> its numbers [out, in] int8 of so many bits, and scales
-    [out, in / group] of the model's dtype: the nearest numbers, with the same range on both sides
-    of nothing.
+    """Returns numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype`,
+    symmetric and rounded to nearest.
 
-    They are those that llm-compressor writes for the same weights, where the model's dtype is the
-    checkpoint's (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's
-    largest number * 2 / (2**bits - 1).
-    """
+    matrix: [out, in] in a float dtype. If `dtype` is the checkpoint's, the numbers are those of
+    llm-compressor (compressed-tensors, `calculate_qparams` and `_quantize`): scale = the group's
+    largest magnitude * 2 / (2**bits - 1)."""
     groups = matrix.view(matrix.shape[0], -1, group)
     scale = usual_scale(groups, bits, dtype)
     return nearest(groups, scale, bits).to(torch.int8).flatten(1), scale
 
 
 def int_product(ops: Ops, numbers: Tensor, scale: Tensor, zero: Tensor | None = None) -> Product:
-    """Returns the product by integers in the layout of kernels/int_matrix.py."""
+    """Returns the product with integers in the layout of kernels/int_matrix.py."""
     prepared = ops.prepare_linear_int(numbers, scale, zero, ops.dtype)
     return Product(ops.linear_int, prepared, prepared.form, prepared.streamed)
 

@@ -1,4 +1,4 @@
-"""read_compressed: compressed-tensors' `quantization_config` (llm-compressor's) ->
+"""read_compressed: compressed-tensors' (llm-compressor's) `quantization_config` ->
 StoredQuantization. No torch."""
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
 BLOCK = 128
 GROUPS = (32, 64, 128)
-# Of four-bit floats: format -> what they are, how scales go, neighbours that share one, and its
-# dtype.
+# Four-bit floats: format -> kind, strategy of scales, numbers that share a scale, dtype of scales.
 FP4: dict[str, tuple[Kind, str, int, str]] = {
     "nvfp4-pack-quantized": ("nvfp4", "tensor_group", NV_GROUP, "float8_e4m3fn"),
     "mxfp4-pack-quantized": ("mxfp4", "group", MX_GROUP, "uint8"),
@@ -61,11 +60,12 @@ def _group(raw: Any, where: str, form_name: str) -> Targets:
 
 
 def _narrow_rows(told: ToldObject, raw: Any, form: StoredForm) -> bool:
-    """Returns whether activations are meant to be in four bits. Those of eight are allowed, and not
-    made so by what the checkpoint says: each row gets a scale of its own where products take it in
-    float8, and stays wide otherwise. Both are finer than a scale that was measured ahead. So do
-    those of four-bit floats beside weights of the same: nothing else of the numbers depends on
-    them."""
+    """Returns True if the checkpoint asks for four-bit activations.
+
+    Eight-bit activations are accepted, but the checkpoint's scales for them are not used: each row
+    gets its own scale if the product takes float8, and stays wide otherwise. Both are finer than a
+    static scale. Four-bit float activations are accepted beside four-bit float weights: no other
+    numbers depend on them."""
     if raw is None:
         return False
     bits = raw.get("num_bits", 8) if isinstance(raw, dict) else None
@@ -123,7 +123,7 @@ def _fp4_form(
             f"{form_name} holds symmetric floats of 4 bits, and these are told to be others:"
             f" {INSTEAD}"
         )
-    # Scales by group alone, without one of the whole matrix, are read of powers of two alone.
+    # Group scales without a global scale are read for powers of two (MXFP4) only.
     told.one_of("strategy", strategy, (goes,))
     told.one_of("group_size", group, (neighbours,))
     told.one_of("scale_dtype", scale_dtype, ("", dtype))

@@ -1,13 +1,12 @@
-"""read_modelopt: what NVIDIA's ModelOpt says of its numbers -> StoredQuantization. No torch.
+"""read_modelopt: NVIDIA ModelOpt's quantization config -> StoredQuantization. No torch.
 
-    config.json               quantization_config: quant_algo, ignore, kv_cache_scheme,
-    config_groups, quantized_layers
-    hf_quant_config.json      quantization: quant_algo, exclude_modules, kv_cache_quant_algo,
-    quantized_layers
+  config.json            quantization_config: quant_algo, ignore, kv_cache_scheme, config_groups,
+                         quantized_layers
+  hf_quant_config.json   quantization: quant_algo, exclude_modules, kv_cache_quant_algo,
+                         quantized_layers
 
-Both say the same; older folders have the second alone (modelopt's
-`convert_hf_quant_config_format`).
-"""
+Both files say the same; older folders have the second alone (modelopt's
+`convert_hf_quant_config_format`)."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from penstock.quant.stored_quantization import StoredForm, StoredQuantization, T
 from penstock.quant.told_object import ToldObject, shown
 
 _NVFP4 = StoredForm("nvfp4", "group", NV_GROUP, packing="modelopt")
-# quant_algo -> how a matrix is stored, and whether rows are meant to be in four bits too.
+# quant_algo -> (form of a matrix, True if activations are four-bit too)
 ALGORITHMS = {
     "NVFP4": (_NVFP4, True),
     "W4A16_NVFP4": (_NVFP4, False),
@@ -31,7 +30,7 @@ _PAST = ("producer", "version", "quant_method", "lora_rank", "smoothquant_alpha"
 
 def read_modelopt(told: ToldObject) -> StoredQuantization:
     inner = told.take("quantization")
-    if inner is not None:  # hf_quant_config.json's form, in a file of its own or in config.json
+    if inner is not None:  # format of hf_quant_config.json, in its own file or in config.json
         told.past(*_PAST)
         told.refuse_rest()
         if not isinstance(inner, dict):
@@ -55,7 +54,8 @@ def read_modelopt(told: ToldObject) -> StoredQuantization:
 
 
 def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
-    """Each matrix, or what holds several, with an algorithm of its own."""
+    """Returns the targets of quantized_layers: an algorithm for each matrix, or for a module of
+    several."""
     names: dict[str, list[str]] = {}
     for name, raw in layers.items():
         if not isinstance(raw, dict):
@@ -71,7 +71,7 @@ def _mixed(told: ToldObject, layers: dict[str, Any]) -> tuple[Targets, ...]:
 
 
 def _check_groups(told: ToldObject) -> None:
-    """config_groups says in compressed-tensors' words what quant_algo does."""
+    """Checks config_groups, which repeats quant_algo in compressed-tensors' words."""
     _check_group(told, "")
     groups = told.take("config_groups", {})
     if not isinstance(groups, dict):
@@ -89,7 +89,7 @@ def _check_groups(told: ToldObject) -> None:
 
 
 def _check_group(told: ToldObject, algorithm: str) -> None:
-    """Some writers say 0 or null where a matrix has one scale."""
+    """Checks group_size; some writers store 0 or null for a matrix with one scale."""
     group = told.take("group_size", NV_GROUP)
     told.one_of(
         "group_size", group, (NV_GROUP,) if "NVFP4" in algorithm else (NV_GROUP, 0), _INSTEAD

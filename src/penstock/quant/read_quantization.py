@@ -1,9 +1,8 @@
-"""read_quantization: `quantization_config` of a config.json, parsed -> StoredQuantization; what is
-not read is refused by name, with what to take instead. No torch, no files.
+"""read_quantization: the parsed `quantization_config` of a config.json -> StoredQuantization. An
+unknown key or value is refused by name, with what to take instead. No torch, no files.
 
-Here are HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order);
-compressed-tensors and ModelOpt have files of their own.
-"""
+Reads HF's fp8 (blocks of 128 x 128, or one scale a matrix), AWQ (gemm) and GPTQ (no act-order)
+here; compressed-tensors and ModelOpt have files of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from penstock.quant.read_modelopt import read_modelopt
 from penstock.quant.stored_quantization import Kind, Scales, StoredForm, StoredQuantization, Targets
 from penstock.quant.told_object import INSTEAD, REFUSED, ToldObject, shown
 
-# Method -> what of it is read; docs/quantization.md is made from here.
+# Method -> the forms of it that are read; docs/quantization.md is generated from this.
 READ = {
     "compressed-tensors": (
         "`float-quantized` and `naive-quantized` with 8-bit floats (scales by channel, tensor or"
@@ -39,7 +38,7 @@ READ = {
     ),
 }
 
-# What those who write AWQ and GPTQ say of how they came by the numbers, and of how to run them.
+# Keys that writers of AWQ and GPTQ add about their calibration and kernels.
 WRITERS = (
     "damp_percent",
     "damp_auto_increment",
@@ -72,7 +71,7 @@ WRITERS = (
 
 
 def read_quantization(raw: Any, where: str) -> StoredQuantization:
-    """Returns what `quantization_config` says; `where` opens the errors."""
+    """Returns the quantization of a parsed `quantization_config`. where: opens error messages."""
     if not isinstance(raw, dict):
         raise CheckpointError(f"{where}: quantization_config must be an object, not {shown(raw)}")
     told = ToldObject(raw, f"{where}: quantization_config")
@@ -105,15 +104,15 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         ("e4m3", "float8_e4m3fn"),
         "numbers with 5 bits of exponent are not: " + INSTEAD,
     )
-    # static: scales of activations were measured ahead; each row has its own here, which is finer.
+    # static: the checkpoint has activation scales; here each row has its own, which is finer
     told.one_of(
         "activation_scheme", told.text("activation_scheme", "dynamic"), ("dynamic", "static")
     )
     told.one_of("expert_dtype", told.text("expert_dtype", "fp8"), ("fp8",))
     size = told.take("weight_block_size")
     if size is None:
-        # transformers writes the key, with null for one scale a matrix; AutoFP8, which has no
-        # blocks, doesn't know it.
+        # transformers writes the key, null for one scale a matrix. AutoFP8 has no blocks and no
+        # such key.
         inverse = "weight_block_size" in told.raw
         form = StoredForm("fp8", "tensor", scale="weight_scale_inv" if inverse else "weight_scale")
     elif size == [BLOCK, BLOCK]:
@@ -122,9 +121,10 @@ def _fp8(told: ToldObject) -> StoredQuantization:
         raise told.fail(
             f"weight_block_size {shown(size)} is not read, only [128, 128] or null: {INSTEAD}"
         )
-    told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")  # scale_fmt: of activations
+    # scale_fmt is about activations
+    told.past("scale_fmt", "modules_to_not_convert", "ignored_layers")
     ignored = told.names("modules_to_not_convert", "ignored_layers")
-    # DeepSeek leaves routers as they are, and doesn't say so
+    # DeepSeek leaves routers unquantized without listing them
     ignored = (
         *ignored,
         "lm_head",
@@ -134,7 +134,8 @@ def _fp8(told: ToldObject) -> StoredQuantization:
 
 
 def _mxfp4(told: ToldObject) -> StoredQuantization:
-    """Experts alone are quantized, and their tensors are named otherwise: models/gpt_oss.py."""
+    """Returns a quantization without targets: only experts are quantized, and models/gpt_oss.py
+    reads them."""
     told.past("modules_to_not_convert")
     return StoredQuantization("mxfp4", ())
 
@@ -189,7 +190,7 @@ def _gptq(told: ToldObject) -> StoredQuantization:
     told.one_of("checkpoint_format", form_name, ("gptq", "gptq_v2"))
     told.past(*WRITERS)
     told.one_of("pack_dtype", told.text("pack_dtype", "int32"), ("int32",))
-    # its writers leave routers of experts as they are, and don't say so
+    # GPTQ writers leave routers unquantized without listing them
     ignored = (
         "gate",
         *_dynamic(told),
@@ -205,8 +206,8 @@ def _gptq(told: ToldObject) -> StoredQuantization:
 
 
 def _dynamic(told: ToldObject) -> tuple[str, ...]:
-    """GPTQModel's rules for single modules: `-:` and a pattern leaves them as they are; others
-    change their form."""
+    """Returns the patterns of GPTQModel's `dynamic` rules that leave modules unquantized (`-:` and
+    a pattern). Raises CheckpointError for rules that change a module's form."""
     rules = told.take("dynamic", {})
     if not isinstance(rules, dict):
         raise told.fail(f"dynamic must be an object, not {shown(rules)}")
@@ -221,7 +222,7 @@ def _dynamic(told: ToldObject) -> tuple[str, ...]:
 
 
 def _flat(told: ToldObject, names: Any) -> list[str]:
-    """modules_in_block_to_quantize: a list of lists of names, or of names."""
+    """Flattens modules_in_block_to_quantize: a list of names, or of lists of names."""
     if not isinstance(names, list):
         raise told.fail(f"modules_in_block_to_quantize must be a list, not {shown(names)}")
     flat = [name for each in names for name in (each if isinstance(each, list) else [each])]
@@ -231,7 +232,7 @@ def _flat(told: ToldObject, names: Any) -> list[str]:
 
 
 def _with_head(told: ToldObject, ignored: tuple[str, ...]) -> tuple[str, ...]:
-    """AWQ and GPTQ leave the head, unless they say otherwise."""
+    """Adds the head to the ignored names unless the config says lm_head: true (AWQ, GPTQ)."""
     return ignored if told.flag("lm_head", False) else (*ignored, "lm_head")
 
 

@@ -1,50 +1,47 @@
-"""Rounding by what a matrix is multiplied by: four bits whose products err less than those of the
-nearest numbers.
+"""Rounding to four bits by calibration inputs, so that products err less than with the nearest
+numbers.
 
-    scales    of each group the one, between half and 1.1 times the usual, whose rounding costs the
-    products least
-    numbers   rounded one input after the other; what one loses is made good by those that are still
-    to come, as far as
-              the inputs go together (arXiv:2210.17323), the inputs that weigh most first
+  scales    for each group, the scale between half and 1.1 times the usual one with the least error
+            of products
+  numbers   rounded one input after the other, the inputs with the largest mean square first; later
+            correlated inputs make up for each error (GPTQ, arXiv:2210.17323)
 
-Layout and worth of the numbers are those of the nearest ones. It knows arrays; not where inputs
-come from.
-"""
+The layout and meaning of numbers are unchanged. Knows arrays; not where inputs come from."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# of the scale with which nothing is cut off: 0.5 to 1.1
+# factors of the scale that clips nothing: 0.5 to 1.1
 CLIPS = tuple(n / 20 for n in range(10, 23))
-# of the middle moment, added to each: few inputs seen leave directions of which nothing is known
+# share of the mean of `moments`' diagonal, added to each entry of it: few inputs leave some
+# directions unknown
 DAMPING = 0.01
-AT_ONCE = 128  # inputs whose errors are carried on together
+AT_ONCE = 128  # inputs per block of error propagation
 
 
 def nearest(groups: Tensor, scale: Tensor, bits: int) -> Tensor:
-    """groups [out, groups, n], scale [out, groups] -> the nearest whole numbers [out, groups, n],
-    in their dtype."""
+    """Rounds groups [out, groups, n] by scale [out, groups] to whole numbers [out, groups, n] in
+    the dtype of groups."""
     most = 2 ** (bits - 1)
     numbers: Tensor = (groups / scale[..., None].to(groups.dtype)).round_().clamp_(-most, most - 1)
     return numbers
 
 
 def usual_scale(groups: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """groups [out, groups, n] -> scales [out,
-    groups] with the same range on both sides of nothing."""
+    """Returns symmetric scales [out, groups] for groups [out, groups, n]."""
     scale: Tensor = (groups.abs().amax(2) / ((2**bits - 1) / 2)).to(dtype)
     return scale.masked_fill(scale == 0, torch.finfo(dtype).eps)
 
 
 def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype) -> Tensor:
-    """groups [out, groups, n] float32, moments [groups, n]: each input's mean square -> scales
-    [out, groups] of `dtype` whose nearest numbers lose least of the products."""
+    """Returns the scales [out, groups] of `dtype` whose nearest numbers change products least.
+    groups: [out, groups, n] float32. moments: mean square of each input, [groups, n]."""
     usual, largest, half = usual_scale(groups, bits, dtype), groups.abs().amax(2), (2**bits - 1) / 2
     best, least = usual, torch.full_like(largest, torch.inf)
-    # The usual one first: it stays where no other is better. Then those that put the largest number
-    # on a whole one.
+    # The usual scale goes first and stays unless another is better. The next two put the largest
+    # number on a whole number.
     for end in (half, half - 0.5, half + 0.5, *(half / clip for clip in CLIPS)):
         scale = (largest / end).to(dtype)
         scale = torch.where(scale == 0, usual, scale)
@@ -63,16 +60,18 @@ def search_scale(groups: Tensor, moments: Tensor, bits: int, dtype: torch.dtype)
 def round_to_products(
     matrix: Tensor, moments: Tensor, bits: int, group: int, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """matrix [out, in] in a float dtype, moments [in, in] float32: the mean of x xT over inputs x
-    -> numbers [out, in] int8 of so many bits and scales [out, in / group] of `dtype`, whose
-    products of such inputs are near its own."""
+    """Returns numbers [out, in] int8 of `bits` bits and scales [out, in / group] of `dtype` whose
+    products are near the matrix's own.
+
+    matrix: [out, in] in a float dtype. moments: [in, in] float32, the mean of x xT over inputs x.
+    """
     wide = matrix.float()
     own = moments.diagonal()
     scale = search_scale(wide.view(len(wide), -1, group), own.view(-1, group), bits, dtype)
     order = own.argsort(descending=True, stable=True)
     carried = _carried(moments[order][:, order])
     scales = scale.float().repeat_interleave(group, 1).T[order]
-    left = wide.T[order]  # [in, out], what is to be rounded yet, with the errors of what was
+    left = wide.T[order]  # [in, out]: numbers not yet rounded, plus errors carried over
     numbers, most = torch.empty_like(left), 2 ** (bits - 1)
     for first in range(0, len(left), AT_ONCE):
         end = min(first + AT_ONCE, len(left))
@@ -88,9 +87,9 @@ def round_to_products(
 
 
 def _carried(moments: Tensor) -> Tensor:
-    """moments [in, in] in the order of rounding -> upper triangular [in, in]: row n says how much
-    of input n's error each later input takes over. An input that was never seen takes part in
-    nothing."""
+    """Returns an upper triangular matrix [in, in] whose row n says how much of input n's error each
+    later input takes over. moments: [in, in] in the order of rounding. An input that is always 0
+    takes no part."""
     own = moments.diagonal()
     damped = moments + torch.diag(torch.where(own == 0, own.new_ones(()), own.mean() * DAMPING))
     factor: Tensor = torch.linalg.cholesky(

@@ -1,13 +1,12 @@
 """Scheme: how a matrix lies in a checkpoint, and the operation that multiplies by it. Each scheme
-is a class here.
+is a class.
 
-    plain   [out, in] in a float dtype, rounded to the model's
-    fp8     e4m3 numbers with float scales: `quant/fp8.py`
-    int     integers with scales by group or row: `quant/integers.py`
-    fp4     e2m1 numbers with scales by group: `quant/fp4.py`
+  plain   [out, in] in a float dtype, rounded to the model's
+  fp8     e4m3 numbers with float scales: `quant/fp8.py`
+  int     integers with scales by group or row: `quant/integers.py`
+  fp4     e2m1 numbers with scales by group: `quant/fp4.py`
 
-It knows names and numbers; a layer decides which of its matrices has which scheme.
-"""
+Knows names and numbers; a layer decides which of its matrices has which scheme."""
 
 from __future__ import annotations
 
@@ -22,55 +21,53 @@ from penstock.kernels.fp8_rows import Form, TakesWideRows
 from penstock.kernels.ops import Ops
 from penstock.parallel.sharded_weight import Part, Weight
 
-# Rows [T, in], what prepare made, bias [out] -> [T, out]
+# rows [T, in], prepared matrix, bias [out] -> [T, out]
 Multiply = Callable[[Any, Any, Tensor | None], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """A matrix that is ready to be multiplied by: the operation, and the arrangement of numbers
+    """A matrix prepared for products: the operation and the arrangement of numbers
     that it takes."""
 
     multiply: Multiply
-    matrix: Any  # the operation's own: no layer looks into it
-    form: Callable[[int], Form] = TakesWideRows().form  # how so many rows are wanted
-    streamed: Any = (
-        None  # what the fused operations of one row take; None: they don't serve this matrix
-    )
-    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: there is no
-    # such form
+    matrix: Any  # in the operation's own format
+    # number of rows -> the form of rows that the operation takes
+    form: Callable[[int], Form] = TakesWideRows().form
+    streamed: Any = None  # the matrix for fused one-row operations; None: they can't take it
+    # rows, matrix, activation -> act(gate) * up, or None, as Ops.linear_gated; None: not available
     gated: Callable[[Tensor, Any, str], Tensor | None] | None = None
 
 
 class Scheme(Protocol):
-    """`parts` name matrices [out, in] without the `.weight` that a checkpoint adds."""
+    """A way to store matrices. `parts` name matrices [out, in] without the
+    checkpoint's `.weight`."""
 
     def weights(
         self, parts: Sequence[Part], dtype: torch.dtype, device: torch.device
     ) -> dict[str, Weight]:
-        """Returns what has to be loaded, by the scheme's own words for them."""
+        """Returns the weights to load, by names that the scheme chooses."""
 
     def prepare(self, ops: Ops, weights: dict[str, Weight]) -> Product:
-        """Arranges what was loaded for its operation, and lets the loaded form go."""
+        """Arranges the loaded weights for the operation, and drops the loaded form."""
 
 
 @runtime_checkable
 class ForExperts(Scheme, Protocol):
-    """A scheme whose numbers operations of experts take as they are."""
+    """A scheme whose numbers the expert operations take too."""
 
     def arrays(self, weights: dict[str, Weight]) -> tuple[Tensor | None, ...]:
-        """Returns numbers [out, in], then scales, zeros, and what multiplies scales, None or
-        nothing where it has none, and lets the loaded form go: as `kernels/expert_matrix.py` has
-        those of an expert."""
+        """Returns numbers [out, in], then scales, zeros and factors of scales (None or left out if
+        there are none), and drops the loaded form. The layout is that of one expert in
+        `kernels/expert_matrix.py`."""
 
 
 @runtime_checkable
 class Made(Scheme, Protocol):
-    """A scheme whose numbers are made of wide ones, here too of those that are loaded for something
-    else."""
+    """A scheme that quantizes at load, and can also quantize a matrix loaded for another use."""
 
     def made_of(self, ops: Ops, matrix: Tensor) -> Product:
-        """Returns the product by a matrix [out, in] of the model's dtype, which stays as it is."""
+        """Returns the product with a quantized copy of a matrix [out, in] of the model's dtype."""
 
 
 class Plain:
@@ -89,13 +86,13 @@ class Plain:
 
 
 def plain_product(ops: Ops, matrix: Tensor) -> Product:
-    """Returns the product by a matrix [out, in] of the model's dtype."""
+    """Returns the product with a matrix [out, in] of the model's dtype."""
     prepared = ops.prepare_linear(matrix)
     return Product(ops.linear, prepared, streamed=prepared, gated=ops.linear_gated)
 
 
 def named(part: Part, suffix: str) -> Part:
-    """Returns the tensor of a checkpoint that holds a matrix under `suffix`."""
+    """Returns the checkpoint tensor that holds a matrix under `suffix`."""
     return part.over(f"{part.name}.{suffix}", part.shape)
 
 

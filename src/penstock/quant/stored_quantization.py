@@ -1,5 +1,5 @@
-"""StoredQuantization: how a checkpoint's matrices are stored, by their names. It knows no tensors,
-and no torch."""
+"""StoredQuantization: how a checkpoint's matrices are stored, by their names. Knows no tensors and
+no torch."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ Scales = Literal["channel", "tensor", "block", "group"]
 
 @dataclass(frozen=True, slots=True)
 class StoredForm:
-    """How a matrix lies in a checkpoint.
+    """The form of a matrix in a checkpoint.
 
-    group: inputs that share a scale, None: all of a row (by tensor, of a matrix).   zeros: whether
-    nothing is another number than the middle one.   packing: by quant/int_forms.py's names, of
-    four-bit floats by quant/fp4.py's. scale: how its name ends.
-    """
+    group: inputs that share a scale; None: the whole row, or with scales by tensor the whole
+    matrix. zeros: True if there are zero points. packing: a name in quant/int_forms.py, or for
+    four-bit floats in quant/fp4.py. scale: suffix of the scale tensor's name."""
 
     kind: Kind
     scales: Scales
@@ -37,18 +36,18 @@ class StoredForm:
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Which matrices have a form: class names, whole names, or `re:` and a pattern that a name
-    begins with; a frozenset has names of matrices and of what holds them, of which there may be
-    thousands.
+    """The matrices that have a form.
 
-    narrow_rows: whether what they multiply is meant to be in four bits too."""
+    named: class names, whole names, or `re:` and a pattern that a name begins with; a frozenset
+    holds names of matrices and modules, which may be thousands. narrow_rows: True if the checkpoint
+    asks for four-bit activations too."""
 
     named: tuple[str, ...] | frozenset[str]
     form: StoredForm
     narrow_rows: bool = False
 
     def have(self, name: str) -> bool:
-        """Returns whether a matrix is among them."""
+        """Returns True if the matrix is one of the targets."""
         if isinstance(self.named, frozenset):
             parts = name.split(".")
             return any(".".join(parts[:count]) in self.named for count in range(1, len(parts) + 1))
@@ -57,13 +56,12 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class StoredQuantization:
-    """What a checkpoint says of its matrices.
+    """The quantization that a checkpoint declares for its matrices.
 
-    ignored: those left as they were. by_part: its entries are parts of a name between dots (HF's
-    way), or with `*` patterns of whole names and of what holds them (ModelOpt's); else they are as
-    targets are. only: where not empty, ends of the names that are quantized.   kv: what it says of
-    keys and values.
-    """
+    ignored: matrices left unquantized. by_part: entries of `ignored` are parts of a name between
+    dots (HF's way), or patterns with `*` of whole names and modules (ModelOpt's); else they are
+    matched like targets. only: if not empty, the suffixes of quantized names. kv: the declared
+    scheme of the KV cache."""
 
     method: str
     targets: tuple[Targets, ...]
@@ -73,7 +71,7 @@ class StoredQuantization:
     kv: Any = None
 
     def form_of(self, name: str) -> StoredForm | None:
-        """Returns how a matrix lies there; None: unquantized. name: without `.weight`."""
+        """Returns the form of a matrix; None: unquantized. name: without `.weight`."""
         if self._ignores(name):
             return None
         if self.only and not name.endswith(self.only):
@@ -89,7 +87,8 @@ class StoredQuantization:
         return any(entry.startswith("re:") and _matches(name, entry) for entry in self.ignored)
 
     def called(self, ours: Callable[[str], str]) -> StoredQuantization:
-        """Returns the same by the names that `ours` gives for those of the checkpoint."""
+        """Returns the same quantization with all names passed through `ours`: checkpoint's name ->
+        model's."""
         targets = tuple(
             replace(each, named=type(each.named)(map(ours, each.named))) for each in self.targets
         )
@@ -101,7 +100,8 @@ class StoredQuantization:
 
     @property
     def narrow_rows(self) -> bool:
-        """Whether rows of some matrices are meant to be in four bits, which none are here."""
+        """True if the checkpoint asks for four-bit activations for some matrices; the engine keeps
+        them wide."""
         return any(target.narrow_rows for target in self.targets)
 
 
@@ -113,8 +113,8 @@ def _matches(name: str, entry: str) -> bool:
 
 @cache
 def _by_part(ignored: tuple[str, ...]) -> tuple[tuple[str, ...], re.Pattern[str]]:
-    """Returns the parts between dots, and one pattern of those with `*`: they are asked for every
-    matrix of a model."""
+    """Returns name parts between dots, and one pattern for the entries with `*`. Cached: used for
+    every matrix of a model."""
     own = [entry for entry in ignored if not entry.startswith("re:")]
     parts = tuple(f".{entry}." for entry in own if "*" not in entry)
     patterns = [translate(each) for entry in own if "*" in entry for each in (entry, f"{entry}.*")]

@@ -1,5 +1,5 @@
-"""ToldObject: an object of `quantization_config`, read key by key, and the refusals of what is not
-read. No torch."""
+"""ToldObject: an object of `quantization_config` that is read key by key, and the errors for unread
+keys. No torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 
 from penstock.errors import CheckpointError
 
-LONGEST = 200  # characters of a value that an error repeats
+LONGEST = 200  # characters of a value repeated in an error
 INSTEAD = (
     "take the model's unquantized checkpoint, or one in compressed-tensors, ModelOpt's NVFP4, fp8,"
     " AWQ or GPTQ"
 )
 
-# Known methods and formats that are not read: why, where there is more to say than that.
+# Known methods and formats that are not read: reason and advice, if there is more to say than
+# INSTEAD.
 REFUSED = {
     "bitsandbytes": (
         "its own library makes them: take the unquantized checkpoint with --quantization int4 or"
@@ -41,8 +42,8 @@ REFUSED = {
 
 @dataclass(slots=True)
 class ToldObject:
-    """An object that is read key by key, so that no key is left unread.
-    A null counts as not given."""
+    """A JSON object that is read key by key, so that unread keys can be refused. A null counts as
+    missing."""
 
     raw: dict[str, Any]
     where: str
@@ -57,7 +58,7 @@ class ToldObject:
         return default if value is None else value
 
     def past(self, *names: str) -> None:
-        """Passes over what changes no number."""
+        """Marks keys as read that change no number."""
         self.read.update(names)
 
     def text(self, name: str, default: str) -> str:
@@ -79,7 +80,7 @@ class ToldObject:
         return value
 
     def names(self, *spellings: str) -> tuple[str, ...]:
-        """A list of names or patterns under any of these spellings."""
+        """Returns the names or patterns listed under any of these spellings of a key."""
         found: list[str] = []
         for name in spellings:
             value = self.take(name, [])

@@ -1,15 +1,13 @@
-"""Experts that a checkpoint has all in one tensor, as gpt-oss is published: wide, inputs first, or
+"""Experts that a checkpoint stores all in one tensor, as gpt-oss does: wide with inputs first, or
 in four bits.
 
-    wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
-    MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first,
-    and
-            `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); of `down_proj` the same
-    both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
+  wide    `gate_up_proj` [E, d, 2F], `down_proj` [E, F, d]
+  MXFP4   `gate_up_proj_blocks` [E, 2F, d / 32, 16]: bytes of two numbers, the lower half first, and
+          `gate_up_proj_scales` [E, 2F, d / 32]: 2 ** (byte - 127); `down_proj` alike
+  both    `gate_up_proj_bias` [E, 2F], `down_proj_bias` [E, d]
 
-Gate and up take turns among the 2F. All is brought into the order of `kernels/expert_matrix.py`
-while it is filled. It knows names and numbers; no layer.
-"""
+Gate and up alternate among the 2F. Filling rearranges all into the order of
+`kernels/expert_matrix.py`. Knows names and numbers; no layer."""
 
 from __future__ import annotations
 
@@ -23,14 +21,14 @@ from penstock.kernels.expert_matrix import FOURS, ExpertMatrix
 from penstock.parallel.sharded_weight import FLOATS, Part, Weight
 
 BYTES = frozenset({"U8"})
-DUMMY_SCALES = (118, 122)  # numbers go to 6
+DUMMY_SCALES = (118, 122)  # range of dummy scale bytes; numbers reach 6
 NO_NUMBER = 255
 
 Arrange = Callable[[Tensor], Tensor]
 
 
 class Rearranged(Weight):
-    """An array that is made of one tensor's share by moving its numbers about."""
+    """An array made of one tensor's share by rearranging its numbers."""
 
     def __init__(
         self,
@@ -42,7 +40,7 @@ class Rearranged(Weight):
         counts: int = 1,
         drawn: tuple[int, int] | None = None,
     ) -> None:
-        """drawn: between what dummy bytes are drawn, the end left out."""
+        """drawn: range of dummy bytes, the end excluded."""
         made = arrange(torch.empty(part.local_shape, dtype=torch.uint8, device="meta")).shape
         stored = BYTES if dtype == torch.uint8 else FLOATS
         super().__init__([part], dtype, device, shape=tuple(made), stored=stored, counts=counts)
@@ -64,7 +62,7 @@ class Rearranged(Weight):
 
 
 class Exponents(Rearranged):
-    """MXFP4's scales: bytes, of which one says that it is no number (OCP Microscaling
+    """MXFP4's scales: exponent bytes, one value of which means NaN (OCP Microscaling
     Formats 1.0)."""
 
     def are_finite(self, numbers: Tensor) -> Tensor:
@@ -73,14 +71,14 @@ class Exponents(Rearranged):
 
 @dataclass(slots=True)
 class WholeExperts:
-    """One matrix of every expert, and its bias, which only one of the ranks that sum their answers
-    adds."""
+    """One matrix of every expert, and its bias. adds_bias: False on all but one of the ranks that
+    sum their outputs."""
 
     loaded: dict[str, Weight]
     adds_bias: bool = True
 
     def take(self) -> ExpertMatrix:
-        """Returns the numbers as operations take them, and lets the loaded form go."""
+        """Returns the numbers in the layout of the expert operations, and drops the loaded form."""
         scale = self.loaded["scale"].take() if "scale" in self.loaded else None
         bias = self.loaded["bias"].take()
         return ExpertMatrix(self.loaded["weight"].take(), scale, bias if self.adds_bias else None)
@@ -97,8 +95,8 @@ def gate_up_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns gate and up [2F, d], of which a rank has some outputs. at: the name before
-    `.gate_up_proj`.   cut: into how many shares, and this rank's."""
+    """Returns gate and up [2F, d]; a rank has some of the outputs. at: the name before
+    `.gate_up_proj`. cut: (shares, index of this rank's share)."""
     name, rows, unit = f"{at}.gate_up_proj", 2 * inner, 2 * FOURS
 
     def part(suffix: str, *shape: int, along: int = 1) -> Part:
@@ -142,7 +140,7 @@ def down_of(
     *,
     four: bool,
 ) -> WholeExperts:
-    """Returns the second matrix [d, F], of which a rank has some inputs."""
+    """Returns the down matrix [d, F]; a rank has some of the inputs."""
     name, groups = f"{at}.down_proj", inner // FOURS
     if four:
         blocks = Part(f"{name}_blocks", (experts, hidden, groups, FOURS // 2), 2, *cut)
@@ -163,12 +161,12 @@ def _same(x: Tensor) -> Tensor:
 
 
 def _apart(x: Tensor) -> Tensor:
-    """Gate and up in turns [E, 2F, ...] -> gate's rows, then up's."""
+    """Reorders alternating gate and up [E, 2F, ...] to all of gate, then all of up."""
     return torch.cat((x[:, ::2], x[:, 1::2]), 1)
 
 
 def _halves(blocks: Tensor) -> Tensor:
-    """Bytes of two neighbours [E, rows, groups, 16] -> [E, rows, groups * 16], of each group 16
-    beside the other 16."""
+    """Repacks bytes of two neighbours [E, rows, groups, 16] to [E, rows, groups * 16]: numbers 0 to
+    15 of a group in the lower halves, 16 to 31 in the upper."""
     numbers = torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)
     return (numbers[..., : FOURS // 2] | numbers[..., FOURS // 2 :] << 4).flatten(2)

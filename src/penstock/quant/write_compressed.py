@@ -1,20 +1,16 @@
-"""A wide matrix as a quantized checkpoint stores it, in compressed-tensors' form, and what its
-config.json says of it.
+"""Writes a wide matrix in compressed-tensors' quantized form, and the matching part of config.json.
 
-    fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; rows of activations scaled as
-    they come
-    int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1],
-    `weight_shape`
-    int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group],
-    `weight_shape`
-    nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in
-    / 16],
-            `weight_global_scale` [1]
+  fp8     float-quantized: `weight` e4m3, `weight_scale` [out, 1]; activations get dynamic scales
+  int8    pack-quantized: `weight_packed` int32 [out, in / 4], `weight_scale` [out, 1],
+          `weight_shape`
+  int4    pack-quantized: `weight_packed` int32 [out, in / 8], `weight_scale` [out, in / group],
+          `weight_shape`
+  nvfp4   nvfp4-pack-quantized: `weight_packed` uint8 [out, in / 2], `weight_scale` e4m3 [out, in /
+          16], `weight_global_scale` [1]
 
-The numbers are those that `--quantization` makes at load, but of int4 where it is known what is
-multiplied, and of nvfp4 where matrices share the whole's scale. vLLM and transformers read such a
-folder too. It knows matrices and words; no files.
-"""
+The numbers equal those that `--quantization` makes at load, except int4 rounded by calibration
+inputs, and nvfp4 where matrices share a global scale. vLLM and transformers read such a folder too.
+Knows matrices and words; no files."""
 
 from __future__ import annotations
 
@@ -44,11 +40,12 @@ def store(
     moments: Tensor | None = None,
     most: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """matrix [out, in] in a float dtype -> the tensors that a checkpoint holds of it, by what
-    follows its name. group: inputs that share a scale, of int4. dtype: of scales of whole numbers,
-    None: the matrix's.   moments: of the inputs [in, in], by which int4 is rounded (`rounding.py`);
-    None: to the nearest.   most: the largest magnitude of the matrices that share nvfp4's scale of
-    the whole; None: the matrix's own."""
+    """Returns the tensors that a checkpoint stores for a matrix, by the suffix of their names.
+
+    matrix: [out, in] in a float dtype. group: inputs that share an int4 scale. dtype: of integer
+    scales; None: the matrix's. moments: second moments of the inputs [in, in] for rounding int4
+    (`rounding.py`); None: round to nearest. most: the largest magnitude of the matrices that share
+    nvfp4's global scale; None: the matrix's own."""
     if kind == "fp8":
         numbers, scale = to_fp8(matrix)
         return {"weight": numbers, "weight_scale": scale}
@@ -70,8 +67,8 @@ def store(
 
 
 def pack_int32(numbers: Tensor, bits: int) -> Tensor:
-    """numbers [out, in] int8 of so many bits -> [out, in * bits / 32] int32, the first in the
-    lowest bits, each with half of its range added; a row's end is filled with nothing."""
+    """Packs numbers [out, in] int8 of `bits` bits into [out, in * bits / 32] int32: the first in
+    the lowest bits, each plus half its range; the last word is padded with 0."""
     each = 32 // bits
     short = -numbers.shape[1] % each
     above = torch.nn.functional.pad(numbers.to(torch.int64) + 2 ** (bits - 1), (0, short))
@@ -84,7 +81,7 @@ def told_in_config(
     kind: MadeKind, group: int, ignored: Sequence[str], others: Mapping[str, MadeKind]
 ) -> dict[str, Any]:
     """Returns config.json's `quantization_config`. ignored: names of matrices that stay wide.
-    others: those that are of another kind."""
+    others: matrices of another kind."""
     each = [([name], other) for name, other in others.items()] + [(["Linear"], kind)]
     return {
         "quant_method": "compressed-tensors",

@@ -1,5 +1,5 @@
-"""ranks: one model over several processes: rank 0 in the engine's, which schedules, the others as
-its children.
+"""ranks: one model over several processes: rank 0 in the engine's process, which schedules, the
+others in child processes.
 
-It knows runners, plans and how GPUs add up (tensor parallelism); no requests, no text.
+Knows runners, plans and the collectives of tensor parallelism; no requests, no text.
 """

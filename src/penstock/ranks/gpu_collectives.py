@@ -1,13 +1,12 @@
-"""GpuCollectives: sums and gatherings between GPUs of one machine, by memory that all read or, for
-all ranks, by NCCL.
+"""GpuCollectives: sums and gathers between GPUs of one machine, by shared memory or, if any rank
+can't share, by NCCL.
 
-    meet      a store in a file, where each says whether it could share memory: only if all could,
-    all use it
-    ours      kernels/triton/all_reduce.py over torch's symmetric memory: its pointers alone,
-    NVLink's multicast off
-    nccl      where set-up fails; its sums hang on their size, so a batch may move a last bit
+    meet      a store in a file, where each rank says if it could share memory: all share, or none
+    ours      kernels/triton/all_reduce.py over torch's symmetric memory: only its pointers, without
+              NVLink's multicast
+    nccl      if sharing fails; its sums depend on their size, so the batch may change a last bit
 
-It knows devices, stores and the kernels' launches; no plans, no layers.
+Knows devices, stores and the kernels' launches; no plans, no layers.
 """
 
 from __future__ import annotations
@@ -28,25 +27,25 @@ from torch import Tensor
 from penstock.errors import EngineError
 from penstock.parallel.collectives import first_line, gloo_group
 
-_dist: Any = torch.distributed  # its types leave out what is used here
-# A program that uses multicast can put the GPUs of a whole machine out of service when it fails.
+_dist: Any = torch.distributed  # Any: its types lack functions used here
+# A failing program that uses multicast can put the GPUs of a whole machine out of service.
 NO_MULTICAST = {
     "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
     "NCCL_NVLS_ENABLE": "0",
     "NVSHMEM_DISABLE_NVLS": "1",
 }
-MEETING = 60.0  # seconds in which memory is shared, or isn't
-# Looks at one rank's words, of 155 ns on an H100: while kernels are compiled and weights are read,
-# 68 s, and from then on 1.7 s. A look at several ranks' takes as often as long.
+MEETING = 60.0  # seconds for setting up shared memory
+# Number of polls of another rank's flag, 155 ns each on an H100: 68 s while kernels are compiled
+# and weights are read, 1.7 s afterwards. Polling several ranks takes that many times as long.
 PATIENT, AT_WORK = 440_000_000, 11_000_000
 
 Made = TypeVar("Made")
 
 
 class GpuCollectives:
-    """Serves as parallel.collectives.Collectives. meeting: a file that all ranks see, new for each
-    model. seconds: the longest that NCCL waits. Calls are launches on the current stream, and may
-    be captured; none waits for the device.
+    """Implements parallel.collectives.Collectives. meeting: a file visible to all ranks, new for
+    each model. seconds: NCCL's timeout. Calls are launches on the current stream and may be
+    captured; none waits for the device.
     """
 
     def __init__(
@@ -59,7 +58,7 @@ class GpuCollectives:
             timedelta(seconds=seconds),
         )
         self._device, self._how = device, ""
-        self._group: Any = None  # NCCL's
+        self._group: Any = None  # NCCL's group
         self._shared: SharedMemory | None = None
 
     def connect(self) -> None:
@@ -112,7 +111,8 @@ class GpuCollectives:
         return self._how
 
     def abort(self) -> None:
-        """Ends NCCL's calls. Ours end by themselves, and use what is shared until then."""
+        """Aborts NCCL's calls. Our kernels end by their own timeout, and use the shared memory
+        until then."""
         group, self._group = self._group, None
         if group is not None:
             group.abort()
@@ -127,8 +127,8 @@ class GpuCollectives:
         return store
 
     def _share(self) -> SharedMemory:
-        """Raises what keeps memory from being shared. By a store of its own: a thread that hangs
-        may hold its lock."""
+        """Sets up shared memory; raises the reason if it fails. Uses a store of its own, since a
+        hanging thread may hold its store's lock."""
         return SharedMemory(self._store("sharing"), self._rank, self._size, self._device)
 
     def _open_nccl(self, store: Any) -> None:
@@ -142,15 +142,15 @@ class GpuCollectives:
 
 
 class SharedMemory:
-    """Memory of every rank that all read. `memory`: as the kernels take it. `hung` [1] int64,
-    pinned: 1 + the rank that was waited for in vain, 0: none was."""
+    """Memory of every rank that all ranks read. memory: the kernels' argument. hung: int64 [1],
+    pinned: 1 + the rank that timed out; 0: none."""
 
     def __init__(self, store: Any, rank: int, size: int, device: torch.device) -> None:
         self.kernels: Any = import_module("penstock.kernels.triton.all_reduce")
         count = 2 * self.kernels.ROOM
         if rank == 0:
             store.set("name", f"penstock-{os.urandom(8).hex()}")
-        # torch keeps groups by their names: each model's is another
+        # torch keeps groups by name: each model needs a new one
         name = store.get("name").decode()
         with torch.cuda.device(device):
             MEETINGS.keep_pace(
@@ -169,21 +169,21 @@ class SharedMemory:
         self.memory = self.kernels.RankMemory(addresses, state, rank, self.kernels.ROOM)
 
     def be_quick(self) -> None:
-        """From the launches on that come after this one, a rank that doesn't come is waited for 1.7
-        s."""
+        """Shortens the timeout for other ranks to 1.7 s in later launches."""
         self.memory.wait_at_most(AT_WORK // self.memory.ranks)
 
 
 @dataclass
 class Meetings:
-    """How often this process has mapped memory of a group's. torch numbers what ranks tell each
-    other on the way by a count of each process: one that had a model before would wait for words
-    that a new one never says."""
+    """Number of rendezvous this process has made. torch numbers its messages between ranks by a
+    count per process: a process that had a model before would wait for messages that a new one
+    never sends."""
 
     made: int = 0
 
     def keep_pace(self, store: Any, rank: int, size: int, alone: Callable[[int], object]) -> None:
-        """Brings this process's count to the most of all ranks', by meetings of itself `alone`."""
+        """Raises this process's count to the maximum over ranks, by rendezvous with itself
+        (`alone`)."""
         store.set(f"met {rank}", str(self.made))
         most = max(int(store.get(f"met {each}")) for each in range(size))
         for nth in range(self.made, most):
@@ -197,18 +197,18 @@ MEETINGS = Meetings()
 def _map(
     name: str, store: Any, rank: int, size: int, count: int, device: torch.device
 ) -> tuple[Any, Tensor, Any]:
-    """Allocates `count` bytes, all bits set, which all ranks of a new group map -> the group, the
-    bytes, torch's handle."""
+    """Allocates `count` bytes, all bits set, mapped by all ranks of a new group; returns the group,
+    the bytes, and torch's handle."""
     symmetric: Any = import_module("torch.distributed._symmetric_memory")
     group = _named_group(name, _dist.PrefixStore(name, store), rank, size)
     held = symmetric.empty(count, dtype=torch.uint8, device=device).fill_(0xFF)
-    torch.cuda.synchronize(device)  # before another rank knows where it lies
+    torch.cuda.synchronize(device)  # before another rank gets its address
     return group, held, symmetric._SymmetricMemory.rendezvous(held, name)
 
 
 def _named_group(name: str, store: Any, rank: int, size: int) -> Any:
-    """Returns a group that torch finds by its name, for whom memory is shared: it asks it for its
-    store alone, but no group has a name without a backend."""
+    """Returns a process group that torch's symmetric memory finds by name. It only uses the group's
+    store, but a group needs a backend to have a name."""
     group, kind = _dist.ProcessGroup(store, rank, size), _dist.ProcessGroup.BackendType.GLOO
     backend = gloo_group(_dist.PrefixStore("gloo", store), rank, size, timedelta(seconds=MEETING))
     group._register_backend(torch.device("cpu"), kind, backend)
@@ -220,13 +220,13 @@ def _named_group(name: str, store: Any, rank: int, size: int) -> Any:
 
 
 def _in_time(work: Callable[[], Made], seconds: float) -> tuple[Made | None, str]:
-    """Runs work that may hang -> what it made, and why it failed, "" where it hasn't."""
+    """Runs work that may hang; returns its result, and the reason of a failure or ""."""
     told: list[tuple[Made | None, str]] = []
 
     def run() -> None:
         try:
             told.append((work(), ""))
-        except Exception as error:  # noqa: BLE001  whatever it is, the ranks add up by other means, and say so
+        except Exception as error:  # noqa: BLE001  after any error the ranks use NCCL and report it
             told.append((None, f"{type(error).__name__}: {first_line(error)}"))
 
     thread = threading.Thread(target=run, name="penstock-share", daemon=True)

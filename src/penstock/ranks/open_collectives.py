@@ -1,5 +1,4 @@
-"""open_collectives: by what the ranks of a model add up on a kind of device. It knows devices; no
-models."""
+"""open_collectives: chooses the collectives for a kind of device. Knows devices; no models."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from penstock.parallel.collectives import Collectives, Gloo
 def open_collectives(
     meeting: Path, rank: int, size: int, seconds: float, device: torch.device
 ) -> Collectives:
-    """Returns a rank's end, which has not met the others. meeting: a file that all ranks see, new
-    for each model. seconds: the longest that a rank waits for another."""
+    """Returns a rank's collectives, not connected yet. meeting: a file visible to all ranks, new
+    for each model. seconds: timeout for other ranks."""
     if device.type == "cpu":
         return Gloo(meeting, rank, size, seconds)
     from penstock.ranks.gpu_collectives import GpuCollectives

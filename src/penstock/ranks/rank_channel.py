@@ -1,12 +1,9 @@
-"""RankChannel: what rank 0 and the process of another rank say to each other, over a pair of
-sockets that they alone hold. It knows the words and their bytes, never pickled; no models and no
-devices.
+"""RankChannel: messages between rank 0 and another rank's process, over a private socket pair.
+Knows the messages and their bytes, never pickled; no models and no devices.
 
-    down    RankStart | Limits, as all ranks have agreed | a plan for each step, and LateMasks
-    behind it
-                  where it draws late (children/array_codec.py) | RankOrder between steps
-    up      RankLimits | RankDrew for each step | RankDone for each order | CarriedError, last: why
-    it ends
+    down    RankStart | Limits common to all ranks | a plan per step, followed by LateMasks if it
+            draws late (children/array_codec.py) | RankOrder between steps
+    up      RankLimits | RankDrew per step | RankDone per order | CarriedError, last: why it ends
 """
 
 from __future__ import annotations
@@ -34,10 +31,10 @@ _BUFFER = 1 << 20  # bytes that a sender need not wait for: several plans of tho
 
 
 class RankStart(msgspec.Struct, frozen=True):
-    """Down, first: which rank this is, of which model, and all that it must not find out by itself.
+    """Down, first: the rank's number, its model, and all values that must equal rank 0's.
 
-    meeting: the file where ranks meet.   threads: of each rank's products, whose last bits may
-    depend on it. seconds: the longest that a rank waits for another.
+    meeting: the file where ranks meet. threads: threads per rank; the last bits of products may
+    depend on it. seconds: timeout for other ranks.
     """
 
     rank: int
@@ -52,21 +49,21 @@ class RankStart(msgspec.Struct, frozen=True):
     end_of_text: int | None = None
 
     def config(self) -> Config:
-        """Returns rank 0's, an artifact's numbers in it."""
+        """Returns rank 0's config, including values from an artifact."""
         made = Config.of(**self.knobs)
         made.tuned, made.kv_scales, made.end_of_text = self.tuned, self.kv_scales, self.end_of_text
         return made
 
 
 class RankLimits(msgspec.Struct, tag="limits", frozen=True):
-    """Up, once: the weights are loaded, and this is what the rank has room for."""
+    """Up, once: the weights are loaded, and these are the rank's own limits."""
 
     limits: Limits
 
 
 class RankDrew(msgspec.Struct, tag="drew", frozen=True):
-    """Up, after each step: a checksum of its tokens, which are the same on every rank, and its
-    runner's counts."""
+    """Up, after each step: a checksum of its tokens, to be compared across ranks, and the runner's
+    counts."""
 
     number: int
     checksum: int
@@ -74,8 +71,8 @@ class RankDrew(msgspec.Struct, tag="drew", frozen=True):
 
 
 class RankOrder(msgspec.Struct, frozen=True):
-    """Down, between two steps: have weights loaded beside the model's (`load`, of a folder or of
-    another process), put in their place (`take`), or let go (`forget`)."""
+    """Down, between two steps: load weights beside the model's (`load`, from a folder or another
+    process), swap them in (`take`), or drop them (`forget`)."""
 
     what: Literal["load", "take", "forget"]
     folder: str = ""
@@ -91,7 +88,7 @@ class RankOrder(msgspec.Struct, frozen=True):
 
 
 class RankDone(msgspec.Struct, tag="done", frozen=True):
-    """Up: an order is carried out, or why not; then nothing has changed."""
+    """Up: an order is done, or was refused and why; a refused order changes nothing."""
 
     refused: CarriedError | None = None
 
@@ -106,7 +103,7 @@ _decode_order = msgspec.msgpack.Decoder(RankOrder).decode
 decode_word = msgspec.msgpack.Decoder[RankWord](RankWord).decode
 
 
-_ORDER = 0xC1  # the one byte that no msgpack begins with: a plan never does
+_ORDER = 0xC1  # the only byte that starts no msgpack message, so no plan begins with it
 
 
 def encode_order(order: RankOrder) -> bytes:
@@ -114,49 +111,49 @@ def encode_order(order: RankOrder) -> bytes:
 
 
 def decode_order(data: bytearray) -> RankOrder | None:
-    """Returns what is ordered; None where it is a plan."""
+    """Returns the order; None if the message is a plan."""
     return _decode_order(memoryview(data)[1:]) if data[0] == _ORDER else None
 
 
 def checksum(tokens: StepTokens) -> int:
-    """Returns a number that other tokens hardly have."""
+    """Returns a checksum of the tokens."""
     return zlib.crc32(np.ascontiguousarray(tokens.tokens).data)
 
 
 class RankChannel:
-    """One end. When a process has gone, however it went, the other's receive() gives None. seconds:
-    the longest that a sender waits for room."""
+    """One end of the channel. When the other process has gone, receive() returns None. seconds:
+    timeout of a sender waiting for room."""
 
     def __init__(self, end: socket.socket, seconds: float) -> None:
         self._socket, self._sending = end, threading.Lock()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)
         wait = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))
-        # a timeout of Python's would be receive()'s too
+        # set in the kernel: a timeout of Python's socket would also apply to receive()
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, wait)
 
     def send(self, data: bytes | bytearray) -> None:
-        """Raises OSError where nobody takes it."""
+        """Sends a message. Raises OSError if the other end is gone or does not read."""
         with self._sending:
             frames.send(self._socket, data)
 
     def comes(self, seconds: float) -> bool:
-        """Returns whether receive() has something to begin with, now or within so many seconds: the
-        end is something too."""
+        """Returns True if receive() has data or the end of the stream to read, now or within
+        `seconds`."""
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         return bool(poll.poll(seconds * 1e3))
 
     def receive(self) -> bytearray | None:
-        """Waits for a message; None: the other end has gone, or this one was closed."""
+        """Waits for a message; None: the other end has gone, or hung up."""
         return frames.receive(self._socket)
 
     def hang_up(self) -> None:
-        """Ends the talk at both ends; whoever waits in receive() is let go."""
+        """Shuts both directions down; a waiting receive() returns."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # the other has gone
+            pass  # the other end has gone
 
     def close(self) -> None:
-        """Gives the descriptor back, when nobody waits any more."""
+        """Closes the descriptor, once no thread uses it."""
         self._socket.close()

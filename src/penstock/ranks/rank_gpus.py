@@ -1,5 +1,5 @@
-"""Which GPUs ranks get, and why they can't: named before a weight is read. It knows facts of GPUs;
-no model."""
+"""rank_gpus: checks that the ranks' GPUs can hold a model together, before any weight is read.
+Knows facts about GPUs; no model."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from penstock.errors import CapacityError, UsageError
 
 
 def check_gpus(names: Sequence[str], ranks: int, visible: str | None) -> None:
-    """Raises UsageError, one line with the way out, where the first `ranks` GPUs can't hold a model
-    together. names: of those that this process sees.   visible: CUDA_VISIBLE_DEVICES, None: it
-    isn't set."""
+    """Raises UsageError, one line with a remedy, if the first `ranks` GPUs can't hold a model
+    together. names: of the GPUs this process sees. visible: CUDA_VISIBLE_DEVICES; None: not set."""
     seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
     if len(names) < ranks:
         hidden = "" if visible is None else ", or let it see more"
@@ -33,8 +32,8 @@ def check_gpus(names: Sequence[str], ranks: int, visible: str | None) -> None:
 
 
 def check_free(number: int, free: int, total: int, share: float) -> None:
-    """Raises CapacityError where somebody else has taken of GPU `number` what is ours to take.
-    free, total: bytes. share: of all of it that is ours."""
+    """Raises CapacityError if other processes use memory of GPU `number` that the engine needs.
+    free, total: bytes. share: the engine's fraction of total."""
     if free < share * total:
         raise CapacityError(
             f"GPU {number} has {free / 2**30:.1f} of {total / 2**30:.1f} GiB free, and"
@@ -45,12 +44,12 @@ def check_free(number: int, free: int, total: int, share: float) -> None:
 
 
 def check_visible_gpus(ranks: int) -> None:
-    """Holds the GPUs that are there to it, without a context on any."""
+    """Checks the visible GPUs with check_gpus, without creating a context on any."""
     names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
     check_gpus(names, ranks, os.environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def check_own_gpu(device: torch.device, share: float) -> None:
-    """Each rank, of its own, before it takes any of it."""
+    """Checks a rank's own GPU with check_free, before the rank uses any of its memory."""
     if device.type == "cuda":
         check_free(device.index, *torch.cuda.mem_get_info(device), share)

@@ -1,8 +1,8 @@
-"""The process of a rank other than 0: `python -m penstock.ranks.rank_process`, started by
-remote_rank.py alone.
+"""rank_process: the process of a rank other than 0: `python -m penstock.ranks.rank_process`,
+started only by remote_rank.py.
 
-It opens its share of the model and runs each plan that comes, in order, until rank 0 hangs up or is
-gone. It schedules nothing, and knows no sequences.
+Opens its share of the model and runs each plan in order, until rank 0 hangs up or is gone.
+Schedules nothing, and knows no sequences.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from penstock.ranks.rank_channel import (
 from penstock.ranks.rank_gpus import check_own_gpu
 from penstock.schedule.step import Flight
 
-_LOOK = 1e-3  # seconds between two looks at whether a step is done
+_LOOK = 1e-3  # seconds between two checks whether a step is done
 
 
 def main() -> None:
-    """Ends the process without another look at it: a step may be stuck in a sum that nobody
-    completes."""
+    """Runs the rank, then ends the process at once without clean-up: a step may be stuck in a sum
+    that never completes."""
     begin_child()
     end = socket.socket(fileno=int(sys.argv[1]))
     channel = RankChannel(end, 1.0)
     data = channel.receive()
-    if data is not None:  # else rank 0 was gone before it said anything
+    if data is not None:  # else rank 0 was gone before it sent the start
         try:
             _run(channel, decode_start(data))
         except Exception as error:  # noqa: BLE001  rank 0 raises it
@@ -68,12 +68,11 @@ def main() -> None:
 def _run(channel: RankChannel, start: RankStart) -> None:
     """Runs steps until rank 0 hangs up.
 
-    All of it is one thread's. Where a second one read what steps drew, now and then a pinned
-    allocation of this one failed: "CUDA error: invalid argument" (torch 2.11, on ranks above 0
-    alone).
+    Uses a single thread. When a second one read the steps' tokens, a pinned allocation of this one
+    sometimes failed: "CUDA error: invalid argument" (torch 2.11, only on ranks above 0).
     """
     runner, collectives = _open(channel, start)
-    # As in the engine's process: what is loaded by now is looked through by no collection.
+    # Exclude all loaded objects from garbage collection, as the engine's process does.
     gc.collect()
     gc.freeze()
     steps = _Steps(channel, runner, collectives)
@@ -92,7 +91,7 @@ def _run(channel: RankChannel, start: RankStart) -> None:
 
 @dataclass(slots=True)
 class _Steps:
-    """The steps that were launched, and what is said of them. out: their numbers and flights, the
+    """Launched steps and their reports to rank 0. out: numbers and flights of steps in flight,
     oldest first."""
 
     channel: RankChannel
@@ -101,7 +100,7 @@ class _Steps:
     out: deque[tuple[int, Flight]] = field(default_factory=deque)
 
     def receive(self) -> bytearray | None:
-        """Waits for rank 0's next message; meanwhile says what each step drew, once it is done."""
+        """Waits for rank 0's next message; meanwhile reports each finished step's tokens."""
         while self.out and not self.channel.comes(0.0):
             if self.out[0][1].ready():
                 self._tell(*self.out.popleft())
@@ -132,7 +131,7 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     config = start.config()
     device = find_device(config.model.device, start.rank)
     kernels, binaries = Path(start.folder) / KERNELS, find_ops(config).binaries
-    if binaries is not None and kernels.is_dir():  # an artifact's: rank 0 has verified them
+    if binaries is not None and kernels.is_dir():  # an artifact's kernels, verified by rank 0
         binaries.open(kernels, sealed=config.model.sealed)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -165,7 +164,7 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
 def _fail(channel: RankChannel, error: Exception) -> None:
     if (
         not isinstance(error, PenstockError) or error.__cause__ is not None
-    ):  # a device's error is behind its line
+    ):  # print the device's error behind the one-line message
         traceback.print_exception(error)
     try:
         channel.send(encode(CarriedError.of(error)))

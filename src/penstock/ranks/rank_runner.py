@@ -1,12 +1,12 @@
-"""RankRunner: one model over several ranks, each a process; this one is rank 0.
-`schedule.step.Runner` is its contract.
+"""RankRunner: one model over several ranks, one process each; this process is rank 0. Implements
+`schedule.step.Runner`.
 
-    launch(plan)   its bytes to every other rank, then rank 0's own share; all meet in the layers'
-    sums
-    fetch()        rank 0's tokens, which are every rank's
+    launch(plan)   sends the plan to every other rank, then runs rank 0's share; all meet in the
+                   layers' collectives
+    fetch()        rank 0's tokens, the same on every rank
 
-What ranks must agree on is said, never found out twice: limits and sizes of graphs when they start,
-everything else in the plan. It knows plans and ranks; no tensors.
+Values that must be equal on all ranks are sent, not computed by each: limits and graph sizes at
+start, all others in the plan. Knows plans and ranks; no tensors.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from penstock.ranks.remote_rank import RemoteRank
 from penstock.schedule.step import Flight, LateMasks, StepPlan, StepTokens
 from penstock.shared_weights import WeightsSource
 
-_SECONDS = 30.0  # that a rank waits for another in the middle of a step
-_TELLING = 0.3  # that a step may take to end by itself, once another rank is gone
+_SECONDS = 30.0  # seconds a rank waits for another within a step
+_TELLING = 0.3  # seconds for a step to end by itself after another rank has gone
 _LOOK = 5e-5
-_REASON = 1.0  # that rank 0 waits for another's last word, where its own share has failed
+_REASON = 1.0  # seconds between two checks of a step
 
 
 class RankRunner(TorchRunner):
-    """Rank 0's runner, and the other ranks. threads: torch's, to be given back. seconds: the
-    longest that a step which others don't end is waited for."""
+    """Rank 0's runner, and the other ranks. threads: torch's number of threads, restored at close.
+    seconds: timeout of a step."""
 
     def __init__(
         self,
@@ -76,18 +76,17 @@ class RankRunner(TorchRunner):
             threads,
             seconds,
         )
-        self._number = -1  # of the step that was launched last
+        self._number = -1  # number of the last launched step
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Starts a step on all ranks and returns at once. The plan's arrays are the runner's from
-        now on."""
+        """Starts a step on all ranks and returns at once; takes ownership of the plan's arrays."""
         self._number = plan.number
         own = self._on_all(PLANS.encode(plan), lambda: super(RankRunner, self).launch(plan))
         return own if plan.draws_late else RankFlight(plan.number, own, self)
 
     def draw(self, late: LateMasks) -> Flight:
-        """Ends the step that was launched last, which draws late, on all ranks, and returns at
-        once."""
+        """Launches, on all ranks, the draw of the last launched step, a late one;
+        returns at once."""
         here = np.arange(late.places.size, dtype=np.int32)
         sent = replace(late, words=late.words.take(late.places, axis=0), places=here)
         own = self._on_all(LATE_MASKS.encode(sent), lambda: super(RankRunner, self).draw(late))
@@ -102,8 +101,8 @@ class RankRunner(TorchRunner):
             raise self.reason(error) from error
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Has each rank load its part beside, and all take theirs once each has. Raises as
-        execute.reload does, of whichever rank; the old ones stay then."""
+        """Has each rank load its part of new weights; once all have, each swaps it in. Raises
+        execute.reload's errors, of any rank; then the old weights stay."""
         self._order(RankOrder.load(source))
         refused: list[PenstockError] = []
         try:
@@ -121,7 +120,7 @@ class RankRunner(TorchRunner):
             raise refused[0]
 
     def sleep(self, level: int) -> None:
-        """Raises UsageError."""
+        """Raises UsageError: sleep is not supported over several ranks."""
         rule = (
             "memory is given back where one GPU holds the model: where several ranks do make a new"
             " engine"
@@ -133,17 +132,17 @@ class RankRunner(TorchRunner):
             other.send(encode_order(order))
 
     def _done(self) -> list[PenstockError]:
-        """Waits for all -> why some have not."""
+        """Waits for all ranks; returns the errors of ranks that refused the order."""
         return [error for other in self.others if (error := other.done()) is not None]
 
     @property
     def rows_on_gpu(self) -> bool:
-        """Whether a step is read by looking at an event; on the CPU a share that others don't end
+        """True if reading a step polls a CUDA event; on the CPU a share that other ranks don't end
         fails by itself."""
         return isinstance(self._executor, StreamExecutor)
 
     def counts(self) -> dict[str, int]:
-        """Those of all ranks together."""
+        """Returns the counts of all ranks together."""
         theirs = [other.counts for other in self.others]
         return {
             name: own + sum(each.get(name, 0) for each in theirs)
@@ -157,8 +156,8 @@ class RankRunner(TorchRunner):
         }
 
     def close(self) -> None:
-        """Ends the other ranks' processes and lets go of this one's share. Flights that wait fail.
-        Twice is once."""
+        """Ends the other ranks' processes and closes this rank's share. Waiting flights fail.
+        Idempotent."""
         if not self._closed:
             _close(self.others)
             self.collectives.abort()
@@ -167,8 +166,8 @@ class RankRunner(TorchRunner):
             torch.set_num_threads(self._threads)
 
     def wait(self, own: Flight) -> None:
-        """Waits until rank 0's share of a step is done. EngineError where another rank ends
-        meanwhile, or it takes too long: a GPU may be in a sum that never ends."""
+        """Waits until rank 0's share of a step is done. Raises EngineError if another rank ends
+        meanwhile, or after the timeout: a GPU may be in a sum that never ends."""
         begun = time.monotonic()
         while not own.ready():
             waited = time.monotonic() - begun
@@ -182,11 +181,11 @@ class RankRunner(TorchRunner):
             time.sleep(_LOOK)
 
     def reason(self, error: EngineError, seconds: float = _REASON) -> PenstockError:
-        """Returns what is told of a share that failed: the end of another rank, where there is one
-        within `seconds`."""
+        """Returns the error to raise for a failed share: another rank's, if one ends within
+        `seconds`, else `error`."""
         ended = [other for other in self.others if other.wait(seconds / len(self.others))]
-        # A rank that died without a word is the cause; the words of others may be what they saw of
-        # it.
+        # Prefer the error of a rank that died without a message: it is the cause; others only
+        # report its loss.
         told = sorted(
             (other.failure() for other in ended),
             key=lambda failure: "lost the others" in str(failure),
@@ -196,7 +195,7 @@ class RankRunner(TorchRunner):
 
 @dataclass(slots=True)
 class RankFlight:
-    """A step on all ranks. Serves as schedule.step.Flight."""
+    """A step on all ranks. Implements schedule.step.Flight."""
 
     number: int
     own: Flight
@@ -218,7 +217,7 @@ class RankFlight:
                 self.runner.collectives.check()
             except (
                 EngineError
-            ) as error:  # a GPU has waited for the others by then: who has ended is known
+            ) as error:  # the GPU has already waited for the others, so their ends are known
                 raise self.runner.reason(error, seconds=0.0) from error
             for other in self.runner.others:
                 other.compare(self.number, tokens)
@@ -227,25 +226,25 @@ class RankFlight:
 
 
 def open_parallel(config: Config, folder: Path) -> TorchRunner:
-    """Opens the model of `folder` over as many ranks as the config says: `open_runner` for one,
-    else `open_ranks`."""
+    """Opens the model in `folder` over the config's number of ranks: `open_runner` for one, else
+    `open_ranks`."""
     ranks = config.parallel.tensor_parallel_size
     return open_runner(config, folder) if ranks == 1 else open_ranks(config, folder, ranks)
 
 
 def open_ranks(config: Config, folder: Path, ranks: int, seconds: float = _SECONDS) -> RankRunner:
-    """Starts the other ranks' processes; each loads its share of `folder`'s model, as does this
-    one, rank 0.
+    """Starts the other ranks' processes; each loads its share of the model in `folder`, as does
+    this one, rank 0.
 
-    seconds: the longest that a rank waits for another in a step. Raises what any rank raises,
-    before anything is left behind.
+    seconds: timeout of a rank waiting for another in a step. Raises any rank's errors, after
+    cleaning up.
     """
     device = find_device(config.model.device, 0)
     settle_threads(device)
     threads = torch.get_num_threads()
     dtype = find_dtype(config.model.dtype, device)
     knobs = config.told() | {"device": device.type, "dtype": str(dtype).removeprefix("torch.")}
-    # What cannot be divided is refused before anything is started.
+    # refuse a model that cannot be divided before starting processes
     model_config = read_model_config(folder)
     schemes = choose_schemes(config.model.quantization, model_config.quantization)
     build_model(model_config, dtype, torch.device("meta"), 1, Layout(0, ranks), schemes)

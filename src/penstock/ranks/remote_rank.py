@@ -1,8 +1,7 @@
-"""RemoteRank: another rank in a process of its own, as rank 0 sees it: what it is told, what it
-says, how it ended.
+"""RemoteRank: rank 0's view of another rank's process: orders, reports, and its end.
 
-A thread for each starts the process, hears it and sees its end. It knows processes and words; no
-tensors.
+One thread per rank starts the process, receives its messages and waits for its end. Knows processes
+and messages; no tensors.
 """
 
 from __future__ import annotations
@@ -30,30 +29,30 @@ from penstock.ranks.rank_channel import (
 from penstock.ranks.rank_channel import checksum as checksum_of
 from penstock.schedule.step import StepTokens
 
-LOADING = 1800.0  # seconds that a rank may take until its weights are loaded
-_LEAVING = 2.0  # until a process that was told to end, or has closed its socket, is killed
+LOADING = 1800.0  # seconds a rank may take to load its weights
+_LEAVING = 2.0  # seconds until a process that was told to end, or has closed its socket, is killed
 
 
 class RemoteRank:
-    """Its process loads its share of the model from now on."""
+    """Another rank's process; starts loading its share of the model at once."""
 
     def __init__(self, start: RankStart) -> None:
         self.rank = start.rank
-        self.error: PenstockError | None = None  # once it has ended: why
+        self.error: PenstockError | None = None  # why it ended, once it has
         self.silent = (
-            False  # whether it says nothing any more; how it ended is known a little later
+            False  # True once its socket has closed; the reason of its end is known slightly later
         )
-        self.counts: dict[str, int] = {}  # its runner's, as of the last step that it has told of
+        self.counts: dict[str, int] = {}  # counts in the rank's last report
         self.process: subprocess.Popen[bytes] | None = None
         self._ended = threading.Event()
         self._limits: queue.SimpleQueue[Limits | None] = queue.SimpleQueue()
         self._done: queue.SimpleQueue[RankDone | None] = queue.SimpleQueue()
         self._heard: deque[RankDrew] = deque()
-        self._drawn: deque[RankDrew] = deque()  # rank 0's own
+        self._drawn: deque[RankDrew] = deque()  # rank 0's own checksums
         own, theirs = socket.socketpair()
         self._channel = RankChannel(own, start.seconds)
-        # The kernel ends a process with the *thread* that started it (children/lifetime.py): this
-        # one stays as long.
+        # The kernel ends a process with the *thread* that started it (children/lifetime.py), so
+        # this thread must live as long.
         self._thread = threading.Thread(
             target=self._live, args=(theirs,), name=f"penstock-rank{self.rank}", daemon=True
         )
@@ -61,7 +60,8 @@ class RemoteRank:
         self.send(encode(start))
 
     def send(self, data: bytes | bytearray) -> None:
-        """Raises what the rank ended with, or EngineError where it takes nothing any more."""
+        """Sends a message. Raises the rank's error if it has ended, or EngineError if it no longer
+        reads."""
         if self.error is None:
             try:
                 return self._channel.send(data)
@@ -71,7 +71,8 @@ class RemoteRank:
         raise self.failure()
 
     def limits(self) -> Limits:
-        """Waits until its weights are loaded -> what it has room for. Raises what it ended with."""
+        """Waits until the rank's weights are loaded; returns its limits. Raises the rank's error if
+        it has ended."""
         try:
             found = self._limits.get(timeout=LOADING)
         except queue.Empty:
@@ -83,22 +84,22 @@ class RemoteRank:
         return found
 
     def done(self) -> PenstockError | None:
-        """Waits until it has carried out the oldest order -> why it has not, where that is so.
-        Raises what it ended with."""
+        """Waits until the rank has done the oldest order; returns the error of a refused one, else
+        None. Raises the rank's error if it has ended."""
         found = self._done.get()
         if found is None:
             raise self.failure()
         return None if found.refused is None else found.refused.error(f"rank {self.rank}: ")
 
     def compare(self, number: int, tokens: StepTokens) -> None:
-        """Holds what it drew, as far as it has said, to rank 0's tokens. EngineError where they
-        part."""
+        """Compares the rank's reported checksums with rank 0's tokens. Raises EngineError if they
+        differ."""
         self._drawn.append(RankDrew(number, checksum_of(tokens)))
         while self._drawn and self._heard:
             own, said = self._drawn[0], self._heard[0]
             if own.number <= said.number:
                 self._drawn.popleft()
-            if said.number <= own.number:  # a flight that nobody read here has no like
+            if said.number <= own.number:  # rank 0 never read this step: nothing to compare
                 self._heard.popleft()
             if own.number == said.number and own.checksum != said.checksum:
                 raise EngineError(
@@ -106,20 +107,20 @@ class RemoteRank:
                 )
 
     def wait(self, seconds: float) -> bool:
-        """Waits for its end -> whether it has ended."""
+        """Waits for the rank's end up to `seconds`; returns True if it has ended."""
         return self._ended.wait(seconds)
 
     def failure(self) -> PenstockError:
-        """Returns what it ended with, an exception of its own for each who raises it."""
+        """Returns a new copy of the rank's error, for each raise."""
         assert self.error is not None
         return type(self.error)(str(self.error), param=self.error.param)
 
     def hang_up(self) -> None:
-        """Tells it to end; `close` waits for that."""
+        """Tells the rank to end; `close` waits for it."""
         self._channel.hang_up()
 
     def close(self) -> None:
-        """Ends the process, which is killed where it doesn't end by itself. Twice is once."""
+        """Ends the process; kills it if it doesn't end by itself. Idempotent."""
         self.hang_up()
         self._thread.join()
         self._channel.close()
@@ -147,7 +148,7 @@ class RemoteRank:
         self._end(EngineError(f"rank {self.rank} {how_ended(code)}: start the engine anew"))
 
     def _hear(self) -> None:
-        """Takes what it says until there is nothing more."""
+        """Processes the rank's messages until its socket closes."""
         while (data := self._channel.receive()) is not None:
             word = decode_word(data)
             if isinstance(word, RankDrew):
@@ -161,7 +162,7 @@ class RemoteRank:
                 self._end(word.error(f"rank {self.rank}: "))
 
     def _end(self, error: PenstockError) -> None:
-        """Keeps the first reason."""
+        """Records the error; the first one stays."""
         if self.error is None:
             self.error = error
         self._limits.put(None)

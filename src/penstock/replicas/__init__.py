@@ -1,5 +1,5 @@
-"""replicas: several engines behind one client: where they run, how they are started again, which
-request goes where.
+"""replicas: several engines behind one client: their placement, restarts, and the routing of
+requests.
 
-It knows engines' clients and processes; no device, no HTTP.
+Knows engines' clients and processes; no device, no HTTP.
 """

@@ -1,5 +1,5 @@
-"""launch_engines: one engine or several, as a config says, behind one client. It knows who starts
-either."""
+"""launch_engines: starts one engine or several, as the config says, behind one client. Knows the
+launchers of both."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 async def launch_engines(
     config: Config, engine: Sequence[str] = ENGINE, step_timeout: float = STEP_TIMEOUT
 ) -> EngineClient:
-    """Starts them and waits until they are ready. The arguments, and what is raised, are
-    launch.launch's."""
+    """Starts the engines and waits until they are ready. Arguments and errors are those of
+    launch.launch."""
     if config.parallel.data_parallel_size == 1:
         return await launch(config, engine, step_timeout)
-    # 20 ms, which one engine need not wait for
+    # imported here: takes 20 ms, which one engine need not wait for
     from penstock.replicas.launch_replicas import (
         launch_replicas,
     )

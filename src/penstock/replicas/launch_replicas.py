@@ -1,5 +1,5 @@
-"""launch_replicas: several engines kept by this process, as one client for this event loop. It
-joins a supervisor and a front; it knows nothing that they don't."""
+"""launch_replicas: several engines owned by this process, as one client for this event loop. Joins
+a supervisor and a ReplicaSet."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock.replicas.supervisor import Supervisor
 
 
 class OwnReplicas(ReplicaSet):
-    """A ReplicaSet whose engines are this process's: they end with it."""
+    """A ReplicaSet whose engines belong to this process and end with it."""
 
     def __init__(
         self, config: Config, engine: Sequence[str], step_timeout: float, host: HostFacts | None
@@ -46,9 +46,9 @@ async def launch_replicas(
     step_timeout: float = STEP_TIMEOUT,
     host: HostFacts | None = None,
 ) -> ReplicaSet:
-    """Starts `data_parallel_size` engines and waits until each is ready or has failed. Raises what
-    the first raised where none is ready, UsageError or CapacityError where they cannot be placed.
-    The others are as launch.launch's."""
+    """Starts `data_parallel_size` engines and waits until each is ready or has failed. Raises the
+    first one's error if none is ready, UsageError or CapacityError if they cannot be placed. Other
+    arguments are those of launch.launch."""
     config.check()
     made = OwnReplicas(config, engine, step_timeout, host)
     try:

@@ -1,9 +1,9 @@
-"""Where replicas run: the GPUs that each sees, and the cores that it is pinned to; what cannot be
-is one line.
+"""placement: the GPUs each replica sees, and the CPU cores it is pinned to; impossible placements
+raise one-line errors.
 
-A replica's GPUs are the next ones of CUDA_VISIBLE_DEVICES, or of all; its cores are those of the
-NUMA nodes that they hang on, where that can be found out. Replicas without GPUs share the cores
-out. It knows `HostFacts`, which tests make up; nothing of engines.
+Replicas take the GPUs of CUDA_VISIBLE_DEVICES, or all GPUs, in order; a replica's cores are those
+of its GPUs' NUMA nodes, if known. Replicas without GPUs divide the cores. Knows `HostFacts`, which
+tests make up; no engines.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _PARAM = "data_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU, as its driver tells of it; "" and 0 where it doesn't. cores: those of its NUMA node,
-    or none."""
+    """A GPU as described by its driver; "" and 0 where unknown. cores: CPU cores of its NUMA node,
+    if known."""
 
     uuid: str = ""
     name: str = ""
@@ -40,8 +40,8 @@ class GpuFacts:
 
 @dataclass(frozen=True, slots=True)
 class HostFacts:
-    """What there is. visible: CUDA_VISIBLE_DEVICES, None where it isn't set; cores: those that we
-    may run on."""
+    """GPUs and cores of a machine. visible: CUDA_VISIBLE_DEVICES, None if not set; cores: the cores
+    this process may use."""
 
     gpus: Sequence[GpuFacts] = ()
     visible: str | None = None
@@ -49,7 +49,8 @@ class HostFacts:
 
     @classmethod
     def found(cls) -> HostFacts:
-        """This one. GPUs that only their devices tell of have no names."""
+        """Returns this machine's facts. Without nvidia-smi, GPUs are only counted by /dev/nvidia*,
+        without names."""
         gpus = _ask_driver() or [
             GpuFacts() for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit()
         ]
@@ -57,13 +58,13 @@ class HostFacts:
 
     @property
     def seen(self) -> list[tuple[str, GpuFacts]]:
-        """The GPUs that CUDA shows us: as CUDA_VISIBLE_DEVICES names each, and what is known of it.
-        Raises UsageError."""
+        """Returns the GPUs that CUDA shows this process: each one's name in CUDA_VISIBLE_DEVICES,
+        and its facts. Raises UsageError."""
         if self.visible is None:
             return [(str(number), gpu) for number, gpu in enumerate(self.gpus)]
         found: list[tuple[str, GpuFacts]] = []
         for name in filter(None, map(str.strip, self.visible.split(","))):
-            if name == "-1":  # CUDA itself ends the list there
+            if name == "-1":  # CUDA itself ignores the rest of the list
                 break
             if name.isdigit() and int(name) >= len(self.gpus) > 0:
                 there = f"0 to {len(self.gpus) - 1}"
@@ -85,8 +86,8 @@ class HostFacts:
 def places(
     count: int, gpus_each: int, device: str, utilization: float, host: HostFacts
 ) -> list[Place]:
-    """A place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the knobs
-    `device` and `gpu_memory_utilization`. Raises UsageError, CapacityError."""
+    """Returns a place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the
+    options `device` and `gpu_memory_utilization`. Raises UsageError or CapacityError."""
     if count == 1:
         return [Place()]
     seen = [] if device == "cpu" else host.seen
@@ -145,15 +146,14 @@ def _told(gpu: GpuFacts) -> str:
 
 
 def _cores_of(part: Sequence[tuple[str, GpuFacts]], host: HostFacts) -> list[int]:
-    """Those of all its GPUs' nodes that we may run on; none where a node isn't known."""
+    """Returns the usable cores of the NUMA nodes of these GPUs; none if a node is unknown."""
     if not all(gpu.cores for _, gpu in part):
         return []
     return sorted(frozenset[int]().union(*(gpu.cores for _, gpu in part)) & frozenset(host.cores))
 
 
 def _ask_driver() -> list[GpuFacts]:
-    """The GPUs in the order of their PCI buses, by nvidia-smi; none where it isn't there, or says
-    nothing of use."""
+    """Returns the GPUs in PCI bus order, from nvidia-smi; none if it is missing or fails."""
     command = shutil.which("nvidia-smi")
     if command is None:
         return []
@@ -161,13 +161,13 @@ def _ask_driver() -> list[GpuFacts]:
     try:
         said = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return []  # a driver that is not well: the engines say so, in CUDA's words
+        return []  # a driver that fails: the engines will report it, in CUDA's words
     return read_gpus(said)
 
 
 def read_gpus(said: str, pci: Path = _PCI, nodes: Path = _NODES) -> list[GpuFacts]:
-    """GPUs by what nvidia-smi said of them; pci, nodes: where the kernel tells of devices and of
-    memory's nodes."""
+    """Returns the GPUs in nvidia-smi's output `said`; pci, nodes: the kernel's folders of PCI
+    devices and NUMA nodes."""
     rows = [row for row in csv.reader(said.splitlines(), skipinitialspace=True) if len(row) == 5]
     return [
         GpuFacts(uuid, name, _number(used), _number(total), _cores_at(bus, pci, nodes))
@@ -180,7 +180,7 @@ def _number(text: str) -> float:
 
 
 def _cores_at(bus: str, pci: Path, nodes: Path) -> frozenset[int]:
-    """The cores of the node that a PCI device hangs on; none where the kernel doesn't say."""
+    """Returns the cores of the NUMA node of a PCI device; none if unknown."""
     domain, _, rest = bus.lower().partition(":")
     try:
         node = int((pci / f"{domain[-4:]}:{rest}" / "numa_node").read_text())

@@ -1,12 +1,13 @@
-"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes where it
-is done first (schedule/router.py), a fork group to several where that pays.
+"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes to the
+replica expected to finish it first (schedule/router.py); samples of one prompt go to several if
+that pays.
 
-    submit -> router -> a part for each replica that takes samples -> news -> ReplicaStream ->
+    submit -> router -> a part for each replica that takes samples -> deltas -> ReplicaStream ->
     reader
 
-A part whose replica dies is run again on another, once, where nothing unfinished of it has been
-told: its seed was drawn here, so its tokens are the same. It hears of engines that come and go
-(replica_words.py), and starts none.
+A part whose replica dies runs again on another, once, if no delta of its unfinished samples was
+sent: its seed was drawn here, so its tokens are the same. Learns of engines' starts and ends from
+messages (replica_words.py), and starts none.
 """
 
 from __future__ import annotations
@@ -52,12 +53,12 @@ NONE = "no replica is ready; they start again by themselves: send it again in a 
 
 
 class ReplicaSet:
-    """Requests of one event loop over `count` engines. Before the first of them has joined there
-    are no `facts`.
+    """Requests of one event loop over `count` engines. `facts` is set once the first engine has
+    joined.
 
-    tell: takes words for who keeps the engines.   number: of this process among those that send
-    requests to them. seed: where seeds of requests that bring none come from; the first of several
-    processes, and an only one, draws as an engine by itself would."""
+    tell: sends messages to the supervisor. number: index of this process among the processes that
+    send requests to these engines. seed: source of seeds for requests without one; process 0 draws
+    the same seeds as a single engine."""
 
     def __init__(
         self,
@@ -75,17 +76,17 @@ class ReplicaSet:
         self._replicas = [Replica(number) for number in range(count)]
         self._tell, self._wants_tokenizer, self._step_timeout = tell, tokenizer, step_timeout
         self._seeds = Seeds(seed, number)
-        self._engines: dict[int, SharedEngine] = {}  # by their lives
+        self._engines: dict[int, SharedEngine] = {}  # key: life
         self._place: dict[int, Replica] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._began = asyncio.Event()
         self._closing = False
-        self._died: AsyncClient | None = None  # the last one that did
+        self._died: AsyncClient | None = None  # client of the last replica that died
 
-    # --- what is known
+    # --- state
 
     async def began(self) -> bool:
-        """Waits until one replica is ready; True."""
+        """Waits until one replica is ready; returns True."""
         return await self._began.wait()
 
     @property
@@ -94,22 +95,22 @@ class ReplicaSet:
 
     @property
     def ready(self) -> int:
-        """How many replicas take requests."""
+        """Returns the number of replicas that take requests."""
         return sum(replica.takes for replica in self._replicas)
 
     @property
     def alive(self) -> bool:
-        """Whether any takes requests."""
+        """Returns True if any replica takes requests."""
         return self.ready > 0
 
     @property
     def gone(self) -> bool:
-        """Whether there will never be one again: of several each starts again."""
+        """Returns True if no replica will ever take requests again; of several, each restarts."""
         return self.count == 1 and not self.alive
 
     @property
     def death(self) -> str | None:
-        """Why the last one that died is gone, in one line."""
+        """Returns the last dead replica's cause of death in one line, or None."""
         return None if self._last is None else self._last.death
 
     @property
@@ -118,35 +119,36 @@ class ReplicaSet:
 
     @property
     def open_at_death(self) -> frozenset[Stream]:
-        """The requests that were at the last replica that died."""
+        """Returns the requests that were open at the last replica that died."""
         parts = frozenset[Stream]() if self._last is None else self._last.open_at_death
         return frozenset(part.whole for part in parts if isinstance(part, RequestPart))
 
     @property
     def cut_before_death(self) -> bool:
-        """Whether a request was cut shortly before the last death; AsyncClient says it in full."""
+        """Returns True if a request was cancelled shortly before the last death; see
+        AsyncClient."""
         return self._last is not None and self._last.cut_before_death
 
     @property
     def step_age(self) -> float:
-        """Seconds since a step was completed, of the replica for which that is longest."""
+        """Seconds since the last step, of the replica where that is longest."""
         return max(
             (r.client.step_age for r in self._replicas if r.client is not None and r.client.alive),
             default=0.0,
         )
 
     def stats(self) -> dict[str, float]:
-        """All replicas' gauges and counters as one engine's."""
+        """Returns all replicas' gauges and counters, combined as one engine's."""
         return ReplicaStats.together([replica.stats for replica in self._replicas])
 
     def each(self) -> list[ReplicaState]:
-        """Returns what is known of each replica, by its number."""
+        """Returns the state of each replica, by number."""
         return [ReplicaState(r.takes, max(0, r.lives - 1), r.stats.now) for r in self._replicas]
 
     @property
     def weights_version(self) -> str:
-        """What replicas' answers are made with; several, where one has started again since they
-        were changed."""
+        """Versions of the replicas' weights, joined by commas; several if a replica restarted after
+        weights were changed."""
         return ",".join(
             sorted(
                 {
@@ -159,7 +161,7 @@ class ReplicaSet:
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """What sleeps of any replica."""
+        """Parts asleep on any replica."""
         found = {
             tag
             for r in self._replicas
@@ -169,16 +171,15 @@ class ReplicaSet:
         return tuple(sorted(found))
 
     async def control(self, word: Control) -> None:
-        """Has every replica that takes requests do something, one after the other, so that the
-        others serve meanwhile. Raises what the first raised at which it failed, and the rest is
-        left as it is."""
+        """Has every replica that takes requests run a control, one after another, so that the
+        others serve meanwhile. Raises the first error; later replicas are left unchanged."""
         for client in [replica.client for replica in self._replicas if replica.takes]:
             assert client is not None
             await client.control(word)
 
     def restart(self) -> None:
-        """Has all replicas restarted, one at a time, each when it has nothing left to do. Raises
-        UsageError."""
+        """Restarts all replicas, one at a time, each once it is idle. Raises UsageError for a
+        single replica."""
         if self.count == 1:
             assert self._replicas[0].client is not None
             self._replicas[0].client.restart()
@@ -201,14 +202,14 @@ class ReplicaSet:
         whole: bool = False,
         among: Collection[int] = (),
     ) -> ReplicaStream:
-        """Sends a request, as AsyncClient's. whole: its samples stay together; among: on one of
-        these replicas, as long as one takes requests. Raises NoReplicaError where none does."""
+        """Sends a request, like AsyncClient. whole: keep its samples on one replica; among: prefer
+        these replicas if one of them takes requests. Raises NoReplicaError if no replica does."""
         if self._closing:
             raise EngineError("the engine is closed")
         if self.count > 1:
             sampling = self._seeds.give(sampling)
         if group_stop is None and sampling.stop_when is not None:
-            group_stop = GroupStop.of(sampling.stop_when)  # one for all parts
+            group_stop = GroupStop.of(sampling.stop_when)  # one group stop for all parts
         how: dict[str, Any] = {
             "stream": stream,
             "background": background,
@@ -222,8 +223,8 @@ class ReplicaSet:
         return made
 
     def wanting(self) -> set[int]:
-        """Replicas that would have rows free, or next to nothing that waits for them, in a few
-        seconds."""
+        """Returns the replicas that will, within a few seconds, have free rows or almost no waiting
+        work."""
         rows, longest = self.facts.max_num_seqs // self.count, self.facts.max_model_len
         room = self.router.room(rows, longest)
         return {r.number for r in self._replicas if r.takes and r.samples < room}
@@ -268,19 +269,19 @@ class ReplicaSet:
                 made.asked = made.asked or part.asked
                 self.router.sent(share, part.asked.request_id)
         except PenstockError as error:
-            # parts that went out bring nothing now: whoever reads it must not take them for all
+            # parts already sent are an incomplete answer: fail the whole request
             made.fail(error)
             raise
 
     def _part_over(self, part: RequestPart) -> None:
-        """A part has ended, however that was."""
+        """Updates the counts after a part has ended, in any way."""
         part.replica.samples -= len(part.samples)
         self.router.ended(part.replica.number, part.asked.request_id)
         self._close_if_idle(part.replica)
 
     def _lost(self, part: RequestPart, error: PenstockError) -> None:
-        """A part ended in an error; if its replica died, what is left of it is run again where that
-        can be."""
+        """Handles a part that ended in an error; if its replica died, runs its unfinished samples
+        again if possible."""
         whole, client = part.whole, part.replica.client
         if not isinstance(error, EngineError) or self._closing or self.count == 1:
             whole.fail(error)
@@ -288,8 +289,7 @@ class ReplicaSet:
         self._died = client
         whole.deaths += 1
         if whole.deaths > 1 or part.begun - part.asked.over or whole.how["background"]:
-            # A line of a batch isn't run again here: its batch does that, and finds out which line
-            # kills.
+            # The batch itself reruns its lines, and finds the one that kills replicas.
             whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
             return
         try:
@@ -303,7 +303,7 @@ class ReplicaSet:
     # --- engines that come and go
 
     def hear(self, word: WordDown) -> None:
-        """A word of who keeps the engines."""
+        """Processes a message from the supervisor."""
         if isinstance(word, Join):
             self._place[word.life] = self._replicas[word.replica]
             self._engines[word.life] = engine = SharedEngine(
@@ -357,8 +357,8 @@ class ReplicaSet:
         self.router.said(replica.number, stats, heard)
 
     def _close_if_idle(self, replica: Replica) -> None:
-        """Leaves a replica that is to be left and has nothing of ours: its engine ends once all
-        have."""
+        """Leaves a replica marked as leaving once it has no request of this set; its engine ends
+        when all clients have left."""
         if replica.leaving and replica.client is not None and replica.client.idle:
             self._begin(replica.client.close())
 
@@ -368,8 +368,7 @@ class ReplicaSet:
         task.add_done_callback(self._tasks.discard)
 
     async def close(self, hurry: asyncio.Event | None = None) -> None:
-        """Leaves all engines; requests under way get an EngineError. Who keeps the engines sees to
-        their end."""
+        """Leaves all engines; open requests get an EngineError. The engines' owner ends them."""
         self._closing = True
         for task in list(self._tasks):
             task.cancel()
@@ -377,4 +376,4 @@ class ReplicaSet:
         await asyncio.gather(*(r.client.close() for r in self._replicas if r.client is not None))
 
 
-EngineClient = AsyncClient | ReplicaSet  # what a server talks to: one engine, or several
+EngineClient = AsyncClient | ReplicaSet  # the client a server uses: one engine, or several

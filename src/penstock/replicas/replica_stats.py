@@ -1,13 +1,13 @@
-"""ReplicaStats: one replica's stats over its lives, and those of several as one engine's. It knows
-names of stats."""
+"""ReplicaStats: one replica's stats over its lives, and several replicas' stats combined as one
+engine's. Knows names of stats."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
-# What isn't counted from the start on, and so is no replica's that is down. Of several, most add
-# up; shares and means are averaged, and the last end is everybody's.
+# Gauges, which a replica that is down doesn't have; all other stats are counters. Over replicas
+# most gauges add up; shares and means are averaged; of expected ends the latest counts.
 _ADDED = {"running", "waiting", "tokens_per_second", "tokens_left", "prompt_tokens_left"}
 _AVERAGED = {
     "kv_usage",
@@ -22,22 +22,22 @@ GAUGES = _ADDED | _AVERAGED | _LARGEST
 
 
 class ReplicaStats:
-    """`now`: what the engine that runs last said, or nothing. Counters of engines that have ended
-    are kept."""
+    """Stats of one replica. now: the running engine's last stats, or empty. Counters of ended
+    engines are kept."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
         self._before: Counter[str] = Counter()
 
     def ended(self) -> None:
-        """Its engine has ended."""
+        """Adds the counters of an engine that has ended to the kept ones."""
         for name in self.now.keys() - GAUGES:
             self._before[name] += self.now[name]  # type: ignore[assignment]
         self.now = {}
 
     @staticmethod
     def together(replicas: Sequence[ReplicaStats]) -> dict[str, float]:
-        """Returns all of them as one engine's."""
+        """Returns the replicas' stats combined as one engine's."""
         told = [replica.now for replica in replicas if replica.now]
         found: dict[str, float] = {}
         for name in {name for stats in told for name in stats} | {

@@ -1,6 +1,7 @@
-"""ReplicaStream: a request's news, of all of its parts; what is known of a replica that has some;
-seeds that are drawn before it is known which replica draws by them. It knows deltas and their ends;
-who routes, and what becomes of a part that is lost, is the set's (replica_set.py).
+"""ReplicaStream: a request's deltas, from all its parts; the state of a replica; and seeds drawn
+before the replica is chosen.
+
+Knows deltas and their ends; routing and lost parts are handled by ReplicaSet (replica_set.py).
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ from penstock.request import MAX_SEED, Delta, SamplingParams
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """One replica, as it is known here. client: of its last life."""
+    """State of one replica. client: the client of its last life."""
 
     number: int
     stats: ReplicaStats = field(default_factory=ReplicaStats)
     client: AsyncClient | None = None
     leaving: bool = False
-    lives: int = 0  # times that it came up
-    samples: int = 0  # of ours, that have not ended
+    lives: int = 0  # number of starts
+    samples: int = 0  # this set's samples on it that have not ended
 
     @property
     def takes(self) -> bool:
@@ -37,7 +38,7 @@ class Replica:
 
 
 class RequestPart(Stream):
-    """Samples of a request that one replica draws; their news goes on to the whole."""
+    """Samples of a request drawn by one replica; their deltas go to the whole request's stream."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class RequestPart(Stream):
     ) -> None:
         super().__init__(asked, cancel)
         self.whole, self.replica, self.samples = whole, replica, samples
-        self.begun: set[int] = set()  # samples of which something was told before their end
+        self.begun: set[int] = set()  # samples with deltas sent before their end
         replica.samples += len(samples)
         whole.parts.add(self)
 
@@ -71,8 +72,8 @@ class RequestPart(Stream):
 
 
 class ReplicaStream(Stream):
-    """One request's deltas, of all its parts. `asked` is of the part that came first, or of what
-    runs in its place."""
+    """Deltas of one request, from all its parts. `asked` is the first part's, or its
+    replacement's."""
 
     def __init__(
         self,
@@ -82,13 +83,13 @@ class ReplicaStream(Stream):
         sampling: SamplingParams,
         **how: Any,
     ) -> None:
-        """on_over: takes each part that is over; on_lost: one that ended in an error, while others
-        may go on. how: the other arguments that it is submitted with."""
+        """on_over: called with each part that has ended; on_lost: called with a part that ended in
+        an error, while others may go on. how: the other arguments of submit."""
         nothing: Any = None
         super().__init__(nothing, nothing)
         self.prompt_ids, self.sampling, self.how = prompt_ids, sampling, how
         self.parts: set[RequestPart] = set()
-        self.deaths = 0  # of replicas that were at it
+        self.deaths = 0  # number of its replicas that died
         self._on_over, self._on_lost = on_over, on_lost
 
     def cancel(self) -> None:
@@ -101,12 +102,12 @@ class ReplicaStream(Stream):
             part.cut()
 
     def fail(self, error: PenstockError) -> None:
-        """Ends it with an error, and its other parts."""
+        """Ends the request, and all its parts, with an error."""
         self.end(error)
         self.cancel()
 
     def part_ended(self, part: RequestPart, error: PenstockError | None) -> None:
-        """One of its parts is over."""
+        """Handles the end of one part."""
         self.parts.discard(part)
         self._on_over(part)
         if self._end is not False:
@@ -118,14 +119,15 @@ class ReplicaStream(Stream):
 
 
 class Seeds:
-    """Seeds of requests that bring none, as an engine of this seed draws them; other ones for each
-    `number`."""
+    """Seeds for requests without one, the same as an engine with this seed draws; different for
+    each `number`."""
 
     def __init__(self, seed: int, number: int = 0) -> None:
         self._drawn = np.random.default_rng([seed, number] if number else seed)
 
     def give(self, sampling: SamplingParams) -> SamplingParams:
-        """The same with a seed. One is drawn for each, so that one's seed moves no other's."""
+        """Returns the parameters with a seed. One is drawn for every request, so that setting one
+        request's seed changes no other's."""
         drawn = int(self._drawn.integers(0, MAX_SEED))
         if sampling.seed is None:
             sampling = copy.copy(sampling)

@@ -1,6 +1,6 @@
-"""The words between who keeps engines running (supervisor.py) and who sends requests to them
-(replica_set.py): handed over by a call where both are one process, as lines of JSON where they are
-two. A life is one process of a replica's, numbered over all of them. It knows words; no process, no
+"""replica_words: messages between the supervisor (supervisor.py) and its fronts, which send
+requests (replica_set.py): passed by a call within one process, as lines of JSON between two. A life
+is one process of a replica; lives are numbered over all replicas. Knows messages; no process, no
 engine.
 """
 
@@ -12,7 +12,7 @@ from penstock.children.carried_error import CarriedError
 
 
 class Join(msgspec.Struct, tag="join", frozen=True):
-    """Down: an engine is about to start, and will look for you at this address."""
+    """Down: an engine is about to start, and will connect to the front at this address."""
 
     replica: int
     life: int
@@ -20,33 +20,33 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Leave(msgspec.Struct, tag="leave", frozen=True):
-    """Down: send it nothing more, and close once it has nothing of yours."""
+    """Down: send this life no more requests, and close once it has none of yours."""
 
     life: int
 
 
 class Ended(msgspec.Struct, tag="ended", frozen=True):
-    """Down: its process has ended."""
+    """Down: a life's process has ended."""
 
     life: int
     code: int
 
 
 class Joined(msgspec.Struct, tag="joined", frozen=True):
-    """Up: it is ready, and requests go to it."""
+    """Up: the front has joined this life and sends it requests."""
 
     life: int
 
 
 class JoinFailed(msgspec.Struct, tag="join_failed", frozen=True):
-    """Up: it will never be ready, and why."""
+    """Up: the front could not join this life, and why."""
 
     life: int
     error: CarriedError
 
 
 class Hung(msgspec.Struct, tag="hung", frozen=True):
-    """Up: it completes no step though it has work, and is to be killed. why: in a line."""
+    """Up: the engine completes no step though it has work; kill it. why: one line."""
 
     life: int
     why: str

@@ -1,11 +1,11 @@
-"""Supervisor: the parent of a service's engines. It starts them, each in its place, says to all
-fronts where they meet, starts one again that ended, with growing pauses, and restarts all, one
-after the other, without a request's loss.
+"""Supervisor: parent of a service's engines. Starts and places them, tells all fronts their
+addresses, restarts engines that end, with growing pauses, and restarts all one by one without
+losing a request.
 
-A front is who sends requests to engines: a ReplicaSet of this process, or a server process that has
-one. It hears of each life (replica_words.py) and tells whether it could join. A single engine is
-kept the same way, but not started again: with it its service ends. It knows processes and words; no
-requests.
+A front sends requests to engines: a ReplicaSet of this process, or a server process with one. The
+supervisor tells it of each life (replica_words.py), and it answers whether it could join. A single
+engine is handled the same way, but not restarted: the service ends with it. Knows processes and
+messages; no requests.
 """
 
 from __future__ import annotations
@@ -37,24 +37,23 @@ from penstock.replicas.replica_words import (
     WordUp,
 )
 
-# Seconds before a replica that ended is started again: at first, and after it ended soon again and
-# again.
+# Seconds before an ended replica is restarted: at first, and at most, after repeated early ends.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-LAST_WORDS = 1.0  # seconds in which a front may still say why an engine failed that has ended
-END_PATIENCE = 10.0  # seconds that engines get to end, once nobody sends them anything more
+LAST_WORDS = 1.0  # seconds for a front to report why an ended engine had failed
+END_PATIENCE = 10.0  # seconds engines get to end once no front uses them
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One process of a replica's. joining: fronts that have not joined it; meeting: where they do,
-    until they have."""
+    """One process of a replica. joining: fronts that have not joined it yet; meeting: holds the
+    addresses' folder until they have."""
 
     number: int
     replica: int
     process: asyncio.subprocess.Process
     joining: set[int]
     meeting: contextlib.ExitStack
-    why: str | None = None  # it ended, where a front knows that
+    why: str | None = None  # why it ended, if a front knows
     ready: asyncio.Future[None] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
@@ -67,7 +66,8 @@ class _Life:
 
 
 class Supervisor:
-    """Keeps `config`'s engines for these fronts. engine: the command of an engine's process."""
+    """Keeps the config's engines running for these fronts. engine: the command of an engine's
+    process."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Supervisor:
         step_timeout: float = STEP_TIMEOUT,
         host: HostFacts | None = None,
     ) -> None:
-        """Raises UsageError or CapacityError where the engines cannot all be placed."""
+        """Raises UsageError or CapacityError if the engines cannot all be placed."""
         self._config, self._fronts, self._engine, self._step_timeout = (
             config,
             fronts,
@@ -92,24 +92,24 @@ class Supervisor:
             config.memory.gpu_memory_utilization,
             host or (HostFacts.found() if self.count > 1 else HostFacts()),
         )
-        self._lives: dict[int, _Life] = {}  # those whose process runs, by number
-        self._now: list[_Life | None] = [None] * self.count  # by replica
+        self._lives: dict[int, _Life] = {}  # lives whose process runs, by number
+        self._now: list[_Life | None] = [None] * self.count  # latest life of each replica
         self._born = 0
         self._keeping: list[asyncio.Task[None]] = []
         self._rolling: asyncio.Task[None] | None = None
         self._died: str | None = None
         self._started = asyncio.Event()
         self._retired = False
-        self._changed = asyncio.Event()  # a life has become ready, or has ended
+        self._changed = asyncio.Event()  # set when a life has become ready or has ended
 
     @property
     def processes(self) -> list[asyncio.subprocess.Process]:
-        """Those that run."""
+        """Returns the running processes."""
         return [life.process for life in self._lives.values()]
 
     async def start(self) -> None:
-        """Starts all engines, and returns once each is ready or has failed; those that failed are
-        started again. Raises the first one's error where none is ready."""
+        """Starts all engines, and returns once each is ready or has failed; failed ones are
+        restarted. Raises the first one's error if none is ready."""
         first = [asyncio.get_running_loop().create_future() for _ in range(self.count)]
         self._keeping = [
             asyncio.create_task(self._keep(replica, begun)) for replica, begun in enumerate(first)
@@ -123,16 +123,16 @@ class Supervisor:
         """Waits until a single engine's process has ended; with several, for ever."""
         done, _ = await asyncio.wait(self._keeping, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
-            task.result()  # raises a fault of ours
+            task.result()  # raises an error of our own code
 
     @property
     def death(self) -> str | None:
-        """What a single engine died of, in a line; None where it lives, ended as it should, or
-        isn't a single one."""
+        """Cause of death of a single engine, in one line; None if it lives, ended normally, or
+        there are several."""
         return self._died if self.count == 1 else None
 
     def hear(self, front: int, word: WordUp) -> None:
-        """A word of one of the fronts."""
+        """Processes a message from a front."""
         if isinstance(word, (Joined, JoinFailed, Hung)):
             life = self._lives.get(word.life)
             if life is not None:
@@ -163,7 +163,8 @@ class Supervisor:
             error: PenstockError | None = None
             try:
                 life = await self._begin(replica)
-            except (PenstockError, OSError) as failed:  # no process, or nowhere to meet it
+            except (PenstockError, OSError) as failed:
+                # the process, or its address folder, could not be made
                 life = None
                 error = (
                     failed
@@ -191,7 +192,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _begin(self, replica: int) -> _Life:
-        """Tells the fronts where to meet the next life, and starts it."""
+        """Starts a replica's next life and tells the fronts its address."""
         number, self._born = self._born, self._born + 1
         with contextlib.ExitStack() as meeting:
             met = meeting.enter_context(addresses(len(self._fronts)))
@@ -208,13 +209,13 @@ class Supervisor:
     async def _live(
         self, life: _Life, first: asyncio.Future[PenstockError | None]
     ) -> PenstockError | None:
-        """Waits for a life's end, and tells the fronts; returns why it ended, None where it was
+        """Waits for a life's end, and tells the fronts; returns why it ended, or None if it was
         asked to."""
         ended = asyncio.ensure_future(life.process.wait())
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
             if not life.ready.done():
-                # its last words may still be on the way
+                # the process's last message may still be on the way
                 await asyncio.wait((life.ready,), timeout=LAST_WORDS)
         failed = life.ready.exception() if life.ready.done() else None
         if life.ready.done() and failed is None and not first.done():
@@ -232,15 +233,15 @@ class Supervisor:
             return None
         return EngineError(life.why or f"its process {how_ended(code)}")
 
-    # --- all of them
+    # --- rolling restart
 
     async def _roll(self) -> None:
-        """Restarts all replicas, one at a time, each while another serves; one that doesn't come
-        back ends it."""
+        """Restarts all replicas, one at a time, each while another serves; stops if one doesn't
+        come back."""
         for replica in range(self.count):
             before = self._now[replica]
             if before is None or not before.serves:
-                continue  # it is on its way up as it is
+                continue  # already restarting
             await self._until(partial(self._another_serves, replica))
             before.leaving = True
             for front in self._fronts:
@@ -256,7 +257,7 @@ class Supervisor:
         return any(life is not None and life.serves for life in others)
 
     def _is_decided(self, replica: int, before: _Life) -> bool:
-        """Whether the life after `before` is ready, or never will be."""
+        """Returns True if the life after `before` is ready, or has failed."""
         now = self._now[replica]
         return (
             now is not before
@@ -276,12 +277,12 @@ class Supervisor:
     # --- the end
 
     def retire(self) -> None:
-        """Nothing is started again from here on."""
+        """Stops all restarts."""
         self._retired = True
 
     async def end(self, hurry: asyncio.Event | None = None) -> None:
-        """Waits for engines that nobody sends anything any more, and leaves no process; those that
-        still load are killed. hurry: once it is set, the others get a second."""
+        """Waits for engines that no front uses any more; leaves no process running. Engines still
+        loading are killed. hurry: once set, the others get HURRIED seconds."""
         self.retire()
         for task in (*self._keeping, *filter(None, [self._rolling])):
             task.cancel()

@@ -1,5 +1,5 @@
-"""sandbox: processes inside limits of memory and time, where templates, tokenizers and patterns of
-others are run.
+"""sandbox: processes with limits on memory and time, which run templates, tokenizers and patterns
+from others.
 
-It knows jobs and texts; no engine, no HTTP.
+Knows jobs and texts; no engine, no HTTP.
 """

@@ -1,11 +1,10 @@
-"""PatternSearches: patterns of `stop_when`, compiled and searched for in a process that can be
-ended.
+"""PatternSearches: compiles and searches `stop_when` patterns in a process that can be killed.
 
-A pattern comes from anybody. The library holds the interpreter while it compiles and searches, and
-doesn't end each search when it should: the first for `(?i)` before a thousand times `ſ` took 0.4 s
-with a limit of 0.05. So a server's loop does none of it: a sandbox without a tokenizer does, inside
-bounds of memory and processor time, and what passes them ends with that process. It knows patterns
-and texts; no request.
+A pattern may come from anyone. The regex library holds the interpreter's lock while it compiles and
+searches, and may overrun its time limit: the first search for `(?i)` before a thousand times `ſ`
+took 0.4 s with a limit of 0.05. So a server's loop runs no pattern itself: a sandbox without a
+tokenizer does, with limits on memory and CPU time, and a pattern that exceeds them ends only that
+process. Knows patterns and texts; no request.
 """
 
 from __future__ import annotations
@@ -21,26 +20,26 @@ BOUNDS = Bounds(memory=128 * 2**20, seconds=1, grown=32 * 2**20)
 
 
 class PatternSearches:
-    """Those of one event loop. The process starts with the first."""
+    """Pattern searches of one event loop. The process starts with the first job."""
 
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._pool = SandboxPool(None, 0, 1, bounds, 0.0)
 
     async def check(self, pattern: str) -> None:
-        """Raises UsageError for what is no regex, or too large a one."""
+        """Raises UsageError for a pattern that is no valid regex, or too large."""
         await self.run(PatternJob(pattern))
 
     def of(self, pattern: str) -> PatternSearch:
-        """Returns one request's searches."""
+        """Returns the searches of one request."""
         return PatternSearch(self, pattern)
 
     async def run(self, job: PatternJob) -> Reply:
-        """Does a job. Raises UsageError for its pattern, FaultError and CapacityError as
-        SandboxPool.run."""
+        """Runs a job. Raises UsageError for its pattern, and FaultError or CapacityError as
+        SandboxPool.run does."""
         try:
             (reply,) = await self._pool.run([job])
         except UsageError as error:
-            if error.param == "prompt":  # it passed the sandbox's limits
+            if error.param == "prompt":  # the job exceeded the sandbox's limits
                 raise wrong_pattern(SLOW) from error
             raise
         return reply
@@ -51,16 +50,15 @@ class PatternSearches:
 
 
 class PatternSearch:
-    """Searches for one pattern, one at a time, which take BUDGET seconds of processor time together
-    at most."""
+    """Searches for one pattern, one at a time, with BUDGET seconds of CPU time for all of them."""
 
     def __init__(self, searches: PatternSearches, pattern: str) -> None:
         self._searches, self._pattern, self._left = searches, pattern, BUDGET
         self._turn = asyncio.Lock()
 
     def find(self, text: str) -> asyncio.Future[str | None]:
-        """Returns what will be the answer in a text, as AnswerPattern's, or raise as
-        `PatternSearches.run`."""
+        """Returns a future of the answer in a text (see AnswerPattern.find). It may raise the
+        errors of `PatternSearches.run`."""
         return asyncio.ensure_future(self._find(text))
 
     async def _find(self, text: str) -> str | None:

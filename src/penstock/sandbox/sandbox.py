@@ -1,10 +1,9 @@
-"""Sandbox: a process inside limits of memory and time, where chats are rendered and long texts
-tokenised.
+"""Sandbox: a process with limits on memory and time that renders chats and tokenises long texts.
 
-A template and a tokenizer are programs of whoever made the model, and texts come from anybody. What
-one job takes past its limits costs that job alone: the process is ended, and another one starts.
-`Sandbox` waits for its answer as a call does; `SandboxPool` keeps a few of them for an event loop.
-It knows processes and jobs; no template, no HTTP.
+Templates and tokenizers are programs by the model's authors, and texts come from anyone. A job that
+exceeds its limits fails alone: the process is ended, and another starts. `Sandbox` waits for its
+answer like a call; `SandboxPool` keeps several of them for an event loop. Knows processes and jobs;
+no template, no HTTP.
 """
 
 from __future__ import annotations
@@ -27,22 +26,21 @@ from penstock.sandbox.sandbox_process import Bounds, ChatJob, Job, Reply, Sandbo
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
-# seconds without an answer, by the clock, after which the process is killed: it hangs, or is
-# stopped
+# seconds of wall time without an answer after which the process is killed: it hangs or is stopped
 PATIENCE = 120.0
-# Seconds, whole milliseconds, that an event loop stands still for the answer to a short job: to
-# come back to it by tasks and epoll takes 0.2 ms more. To tokenise such a text itself takes the
-# loop 2 ms (prompt_ids.LONG_TEXT). Where an answer was late, as a slow template's are, it stands
-# still for one job in RETRY + 1: 0.1 ms a job.
+# Seconds (whole milliseconds) that an event loop blocks for the answer to a short job: returning by
+# tasks and epoll takes 0.2 ms more, and tokenising such a text itself takes the loop 2 ms
+# (prompt_ids.LONG_TEXT). After a late answer, as from a slow template, it blocks for only one job
+# in RETRY + 1: 0.1 ms per job.
 HOLD = 0.001
-SHORT = 8_192  # bytes of a job that it may stand still for
-RETRY = 8  # jobs, after a late one, until it stands still for as long ones again
-# of a ChatJob, beside its messages
+SHORT = 8_192  # bytes of a job for which the loop may block
+RETRY = 8  # jobs after a late one until the loop blocks again for jobs of its size
+# fields of a ChatJob beside its messages -> request parameters
 _FIELDS = {
     "template_kwargs": "chat_template_kwargs",
     "tools": "tools",
 }
-# raised for what msgpack cannot hold
+# errors of encoding a value that msgpack cannot represent
 _NO_WORDS = (
     TypeError,
     OverflowError,
@@ -52,21 +50,21 @@ _NO_WORDS = (
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # no threads: they would share the limits
     "RUST_BACKTRACE": "0",
-    # Bytes that GNU's allocator keeps of what was freed. By itself it comes to keep 64 MB behind a
-    # long text, for which the process was given up each time; to start another takes a second of a
-    # processor.
+    # Bytes of freed memory kept by GNU's allocator. By default it kept 64 MB after a long text, so
+    # that the process was replaced each time, which costs a second of CPU time.
     "MALLOC_TRIM_THRESHOLD_": str(2**20),
 }
 
 
 class Sandbox:
-    """One process. Made by `open`, in which it is started, or, on an event loop, by SandboxPool."""
+    """One process. Made by `open`, which waits until it is ready, or, on an event loop, by
+    SandboxPool."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD
     ) -> None:
-        """Starts the process; it loads from now on, and says when it is ready. tokenizer: None
-        where jobs are PatternJobs alone. `limit`: the context, in tokens. Raises CapacityError."""
+        """Starts the process, which then loads and reports when ready. tokenizer: None if all jobs
+        are PatternJobs. limit: the context length in tokens. Raises CapacityError."""
         self._channel, theirs = socket.socketpair()
         self._hold, self._poll = hold, select.poll()
         self._poll.register(self._channel, select.POLLIN)
@@ -80,7 +78,7 @@ class Sandbox:
             else str(tokenizer.template_file)
         )
         self._start = SandboxStart(folder, vocab_size, limit, bounds, template)
-        self.chat_fault: PenstockError | None = None  # why no chat can be rendered
+        self.chat_fault: PenstockError | None = None  # why no chat can be rendered, or None
         self.usable = True
         command = command_of("penstock.sandbox.sandbox_process", theirs.fileno())
         try:
@@ -98,7 +96,7 @@ class Sandbox:
 
     @classmethod
     def open(cls, tokenizer: Tokenizer, limit: int, bounds: Bounds = USUAL) -> Sandbox:
-        """Starts one and waits until it is ready. Raises CapacityError, TokenizerError."""
+        """Starts a sandbox and waits until it is ready. Raises CapacityError or TokenizerError."""
         sandbox = cls(tokenizer, limit, bounds)
         try:
             sandbox._ready(sandbox._ask(frame(sandbox._start)))
@@ -108,18 +106,18 @@ class Sandbox:
         return sandbox
 
     def run(self, job: Job) -> Reply:
-        """Does a job. Raises what was wrong with it, and FaultError where the process was ended
+        """Runs a job. Raises the job's error, or FaultError if the process was killed
         from outside."""
         return self._done(self._ask(_frame(job)))
 
     async def open_async(self) -> None:
-        """Waits until it is ready, as `open`."""
+        """Waits until the process is ready, like `open`."""
         self._channel.setblocking(False)
         self._ready(await self._ask_async(frame(self._start), bytearray()))
 
     def begin(self, job: Job) -> Reply | Coroutine[Any, Any, Reply]:
-        """Does a job, as `run`. Returns its reply where it is short and that is there within
-        `hold`; else what waits for the reply."""
+        """Runs a job, like `run`. Returns its reply if the job is short and answered within `hold`,
+        else a coroutine that waits for the reply."""
         data = _frame(job)
         self._since += 1
         if self._since > RETRY:
@@ -150,13 +148,14 @@ class Sandbox:
         try:
             self._channel.sendall(data)
             return receive(self._channel)
-        except OSError:  # it ended, or says nothing: TimeoutError is one
+        except OSError:  # the process has ended or is silent (TimeoutError is an OSError)
             return None
 
     def _ask_soon(self, data: bytearray) -> bytearray | None:
-        """Returns what there is of the answer within `hold`, its length before it."""
+        """Returns the part of the answer received within `hold`, including its length prefix; None
+        if the process has ended."""
         try:
-            # a short one: there is room, since nothing else is on its way
+            # a short message: there is room, since no other is under way
             self._channel.sendall(data)
             if not self._poll.poll(self._hold * 1000):
                 return bytearray()
@@ -165,8 +164,8 @@ class Sandbox:
             return None
 
     async def _ask_async(self, data: bytearray, got: bytearray) -> memoryview | None:
-        """Sends `data`, and returns the answer's bytes, of which `got` is here, their length before
-        them."""
+        """Sends `data`; returns the answer's bytes without the length prefix. got: the part already
+        received."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -180,7 +179,7 @@ class Sandbox:
             return None
         return memoryview(got)[HEADER:]
 
-    # --- what came back ---------------------------------------------------------------------------
+    # --- replies ---------------------------------------------------------------------------------
 
     def _ready(self, data: bytearray | memoryview | None) -> None:
         reply = self._reply(data)
@@ -205,8 +204,9 @@ class Sandbox:
         return reply
 
     def _ended(self) -> PenstockError:
-        """Why there is no answer. The kernel ends it by SIGXCPU at its time; SIGABRT and SIGSEGV
-        are how libraries take a refused allocation, and nesting beyond the stack."""
+        """Returns the error for a missing answer. At its time limit the kernel ends the process by
+        SIGXCPU; libraries end it by SIGABRT or SIGSEGV on a refused allocation or too deep nesting.
+        """
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
@@ -228,7 +228,7 @@ class Sandbox:
 
 
 class SandboxPool:
-    """Sandboxes for an event loop: one is started by `begin`, or by the first job, others when all
+    """Sandboxes of an event loop: the first is started by `begin` or the first job, others when all
     are busy."""
 
     def __init__(
@@ -241,24 +241,24 @@ class SandboxPool:
     ) -> None:
         self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
-        self._waiting = 0  # jobs
-        self._open: set[Sandbox] = set()  # the busy ones, too
-        self._size = 0  # those that are started but not yet open, too
+        self._waiting = 0  # number of waiting jobs
+        self._open: set[Sandbox] = set()  # includes busy ones
+        self._size = 0  # includes started ones that are not open yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
     async def begin(self) -> PenstockError | None:
-        """Waits until one is there. Returns why no chat can be rendered, where that is so. Raises
-        as `run`."""
+        """Waits until a sandbox is ready. Returns why no chat can be rendered, or None. Raises the
+        errors of `run`."""
         sandbox = await self._take()
         self._idle.put_nowait(sandbox)
         return sandbox.chat_fault
 
     def run(self, jobs: Sequence[Job]) -> asyncio.Future[list[Reply]]:
-        """Does jobs, several at once where there are processes for it, and returns what each came
-        to; that is there at once where one short job was done within `hold`. Where one fails, or
-        nobody waits any more, what was begun goes on and the rest is dropped. Raises what
-        Sandbox.run does, and CapacityError where no process can be started."""
+        """Runs jobs, several at once if there are processes for them; returns a future of their
+        replies, already done if a single short job was answered within `hold`. If a job fails, or
+        the future is cancelled, running jobs go on and the rest is dropped. Raises the errors of
+        Sandbox.run, and CapacityError if no process can be started."""
         if len(jobs) == 1 and not self._waiting and not self._idle.empty():
             return self._begin(_there(self._idle.get_nowait()), jobs[0])
         return asyncio.ensure_future(self._run_all(jobs))
@@ -278,11 +278,11 @@ class SandboxPool:
         begun: Reply | Coroutine[Any, Any, Reply] | Exception
         try:
             begun = sandbox.begin(job)
-        except Exception as error:  # noqa: BLE001 - whoever awaits it is told
+        except Exception as error:  # noqa: BLE001 - raised by the returned future
             begun = error
         if isinstance(begun, Coroutine):
             work = asyncio.create_task(self._finish(sandbox, begun))
-            # nobody may be there to be told
+            # retrieve the exception: the awaiting task may have gone
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return asyncio.shield(work)
         self._put_back(sandbox)
@@ -309,7 +309,7 @@ class SandboxPool:
             self._grow()
 
     def close(self) -> None:
-        """Ends them all. Idempotent."""
+        """Ends all sandboxes. Idempotent."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -334,8 +334,8 @@ class SandboxPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _add(self) -> None:
-        """Starts one. Where that fails and there is no other, those who wait are told: they would
-        wait for ever."""
+        """Starts a sandbox. If this fails and there is no other, waiting jobs get the error: they
+        would wait forever otherwise."""
         sandbox = None
         try:
             sandbox = Sandbox(*self._made_of)
@@ -376,7 +376,7 @@ def _frame(job: Job) -> bytearray:
 
 
 def _fault_of(job: Job, otherwise: str) -> str:
-    """Returns what a request calls the first field of a chat that no frame can hold."""
+    """Returns the request parameter of the first field of a chat that msgpack cannot represent."""
     for name, called in _FIELDS.items() if isinstance(job, ChatJob) else ():
         try:
             msgspec.msgpack.encode(getattr(job, name))

@@ -1,11 +1,10 @@
-"""The sandbox's process: renders chats and tokenises long texts inside limits that the kernel
-keeps.
+"""sandbox_process: renders chats and tokenises long texts inside limits that the kernel enforces.
 
-`python -m penstock.sandbox.sandbox_process FD`, started by sandbox.py and by nobody else, with its
-end of a socket pair. A job comes in, a reply goes out, one at a time; the socket's end is its own.
-A job that passes its memory gets an answer; one that passes its processor time ends the process,
-which says so by how it ended. It also ends, by itself, when a job has made it grow: what an
-allocator keeps is given back so. It knows the tokenizer and its templates; no engine.
+`python -m penstock.sandbox.sandbox_process FD`, started only by sandbox.py, with its end of a
+socket pair. Reads a job and sends a reply, one at a time, until the socket closes. A job that
+exceeds its memory gets an error reply; one that exceeds its CPU time ends the process by a signal.
+The process also ends by itself when a job has made it grow, to return memory held by an allocator.
+Knows the tokenizer and its templates; no engine.
 """
 
 from __future__ import annotations
@@ -32,16 +31,18 @@ from penstock.request import StructuredOutputsParams
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-# of a text that is tokenised: 400 were seen, and parts of it have six tokens' characters each
+# bytes of memory per token of context: tokenising was seen to take 400, and parts of a text have
+# six times as many characters per token
 BYTES_A_TOKEN = 2048
-CHARACTERS_A_SECOND = 250_000  # that are tokenised; 600,000 to 2,500,000 were seen
-LOADING = 8 * 2**30  # bytes of addresses while the tokenizer loads
+# characters tokenised per second of CPU time; 600,000 to 2,500,000 were measured
+CHARACTERS_A_SECOND = 250_000
+LOADING = 8 * 2**30  # bytes of address space while the tokenizer loads
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job may take: bytes, and BYTES_A_TOKEN more for each token of the context; seconds of
-    processor time to render, and as many to tokenise, with one more for each CHARACTERS_A_SECOND.
-    grown: bytes above what the process had at first, at which it is given up behind a job."""
+    """Limits of a job. memory: bytes, plus BYTES_A_TOKEN per token of the context. seconds: CPU
+    time to render, and again to tokenise, plus one second per CHARACTERS_A_SECOND characters.
+    grown: bytes of growth since the start after which the process ends behind a job."""
 
     memory: int = 512 * 2**20
     seconds: int = 5
@@ -49,9 +50,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxStart(msgspec.Struct):
-    """The first frame: what to load, and for a context of how many tokens. folder: the tokenizer's;
-    where it is empty there is none, and jobs are PatternJobs alone. template: a file, in place of
-    the folder's chat templates."""
+    """The first message. folder: the tokenizer's; empty: no tokenizer, all jobs are PatternJobs.
+    limit: context length in tokens. template: a file that replaces the folder's chat templates."""
 
     folder: str
     vocab_size: int
@@ -61,7 +61,7 @@ class SandboxStart(msgspec.Struct):
 
 
 class TextJob(msgspec.Struct, tag="texts"):
-    """Texts to tokenise. keep: as Tokenizer.encode_prompt's."""
+    """Texts to tokenise. keep: see Tokenizer.encode_prompt."""
 
     texts: list[str]
     add_special_tokens: bool = True
@@ -69,8 +69,9 @@ class TextJob(msgspec.Struct, tag="texts"):
 
 
 class TellJob(msgspec.Struct, tag="tell"):
-    """A text of any length whose tokens are to be told, and what each spells. Its reply is the JSON
-    of that: a million ids in a list take a server 36 MB, and its loop 0.1 s to write."""
+    """A text of any length to tokenise for a reply in JSON, with each token's spelling if `spelt`.
+    The process makes the JSON: a million ids in a list take a server 36 MB, and its loop 0.1 s to
+    write."""
 
     text: str
     add_special_tokens: bool = True
@@ -78,13 +79,13 @@ class TellJob(msgspec.Struct, tag="tell"):
 
 
 class TokensJob(msgspec.Struct, tag="tokens"):
-    """Token ids, int32, whose text is wanted, special tokens' too. Its reply has no ids."""
+    """Token ids, int32, to decode, special tokens included. The reply has no ids."""
 
     ids: bytes
 
 
 class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
-    """A conversation to render and tokenise. The fields are `render`'s, and TextJob's."""
+    """A conversation to render and tokenise. The fields are those of `render` and TextJob."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
@@ -96,14 +97,14 @@ class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
 
 
 class GrammarJob(msgspec.Struct, tag="grammar"):
-    """A form of answers to look at: whether it is a grammar. Its reply is empty."""
+    """A structured output to check: whether its grammar is valid. The reply is empty."""
 
     asked: StructuredOutputsParams
 
 
 class PatternJob(msgspec.Struct, tag="pattern"):
-    """A regex to compile, and to search for in a text where there is one. seconds: of processor
-    time that the search may take. Its reply has the answer, and the seconds that it took."""
+    """A regex to compile, and to search for in `text`, if given. seconds: CPU time for the search.
+    The reply has the answer and the seconds taken."""
 
     pattern: str
     text: str | None = None
@@ -114,11 +115,11 @@ Job = TextJob | TellJob | TokensJob | ChatJob | GrammarJob | PatternJob
 
 
 class Reply(msgspec.Struct):
-    """What a job came to; to SandboxStart, an empty one, whose failure says why no chat can be
+    """The result of a job. The reply to SandboxStart is empty; its failure says why no chat can be
     rendered.
 
-    ids: of each text in turn.   text: of a chat, as rendered.   told: of a TellJob.   answer,
-    seconds: of a PatternJob. last: the process ends behind it.
+    ids: token ids of each text. text: a rendered chat. told: a TellJob's JSON. answer, seconds: a
+    PatternJob's. last: the process ends after this reply.
     """
 
     ids: list[list[int]] = []
@@ -130,7 +131,7 @@ class Reply(msgspec.Struct):
     last: bool = False
 
 
-# errors that a job may end in; others become a UsageError
+# errors passed on with their type; other PenstockErrors become a UsageError
 KINDS = (
     UsageError,
     ContextLengthError,
@@ -138,20 +139,20 @@ KINDS = (
 )
 
 
-# Made once: to make one for the union of jobs takes six times as long as to read a job.
+# made once: making a decoder for the union of jobs takes six times as long as decoding a job
 _REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
 def read_reply(data: bytearray | memoryview) -> Reply:
-    """Returns what a frame's bytes hold."""
+    """Returns the reply in a frame's bytes."""
     return _REPLY.decode(data)
 
 
 def tokens_json(ids: list[int], limit: int, spelling: Tokenizer | None) -> bytes:
-    """Returns vLLM's JSON of a text's tokens. spelling: tells what each spells; None where that
-    isn't wanted."""
+    """Returns vLLM's JSON of a text's tokens. spelling: tokenizer for the tokens' texts; None:
+    without texts."""
     spelt = None
-    if spelling is not None:  # each once: a million texts would take 80 MB
+    if spelling is not None:  # decode each distinct token once: a million texts would take 80 MB
         texts = {token: spelling.token_text(token) for token in set(ids)}
         spelt = [*map(texts.__getitem__, ids)]
     return msgspec.json.encode(
@@ -185,8 +186,8 @@ def _serve(channel: socket.socket) -> int:
     except PenstockError as error:
         reply = Reply(failure=_failure(error))
     with ThreadPoolExecutor(1) as thread:
-        # Where the tokenizer was loaded a text takes 2.3 times as long: its memory comes from among
-        # the vocabulary's.
+        # In the thread that loaded the tokenizer a text takes 2.3 times as long: its memory is
+        # allocated among the vocabulary's.
         return thread.submit(_work, channel, desk, reply).result()
 
 
@@ -199,7 +200,7 @@ def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
 
 
 class _Desk:
-    """The tokenizer, and what a job may take."""
+    """The tokenizer, and the limits of jobs."""
 
     def __init__(self, start: SandboxStart) -> None:
         self.limit, self.bounds = start.limit, start.bounds
@@ -212,7 +213,7 @@ class _Desk:
             )
         self._memory = ProcessMemory()
         addresses, self._resident = self._memory.read()
-        self._seconds = 0  # of processor time, that are allowed
+        self._seconds = 0  # seconds of CPU time allowed so far
         if addresses:
             bound(resource.RLIMIT_AS, addresses + start.bounds.memory + BYTES_A_TOKEN * start.limit)
 
@@ -222,7 +223,7 @@ class _Desk:
         return self._tokenizer
 
     def compile(self) -> None:
-        """Raises TokenizerError where no chat can be rendered."""
+        """Compiles the chat template. Raises TokenizerError if no chat can be rendered."""
         if self._tokenizer is None:
             return
         from penstock.text.chat import pick_template
@@ -246,7 +247,8 @@ class _Desk:
                 " text"
             )
             reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
-        except Exception as error:  # noqa: BLE001  ours; it costs this job alone, and not the process
+        except Exception as error:  # noqa: BLE001
+            # a fault of our own: fails this job alone, not the process
             traceback.print_exception(error)
             reply = Reply(
                 failure=CarriedError(
@@ -299,10 +301,9 @@ class _Desk:
         )
 
     def _allow(self, seconds: int) -> None:
-        """Has the kernel end this process once it has taken so many more seconds of processor time,
-        or one more."""
+        """Has the kernel end this process after `seconds` (up to one more) of further CPU time."""
         allowed = int(time.process_time()) + 1 + seconds
-        if allowed != self._seconds:  # few jobs see a second of the process's end
+        if allowed != self._seconds:  # jobs within the same second need no new limit
             bound(resource.RLIMIT_CPU, allowed)
             self._seconds = allowed
 

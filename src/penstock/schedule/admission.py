@@ -1,14 +1,14 @@
-"""Admission: who comes in. Fork groups wait, are prefilled in chunks, and give their tails to rows
-as rows come free.
+"""Admission: fork groups (a request's samples that share a prompt) wait, are prefilled in chunks,
+and give their tails (the samples' own tokens) to rows as rows come free. A row is one running
+sample's place in the batch.
 
-    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (only rows are
-    left)
+    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (rows only)
 
 First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds
-up those behind it. The forecast says what fits; nothing is reserved. Groups in the background stand
-behind all others at each of these places, leave some rows and blocks free for who comes next, and
-give rows up where others cannot get in (`preempt_background`). It knows groups, rows, blocks and
-the tree; not how tokens come back, nor how steps are ordered.
+up the groups behind it. The forecast says what fits; nothing is reserved. Background groups stand
+behind all others in each of these queues, leave some rows and blocks free for new requests, and
+give rows up when other groups cannot get in (`preempt_background`). Knows groups, rows, blocks and
+the prefix tree; not how tokens are read back, nor how steps are ordered.
 """
 
 from __future__ import annotations
@@ -32,16 +32,17 @@ from penstock.schedule.step import Int32
 from penstock.schedule.wait_queue import FairQueue
 from penstock.schedule.windowed_pool import WindowedPool
 
-_SPARE = 100  # one block in so many is kept free of forecasts
-_AHEAD = 16  # tails prefilled ahead of free rows: one row in so many
-_KEPT = 8  # one row and one block in so many that the background leaves free
-# steps behind an arrival for which the background prefills one token in _KEPT: steps stay short
+_SPARE = 100  # fraction of blocks kept free of forecasts: 1 / _SPARE
+_AHEAD = 16  # tails prefilled ahead of free rows: up to 1 / _AHEAD of all rows
+_KEPT = 8  # fraction of rows and of blocks that background groups leave free: 1 / _KEPT
+# steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's tokens, so
+# that steps stay short
 _COMPANY = 512
 
 
 @dataclass(slots=True)
 class Piece:
-    """Tails of one group that join in this step."""
+    """Tails of one group that join the rows in this step."""
 
     group: ForkGroup
     rows: Int32
@@ -50,28 +51,28 @@ class Piece:
 
 @dataclass(slots=True)
 class Chunk:
-    """Tokens start : stop of a group's prompt, prefilled in this step."""
+    """Tokens start : stop of a group's prompt, to prefill in this step."""
 
     group: ForkGroup
     start: int
     stop: int
-    # those that cover 0 : stop; a tail may take the group's last one over in this very step
+    # blocks of tokens 0 : stop; a tail may take over the group's last block in this same step
     blocks: Int32
 
 
 @dataclass(slots=True)
 class Admitted:
-    """What admission adds to a step."""
+    """Work that admission adds to a step."""
 
     pieces: list[Piece] = field(default_factory=list)
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[Int32] = field(default_factory=list)
     tokens: int = 0  # rows and chunk tokens together
-    growing: int = 0  # blocks that the joined rows need on top, in this very step
+    growing: int = 0  # further blocks that the joined rows need in this same step
 
 
 class Admission:
-    """The line before the rows."""
+    """Queues of fork groups on their way to rows."""
 
     def __init__(
         self,
@@ -93,16 +94,16 @@ class Admission:
         self.states = PromptStates(slots, tree.enabled)
         self.mask_slots = mask_slots
         self.waiting = FairQueue()
-        self.behind = FairQueue()  # waiting too, in the background
+        self.behind = FairQueue()  # waiting background groups
         self.prefilling: list[ForkGroup] = []
         self.ready: list[ForkGroup] = []
-        self.knows_background = False  # whether any group ever was in it
-        self._came = False  # somebody, since the last look; not in the background
-        self._alone_from = (
-            0  # the first step in which the background may prefill all that a step holds
-        )
-        self._starving: list[ForkGroup] = []  # ready, found no rows or blocks at the last look
-        self.starved = False  # whether any found none, or did not even begin; not in the background
+        self.knows_background = False  # True once any background group has come
+        self._came = False  # a group outside the background has come since the last `admit`
+        self._alone_from = 0  # first step in which background prefill may fill the whole step
+        # ready groups without rows or blocks after the last `admit`
+        self._starving: list[ForkGroup] = []
+        # True if a group outside the background got no rows or blocks, or could not begin
+        self.starved = False
         self.order = 0
         self.prefilled_tokens = 0
         self.cached_tokens = 0
@@ -110,7 +111,7 @@ class Admission:
 
     @property
     def pending(self) -> int:
-        """Tails that have no row."""
+        """Number of tails without a row."""
         return sum(g.pending for line in self._lines for g in line)
 
     @property
@@ -118,21 +119,22 @@ class Admission:
         return self.waiting, self.behind, self.prefilling, self.ready
 
     def push(self, group: ForkGroup) -> None:
-        """To the end of its tenant's line; a group that was here before goes back to the front."""
+        """Puts a group at the end of its tenant's queue; a group that has waited before goes to the
+        front."""
         (self.behind if group.live.background else self.waiting).push(group)
         self.knows_background |= group.live.background
         self._came = self._came or not group.live.background
 
     def remove(self, group: ForkGroup) -> None:
-        """Takes a cancelled group out of the line, wherever it stands."""
+        """Removes a cancelled group from whichever queue holds it."""
         for line in self._lines:
             if group in line:
                 line.remove(group)
         self.states.give_back(group)
 
     def admit(self, number: int, active: int) -> Admitted:
-        """Tails, then chunks, then tails of what those chunks completed, within the tokens and
-        blocks that are left."""
+        """Admits tails, then chunks, then tails whose prompts those chunks completed, within the
+        remaining tokens and blocks."""
         out = Admitted()
         self.starved = False
         if not (self.ready or self.prefilling or self.waiting or self.behind):
@@ -153,7 +155,7 @@ class Admission:
         return out
 
     def count_starved(self, most: int) -> int:
-        """Tails that found no rows or blocks, counted up to `most`: the line may be long."""
+        """Counts tails that found no rows or blocks, up to `most`: the queue may be long."""
         count = 0
         for group in chain(self._starving, self.waiting):
             count += group.pending
@@ -162,7 +164,8 @@ class Admission:
         return count
 
     def requeue(self, group: ForkGroup) -> Int32:
-        """Sends a group without rows back to wait, and gives its blocks to be released."""
+        """Sends a group without rows back to the waiting queue; returns its blocks, to
+        be released."""
         self.remove(group)
         blocks, group.blocks = group.blocks, group.blocks[:0]
         group.state, group.stored, group.ready_from = WAITING, 0, 0
@@ -170,14 +173,14 @@ class Admission:
         return blocks
 
     def expected_tokens_left(self) -> float:
-        """Output tokens that rows and waiting tails are expected to make from here on."""
+        """Returns the output tokens that rows and waiting tails are still expected to make."""
         waiting = sum(g.pending * self._expected(g) for line in self._lines for g in line)
         _, remaining = self._running()
         return waiting + float(remaining.sum())
 
     def prompt_tokens_left(self) -> int:
-        """Prompt tokens of what waits that no step has taken up; what the cache has of them isn't
-        known yet."""
+        """Returns the prompt tokens of waiting groups that no step has planned; includes tokens
+        that may yet be found in the cache."""
         return sum(g.target - g.stored for line in self._lines for g in line)
 
     def _capacity(self, group: ForkGroup) -> int:
@@ -190,7 +193,7 @@ class Admission:
         return self.limits.num_blocks // _KEPT if group.live.background else 0
 
     def _free_rows(self, group: ForkGroup) -> int:
-        """Rows that its tails may have now."""
+        """Rows that this group's tails may have now."""
         return max(
             0, self.rows.free_count - (self.rows.count // _KEPT if group.live.background else 0)
         )
@@ -205,10 +208,11 @@ class Admission:
         )
 
     def _running(self) -> tuple[Int32, Int32]:
-        """Own blocks of the running rows, and the tokens that each is expected to make."""
+        """Blocks of the running rows' own (not shared), and the tokens each row is still expected
+        to make."""
         rows = self.rows
         live = rows.state == RUNNING
-        # whole columns first: gathering costs more than computing
+        # compute on whole columns first: gathering costs more than computing
         left = rows.limit - rows.planned_length
         remaining = self.lengths.remaining(rows.planned_length + 1 - rows.prompt, left)
         ignores = rows.traits & IGNORES_EOS
@@ -217,12 +221,12 @@ class Admission:
         return (rows.blocks - rows.shared)[live], remaining[live]
 
     def _expected(self, group: ForkGroup) -> int:
-        """Tokens that a tail of this group is expected to make from here on."""
+        """Tokens that a tail of this group is still expected to make."""
         made = group.tokens.size - group.live.prompt_length
         scale = self.lengths.scale(group.finished, group.finished_tokens)
         left = group.live.limit - group.tokens.size
         if group.live.traits & IGNORES_EOS or left == 1:
-            return left  # it runs to its limit, but for a stop string or id
+            return left  # runs to its limit, unless a stop string or id ends it
         return self.lengths.remaining_of_one(made, left, scale)
 
     def _join(self, number: int, out: Admitted, budget: int, forecast: Forecast) -> None:
@@ -238,7 +242,7 @@ class Admission:
             pages, ramp = (own + 1) * self.pool.per_block, self._ramp(group)
             count = min(most, forecast.room(self._capacity(group), pages, expected, ramp))
             if count <= 0 and most > 0 and self.rows.free_count == self.rows.count:
-                count = 1  # nothing runs: one row always may, whatever the forecast thinks of it
+                count = 1  # nothing runs: one row may always join, whatever the forecast says
             if count <= 0:
                 return
             forecast.add(count, pages, expected, ramp=ramp)
@@ -260,7 +264,7 @@ class Admission:
             self.rows.table[rows, full] = own
             source = np.full(count, group.blocks[full], np.int32)
             out.copies += self.pool.copies(source, own)
-        elif group.has_partial:  # a single tail takes its prompt's last block over
+        elif group.has_partial:  # a single tail takes over its prompt's last block
             self.rows.table[rows, full] = group.blocks[full]
             group.blocks = group.blocks[:full]
         self.states.fork(group, rows)
@@ -271,7 +275,8 @@ class Admission:
 
     def _write_columns(self, group: ForkGroup, rows: Int32, samples: Int32) -> None:
         columns, live = self.rows, group.live
-        at = rows.astype(np.intp)  # numpy writes by its own type in a fifth of the time
+        # intp: numpy writes with its own index type in a fifth of the time
+        at = rows.astype(np.intp)
         columns.state[at] = RUNNING
         columns.group[at] = group.slot
         columns.sample[at] = samples
@@ -324,8 +329,7 @@ class Admission:
                 self._line_up(group)
 
     def _next(self, number: int, forecast: Forecast, growing: int) -> ForkGroup | None:
-        """The group whose prompt goes on or begins; one in the background lets others begin before
-        it."""
+        """Returns the group to prefill next; a background group lets others begin before it."""
         begun = next((group for group in self.prefilling if group.ready_from <= number), None)
         if begun is not None and not (begun.live.background and self.waiting):
             return begun
@@ -340,16 +344,16 @@ class Admission:
         return group
 
     def _line_up(self, group: ForkGroup) -> None:
-        """Its prompt is planned; its tails come after those that were ready, and before the
-        background's."""
+        """Moves a group whose prompt is planned into the ready queue, behind earlier groups and
+        before background ones."""
         place = len(self.ready)
         while not group.live.background and place and self.ready[place - 1].live.background:
             place -= 1
         self.ready.insert(place, group)
 
     def _may_start(self, group: ForkGroup, forecast: Forecast, growing: int) -> bool:
-        """Whether the head of a line may take its blocks now: rows will want its tails soon, and
-        they fit."""
+        """Returns True if the head of a queue may take its blocks now: rows will soon want its
+        tails, and they fit."""
         need = -(-group.target // BLOCK_SIZE)
         free = self._free_rows(group)
         ahead = sum(g.pending for g in self.ready if group.live.background or not g.live.background)
@@ -369,7 +373,7 @@ class Admission:
         return forecast.room(capacity, 2 * per_block, self._expected(group), self._ramp(group)) > 0
 
     def _start(self, group: ForkGroup, forecast: Forecast) -> None:
-        """Finds what is cached of the prompt, takes blocks for the rest, and writes its tokens to
+        """Finds cached blocks of the prompt, takes blocks for the rest, and writes its tokens to
         the host's slots."""
         group.state = PREFILLING
         padded = np.zeros(-(-group.target // BLOCK_SIZE) * BLOCK_SIZE, np.int32)
@@ -394,23 +398,26 @@ class Admission:
         forecast.add(1, 2 * per_block, self._expected(group), fresh.size * per_block, ramp)
 
     def _ramp(self, group: ForkGroup) -> int:
-        """Blocks by which a tail of it grows whole; each one further passes one on."""
+        """Blocks by which a tail grows in full; later each new block frees an old one (layers with
+        a window)."""
         held = group.tokens.size // BLOCK_SIZE if group.samples.size == 1 else 1
         return max(0, self.pool.near + 2 - held) if self.pool.near else 0
 
     def _may_share(self, group: ForkGroup) -> list[bytes]:
-        """Words of the blocks that may be found in the tree: cached prompt tokens have no logits to
-        score, and tokens that go up with scores lie in blocks of their own: others' scores would
-        lie in the same slots."""
+        """Returns the words of the blocks that may be found in the tree.
+
+        Cached prompt tokens have no logits, so a prompt with prompt_logprobs shares none. Tokens
+        whose scores are still to be sent lie in unshared blocks: a shared slot would also hold
+        other rows' scores."""
         if group.live.prompt_logprobs >= 0 and not group.resumed:
             return []
         return group.words if group.scored is None else group.words[: group.sent // BLOCK_SIZE]
 
     def _advance(self, group: ForkGroup, count: int, number: int) -> None:
-        """Plans `count` more tokens of a prompt: blocks they fill can be found from now on, as
+        """Plans `count` more tokens of a prompt. Blocks they fill can be found from now on, since
         steps run in order."""
         first = group.stored // BLOCK_SIZE
-        if isinstance(self.pool, WindowedPool):  # what this very step sees stays
+        if isinstance(self.pool, WindowedPool):  # blocks that this same step sees stay
             group.passed = self.pool.pass_prompt(group.blocks, group.passed, group.stored)
         group.stored += count
         group.last_flight = number

@@ -1,7 +1,7 @@
-"""BatchOrder: the rows of a step, members of a prefix group side by side.
+"""BatchOrder: the rows of a step, with members of a prefix group side by side.
 
-It keeps the list of running rows and the current prefix groups between steps, and makes both anew
-only when somebody came or left. It knows rows and groups; not admission, not tokens.
+Keeps the list of running rows and the current prefix groups between steps, and rebuilds both only
+when rows joined or left. Knows rows and groups; not admission, not tokens.
 """
 
 from __future__ import annotations
@@ -18,25 +18,24 @@ from penstock.schedule.request_state import ForkGroup, Groups
 from penstock.schedule.rows import RUNNING, Rows
 from penstock.schedule.step import SCRATCH_BLOCK, Bool, Int32, Int64
 
-_PATIENCE = 8  # steps between two findings of the groups, where there are more units than `few`
-_SPREAD = 64  # with many units that may be grouped: one step more for so many of them
+_PATIENCE = 8  # steps between two searches for prefix groups, if there are more units than `few`
+_SPREAD = 64  # further steps of patience: one per _SPREAD candidate units
 
 
 @dataclass(slots=True)
 class Order:
-    """Rows of a step and their groups, as in StepPlan. Nobody writes to it: the next step may have
-    the same."""
+    """Rows of a step and their groups, as in StepPlan. Read-only: the next step may reuse it."""
 
     rows: Int32
     start: Int32
     blocks: Int32
     length: Int32
-    active: Bool  # of every row: whether it stands in `rows`
+    active: Bool  # [rows in total]: True if the row is in `rows`
     wants: int
 
 
 class BatchOrder:
-    """Who runs, in which order."""
+    """Chooses the rows of each step and their order."""
 
     def __init__(
         self,
@@ -46,38 +45,39 @@ class BatchOrder:
         sharing: SharingCosts | None,
         few: int = 64,
     ) -> None:
-        """sharing: what prefix groups save and cost; None: there are none. few: units whose
-        grouping is found anew at every change; of more, now and then."""
+        """sharing: savings and costs of prefix groups; None: no grouping. few: up to this number of
+        units (fork groups), groups are searched anew at every change; above it, every few steps."""
         self.rows, self.groups, self.pool, self.sharing, self.few = rows, groups, pool, sharing, few
-        self.changed = True  # somebody came or left
+        self.changed = True  # rows joined or left
         self._running: Int32 = np.zeros(0, np.int32)
         self._ordered: tuple[Int32, Order] | None = (
-            None  # the rows of the last step as they came, and put in order
+            None  # the last step's rows as they came, and their Order
         )
         self._units: dict[int, ForkGroup] = {}  # fork groups with running tails
-        self._stale = False  # units changed since the groups were found
+        self._stale = False  # units changed since the last search for groups
         self._found_at = 0
         self._patience = _PATIENCE
-        self._place: Int32 = np.zeros(64, np.int32)  # fork group slot -> prefix group, or _alone
-        self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> running tails
-        # the same when the prefix groups were found, 0: in none
+        # fork group slot -> prefix group index, or _alone
+        self._place: Int32 = np.zeros(64, np.int32)
+        self._tails: Int32 = np.zeros(64, np.int32)  # fork group slot -> number of running tails
+        # _tails at the last search for groups; 0: in no prefix group
         self._tails_then: Int32 = np.zeros(64, np.int32)
         # fork group slot -> first full block, or the scratch block
         self._first: Int32 = np.zeros(64, np.int32)
-        # fork group slot -> it is a prefix group by itself, all its blocks
+        # fork group slot -> True if it forms a prefix group by itself with all its blocks
         self._whole: Bool = np.zeros(64, np.bool_)
         self._alone = 0
         self._prefixes: list[PrefixGroup] = []
 
     def running(self) -> Int32:
-        """Rows that are in the steps, in growing order. Not to be written to."""
+        """Returns the rows that run, in ascending order. Read-only."""
         if self.changed:
             self._running = (self.rows.state == RUNNING).nonzero()[0].astype(np.int32)
             self.changed = False
         return self._running
 
     def lasts(self, rows: Int32) -> bool:
-        """Whether the coming step's rows are those of the last one, `rows`, in the same groups."""
+        """Returns True if the next step's rows are the last one's, `rows`, in the same groups."""
         return (
             not self.changed
             and not self._stale
@@ -86,8 +86,8 @@ class BatchOrder:
         )
 
     def joined(self, group: ForkGroup) -> None:
-        """Tails of this group have joined. More tails of a group that shares all its blocks change
-        no grouping."""
+        """Notes that tails of this group joined. More tails of a group that shares all its blocks
+        do not change the grouping."""
         self.changed = True
         slot = group.slot
         if slot not in self._units:
@@ -109,8 +109,8 @@ class BatchOrder:
         self._tails[slot] = group.running
 
     def removed(self, slots: Int32, counts: Int64 | Int32) -> None:
-        """So many tails of these fork groups have left; a slot stands here once. Half of a prefix
-        group's may have: then it may no longer pay."""
+        """Notes that counts[i] tails of fork group slots[i] left; slots are distinct. Once half the
+        tails of a prefix group have left, it may no longer pay, so groups are searched anew."""
         self.changed = True
         tails = self._tails[slots] - counts
         self._tails[slots] = tails
@@ -120,7 +120,7 @@ class BatchOrder:
             self._stale = True
 
     def order(self, rows: Int32, number: int) -> Order:
-        """Puts the rows of step `number` in order."""
+        """Returns the Order of step `number`."""
         if self._stale and (
             len(self._units) <= self.few or number - self._found_at >= self._patience
         ):
@@ -128,10 +128,10 @@ class BatchOrder:
         elif self._ordered is not None and rows is self._ordered[0]:
             return self._ordered[1]
         active: Bool = self.rows.state == RUNNING
-        if np.count_nonzero(active) != rows.size:  # some sit this step out
+        if np.count_nonzero(active) != rows.size:  # some running rows sit this step out
             active = np.zeros(self.rows.count, np.bool_)
             active[rows] = True
-        any_wants = self.rows.wants.any()  # of all rows first: gathering costs six times as much
+        any_wants = self.rows.wants.any()  # check all rows first: gathering costs six times as much
         wants = (
             int(np.bitwise_or.reduce(self.rows.wants.take(rows), initial=0)) & WANTS_ANY
             if any_wants
@@ -142,14 +142,14 @@ class BatchOrder:
         return order
 
     def _grouped(self, rows: Int32) -> tuple[Int32, Int32, Int32, Int32]:
-        """Returns rows, members of a group side by side, and the groups' start,
-        blocks and length."""
+        """Returns the rows with members of a group side by side, and the groups' start, blocks and
+        length."""
         alone = self._alone
         if not alone:
             return rows, np.zeros(1, np.int32), np.zeros((0, 0), np.int32), np.zeros(0, np.int32)
         place = self._place.take(self.rows.group.take(rows))
         if alone < 2**16:
-            # numpy sorts short numbers by radix, a pass a byte
+            # radix sort on short integers: one pass per byte
             place = place.astype(np.uint8 if alone < 2**8 else np.uint16)
         rows = rows.take(np.argsort(place, kind="stable"))
         sizes = np.bincount(place, minlength=alone + 1)[:alone]
@@ -159,7 +159,7 @@ class BatchOrder:
         return rows, start, self._blocks[present], self._lengths[present]
 
     def _find(self, number: int) -> None:
-        """Finds the prefix groups of the units that run now."""
+        """Searches prefix groups among the running units."""
         self._stale, self._found_at = False, number
         if self.sharing is None:
             return
@@ -184,7 +184,7 @@ class BatchOrder:
             self._lengths[index] = prefix.blocks.size * BLOCK_SIZE
 
     def _may_group(self) -> list[Unit]:
-        """Units that have tails to share with, or whose first block somebody else holds too."""
+        """Returns the units that have several tails, or whose first block has another holder."""
         slots = np.fromiter(self._units, np.int32, len(self._units))
         first = self._first[slots]
         may = (first != SCRATCH_BLOCK) & ((self._tails[slots] > 1) | (self.pool.refs[first] > 1))

@@ -1,5 +1,5 @@
-"""check_request: refuses what a model can never run. It knows sizes and parameters; no queue, no
-text."""
+"""check_request: refuses requests that a model can never run. Knows sizes and parameters; no queue,
+no text."""
 
 from __future__ import annotations
 
@@ -15,12 +15,13 @@ from penstock.schedule.step import Int32
 def check_request(
     size: int, span: tuple[int, int] | None, params: SamplingParams, longest: int, vocabulary: int
 ) -> None:
-    """Refuses what a model of `vocabulary` tokens and a context of `longest` can never run.
+    """Refuses a request that a model with `vocabulary` tokens and a context of `longest` tokens can
+    never run.
 
-    `size` of the prompt in tokens, `span` its lowest and highest id (None where it is empty). Both
-    ends of the engine ask: the client, so that a caller hears at once, and the scheduler, which
-    trusts no channel. Raises ContextLengthError for a prompt that leaves no room for a token,
-    UsageError for the rest.
+    size: prompt length in tokens; span: lowest and highest prompt id (None for an empty prompt).
+    Both ends of the engine check: the client, so that the caller gets the error at once, and the
+    scheduler, which trusts no channel. Raises ContextLengthError for a prompt that leaves no room
+    for a token, UsageError for all else.
     """
     if span is None:
         raise UsageError("the prompt is empty: give at least one token", param="prompt")
@@ -40,7 +41,8 @@ def check_request(
 def check_new(
     request: Request, tokens: Int32, limits: SchedulerConfig, live: Container[int]
 ) -> None:
-    """Refuses a new request that can never run, or whose id is one of `live`. Raises UsageError."""
+    """Refuses a new request that can never run, or whose id is in `live`. Raises UsageError or
+    ContextLengthError."""
     span = (int(tokens.min()), int(tokens.max())) if tokens.size else None
     check_request(tokens.size, span, request.sampling, limits.max_model_len, limits.vocab_size)
     if not 0 <= request.request_id < 2**63 or request.request_id in live:

@@ -1,8 +1,7 @@
-"""DeferredFree: rows and blocks that left the steps, kept from reuse until every flight that names
-them has been read.
+"""DeferredFree: rows and blocks that left the steps, kept from reuse until every step in flight
+that names them has been read.
 
-It knows rows, fork groups' counts and flight numbers; not why somebody left, nor who gets what is
-freed.
+Knows rows, fork groups' counts and step numbers; not why rows left, nor how freed blocks are used.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from penstock.schedule.step import Int32, Int64
 
 
 class DeferredFree:
-    """What left the steps, by the last flight that names it."""
+    """Rows and blocks that left the steps, each with the number of the last step that names it."""
 
     def __init__(self, rows: Rows, groups: Groups, batch_order: BatchOrder) -> None:
         self.rows, self.groups, self.batch_order = rows, groups, batch_order
@@ -29,12 +28,13 @@ class DeferredFree:
         return not self._rows.size and not self._blocks
 
     def leave(self, rows: Int32, state: int) -> None:
-        """Takes rows out of the steps: `state` is ENDED or PREEMPTED. Those that left before only
-        change their state.
+        """Takes rows out of the steps with new state ENDED or PREEMPTED. Rows that left earlier
+        only change their state.
 
-        Their own blocks stay with them until they are free.
+        The rows keep their own blocks until they are free.
         """
-        places = rows.astype(np.intp)  # numpy writes by its own type in a fifth of the time
+        # intp: numpy indexes with its own type in a fifth of the time
+        places = rows.astype(np.intp)
         states = self.rows.state.take(places)
         fresh = rows[(states == RUNNING) | (states == DRAINED)]
         self.rows.state[places] = state
@@ -48,17 +48,17 @@ class DeferredFree:
         self._until = np.concatenate((self._until, self.rows.last_flight.take(fresh)))
 
     def add_blocks(self, blocks: Int32, until: int) -> None:
-        """Takes in blocks of a fork group, named by no flight after `until`."""
+        """Adds blocks of a fork group that no step after `until` names."""
         if blocks.size:
             self._blocks.append((until, blocks))
 
     def blocks_coming(self) -> int:
-        """Returns how many blocks will be free once all flights are read."""
+        """Returns the number of blocks that will be free once all steps in flight are read."""
         own = int((self.rows.blocks[self._rows] - self.rows.shared[self._rows]).sum())
         return own + sum(blocks.size for _, blocks in self._blocks)
 
     def take(self, read: int) -> tuple[Int32, list[Int32]]:
-        """Gives up the rows and blocks that no flight after `read` names."""
+        """Removes and returns the rows and blocks that no step after `read` names."""
         over = self._until <= read
         rows, self._rows, self._until = self._rows[over], self._rows[~over], self._until[~over]
         blocks = [blocks for until, blocks in self._blocks if until <= read]

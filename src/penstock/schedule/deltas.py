@@ -1,7 +1,7 @@
-"""Deltas: what one step sends up, as columns: one message a step, not one a sequence. It crosses
-the channel as is.
+"""Deltas: the output of one step, as columns: one message per step, not one per sample. Crosses the
+channel unchanged.
 
-It knows ids and numbers only; the client makes text of it.
+Knows ids and numbers only; the client makes text of it.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from numpy.typing import NDArray
 
 from penstock.schedule.step import Float32, Int32, Int64
 
-GOES_ON = -1  # in `finish`; else an index into request.FINISH_REASONS
+GOES_ON = -1  # value of `finish` for a running sample; else an index into request.FINISH_REASONS
 STOP, LENGTH, ABORT, ERROR = range(4)
-SAMPLE_WEIGHT = 64  # tokens of a long sample that cost a reader as much as a sample of one
-NO_STOP_ID = -1  # in `stop_id`: it ended by an end-of-sequence id, by its limit, or goes on
+# weight of a sample in tokens: a reader spends as long on each sample as on so many tokens
+SAMPLE_WEIGHT = 64
+NO_STOP_ID = -1  # value of `stop_id` if no stop_token_ids entry ended the sample
 
 
 @dataclass(slots=True)
 class Deltas:
-    """k samples' news. `tokens` and the logprob columns are CSRs over the samples by `start`."""
+    """Output of k samples. `tokens` and the logprob columns hold sample i's entries at start[i] :
+    start[i + 1]."""
 
     request: Int64  # [k] request ids
     sample: Int32  # [k]
-    finish: NDArray[np.int8]  # [k] GOES_ON, or why it ended
+    finish: NDArray[np.int8]  # [k] GOES_ON, or the finish reason
     stop_id: Int32  # [k] the stop_token_ids entry that ended it, or NO_STOP_ID
     start: Int32  # [k + 1]
     tokens: Int32  # [sum]
-    chosen: Float32 | None = (
-        None  # [sum] logprob of each token, NaN where its request asked for none
-    )
+    chosen: Float32 | None = None  # [sum] logprob of each token, NaN if its request wants none
     rank: Int32 | None = None  # [sum]
     top_ids: Int32 | None = None  # [sum, j] -1: none
     top: Float32 | None = None  # [sum, j]
@@ -44,9 +44,9 @@ class Deltas:
         return int(self.request.size)
 
     def in_parts(self, most: int) -> Iterator[Deltas]:
-        """The same news in messages of about `most` tokens at most, for a reader that has others to
-        look after: a step in which thousands of whole samples end brings millions. A sample counts
-        as SAMPLE_WEIGHT tokens more than it has, and is not cut."""
+        """Yields these deltas in messages of at most about `most` tokens, for a reader that also
+        serves other streams: a step in which thousands of whole samples end has millions of tokens.
+        A sample counts as SAMPLE_WEIGHT tokens more than it has, and is never split."""
         weight = self.start.astype(np.int64) + SAMPLE_WEIGHT * np.arange(self.count + 1)
         total = int(weight[-1])
         if total <= most:
@@ -57,7 +57,7 @@ class Deltas:
             yield self.part(np.arange(low, high), self.prompts if low == 0 else [])
 
     def part(self, samples: Int64, prompts: list[PromptNews]) -> Deltas:
-        """Returns the news of some samples, indices [k] into the columns, beside `prompts`."""
+        """Returns the deltas of some samples, by indices [k] into the columns, with `prompts`."""
         counts = np.diff(self.start)[samples]
         start = np.zeros(samples.size + 1, np.int32)
         np.cumsum(counts, out=start[1:])
@@ -81,16 +81,16 @@ class Deltas:
 
 @dataclass(slots=True)
 class PromptNews:
-    """Sent once a request, before its first tokens: what was cached, and the prompt's logprobs
-    where asked for."""
+    """Sent once per request, before its first tokens: the number of cached tokens, and the prompt's
+    logprobs if requested."""
 
     request: int
     cached_tokens: int
-    chosen: Float32 | None = None  # [prompt - 1]: of prompt tokens 1, 2, ...
+    chosen: Float32 | None = None  # [prompt - 1] logprobs of prompt tokens 1, 2, ...
     rank: Int32 | None = None
     top_ids: Int32 | None = None  # [prompt - 1, k]
     top: Float32 | None = None
-    waited: float = 0.0  # seconds from its arrival until a step took it up
+    waited: float = 0.0  # seconds from arrival to the first step that takes the request up
 
 
 def empty_deltas() -> Deltas:

@@ -1,7 +1,7 @@
-"""Drafting: which tokens rows are offered ahead of a step: a drafter's guesses, and what a
-constraint forces.
+"""Drafting: draft tokens for the rows of a step: a drafter's guesses, and tokens forced by a
+constraint.
 
-It knows rows, what offers, and how much room there is; not what becomes of drafts.
+Knows rows, drafters, and free room; not whether drafts turn out right.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from penstock.schedule.mask_slots import MaskSlots
 from penstock.schedule.rows import Rows
 from penstock.schedule.step import Bool, Drafter, Drafts, Int32
 
-# rows without a constraint for each forced token of a step: theirs it may make longer by so little
+# unconstrained rows per forced token of a step, so that forced tokens lengthen the step only a
+# little for other rows
 _COMPANY = 48
 
 
 class Drafting:
-    """Drafts of one scheduler's rows. drafter: guesses; None: there are the forced ones alone.
-    states: rows have recurrent state, which has no way back from a token that was no right one:
-    nothing is offered, no drafter may be."""
+    """Drafts of one scheduler's rows. drafter: makes guesses; None: only forced tokens. states:
+    True if rows have recurrent state, which cannot be rolled back after a wrong draft: no drafts
+    then, and a drafter raises UsageError."""
 
     def __init__(
         self, rows: Rows, mask_slots: MaskSlots, drafter: Drafter | None, states: bool = False
@@ -35,16 +36,15 @@ class Drafting:
 
     @property
     def may(self) -> bool:
-        """Whether any row may have drafts in flight."""
+        """Returns True if any row may have drafts in flight."""
         return not self._states and (self.drafter is not None or self.mask_slots.guides_any)
 
     def offer(self, rows: Int32, lengths: Int32) -> Drafts | None:
-        """Returns what the rows of a step are offered; their lengths are planned as if all of it
-        were right.
+        """Returns the drafts for the rows of a step; adds them to the rows' planned lengths, as if
+        all were right.
 
-        A row is offered no more than its last block has room for, so that drafts never take a
-        block, and the step no more queries than there are rows at most, so that it needs no other
-        sizes.
+        A row gets no more drafts than its last block has room for, so drafts never take a block;
+        the step gets no more queries than the batch has rows, so no larger step size is needed.
         """
         if not rows.size or not self.may:
             return None
@@ -66,8 +66,8 @@ class Drafting:
         return drafts
 
     def without_full(self, rows: Int32) -> Int32:
-        """Returns the rows [k] without those whose drafts in flight would end them, were they
-        right."""
+        """Returns the rows [k], leaving out rows that would reach their limit if all their drafts
+        in flight are right."""
         if not self.may:
             return rows
         full: Bool = self.rows.planned_length.take(rows) + 1 >= self.rows.limit.take(rows)
@@ -75,13 +75,13 @@ class Drafting:
 
 
 def _within(most: Int32, room: int) -> Int32:
-    """Returns as many for each row, in order, as there is room for."""
+    """Returns a count per row, `most` cut to the total `room` in row order."""
     least: Int32 = np.minimum(most, np.maximum(room - (np.cumsum(most) - most), 0)).astype(np.int32)
     return least
 
 
 def _joined(one: Drafts, other: Drafts) -> Drafts:
-    """Returns both, of which no row has any of the two."""
+    """Returns both drafts joined; no row has drafts in both."""
     if not one.start[-1] or not other.start[-1]:
         return one if one.start[-1] else other
     tokens = np.insert(one.told, np.repeat(one.start[:-1], other.counts), other.told)

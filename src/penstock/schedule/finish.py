@@ -1,10 +1,11 @@
-"""Finish: samples end, by their last token or a cancel, and what they held comes back once no
-flight names it.
+"""Finish: samples end by their last token or a cancel; their rows and blocks are freed once no step
+in flight names them.
 
-    running --token, limit, cancel--> ended --flights read--> free, blocks back (n = 1: its full
-    blocks go to the tree)
+    running --token, limit, cancel--> ended --steps read--> free, blocks released (if n = 1, its
+    full blocks go to the tree)
 
-It knows rows, groups, blocks and the prefix tree; not how tokens are read, nor who is preempted.
+Knows rows, groups, blocks and the prefix tree; not how tokens are read, nor which rows are
+preempted.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ from penstock.schedule.request_state import ForkGroup, Groups, RequestState
 from penstock.schedule.rows import ENDED, FREE, PREEMPTED, Rows, counted
 from penstock.schedule.step import Int32
 
-_TREE_BUDGET = 512  # generated blocks that go into the tree a step
+_TREE_BUDGET = 512  # generated blocks inserted into the tree per step, at most
 
 
 class Finisher:
-    """Ends samples, frees their rows and blocks, and lets the prefix tree have what single samples
-    made."""
+    """Ends samples, frees their rows and blocks, and inserts generated blocks of single samples (n
+    = 1) into the prefix tree."""
 
     def __init__(
         self,
@@ -42,13 +43,13 @@ class Finisher:
     ) -> None:
         self.rows, self.pool, self.tree, self.groups = rows, pool, tree, groups
         self.admission, self.lengths, self.deferred = admission, lengths, deferred
-        self._distrusted: set[int] = set()  # rows, until they are free
-        # rows whose generated blocks the tree will take before they go
+        self._distrusted: set[int] = set()  # rows with non-finite logits, until they are free
+        # ended rows whose generated blocks are still to be inserted into the tree
         self._to_keep: list[int] = []
 
     @property
     def waits(self) -> bool:
-        """Whether something that has left the steps isn't free yet."""
+        """Returns True if rows or blocks that left the steps are not free yet."""
         return not self.deferred.empty or bool(self._to_keep)
 
     def ended(self, rows: Int32) -> list[RequestState]:
@@ -62,12 +63,11 @@ class Finisher:
         return [group.live for group, _ in found]
 
     def invalidate(self, rows: Int32) -> None:
-        """Takes all blocks of rows whose logits were not finite, their prompts' included, out of
-        the prefix tree.
+        """Takes all blocks of rows with non-finite logits, prompt blocks included, out of the
+        prefix tree.
 
-        A prompt's are in the tree from the moment they are planned, so whoever comes later computes
-        them anew. Others that share them by now keep them: what is wrong with them they tell by
-        their own logits.
+        Prompt blocks are in the tree from the moment they are planned; later requests now compute
+        them anew. Rows that already share them keep them, and detect the fault by their own logits.
         """
         if not rows.size or not self.tree.enabled:
             return
@@ -76,9 +76,9 @@ class Finisher:
         self.tree.drop(np.unique(np.concatenate(tables)))
 
     def _observe(self, rows: Int32) -> list[tuple[ForkGroup, int]]:
-        """Lets the forecast learn from samples that came to their end; returns their groups, with
-        how many of each. Those that may make one token, as label scores do, say nothing of how long
-        others go on."""
+        """Feeds the lengths of ended samples to the forecast; returns their groups with the number
+        of samples each. Samples limited to one token, such as label scores, are left out: they say
+        nothing about other lengths."""
         columns = self.rows
         prompt, slot = columns.prompt.take(rows), columns.group.take(rows)
         outputs = columns.read_length.take(rows) - prompt + np.int32(1)
@@ -92,8 +92,8 @@ class Finisher:
         return found
 
     def cancel(self, live: RequestState, sample: int | None) -> None:
-        """Ends all of a request, or one sample: pending tails at once, rows as their flights are
-        read."""
+        """Ends a whole request, or one sample: pending tails at once, rows once their steps in
+        flight are read."""
         for group in list(live.groups):
             pending = group.samples[group.next :]
             stay = pending[:0] if sample is None else pending[pending != sample]
@@ -107,12 +107,12 @@ class Finisher:
         live.outstanding -= rows.size
         if (
             sample is not None
-        ):  # it came to its end (a stop string): the whole request's going away teaches nothing
+        ):  # a sample ended by a stop string: its length counts; a cancelled request's does not
             self._observe(rows)
         self.deferred.leave(rows, ENDED)
 
     def free(self, rows: Int32, blocks: list[Int32]) -> None:
-        """Frees rows, and blocks of fork groups, that no flight to be read names."""
+        """Frees rows, and blocks of fork groups, that no step in flight names."""
         if blocks:
             self.pool.release(np.concatenate(blocks))
         self._free(self._kept_back(rows) if self.tree.enabled else rows)
@@ -139,8 +139,8 @@ class Finisher:
     # --- generated blocks -------------------------------------------------------------------------
 
     def _kept_back(self, rows: Int32) -> Int32:
-        """Returns the rows that go at once; single samples with new full blocks wait until the tree
-        has taken them."""
+        """Returns the rows to free at once; single samples with new full blocks wait until the tree
+        has taken the blocks."""
         keep = (
             (self._new_blocks(rows) > 0) & (self.rows.state[rows] == ENDED) & self.rows.single[rows]
         )
@@ -152,13 +152,13 @@ class Finisher:
         return rest
 
     def _new_blocks(self, rows: Int32) -> Int32:
-        """Returns for rows [k] how many full blocks follow their groups' own, up to the last token
-        that was read."""
+        """Returns, for rows [k], the number of full blocks after their group's shared ones, up to
+        the last token read."""
         new: Int32 = self.rows.read_length[rows] // BLOCK_SIZE - self.rows.shared[rows]
         return new
 
     def _keep_some(self) -> None:
-        """Lets the tree take the full blocks of ended single samples, a step's budget of them, and
+        """Inserts full blocks of ended single samples into the tree, up to the budget per step, and
         frees their rows."""
         counts = np.cumsum(self._new_blocks(np.array(self._to_keep[::-1], np.int32)))
         count = 1 + int(np.searchsorted(counts, _TREE_BUDGET))
@@ -171,7 +171,7 @@ class Finisher:
         self._free(rows)
 
     def check(self) -> None:
-        """Restates who holds which block; for tests."""
+        """Checks that block references match their holders; for tests."""
         live = np.flatnonzero(self.rows.state != FREE).astype(np.int32)
         held = [np.zeros(1, np.int32), self.rows.own_blocks(live)]
         in_steps = live[(self.rows.state[live] != ENDED) & (self.rows.state[live] != PREEMPTED)]

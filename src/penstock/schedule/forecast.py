@@ -1,12 +1,12 @@
-"""Forecast: how many blocks the running rows will use over the coming steps, and how many more rows
-fit under the top.
+"""Forecast: number of blocks the running rows will use over the coming steps, and how many more
+rows fit under the capacity.
 
-Predict, then admit: nothing is reserved for the worst case. Each row is expected to run on for as
-long as finished samples like it did (its group's, then the model's); it takes one block every 16
-tokens and gives all of its own back at its end. Time is counted in buckets of 16 steps. When the
-forecast was wrong, a row is preempted and keeps its tokens.
+Predict, then admit: nothing is reserved for the worst case. Each row is expected to run as long as
+finished samples did (its group's, else the model's); it takes one block every 16 tokens and frees
+all of its own at its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a
+row is preempted and keeps its tokens.
 
-It knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
+Knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from penstock.schedule.step import Int32, Int64
 
 Float64 = NDArray[np.float64]
 
-_PRIOR = 0.5  # of the limit, while nothing has finished yet
-_FADE = 0.999  # a finished sample's weight after each later one, so that old work is forgotten
-_ROW = 2.0**32  # what a row counts beside its pages
-_ENOUGH = 8  # finished samples of a group before its own mean counts
+_PRIOR = 0.5  # expected length as a fraction of the limit while no sample has finished
+_FADE = 0.999  # a finished sample's weight after each later one, so that old samples fade out
+_ROW = 2.0**32  # weight of a row in the sum that counts rows and pages at once
+_ENOUGH = 8  # finished samples of a group from which its own mean is used
 
 
 class LengthModel:
-    """How long outputs get: a histogram of finished ones, in buckets of 16 tokens, fading."""
+    """Lengths of finished outputs: a fading histogram, in buckets of 16 tokens."""
 
     def __init__(self, max_tokens: int) -> None:
         self._counts: Float64 = np.zeros(max_tokens // BLOCK_SIZE + 2)
@@ -38,7 +38,7 @@ class LengthModel:
         self._mean = 0.0
 
     def observe(self, lengths: Int32) -> None:
-        """Takes in the output lengths of samples that have just ended."""
+        """Adds the output lengths of samples that have just ended."""
         if not lengths.size:
             return
         self._counts *= _FADE**lengths.size
@@ -52,22 +52,22 @@ class LengthModel:
         return self._mean
 
     def remaining(self, age: Int32, limit: Int32, scale: float = 1.0) -> Int32:
-        """Expected further tokens of rows that have made `age` tokens and end at the latest after
-        `limit` more.
+        """Returns the expected further tokens, int32 [k], of rows that have made `age` tokens and
+        may make at most `limit` more.
 
-        The mean residual life of the finished samples that got at least as old; `scale` stretches
-        it for rows whose group runs longer or shorter than the rest.
+        The expectation is the mean residual life of finished samples at least as long. scale:
+        stretches it for rows whose group runs longer or shorter than average.
         """
         residual = self._refresh()
         if residual is None:
             guess = np.ceil(limit * _PRIOR).astype(np.int32)
-        else:  # rounded before rows look it up: there are fewer buckets than rows
+        else:  # round before the look-up: there are fewer buckets than rows
             guess = np.ceil(residual * scale).astype(np.int32).take(age // BLOCK_SIZE, mode="clip")
         tokens: Int32 = np.maximum(np.minimum(guess, limit), 1)
         return tokens
 
     def remaining_of_one(self, age: int, limit: int, scale: float = 1.0) -> int:
-        """The same of one row: arrays would cost ten times as much."""
+        """Like `remaining`, for one row: arrays would cost ten times as much."""
         residual = self._refresh()
         guess = (
             limit * _PRIOR
@@ -77,8 +77,8 @@ class LengthModel:
         return max(1, min(math.ceil(guess), limit))
 
     def scale(self, finished: int, total: int) -> float:
-        """A group's stretch against the model's mean: `finished` samples of `total` output tokens
-        so far."""
+        """Returns a group's mean length relative to the model's; finished: its finished samples,
+        total: their output tokens."""
         if finished < _ENOUGH or self.mean <= 0:
             return 1.0
         return float(np.clip(total / finished / self.mean, 0.25, 4.0))
@@ -87,7 +87,7 @@ class LengthModel:
         if self._residual is None and self._counts.any():
             alive = np.cumsum(self._counts[::-1])[::-1]
             total = np.cumsum((self._counts * (self._age + BLOCK_SIZE / 2))[::-1])[::-1]
-            # Past the longest sample seen nothing is known: expect one more bucket.
+            # Nothing is known beyond the longest sample: expect one more bucket.
             mean = np.divide(total, alive, out=self._age + BLOCK_SIZE, where=alive > 1e-9)
             self._residual = np.maximum(mean - self._age, 1.0)
             self._mean = float(mean[0])
@@ -96,29 +96,28 @@ class LengthModel:
 
 @dataclass(slots=True)
 class Forecast:
-    """Blocks in use at the start of each coming bucket,
-    if every row ends when it is expected to."""
+    """Blocks in use at the start of each coming bucket, if every row ends when expected."""
 
     use: Int64  # [buckets]
-    fixed: int = 0  # of them, held beyond the last bucket too
-    more: int = 0  # pages beside the first that a block takes until a row's window is full
+    fixed: int = 0  # part of `use` that stays beyond the last bucket
+    more: int = 0  # further pages per block until a row's window is full
 
     @classmethod
     def of(
         cls, own: Int32, remaining: Int32, fixed: int, ramp: Int32 | None = None, more: int = 0
     ) -> Forecast:
-        """`own` pages of each row now, tokens each will still make, and pages held by prefixes
-        (`fixed`).
+        """Returns the forecast of rows with `own` pages now and `remaining` tokens to make, and
+        `fixed` pages held by prefixes.
 
-        A row takes one page a bucket, and `more` on top in its first ramp[i] buckets: until its
-        window is full.
+        A row takes one page per bucket, and `more` further pages in each of its first ramp[i]
+        buckets, until its window is full.
         """
         if not own.size:
             return cls(np.array([fixed], np.int64), fixed, more)
-        ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 .. ends
+        ends = (remaining + (BLOCK_SIZE - 1)) // BLOCK_SIZE  # a row lives through buckets 0 to ends
         buckets = int(ends.max()) + 1
-        # Rows and their pages in one sum, which a float holds to the last: it costs as much as a
-        # sum of either.
+        # Count rows and their pages in one float sum, which is exact: it costs as much as either
+        # sum.
         both = np.bincount(ends, weights=own + _ROW, minlength=buckets)[::-1].cumsum()[::-1]
         alive, held = np.divmod(both, _ROW)
         use = fixed + (held + np.arange(buckets) * alive).astype(np.int64)
@@ -138,27 +137,27 @@ class Forecast:
         return int(self.use.max())
 
     def room(self, capacity: int, own: int, remaining: int, ramp: int = 0) -> int:
-        """How many new rows of `own` pages and `remaining` tokens each fit under `capacity` at
-        every bucket."""
+        """Returns how many new rows with `own` pages and `remaining` tokens each fit under
+        `capacity` in every bucket."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         need = self._need(own, buckets, ramp)
         self._reach(buckets)
         return max(0, int(((capacity - self.use[:buckets]) // need).min()))
 
     def _need(self, own: int, buckets: int, ramp: int) -> Int64:
-        """Pages of one row in each bucket [buckets]."""
+        """Returns the pages of one row in each bucket, int64 [buckets]."""
         pages: Int64 = np.arange(own, own + buckets)
         return pages + self.more * np.minimum(np.arange(buckets), ramp) if self.more else pages
 
     def _reach(self, buckets: int) -> None:
-        """So many buckets are shown, at least."""
+        """Extends `use` to at least so many buckets."""
         if buckets > self.use.size:
             self.use = np.concatenate(
                 (self.use, np.full(buckets - self.use.size, self.fixed, np.int64))
             )
 
     def add(self, count: int, own: int, remaining: int, fixed: int = 0, ramp: int = 0) -> None:
-        """Takes `count` new rows (and `fixed` pages of their prefix) into the forecast."""
+        """Adds `count` new rows, and `fixed` pages of their prefix, to the forecast."""
         buckets = -(-remaining // BLOCK_SIZE) + 1
         self._reach(buckets)
         self.use[:buckets] += count * self._need(own, buckets, ramp)

@@ -1,9 +1,8 @@
-"""Leaper: many steps in which nobody joins, ends or waits, taken at once. What comes of it is what
-stepping gives, to the last block number (tests/schedule/test_leap.py); it only costs less. A
-simulator takes them.
+"""Leaper: takes many steps at once while no row joins, ends or waits; used by simulators. The
+result equals single steps, to the last block number (tests/schedule/test_leap.py), but costs less.
 
-Between turns of an engine that is one step ahead: step N is launched and not read. A leap of k
-steps plans N + 1 to N + k and commits N to N + k - 1, every token the same. It knows a scheduler's
+Runs between turns of an engine that is one step ahead: step N is launched and not read. A leap of k
+steps plans N + 1 to N + k and commits N to N + k - 1, every token the same. Knows a scheduler's
 columns; no device, no clock.
 """
 
@@ -18,28 +17,28 @@ from penstock.schedule.step import Int32, Moves, StepPlan
 
 
 class Leaper:
-    """Leaps of one scheduler."""
+    """Makes leaps of one scheduler."""
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
 
     def steps(self, last: StepPlan) -> int:
-        """Returns how many steps may be taken at once behind `last`, the one that is launched and
-        not read, as far as the scheduler knows: the caller knows whose answer ends by itself. 0:
-        none."""
+        """Returns the number of steps that may be taken at once after `last`, the one launched and
+        not read; 0: none. The caller must check that no end-of-sequence or stop token comes among
+        them."""
         scheduler, rows = self.scheduler, self._lasting(last)
         if rows is None:
             return 0
         columns = scheduler.rows
         if columns.traits.take(rows).max() & (EACH_TOKEN | ON_WATCH):
-            return 0  # its news go up
+            return 0  # tokens must be sent up each step
         ahead = int((columns.limit.take(rows) - columns.planned_length.take(rows)).min()) - 2
         room = (scheduler.pool.free // rows.size - 1) * BLOCK_SIZE  # no block has to be evicted
         return max(0, min(ahead, room))
 
     def _lasting(self, last: StepPlan) -> Int32 | None:
-        """The running rows, where the coming step is like the last one and nothing waits to be
-        done."""
+        """Returns the running rows if the next step equals the last one and no work waits; else
+        None."""
         scheduler = self.scheduler
         order, admission = scheduler.batch_order, scheduler.admission
         waits = admission.ready or admission.prefilling or admission.waiting or admission.behind
@@ -66,8 +65,8 @@ class Leaper:
         return None if busy else order.running()
 
     def leap(self, last: StepPlan, steps: int, token: int) -> StepPlan:
-        """Takes so many steps, at most what `steps` says, in which each row draws `token` each
-        time; returns the last of them, launched and not read."""
+        """Takes so many steps (at most steps()), each row drawing `token` in each; returns the last
+        plan, launched and not read."""
         scheduler, rows = self.scheduler, self.scheduler.batch_order.running()
         columns = scheduler.rows
         self._grow(rows, steps)
@@ -95,10 +94,10 @@ class Leaper:
         )
 
     def _grow(self, rows: Int32, steps: int) -> None:
-        """Gives rows the blocks that they come to need, in the order in which the steps would."""
+        """Gives rows the blocks they need, in the order in which single steps would."""
         columns = self.scheduler.rows
         held = columns.blocks.take(rows)
-        # the step that needs one more
+        # index of the step at which a row needs its first further block
         first = np.maximum(1, held * BLOCK_SIZE - columns.planned_length.take(rows))
         counts = np.where(steps >= first, 1 + (steps - first) // BLOCK_SIZE, 0)
         total = int(counts.sum())
@@ -107,7 +106,7 @@ class Leaper:
         place = np.arange(total) - np.repeat(np.cumsum(counts) - counts, counts)
         when = np.repeat(first, counts) + place * BLOCK_SIZE
         owner = np.repeat(rows, counts)
-        # the pool gives from its end: the last step's blocks lie first
+        # the pool gives blocks from its end: the last step's blocks lie first
         order = np.lexsort((owner, -when))
         columns.table[owner[order], (np.repeat(held, counts) + place)[order]] = (
             self.scheduler.pool.take(total)

@@ -1,9 +1,9 @@
-"""LogprobStore: logprobs of drawn tokens that wait to go up with their tokens, in the pool's
-geometry, as slot_token.
+"""LogprobStore: logprobs of drawn tokens until they are sent up with their tokens, in the block
+pool's layout, like slot_token.
 
-Kept from the first request on that asks for logprobs. A slot means something only to the row that
-drew its token: no block that rows share holds a token with scores to be sent (see
-admission._start). It knows slots; no rows and no requests.
+Allocated at the first request for logprobs. A slot's scores belong to the row that drew its token:
+no shared block holds a token whose scores are still to be sent (see admission._may_share). Knows
+slots; no rows and no requests.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from penstock.config import BLOCK_SIZE
 from penstock.request import MAX_LOGPROBS
 from penstock.schedule.step import Float32, Int32, Int64, TokenLogprobs
 
-NO_SCORES = -1  # in Rows.top: the row asks for no logprobs
+NO_SCORES = -1  # value in Rows.top: the row wants no logprobs
 
 
 @dataclass(slots=True)
 class TokenScores:
-    """Scores of t tokens that follow each other; `top_*` are padded with id -1."""
+    """Scores of t consecutive tokens; `top_ids` is padded with -1."""
 
     chosen: Float32  # [t]
     rank: Int32  # [t]
@@ -30,7 +30,7 @@ class TokenScores:
 
 
 def no_scores(k: int) -> TokenScores:
-    """Returns those of no tokens, with the k most likely."""
+    """Returns the scores of zero tokens, with k columns for the most likely."""
     none = np.zeros(0, np.float32)
     return TokenScores(
         none, np.zeros(0, np.int32), np.zeros((0, k), np.int32), np.zeros((0, k), np.float32)
@@ -38,19 +38,18 @@ def no_scores(k: int) -> TokenScores:
 
 
 class LogprobStore:
-    """A store of scores for a pool of `num_blocks` blocks."""
+    """Store of scores for a pool of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.kept = False  # somebody has asked: the arrays are there
+        self.kept = False  # True once a request has wanted logprobs: the arrays exist
 
     def ask(self, k: int) -> None:
-        """A request with `k` most likely tokens comes (0: the chosen one's alone; NO_SCORES:
-        none)."""
+        """Allocates the arrays if a request needs them. k: number of most likely tokens (0: the
+        chosen token alone; NO_SCORES: no logprobs)."""
         if self.kept or k == NO_SCORES:
             return
-        # Zeros are pages that the system gives once they are written to: the store costs what is
-        # used of it.
+        # np.zeros takes memory pages only when written: the store costs only the part in use.
         self.kept, slots = True, self.num_blocks * BLOCK_SIZE
         self.chosen: Float32 = np.zeros(slots, np.float32)
         self.rank: Int32 = np.zeros(slots, np.int32)
@@ -58,8 +57,8 @@ class LogprobStore:
         self.top: Float32 = np.zeros((slots, MAX_LOGPROBS), np.float32)
 
     def put(self, slots: Int64, found: TokenScores | TokenLogprobs) -> None:
-        """Writes scores of drawn tokens to their slots; a slot below 0 takes none. Wider ones than
-        anybody may ask for are cut."""
+        """Writes scores of drawn tokens to their slots; slots below 0 are skipped. Columns beyond
+        MAX_LOGPROBS are dropped."""
         taken = slots >= 0
         if not taken.all():
             slots = slots[taken]
@@ -74,13 +73,13 @@ class LogprobStore:
         )
 
     def blank(self, slots: Int64) -> None:
-        """Tokens that could not be drawn have no score."""
+        """Clears the scores of tokens that could not be drawn."""
         if self.kept:
             self.chosen[slots] = np.nan
 
     def take(self, slots: Int64, tops: Int32) -> TokenScores:
-        """Returns scores from slots [t]. tops [t]: how many of the most likely ones each token's
-        row asked for, or NO_SCORES: such a token's are NaN."""
+        """Returns the scores at slots [t]. tops [t]: number of most likely tokens wanted by each
+        token's row, or NO_SCORES: then its scores are NaN."""
         width = int(tops.max(initial=0))
         found = TokenScores(
             self.chosen[slots],

@@ -1,8 +1,8 @@
-"""MaskMakers: who makes the masks of samples that are held to something; and MasksHere, who makes
-them in this process.
+"""MaskMakers: interface for making the token masks of constrained samples; MasksHere makes them in
+this process.
 
-Whoever it is, masks are asked for and found on a board (penstock.mask_board), by place. It knows
-constraints and places; no rows.
+Masks are requested and found on a board (penstock.mask_board), by place. Knows constraints and
+places; no rows.
 """
 
 from __future__ import annotations
@@ -21,40 +21,40 @@ from penstock.schedule.step import Int32
 
 @dataclass(slots=True, eq=False)
 class Guide:
-    """What one sample is held to, whatever rows it has: a place of its makers' board."""
+    """Constraint of one sample, through all its rows: its place on the mask makers' board."""
 
     place: int
-    begun: bool = False  # whether a mask is there, or being made
-    over: bool = False  # its sample has ended: nothing is asked of the constraint any more
+    begun: bool = False  # a mask is there, or being made
+    over: bool = False  # the sample has ended: its constraint is no longer used
 
 
 class MaskMakers(Protocol):
-    """Makes the masks of one scheduler's samples, beside it. For one thread."""
+    """Makes the masks of one scheduler's samples, concurrently with it. Used from one thread."""
 
     places: int
 
     @property
     def board(self) -> MaskBoard:
-        """Where they are asked for and found; once something has begun."""
+        """The board with requested and finished masks; valid once `begin` was called."""
 
     def begin(self, constraint: object) -> int:
-        """Returns the place of a sample that is held to what a request's factory gave."""
+        """Returns the place of a new sample. constraint: the result of the request's factory."""
 
     def start(self, places: Int32, tokens: Int32) -> None:
-        """Makes each place's next mask: behind tokens[i], or AS_IT_STANDS. None of theirs is being
-        made."""
+        """Starts each place's next mask: after tokens[i], or AS_IT_STANDS for no new token. No mask
+        of these places may be under way."""
 
     def wait(self, seconds: float) -> int:
-        """Waits until all masks are there, so long at most -> how many are not. Raises what a
-        constraint raised."""
+        """Waits up to `seconds` for all masks; returns the number still missing. Raises a
+        constraint's error."""
 
     def end(self, places: Int32) -> None:
-        """Lets go of samples that have ended; of some a mask may be under way."""
+        """Frees the places of ended samples; a mask of them may still be under way."""
 
 
 @dataclass(slots=True)
 class MasksHere:
-    """Makes masks in this process, of objects that are Constraints: where `start` is called, or in
+    """Makes masks in this process from Constraint objects: directly in `start`, or in
     an executor."""
 
     vocabulary: int
@@ -64,7 +64,7 @@ class MasksHere:
     _free: list[int] = field(init=False)
     _constraints: dict[int, Constraint] = field(default_factory=dict)
     _under_way: dict[int, Future[None]] = field(default_factory=dict)
-    # whose samples have ended, and whose masks are under way
+    # places of ended samples whose mask is still under way
     _leaving: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:

@@ -1,13 +1,11 @@
-"""MaskSlots: who has which slot of the device's pool of token masks, and what goes into the slots
-with each step.
+"""MaskSlots: assigns slots of the device's pool of token masks, and lists the masks to write with
+each step.
 
-    rows of equal static masks (allowed_token_ids)   one slot together, written when the first of
-    them joins
-    a row with a constraint                          a slot of its own, written before each draw of
-    the row
+    rows with equal static masks (allowed_token_ids)   one shared slot, written when the first joins
+    a row with a constraint                            a slot of its own, written before each draw
 
-A slot comes free with the last row that has it, once every flight that names that row has been
-read. It knows rows, token ids and constraints; no blocks, no text.
+A slot is free after its last row, once every step in flight that names the row has been read. Knows
+rows, token ids and constraints; no blocks, no text.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from penstock.schedule.step import Bool, Drafts, Int32, Int64, LateMasks, Masks,
 
 
 class MaskSlots:
-    """`count` slots for the rows of one scheduler."""
+    """`count` mask slots for the rows of one scheduler."""
 
     def __init__(
         self,
@@ -34,20 +32,20 @@ class MaskSlots:
         self.rows, self.vocabulary = rows, vocabulary
         self.makers: MaskMakers = makers or MasksHere(vocabulary)
         self._free = list(range(count - 1, -1, -1))
-        self._users: Int32 = np.zeros(count, np.int32)  # rows that have a slot
+        self._users: Int32 = np.zeros(count, np.int32)  # number of rows per slot
         self._static: dict[bytes, int] = {}  # allowed ids -> slot
-        self._ids: dict[int, bytes] = {}  # slot -> the allowed ids that its rows share
-        self._fresh: list[int] = []  # static slots that were given out and not sent yet
-        self._guides: dict[int, Guide] = {}  # row -> its sample's
-        self._place: Int32 = np.full(rows.count, -1, np.int32)  # of each row
-        # By place: of the tokens ahead of its mask, those that a launched draw says, and those that
-        # were read.
+        self._ids: dict[int, bytes] = {}  # slot -> allowed ids shared by its rows
+        self._fresh: list[int] = []  # static slots given out and not sent yet
+        self._guides: dict[int, Guide] = {}  # row -> its sample's guide
+        # row -> its guide's place on the board, or -1
+        self._place: Int32 = np.full(rows.count, -1, np.int32)
+        # By place: number of forced tokens that launched draws contain, and number that were read.
         self._said: Int32 = np.zeros(self.makers.places, np.int32)
         self._known: Int32 = np.zeros(self.makers.places, np.int32)
-        self._allowed: dict[int, Int32] = {}  # place -> the mask of its request's allowed_token_ids
+        self._allowed: dict[int, Int32] = {}  # place -> mask of its request's allowed_token_ids
 
     def room(self, live: RequestState) -> int:
-        """Returns how many tails of this request the free slots are enough for."""
+        """Returns the number of this request's tails that the free slots allow."""
         if live.constrain is not None:
             return len(self._free)
         if live.allowed and live.allowed not in self._static and not self._free:
@@ -55,7 +53,7 @@ class MaskSlots:
         return self.rows.count
 
     def join(self, live: RequestState, rows: Int32, samples: Int32) -> None:
-        """Gives slots to rows that join; there is `room`."""
+        """Gives slots to joining rows; the caller has checked `room`."""
         shared = rows
         if live.constrain is not None:
             due: list[Guide] = []
@@ -66,7 +64,7 @@ class MaskSlots:
                     self._give(self._free.pop(), np.array([row], np.int32))
                     told = self._said[guide.place] == self._known[guide.place]
                     assert told, "a row comes back before its tokens were read"
-                    if not guide.begun:  # else it had a row that was preempted
+                    if not guide.begun:  # else the sample had a row before, which was preempted
                         due.append(guide)
             self._start([guide.place for guide in due], [AS_IT_STANDS] * len(due))
             for guide in due:
@@ -82,7 +80,7 @@ class MaskSlots:
             self._give(slot, shared)
 
     def leave(self, rows: Int32) -> None:
-        """Takes the slots of rows back that no flight to be read names."""
+        """Takes back the slots of rows that no step in flight names."""
         rows = rows[self.rows.mask_slot.take(rows) >= 0]
         if not rows.size:
             return
@@ -101,7 +99,7 @@ class MaskSlots:
                 del self._static[self._ids.pop(slot)]
 
     def forget(self, live: RequestState) -> None:
-        """Lets go of what a request's samples were held to; all of them have ended."""
+        """Ends the guides of a request whose samples have all ended."""
         self._end([guide for guide in live.guides.values() if guide is not None])
 
     def _end(self, guides: list[Guide]) -> None:
@@ -119,16 +117,15 @@ class MaskSlots:
             self.makers.start(where, np.asarray(tokens, np.int32))
 
     def launchable(self, rows: Int32, read: int) -> Int32:
-        """Returns the rows [k] without those whose mask needs a token of a flight after read + 1,
-        which is read before the step draws."""
+        """Returns the rows [k], leaving out rows whose mask needs a token of a step after read + 1,
+        which is read before this step draws."""
         if not self._guides:
             return rows
         waits = self.rows.constrained.take(rows) & (self.rows.last_flight.take(rows) > read + 1)
         return rows[~waits] if waits.any() else rows
 
     def accept(self, rows: Int64, tokens: Int32, goes_on: Bool) -> None:
-        """Tells constraints the tokens [k] that rows [k] were given, where the row goes on behind
-        it."""
+        """Feeds rows' tokens [k] to their constraints, where the row goes on."""
         if not self._guides:
             return
         at = np.flatnonzero(self.rows.constrained.take(rows) & goes_on)
@@ -137,13 +134,14 @@ class MaskSlots:
         counts = self.makers.board.count.take(places) if at.size else places
         for i in np.flatnonzero(counts).tolist():
             place = places[i]
-            if self._known[place] < counts[i]:  # it was accepted ahead of its mask
+            if self._known[place] < counts[i]:  # the token was accepted when its mask was made
                 self._known[place] += 1
                 due[i] = False
         self._start(places[due], tokens[at[due]])
 
     def masks(self) -> Masks | None:
-        """Returns the static masks that a step needs and that are not in their slots yet."""
+        """Returns the static masks that a step needs and that have not been written to
+        their slots."""
         if not self._fresh:
             return None
         slots, self._fresh = self._fresh, []
@@ -152,17 +150,17 @@ class MaskSlots:
         )
 
     def guided(self, rows: Int32) -> Int32:
-        """Returns those of rows [k] that have a constraint."""
+        """Returns the rows of [k] that have a constraint."""
         return rows[self.rows.constrained.take(rows)] if self._guides else rows[:0]
 
     @property
     def guides_any(self) -> bool:
-        """Whether any row has a constraint."""
+        """Returns True if any row has a constraint."""
         return bool(self._guides)
 
     def forced(self, rows: Int32, most: Int32) -> Drafts:
-        """Returns the tokens that are certain to come behind those that the step draws for rows
-        [k], most[i] each."""
+        """Returns forced tokens that will follow the tokens this step draws for rows [k]; at most
+        most[i] each."""
         start, tokens = np.zeros(rows.size + 1, np.int32), list[int]()
         if self._guides:
             at = np.flatnonzero(self.rows.constrained.take(rows) & (most > 0))
@@ -175,7 +173,7 @@ class MaskSlots:
         return Drafts(np.cumsum(start, dtype=np.int32), np.array(tokens, np.int32))
 
     def _coming(self, place: int, most: int) -> list[int]:
-        """Returns forced tokens that no launched draw says yet."""
+        """Returns forced tokens that no launched draw contains yet."""
         board, said = self.makers.board, int(self._said[place])
         coming: list[int] = board.certain[
             place, said : min(said + most, int(board.count[place]))
@@ -183,8 +181,8 @@ class MaskSlots:
         return coming
 
     def late(self, plan: StepPlan) -> LateMasks:
-        """Returns what the draw of a step is told; who has ended meanwhile, or has no mask yet,
-        sits out."""
+        """Returns the masks for the late draw of a step; rows that have ended, or whose mask is
+        missing, sit out."""
         at = np.flatnonzero(self.rows.constrained.take(plan.rows))
         rows, board = plan.rows[at], self.makers.board
         places = self._place.take(rows)
@@ -212,7 +210,7 @@ class MaskSlots:
         )
 
     def _guide_of(self, live: RequestState, sample: int) -> Guide | None:
-        """Returns the guide of a sample: made once, and what it was when a row was preempted."""
+        """Returns a sample's guide; it is made once and kept when the row is preempted."""
         if live.constrain is not None and sample not in live.guides:
             constraint = live.constrain(sample)
             guide = live.guides[sample] = (
@@ -229,13 +227,13 @@ class MaskSlots:
         self._users[slot] += rows.size
 
     def _words(self, allowed: bytes) -> Int32:
-        """Returns a mask's words [ceil(vocabulary / 32)]; no ids: every token may come."""
+        """Returns a mask's words, int32 [ceil(vocabulary / 32)]; empty `allowed`: all tokens."""
         bits: Bool = np.full(-(-self.vocabulary // 32) * 32, not allowed)
         bits[np.frombuffer(allowed, np.int32)] = True
         return np.packbits(bits, bitorder="little").view(np.int32)
 
     def check(self) -> None:
-        """Restates the invariants; for tests."""
+        """Checks the invariants; for tests."""
         assert len(set(self._free)) == len(self._free), "a mask slot is free twice"
         users = np.bincount(
             self.rows.mask_slot[self.rows.mask_slot >= 0], minlength=self._users.size

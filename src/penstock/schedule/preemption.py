@@ -1,11 +1,11 @@
-"""Preemption: rows and waiting groups give up their blocks for others, and come back with all they
-had.
+"""Preemption: rows and waiting groups give up their blocks for others, and come back with all their
+tokens.
 
-    running --blocks short, or others starve--> preempted --flights read--> back into the queue, a
-    group of one
-    prefilled, no rows --blocks short--> waiting again, its blocks given back
+    running --blocks short, or others starve--> preempted --steps read--> back in the queue, as a
+    group of one sample
+    prefilled, no rows --blocks short--> waiting again, its blocks released
 
-It knows rows, groups, blocks and the queue; not how tokens are read, nor what ends a sample.
+Knows rows, groups, blocks and the queue; not how tokens are read, nor what ends a sample.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.schedule.step import Int32
 
 
 class Preempter:
-    """Picks who gives way, and brings preempted rows back."""
+    """Chooses rows and groups to preempt, and brings preempted rows back."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Preempter:
         self.preemptions = 0
 
     def preempt(self, blocks: int) -> None:
-        """Takes the youngest rows out until `blocks` will come free;
-        the oldest row always stays."""
+        """Preempts the youngest rows until `blocks` blocks will be free; the oldest row always
+        stays."""
         running = self.batch_order.running()
         if running.size < 2:
             return
@@ -51,8 +51,8 @@ class Preempter:
         self._preempt(youngest[: int(np.searchsorted(freed, blocks)) + 1])
 
     def preempt_background(self) -> None:
-        """Takes rows in the background out, the youngest first, for tails that find no place; rows
-        that are on their way out count already."""
+        """Preempts background rows, youngest first, for tails that got no row. Rows already on
+        their way out count as preempted."""
         running = self.batch_order.running()
         background = running[self.rows.order[running] >= BACKGROUND]
         count = self.admission.count_starved(self.rows.count)
@@ -61,8 +61,8 @@ class Preempter:
             self._preempt(self._youngest(background)[:count])
 
     def reclaim(self, short: int) -> None:
-        """Sees to it that `short` blocks come free: groups without rows first, the youngest first,
-        then rows."""
+        """Frees `short` blocks, once steps in flight are read: first of groups without rows,
+        youngest first, then of rows."""
         coming = self.deferred.blocks_coming()
         idle = [
             g
@@ -75,26 +75,26 @@ class Preempter:
             self.preempt(short - coming)
 
     def unblock(self) -> None:
-        """Breaks a deadlock: with no running rows and no flights, all prefilled groups but the
-        first give their blocks back."""
+        """Breaks a deadlock: with no running rows and no steps in flight, all prefilled groups but
+        the first release their blocks."""
         for group in [*self.admission.ready, *self.admission.prefilling][1:]:
             if not group.rows:
                 self._requeue(group)
 
     def preempt_all(self) -> None:
-        """Takes all rows out, the oldest too."""
+        """Preempts all rows, the oldest too."""
         self._preempt(self.batch_order.running())
 
     def unplace(self) -> None:
-        """Has groups without rows, prefilled or on the way,
-        give their blocks back and wait again."""
+        """Sends all groups without rows, prefilled or prefilling, back to the waiting queue, and
+        releases their blocks."""
         for group in [*self.admission.ready, *self.admission.prefilling]:
             if not group.rows:
                 self._requeue(group)
 
     def resume(self, rows: Int32) -> None:
-        """Sends preempted rows, whose flights are all read, back into the queue as groups of one
-        with all they made."""
+        """Sends preempted rows, whose steps have all been read, back to the queue as groups of one
+        sample with all its tokens."""
         for row in rows.tolist():
             columns, group = self.rows, self.groups[int(self.rows.group[row])]
             tokens = np.concatenate(
@@ -108,7 +108,7 @@ class Preempter:
             self.admission.push(resumed)
 
     def _youngest(self, rows: Int32) -> Int32:
-        """Returns rows [k], the last admitted first."""
+        """Returns rows [k], last admitted first."""
         youngest: Int32 = rows[np.argsort(-self.rows.order[rows], kind="stable")]
         return youngest
 
@@ -117,7 +117,8 @@ class Preempter:
         self.deferred.leave(rows, PREEMPTED)
 
     def _requeue(self, group: ForkGroup) -> int:
-        """Sends a group without rows back to wait; returns how many blocks will be free by that."""
+        """Sends a group without rows back to the waiting queue; returns the number of blocks this
+        frees."""
         blocks = self.admission.requeue(group)
         self.deferred.add_blocks(blocks, group.last_flight)
         return int(np.count_nonzero(self.pool.refs[blocks] == 1))

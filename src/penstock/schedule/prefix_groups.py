@@ -1,18 +1,16 @@
-"""Prefix groups: which running rows are attended together, their shared prefix once.
+"""Prefix groups: running rows whose attention reads their shared prefix once for all of them.
 
 A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the
-same few-shot header, the same system prompt) share those: one level of grouping, chosen so that by
-the device's measured costs nearly the most time is saved (the most in 98 of 100 random families,
-tests/schedule/test_prefix_groups.py). Found from block numbers alone: the prefix tree gives equal
-beginnings equal blocks.
+same few-shot header, the same system prompt) share these blocks. There is one level of grouping,
+chosen for nearly the greatest saving by the device's measured costs (the greatest in 98 of 100
+random families, tests/schedule/test_prefix_groups.py). Found from block numbers alone: the prefix
+tree gives equal beginnings equal blocks.
 
-    units (fork groups with running tails)       A: 1 2 3 4 (64 tails)   B: 1 2 7 (1 tail)   C: 1 2
-    8 (1 tail)
-    blocks saved by one group over 1 2           (66 - 1) * 2 = 130
-    by A alone over 1 2 3 4                      63 * 4 = 252, and B with C over 1 2: 1 * 2      ->
-    taken
+    units (fork groups with running tails)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
+    blocks saved by one group over 1 2       (66 - 1) * 2 = 130
+    by A alone over 1 2 3 4                  63 * 4 = 252, and B with C over 1 2: 1 * 2 -> chosen
 
-It knows blocks, counts and costs; no rows' state, no tokens, no device.
+Knows blocks, counts and costs; no rows' state, no tokens, no device.
 """
 
 from __future__ import annotations
@@ -28,21 +26,22 @@ from penstock.schedule.step import Int32
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SharingCosts:
-    """What grouping saves and costs attention, in any one unit. `execute` hands over measured
-    seconds of a layer; the defaults count the tokens that are read. docs/design/prefix_groups.md
-    has the model and its figures.
+    """Savings and costs of grouping in attention, all in one unit. `execute` passes measured
+    seconds per layer; the defaults count tokens read. docs/design/prefix_groups.md has the model
+    and its figures.
 
-    Members of a group are cut into tiles; a tile sees the prefix once.
+    Members of a group are split into tiles; each tile reads the prefix once.
     """
 
-    member_token: float = 1.0  # saved: a row's own reading of a shared token
-    member: float = 0.0  # spent: a row carries on from what its group saw
-    tile_token: float = 1.0  # spent: a tile sees a shared token
+    member_token: float = 1.0  # saved: a row's own read of one shared token
+    member: float = 0.0  # spent: a row merges its attention with its group's
+    tile_token: float = 1.0  # spent: a tile reads one shared token
     tile_members: int = 1 << 30
-    step: float = 0.0  # spent once in a step that has groups
+    step: float = 0.0  # spent once per step with groups
 
     def saved(self, members: int, tokens: int) -> float:
-        """By one group, the step's own cost aside; 0 or less: it doesn't pay."""
+        """Returns the saving of one group, without the step's own cost; 0 or less: the group
+        doesn't pay."""
         tiles = -(-members // self.tile_members)
         return (
             members * (self.member_token * tokens - self.member) - tiles * self.tile_token * tokens
@@ -51,7 +50,7 @@ class SharingCosts:
 
 @dataclass(slots=True)
 class Unit:
-    """A fork group with running tails: its slot, its full prefix blocks, its running tails."""
+    """A fork group with running tails: its slot, full prefix blocks and number of running tails."""
 
     slot: int
     blocks: Int32
@@ -60,7 +59,7 @@ class Unit:
 
 @dataclass(slots=True)
 class PrefixGroup:
-    """Units that are attended together over `blocks`, and what that saves."""
+    """Units attended together over `blocks`, and the saving."""
 
     blocks: Int32
     slots: list[int]
@@ -68,10 +67,10 @@ class PrefixGroup:
 
 
 def find_groups(units: Sequence[Unit], refs: Int32, costs: SharingCosts) -> list[PrefixGroup]:
-    """Groups that pay, those that save the most first, each unit in at most one; none where
+    """Returns the groups that pay, greatest saving first, each unit in at most one; none if
     together they don't pay.
 
-    `refs` of the pool: a first block held once has no second unit."""
+    refs: the pool's reference counts; a first block with one reference belongs to one unit only."""
     alone: list[Unit] = []
     together: dict[int, list[Unit]] = {}
     for unit in units:
@@ -97,8 +96,8 @@ def _single(unit: Unit, costs: SharingCosts) -> list[PrefixGroup]:
 
 @dataclass(slots=True)
 class _Plan:
-    """A grouping of units: what it saves, its groups, the units in none, and the tails of all and
-    of those."""
+    """A grouping of units: its saving, its groups, the ungrouped units (`rest`), and the number of
+    tails of all units and of `rest`."""
 
     saved: float
     groups: list[PrefixGroup]
@@ -108,11 +107,11 @@ class _Plan:
 
 
 def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
-    """A grouping of units that share their first `depth` blocks, from the leaves of their tree to
-    its root.
+    """Returns a grouping of units that share their first `depth` blocks, built from the leaves of
+    their tree to the root.
 
-    At each fork: a group over what all share may open; of each branch it takes either all units, or
-    those that are in none of the branch's own groups, whichever saves more.
+    At each fork, a group over the blocks shared by all may open. From each branch it takes either
+    all units, or only the units outside the branch's own groups, whichever saves more.
     """
     if len(family) == 1:
         unit, groups = family[0], _single(family[0], costs)
@@ -144,11 +143,11 @@ def _best(family: list[Unit], depth: int, costs: SharingCosts) -> _Plan:
 
 
 def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> list[_Plan]:
-    """Branches that keep their own groups beside a group over what all share: by what each does to
-    the tiles, one after the other."""
+    """Returns the branches that keep their own groups beside a group over the shared blocks;
+    decided branch by branch, by its effect on the number of tiles."""
     kept, taken = [], tails
     for part in parts:
-        more = part.tails - part.rest_tails  # tails that come in with a branch that is taken whole
+        more = part.tails - part.rest_tails  # tails added if the branch joins as a whole
         if part.groups and part.saved > costs.saved(taken, tokens) - costs.saved(
             taken - more, tokens
         ):
@@ -158,7 +157,8 @@ def _kept(parts: list[_Plan], tails: int, tokens: int, costs: SharingCosts) -> l
 
 
 def _common(family: list[Unit], depth: int) -> int:
-    """Leading blocks that all of `family` share; `depth` of them are known to be."""
+    """Returns the number of leading blocks that all of `family` share; the first `depth` are known
+    to be shared."""
     shortest = min(unit.blocks.size for unit in family)
     stacked = np.stack([unit.blocks[depth:shortest] for unit in family])
     differs = (stacked != stacked[0]).any(axis=0)
@@ -166,8 +166,8 @@ def _common(family: list[Unit], depth: int) -> int:
 
 
 def _children(family: list[Unit], shared: int) -> list[list[Unit]]:
-    """Parts of a family by the block after the `shared` ones; units that end there stand by
-    themselves."""
+    """Splits a family by the block after the `shared` ones; a unit that ends there forms its own
+    part."""
     parts: dict[int, list[Unit]] = {}
     ended = [[unit] for unit in family if unit.blocks.size == shared]
     for unit in family:

@@ -1,10 +1,10 @@
-"""PrefixTree: finds the blocks that hold the beginning of a prompt already.
+"""PrefixTree: finds KV cache blocks that already hold the beginning of a prompt.
 
-An entry is known by its own block's tokens and the entry that it follows, so what is found is
-exact: no KV comes from another beginning. Entries are numbered, and no number comes twice: what
-followed a block that was evicted isn't found behind whatever that block holds next.
+The key of an entry is its block's tokens and the number of the entry it follows, so matches are
+exact: no KV of another prefix is found. Numbers are never reused: entries after an evicted block
+are not found behind the block's next content.
 
-It knows blocks and tokens; no rows, no requests.
+Knows blocks and tokens; no rows, no requests.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
 _WORD = BLOCK_SIZE * np.dtype(np.int32).itemsize
-Key = tuple[int, bytes]  # the place that a block follows, its tokens
+Key = tuple[int, bytes]  # (place that the block follows, the block's tokens)
 
 
 def words_of(tokens: Int32) -> list[bytes]:
-    """Returns the tokens [n, 16] of blocks as they stand in keys."""
+    """Returns the tokens [n, 16] of n blocks as bytes, as used in keys."""
     data = tokens.tobytes()
     return [data[at : at + _WORD] for at in range(0, len(data), _WORD)]
 
 
 class PrefixTree:
-    """Blocks by what they hold. `slot_token [blocks, 16]` is the pool's token geometry, shared with
-    the scheduler.
+    """Blocks by content. slot_token [blocks, 16]: the tokens of each block, shared with the
+    scheduler.
 
-    A place is the number of the entry before, or `root` of a salt and a tag where a chain begins:
-    neither finds blocks of another, whose K and V may be other ones.
+    A place is the number of the previous entry, or, at the start of a chain, `root` of a salt and a
+    tag. Chains of different salts or tags share no blocks, since their K and V may differ.
     """
 
     def __init__(
@@ -42,14 +42,14 @@ class PrefixTree:
         enabled: bool = True,
         slots: StateSlots | None = None,
     ) -> None:
-        """slots: of recurrent state, where layers have any."""
+        """slots: slots of recurrent state, if the model has any."""
         self.enabled = enabled
         self.pool, self._slots = pool, slots
         self.slot_token = slot_token
-        # -> block, the entry's own number; in their numbers' order
+        # key -> (block, the entry's number), in order of the numbers
         self._entries: dict[Key, tuple[int, int]] = {}
-        self._key_of: dict[int, Key] = {}  # by block
-        self._last = 0  # the last entry's number
+        self._key_of: dict[int, Key] = {}  # key of each block
+        self._last = 0  # number of the last entry
         self._resets = 0
         pool.on_evict = self._forget
 
@@ -57,21 +57,21 @@ class PrefixTree:
         return len(self._entries)
 
     def root(self, salt: int, tag: int) -> int:
-        """Returns the place where chains of a salt and a tag begin, another after each reset."""
+        """Returns the place where chains of a salt and a tag begin; it changes with each reset."""
         return -(salt + (tag + self._resets * (MAX_TAG + 1)) * (MAX_SALT + 1))
 
     def reset(self) -> None:
-        """Nobody finds anything of what is here, nor of what follows it, any more."""
+        """Makes all present entries, and blocks later added behind them, impossible to find."""
         self._resets += 1
         every = np.array([*self._key_of], np.int32)
         self._forget(every)
         self.pool.unkeep(every)
 
     def match(self, words: list[bytes], place: int) -> tuple[Int32, int]:
-        """Returns the blocks (not referenced yet) that hold the longest known beginning of `words`
-        behind `place`, and the place behind them. Where layers have windows, the last ones hold all
-        that those need of it; where they have recurrent state, that is kept as it was behind the
-        last."""
+        """Returns the blocks (without references yet) of the longest known beginning of `words`
+        behind `place`, and the place after them. If layers have windows, the last blocks returned
+        have all their window pages; if there is recurrent state, a snapshot is kept behind the last
+        block."""
         found: list[int] = []
         near, paged, known, behind = self.pool.near, 0, 0, place
         for word in words:
@@ -86,8 +86,8 @@ class PrefixTree:
         return np.array(found[:known], np.int32), behind
 
     def depth(self, words: list[bytes], place: int) -> int:
-        """Returns how many blocks of a prompt behind `place` are known, whatever may be taken of
-        them."""
+        """Returns the number of known blocks of a prompt behind `place`, including blocks that
+        match() may not return."""
         for known, word in enumerate(words):
             entry = self._entries.get((place, word))
             if entry is None:
@@ -96,9 +96,9 @@ class PrefixTree:
         return len(words)
 
     def insert(self, words: list[bytes], blocks: list[int], place: int) -> int:
-        """Takes held blocks that follow `place`; returns the place behind the last.
+        """Inserts held blocks that follow `place`; returns the place after the last.
 
-        Contents that are known already stay with their block.
+        Content that is already known stays with its old block.
         """
         fresh: list[int] = []
         for word, block in zip(words, blocks, strict=True):
@@ -110,7 +110,7 @@ class PrefixTree:
                 self._key_of[block] = key
                 fresh.append(block)
             elif self.pool.near and not self.pool.is_whole(entry[0]) and entry[0] != block:
-                gone = entry[0]  # the new one has what it lost
+                gone = entry[0]  # the new block replaces one that lost its window pages
                 entry = self._entries[key] = block, entry[1]
                 del self._key_of[gone]
                 self._key_of[block] = key
@@ -121,7 +121,7 @@ class PrefixTree:
         return place
 
     def insert_chains(self, blocks: Int32, counts: Int32, places: list[int]) -> None:
-        """Takes generated blocks of several sequences, laid end to end: counts[i] of them follow
+        """Inserts generated blocks of several sequences, concatenated: counts[i] of them follow
         places[i]."""
         words, numbers, first = words_of(self.slot_token[blocks]), blocks.tolist(), 0
         for count, place in zip(counts.tolist(), places, strict=True):
@@ -130,8 +130,8 @@ class PrefixTree:
             first = last
 
     def drop(self, blocks: Int32) -> None:
-        """Nobody finds `blocks`, nor what follows them, any more: what they hold is not to be
-        trusted."""
+        """Removes `blocks`, and all entries that follow them, from the tree: their content is
+        invalid."""
         mistrusted = self._key_of.keys() & set(blocks.tolist())
         if not mistrusted:
             return
@@ -153,7 +153,7 @@ class PrefixTree:
             self._slots.forget(gone)
 
     def check(self) -> None:
-        """Restates the invariants; for tests."""
+        """Checks the invariants; for tests."""
         assert np.flatnonzero(self.pool.kept).tolist() == sorted(self._key_of), (
             "pool and tree disagree on what is kept"
         )

@@ -1,8 +1,8 @@
-"""PromptOutputs: what is told of a prompt, once a request: its cached tokens, and its logprobs
-where asked for.
+"""PromptOutputs: the news of each request's prompt, sent once: its number of cached tokens, and its
+logprobs if requested.
 
-It waits until the flight is read in which the request's first tail joined: all chunks of the prompt
-were read by then. It knows chunks and scores; not rows.
+It waits until the step is read in which the request's first tail joined: by then all chunks of the
+prompt have been read. Knows chunks and scores; not rows.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
 
 
 class PromptOutputs:
-    """Collects by flight."""
+    """Collects prompt news by step."""
 
     def __init__(self) -> None:
         self._launched: dict[int, Admitted] = {}
 
     def launched(self, number: int, admitted: Admitted) -> None:
-        """Flight `number` takes these tails and chunks along."""
+        """Notes the tails and chunks of step `number`."""
         if admitted.pieces or admitted.chunks:
             self._launched[number] = admitted
 
     def read(self, plan: StepPlan, result: StepTokens) -> list[PromptNews]:
-        """Takes the prompt logprobs of a read flight -> news of the requests whose first tail
+        """Takes the prompt logprobs of a read step; returns the news of requests whose first tail
         joined in it."""
         admitted = self._launched.pop(plan.number, None)
         if admitted is None:
@@ -42,8 +42,7 @@ class PromptOutputs:
 
 
 def _take_scores(chunks: list[Chunk], scores: TokenLogprobs | None) -> None:
-    """Gives each request that asks what its chunks' tokens were scored with, by their places in the
-    prompt."""
+    """Stores the scores of each request's chunks, with indices into its prompt."""
     at = 0
     for chunk in chunks:
         live, stop = chunk.group.live, at + chunk.stop - chunk.start
@@ -68,9 +67,9 @@ def _news(live: RequestState) -> PromptNews:
         np.full((count, width), np.nan, np.float32),
     )
     parts, live.scored = live.scored, []
-    for part in (
-        parts
-    ):  # by their place in the prompt: a group that was requeued is prefilled and scored twice
+    for (
+        part
+    ) in parts:  # stored by index in the prompt: a requeued group is prefilled and scored twice
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
     return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

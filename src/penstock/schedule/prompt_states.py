@@ -1,16 +1,13 @@
-"""PromptStates: the recurrent state of fork groups, where layers have such state: begun, kept,
-forked, given back.
+"""PromptStates: recurrent state of fork groups' prompts: started, kept, forked, freed.
 
-    a prompt begins   its group takes a slot, with the state behind what the prefix tree knows of it
-    a border of it is planned   its chunks pause for a step, in which that state is kept for later
-    prompts: behind the
-                                blocks that another prompt begins with too, and behind its last full
-                                one before
-                                what a chat's next turn doesn't have
-    tails join        each row's slot is given what the group's holds
-    the last joined, or the group waits again   its slot is given back
+    prompt begins       its group takes a slot, with the state behind its cached beginning
+    a border is reached its chunks pause for one step, in which the state is kept for later prompts.
+                        Borders: the end of the blocks shared with another prompt, and the last
+                        block border before the part that a chat's next turn lacks
+    tails join          each row's slot gets a copy of the group's state
+    last tail joined, or the group waits again   its slot is freed
 
-It knows fork groups and slots; no rows' columns, no blocks.
+Knows fork groups and slots; no rows' columns, no blocks.
 """
 
 from __future__ import annotations
@@ -20,30 +17,29 @@ from penstock.schedule.request_state import ForkGroup
 from penstock.schedule.state_slots import StateSlots
 from penstock.schedule.step import Int32
 
-# Tokens at a prompt's end that are in no later prompt, at most: a chat template's generation
-# prompt.
+# most tokens at a prompt's end that later prompts lack: a chat template's generation prompt
 GENERATION_PROMPT = 16
 
 
 class PromptStates:
-    """States of one scheduler's fork groups. keeps: for later prompts. Without slots nothing of it
-    does anything."""
+    """States of one scheduler's fork groups. keeps: keep snapshots for later prompts. Without
+    slots, all methods do nothing."""
 
     def __init__(self, slots: StateSlots, keeps: bool) -> None:
         self.slots, self._keeps = slots, keeps
-        self._paused: list[ForkGroup] = []  # whose state the coming step keeps
+        self._paused: list[ForkGroup] = []  # groups whose state is kept in the next step
 
     def __bool__(self) -> bool:
         return bool(self.slots)
 
     @property
     def full(self) -> bool:
-        """Returns whether no further prompt can begin."""
+        """Returns True if no further prompt can begin."""
         return bool(self.slots) and not self.slots.available
 
     def begin(self, group: ForkGroup, shared: int) -> None:
-        """Takes a slot for a prompt that begins behind `group.place`. shared: its leading blocks
-        that the tree knows, of which others may lack the state."""
+        """Takes a slot for a prompt that begins behind `group.place`. shared: number of its leading
+        blocks known to the tree, some perhaps without a snapshot."""
         if self.slots:
             self.slots.misses += shared * BLOCK_SIZE > group.stored
             group.state_slot = self.slots.begin(group.place)
@@ -51,32 +47,34 @@ class PromptStates:
             group.borders = sorted({shared * BLOCK_SIZE, last}) if self._keeps else []
 
     def border(self, group: ForkGroup) -> int:
-        """Returns how far a prompt may be planned in one go: no further than its next border."""
+        """Returns the position up to which a prompt may be planned in one go: its next border, or
+        its end."""
         return next((border for border in group.borders if border > group.stored), group.target)
 
     def advanced(self, group: ForkGroup, number: int) -> None:
-        """Notes that step `number` stores more of a prompt: at a border it pauses until the next
-        one."""
+        """Notes that step `number` prefills more of a prompt; at a border the prompt pauses until
+        the next step."""
         if group.stored in group.borders:
             self._paused.append(group)
             group.ready_from = number + 1
 
     def keep(self) -> None:
-        """Keeps the states that lie at their prompts' borders, in the coming step."""
+        """Keeps the states of prompts paused at a border, in the next step."""
         for group in self._paused:
             if group.state_slot >= 0:
                 self.slots.keep(group.state_slot, group.place)
         self._paused = []
 
     def fork(self, group: ForkGroup, rows: Int32) -> None:
-        """Gives rows that join the group's state; the last ones leave it without."""
+        """Copies the group's state to joining rows; after the last tail the group's
+        slot is freed."""
         if self.slots:
             self.slots.move(group.state_slot, rows)
             if not group.pending:
                 self.give_back(group)
 
     def give_back(self, group: ForkGroup) -> None:
-        """Gives a group's slot back, where it has one."""
+        """Frees a group's slot, if it has one."""
         if group.state_slot >= 0:
             self.slots.give_back(group.state_slot)
             group.state_slot = -1

@@ -1,8 +1,8 @@
-"""What the scheduler keeps of a request that lives: its record (RequestState) and its fork groups.
+"""RequestState: what the scheduler stores of a live request, and its fork groups.
 
 A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as
-a fork group of one sample, whose prompt is the old prompt and what it had made so far. It knows no
-rows' columns and no pool.
+a fork group of one sample, whose prompt is the old prompt and its tokens so far. Knows no rows'
+columns and no pool.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _INT32 = 2**31 - 1
 
 
 def wants_of(params: SamplingParams) -> int:
-    """The WANTS_* bits of one request."""
+    """Returns the WANTS_* bits of a request."""
     wants = 0
     if params.temperature > 0 and (params.top_k > 0 or params.top_p < 1 or params.min_p > 0):
         wants |= WANTS_FILTER
@@ -75,8 +75,8 @@ def wants_of(params: SamplingParams) -> int:
 def row_record(
     params: SamplingParams, seed: int, prompt_length: int, limit: int, min_length: int
 ) -> NDArray[np.void]:
-    """Returns what every row of a request carries, [1] of JOIN_RECORD: all but its number, sample,
-    token and length."""
+    """Returns the record shared by all rows of a request, [1] of JOIN_RECORD; row number, sample,
+    token and length are left to be set."""
     record = np.zeros(1, JOIN_RECORD)
     for column in FIELDS:
         if column.param is not None:
@@ -98,8 +98,8 @@ def row_record(
 
 
 def padded_words(words: list[list[int]]) -> Int32:
-    """Returns the ids of words of up to BAD_WORD_IDS each, one word after the other, each padded in
-    front with -1."""
+    """Returns the ids of words of up to BAD_WORD_IDS ids each, flat: one word after the other, each
+    padded in front with -1."""
     out = np.full((len(words), BAD_WORD_IDS), -1, np.int32)
     for line, ids in zip(out, words, strict=True):
         line[BAD_WORD_IDS - len(ids) :] = ids
@@ -117,30 +117,31 @@ class RequestState:
     min_length: int
     record: NDArray[np.void]  # [1] of JOIN_RECORD
     bias_ids: (
-        Int32  # then the bad words' ids, BAD_WORD_IDS a word, then those whose logprobs it wants
+        Int32  # ids of logit_bias, then bad words (BAD_WORD_IDS per word), then logprob_token_ids
     )
     bias_values: NDArray[np.float32]
-    more_stop_ids: Int32  # beyond the device's
-    traits: int  # of its rows
-    watch: int  # slot of its watch table, -1: none
+    more_stop_ids: Int32  # stop_token_ids beyond the MAX_STOP_IDS checked on the device
+    traits: int  # trait bits of its rows
+    watch: int  # slot of its watch table; -1: none
     prompt_logprobs: int  # -1: none
     outstanding: int  # samples that have not ended
-    # [n] sample index -> the row that it joined last, which may be another's by now; -1: none
+    # [n] sample index -> the row it joined last, which may belong to another sample by now; -1:
+    # none
     row_of: Int32
     background: bool = False
     tenant: int = 0
     salt: int = 0
     tag: int = 0
-    allowed: bytes = b""  # allowed_token_ids: int32, each once, in order; none: all may come
+    allowed: bytes = b""  # allowed_token_ids: sorted int32, distinct; empty: all tokens allowed
     constrain: ConstraintFactory | None = None
     news: bool = True  # PromptNews still to be sent
     cached_tokens: int = 0
     groups: list[ForkGroup] = field(default_factory=list)
-    scored: list[Any] = field(default_factory=list)  # prompt logprobs, a chunk at a time
-    # sample -> its own, once it had a row
+    scored: list[Any] = field(default_factory=list)  # prompt logprobs, one entry per chunk
+    # sample index -> its guide, once it has had a row
     guides: dict[int, Guide | None] = field(default_factory=dict)
     came: float = field(default_factory=time.monotonic)
-    waited: float = -1.0  # seconds until a step first took it up
+    waited: float = -1.0  # seconds until a step first took it up; -1: none yet
 
     @classmethod
     def of(
@@ -157,7 +158,8 @@ class RequestState:
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
-        least = params.min_tokens if constrain is None else 0  # a constraint sees to it by itself
+        # a constraint handles min_tokens itself
+        least = params.min_tokens if constrain is None else 0
         limit, min_length = min(prompt_length + most, max_len), min(prompt_length + least, max_len)
         record = row_record(params, seed, prompt_length, limit, min_length)
         record["wants"] |= WANTS_MASK if constrain is not None else 0
@@ -194,7 +196,7 @@ class RequestState:
         )
 
     def living(self, rows: Rows, sample: int | None = None) -> Int32:
-        """Returns the rows of its samples, or of one, that have a row and have not ended."""
+        """Returns the rows of its running samples, or of one sample."""
         samples = np.arange(self.row_of.size)[
             slice(None) if sample is None else slice(sample, sample + 1)
         ]
@@ -208,7 +210,7 @@ class RequestState:
         return living
 
     def begin(self) -> None:
-        """A step takes it up: its prompt, or its first tail."""
+        """Records the waiting time when a step first takes the request up."""
         if self.waited < 0:
             self.waited = time.monotonic() - self.came
 
@@ -223,33 +225,34 @@ def _traits(request: Request) -> int:
 
 @dataclass(slots=True, eq=False)
 class ForkGroup:
-    """A prompt and the samples that start from it. `tokens` of a resumed sample end with what it
-    had made."""
+    """A prompt and the samples that start from it. For a resumed sample, `tokens` ends with its
+    tokens so far."""
 
     slot: int
     live: RequestState
     tokens: Int32
-    samples: Int32  # all of it; samples[next:] are pending
-    sent: int  # position of the first token that has not gone up
+    samples: Int32  # all samples of the group; samples[next:] are pending
+    sent: int  # position of the first token not sent yet
     next: int = 0
     state: int = WAITING
-    words: list[bytes] = field(default_factory=list)  # of its full blocks, as the tree knows them
-    # held: the full ones, then the partial one
+    # words of its full blocks, as in the tree's keys
+    words: list[bytes] = field(default_factory=list)
+    # blocks held: the full ones, then the partial one
     blocks: Int32 = field(default_factory=lambda: np.zeros(0, np.int32))
-    passed: int = 0  # leading blocks that layers with windows need no more
-    place: int = 0  # the tree's, behind which its next block goes
-    stored: int = 0  # tokens whose prefill is planned, or that were cached
-    rows: int = 0  # rows that are not released, ended ones in flight included
-    running: int = 0  # rows that are in the steps
-    # tokens behind which its recurrent state is kept
+    passed: int = 0  # leading blocks no longer needed by layers with windows
+    place: int = 0  # the tree's place behind which its next block is inserted
+    stored: int = 0  # tokens cached or planned for prefill
+    rows: int = 0  # rows not released, including ended ones named by steps in flight
+    running: int = 0  # rows that run
+    # positions at which its recurrent state is kept
     borders: list[int] = field(default_factory=list)
-    # its slot of recurrent state, from the beginning of its prompt to its last tail; -1: none
+    # slot of its recurrent state, from the start of its prompt to its last tail; -1: none
     state_slot: int = -1
     last_flight: int = -1
     scored: TokenScores | None = (
-        None  # scores of the tokens from `sent` on, where its request asks for them
+        None  # scores of the tokens from `sent` on, if its request wants logprobs
     )
-    ready_from: int = 0  # the first flight that tails may join, or that its prompt may go on in
+    ready_from: int = 0  # first step its tails may join, or its prompt may continue in
     finished: int = 0
     finished_tokens: int = 0
 
@@ -258,7 +261,7 @@ class ForkGroup:
         return self.samples.size - self.next
 
     def drop_pending(self, stay: Int32) -> None:
-        """Only `stay` of the pending samples remain."""
+        """Drops the pending samples except `stay`."""
         self.samples = np.concatenate((self.samples[: self.next], stay))
 
     @property
@@ -268,7 +271,7 @@ class ForkGroup:
 
     @property
     def full(self) -> int:
-        """Full blocks of the prefix: what tails share."""
+        """Full blocks of the prefix, shared by all tails."""
         return self.target // BLOCK_SIZE
 
     @property
@@ -277,8 +280,8 @@ class ForkGroup:
 
     @property
     def grows(self) -> int:
-        """Blocks that a joining tail needs at once beyond its prompt's: 1 where its first drawn
-        token opens a block."""
+        """Blocks a joining tail needs at once beyond the prompt's: 1 if its first drawn token opens
+        a block, else 0."""
         return int(self.tokens.size // BLOCK_SIZE >= -(-self.target // BLOCK_SIZE))
 
     @property
@@ -287,7 +290,7 @@ class ForkGroup:
 
 
 class Groups:
-    """Fork groups by slot. A slot is used again once its group is gone."""
+    """Fork groups by slot. Slots of dropped groups are reused."""
 
     def __init__(self) -> None:
         self._by_slot: list[ForkGroup | None] = []
@@ -299,7 +302,7 @@ class Groups:
         return group
 
     def at(self, slots: list[int]) -> list[ForkGroup]:
-        """The groups of many slots, all of them in use."""
+        """Returns the groups in these slots."""
         return [group for slot in slots if (group := self._by_slot[slot]) is not None]
 
     def __iter__(self) -> Iterator[ForkGroup]:

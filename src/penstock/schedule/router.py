@@ -1,13 +1,12 @@
-"""Router: which replica takes a request, by seconds: those of what a replica has before it, those
-of the prompt's tokens that its prefix cache lacks, and those of what was sent to it and isn't in
-its numbers yet.
+"""Router: chooses the replica for a request by estimated seconds: of the work a replica reported,
+of the prompt tokens its prefix cache lacks, and of work sent to it but not in its reports yet.
 
-    stats -> said; request -> route -> Share (one a replica that takes part) -> sent
+    stats -> said; request -> route -> Share (one per replica that takes part) -> sent
 
-The samples of a fork group are shared out as water finds its level: each part costs a prefill, and
-a part that saves less than that stays with the others. All replicas are of one kind, so what a
-token takes is their mean: one that measures badly draws no work by it. It knows numbers and token
-ids; no clock, no engine, no connection.
+Samples of a request are shared out so that all replicas finish at about the same time. Each part
+costs a prefill, and a part that saves less than this stays with the others. All replicas are of one
+kind, so the seconds per token are their mean: a replica with a bad measurement draws no extra work.
+Knows numbers and token ids; no clock, no engine, no connection.
 """
 
 from __future__ import annotations
@@ -18,17 +17,16 @@ from dataclasses import dataclass, field
 
 from penstock.config import BLOCK_SIZE
 
-FEW_SECONDS = 4.0  # of work that waits for rows: a replica that has less takes more of a job
-_UNMEASURED = (
-    1e-3  # seconds of a token, drawn or of a prompt, until an engine has said what they take
-)
-# of its limit is how long a sample gets, while none has ended (as the engine's own forecast has it)
+FEW_SECONDS = 4.0  # seconds of work waiting for rows below which a replica takes more of a job
+_UNMEASURED = 1e-3  # seconds per drawn or prompt token until an engine has reported its own
+# expected length as a fraction of the limit until a sample has ended (same as the engine's
+# forecast)
 _GUESS = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one replica takes of a request: `samples` of them; tokens that it is expected to draw,
+    """One replica's part of a request: the number of samples, and the tokens it is expected to draw
     and to prefill."""
 
     replica: int
@@ -39,23 +37,24 @@ class Share:
 
 @dataclass(slots=True)
 class _Load:
-    """A replica as it is known here."""
+    """Known state of one replica."""
 
     up: bool = False
-    tokens: float = 0.0  # to be drawn, as it said
-    prompt_tokens: float = 0.0  # to be prefilled, as it said
-    # by the request's number: sent, and not in those
+    tokens: float = 0.0  # tokens to be drawn, as reported
+    prompt_tokens: float = 0.0  # tokens to be prefilled, as reported
+    # shares by request number: sent, and not in the reported numbers yet
     unheard: dict[int, Share] = field(default_factory=dict)
-    sent_tokens: float = 0.0  # of all those: a burst is thousands, each of which asks
+    # sum of tokens in `unheard`; kept because a burst of thousands of requests reads it each time
+    sent_tokens: float = 0.0
     sent_prompt_tokens: int = 0
-    blocks: int = 0  # that its cache holds
-    # place of a prompt's block -> when it was sent
+    blocks: int = 0  # capacity of its prefix cache in blocks
+    # place of a prompt's block -> clock when it was last sent
     cache: OrderedDict[int, int] = field(default_factory=OrderedDict)
-    last: int = 0  # when something was sent to it
-    token_seconds: float = 0.0  # 0: not known
+    last: int = 0  # clock when a request was last sent to it
+    token_seconds: float = 0.0  # 0: unknown
     prompt_token_seconds: float = 0.0
     step_seconds: float = 0.0
-    mean: float = 0.0  # tokens of its finished samples
+    mean: float = 0.0  # mean output tokens of its finished samples
 
     def send(self, number: int, share: Share) -> None:
         self.unheard[number] = share
@@ -63,39 +62,39 @@ class _Load:
         self.sent_prompt_tokens += share.prompt_tokens
 
     def forget(self, number: int) -> None:
-        """It was heard of, or is over."""
+        """Drops a request that the replica's report now includes, or that is over."""
         share = self.unheard.pop(number, None)
         if share is not None:
-            # no rounding is kept
+            # reset to 0 when empty, so that no rounding error stays
             self.sent_tokens = self.sent_tokens - share.tokens if self.unheard else 0.0
             self.sent_prompt_tokens -= share.prompt_tokens
 
 
 class Router:
-    """Routes over `count` replicas, none of which is up at first. `first` takes the first request:
-    where several processes route, each begins with another."""
+    """Routes over `count` replicas, all down at first. first: the replica for the first request;
+    each of several routing processes starts with another."""
 
     def __init__(self, count: int, first: int = 0) -> None:
         self._loads = [_Load(last=(number - first) % count - count) for number in range(count)]
         self._means: dict[str, float] = {}
-        self._clock = 0  # requests that were sent
+        self._clock = 0  # requests sent so far
 
-    # --- what is known of replicas
+    # --- state of replicas
 
     def came_up(self, replica: int, blocks: int) -> None:
-        """It is ready, has no work, and its prefix cache, of so many blocks, is empty; 0: it keeps
-        none."""
+        """Marks a replica as up: no work, and an empty prefix cache of `blocks` blocks (0: no
+        cache)."""
         self._means.clear()
         self._loads[replica] = _Load(up=True, blocks=blocks, last=self._loads[replica].last)
 
     def went_down(self, replica: int) -> None:
-        """Nothing more is to be sent to it."""
+        """Marks a replica as down: it gets no more requests."""
         self._means.clear()
         self._loads[replica].up = False
 
     def said(self, replica: int, stats: Mapping[str, float], heard: int) -> None:
-        """Takes an engine's stats in. heard: requests of ours that it had taken in when it said so,
-        by their numbers from 0 on."""
+        """Stores an engine's stats. heard: number of this router's requests that these stats
+        include, counted by request number from 0."""
         self._means.clear()
         load = self._loads[replica]
         load.tokens, load.prompt_tokens = stats["tokens_left"], stats["prompt_tokens_left"]
@@ -108,7 +107,7 @@ class Router:
             load.forget(number)
 
     def drain(self, replica: int) -> float:
-        """Seconds until what it is known to have is done, were it fully loaded."""
+        """Returns the seconds until all known work of a replica is done at full load."""
         load = self._loads[replica]
         tokens, prompts = (
             load.tokens + load.sent_tokens,
@@ -118,36 +117,35 @@ class Router:
 
     @property
     def token_seconds(self) -> float:
-        """What a drawn token takes of a loaded replica's time."""
+        """Seconds per drawn token of a fully loaded replica."""
         return self._mean("token_seconds") or _UNMEASURED
 
     @property
     def prompt_token_seconds(self) -> float:
-        """What a token of a prompt takes."""
+        """Seconds per prompt token."""
         return self._mean("prompt_token_seconds") or _UNMEASURED
 
     def expected_tokens(self, limit: int, *, runs_on: bool = False) -> float:
-        """Returns how many tokens a sample will get that may have `limit`. runs_on: it ignores ends
-        of its own."""
+        """Returns the expected tokens of a sample with limit `limit`. runs_on: True if it ignores
+        end-of-sequence ids."""
         mean = self._mean("mean")
         return float(limit) if runs_on else max(1.0, min(limit, mean) if mean else limit * _GUESS)
 
     def room(self, rows: int, longest: int) -> float:
-        """Samples of a job with fewer of which a replica of so many rows would have rows free, or
-        next to nothing that waits for them, in a few seconds. longest: tokens that a sample may
-        have."""
+        """Returns the number of samples up to which a replica with `rows` rows would, within a few
+        seconds, have free rows or almost no waiting work. longest: most tokens of a sample."""
         each = self.expected_tokens(longest) * self.token_seconds
         return rows + min(FEW_SECONDS / each, rows)
 
     def _mean(self, name: str) -> float:
-        """Over replicas that are up and have said it; kept until one says more: a request asks for
-        it many times."""
+        """Mean over replicas that are up and have reported a value; cached until the next report,
+        since each request reads it many times."""
         if name not in self._means:
             known = [value for load in self._loads if load.up and (value := getattr(load, name))]
             self._means[name] = sum(known) / len(known) if known else 0.0
         return self._means[name]
 
-    # --- who takes what
+    # --- routing
 
     def route(
         self,
@@ -159,8 +157,8 @@ class Router:
         *,
         whole: bool = False,
     ) -> list[Share]:
-        """Shares a request out over `among`, which are up: `samples` of `tokens` expected tokens
-        each. whole: its samples stay together."""
+        """Shares a request out over the replicas `among`, all up: `samples` samples of `tokens`
+        expected tokens each. whole: keep all samples on one replica."""
         if len(self._loads) == 1:
             return [Share(0, samples, samples * tokens, len(prompt))]
         places = places_of(prompt, salt) if any(load.blocks for load in self._loads) else []
@@ -189,22 +187,24 @@ class Router:
         ]
 
     def sent(self, share: Share, number: int) -> None:
-        """It went out, as request `number` of ours to that replica."""
+        """Notes that a share was sent as this router's request `number` to its replica."""
         self._loads[share.replica].send(number, share)
 
     def ended(self, replica: int, number: int) -> None:
-        """Request `number` of ours to that replica is over."""
+        """Notes that this router's request `number` to the replica is over."""
         self._loads[replica].forget(number)
 
     def _first(self, start: Mapping[int, float], hits: Mapping[int, tuple[int, int]]) -> int:
-        """The one that would begin first. Less than a step apart is no difference: then the one
-        that has more of the prompt, had it last, or has been sent nothing for longest."""
+        """Returns the replica that would begin first. Differences below one step don't count: then
+        the replica with more of the prompt cached, then with the latest use of it, then the one
+        idle for longest."""
         least = min(start.values()) + self._mean("step_seconds")
         level = [replica for replica, seconds in start.items() if seconds <= least]
         return max(level, key=lambda replica: (hits[replica], -self._loads[replica].last))
 
     def _hit(self, replica: int, places: Sequence[int]) -> tuple[int, int]:
-        """Blocks of a prompt that were sent to it before, and when the last of them was."""
+        """Returns the number of leading blocks of a prompt sent to this replica before, and when
+        the last of them was sent."""
         cache, count, when = self._loads[replica].cache, 0, 0
         for place in places:
             known = cache.get(place)
@@ -219,7 +219,7 @@ class Router:
         load.last = self._clock
         for place in reversed(
             places[: load.blocks]
-        ):  # a block is forgotten before the one that it follows
+        ):  # a block is evicted before the one it follows
             load.cache[place] = self._clock
             load.cache.move_to_end(place)
         while len(load.cache) > load.blocks:
@@ -227,8 +227,8 @@ class Router:
 
 
 def places_of(prompt: Sequence[int], salt: int) -> list[int]:
-    """Returns a number for each full block of a prompt, but for its last token, that stands for all
-    up to there."""
+    """Returns one number per full block of a prompt, except a block with its last token; each
+    stands for all tokens up to the block's end."""
     places, place = [], -salt
     for at in range(BLOCK_SIZE, len(prompt), BLOCK_SIZE):
         place = hash((place, *prompt[at - BLOCK_SIZE : at]))
@@ -237,10 +237,9 @@ def places_of(prompt: Sequence[int], salt: int) -> list[int]:
 
 
 def fill(start: Sequence[float], price: Sequence[float], each: float, samples: int) -> list[int]:
-    """Shares samples of `each` seconds out over replicas that would begin them at `start` seconds,
-    in rising order, their prefill (`price`, seconds) in it. The last end and all prefills together
-    are made small: a part comes to be where it brings the end forward by more than its prefill
-    takes."""
+    """Shares samples of `each` seconds out over replicas that would begin at `start` seconds
+    (ascending), prefill included; `price`: seconds of each prefill. Minimises the last end plus all
+    prefills: a part is added only if it brings the end forward by more than its prefill costs."""
     best, least = [samples], start[0] + samples * each + price[0]
     for count in range(2, len(start) + 1):
         shares = _level(start[:count], each, samples)
@@ -254,9 +253,9 @@ def fill(start: Sequence[float], price: Sequence[float], each: float, samples: i
 
 
 def _level(start: Sequence[float], each: float, samples: int) -> list[int]:
-    """Whole samples for each, so that the last one ends as early as can be."""
+    """Returns a number of samples per replica that makes the last end as early as possible."""
     count, level = len(start), 0.0
-    while True:  # who begins behind the level gets none
+    while True:  # replicas that begin after the level get none
         level = (sum(start[:count]) + samples * each) / count
         if start[count - 1] <= level:
             break

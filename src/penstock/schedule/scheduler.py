@@ -1,14 +1,14 @@
-"""Scheduler: what runs next. submit and cancel come in; plan() makes a step; commit() takes a read
-flight in.
+"""Scheduler: decides what runs next. submit and cancel take requests; plan() makes a step; commit()
+takes in its results.
 
-    submit -> [line] -> plan: grow rows, admit tails, prefill chunks, order by prefix group ->
-    StepPlan
-    StepTokens -> commit: tokens to samples, ends, blocks back, preempted rows back into the line ->
-    Deltas
+    submit -> [queue] -> plan: grow rows, admit tails, prefill chunks, order by prefix group
+    -> StepPlan
+    StepTokens -> commit: tokens to samples, ends, blocks freed, preempted rows back to the queue
+    -> Deltas
 
-Steps are planned ahead of what was read. The rule that keeps this sound: a row number and its
-blocks are used again only once every flight that names them has been read (deferred_free.py). It
-knows no torch, no text and no channel.
+Steps are planned before earlier ones are read. The rule that keeps this correct: a row number and
+its blocks are reused only once every step in flight that names them has been read
+(deferred_free.py). Knows no torch, no text and no channel.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from penstock.schedule.windowed_pool import WindowedPool, pool_of
 
 
 class Scheduler:
-    """One engine's scheduler."""
+    """Scheduler of one engine."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class Scheduler:
             )
         self.rows = Rows(limits.max_rows, width)
         self.pool = pool_of(limits)
-        # full: pages now, not amid a step
+        # np.full allocates memory pages now, not in the middle of a step
         self.slot_token = np.full((limits.num_blocks, BLOCK_SIZE), 0, np.int32)
         self.slots = StateSlots(limits.snapshots)
         self.tree = PrefixTree(
@@ -116,12 +116,13 @@ class Scheduler:
         )
         self.news = PromptOutputs()
         self._seeds = np.random.default_rng(limits.seed)
-        self._planned = 0  # flights launched
-        self._read = -1  # the last flight read
+        self._planned = 0  # steps launched
+        self._read = -1  # number of the last step read
         self._idle_plans = 0
         self._told: deque[Deltas] = deque()
         self._clears = (
-            False  # whether logits were not finite once: blocks are cleared as they are handed out
+            # True once logits were not finite: from then on blocks are cleared when given out
+            False
         )
         tokens = ("prompt_tokens", "generation_tokens", "wasted_tokens", "drafted_tokens")
         self.counts: dict[str, int] = dict.fromkeys(("requests", *tokens, "late_masks", "steps"), 0)
@@ -129,12 +130,12 @@ class Scheduler:
     # --- in ---------------------------------------------------------------------------------------
 
     def submit(self, request: Request, constrain: ConstraintFactory | None = None) -> None:
-        """Takes a request; raises UsageError where it can never run. constrain: makes its samples'
-        constraints."""
+        """Takes a request; raises UsageError or ContextLengthError if it can never run. constrain:
+        makes its samples' constraints."""
         tokens = np.frombuffer(request.prompt, np.int32)
         check_new(request, tokens, self.limits, self.live)
         watch = self.watch.hold(request.watch) if request.watch is not None else -1
-        # drawn for each request, so that one's seed moves no other's
+        # drawn for every request, so that setting one request's seed changes no other's
         drawn = int(self._seeds.integers(0, 2**63 - 1))
         seed = drawn if request.sampling.seed is None else request.sampling.seed
         live = RequestState.of(
@@ -150,8 +151,8 @@ class Scheduler:
         self.counts["prompt_tokens"] += tokens.size
 
     def cancel(self, request_id: int, sample: int | None = None) -> None:
-        """Ends a request, or one sample of it, wherever it stands. Unknown ones have ended already.
-        REST: all that have not ended, and take_told() gives what each had made."""
+        """Ends a request, or one sample of it, in any state; unknown ids are ignored. sample REST:
+        ends all samples that have not ended, and take_told() returns their tokens so far."""
         live = self.live.get(request_id)
         if live is None:
             return
@@ -162,13 +163,12 @@ class Scheduler:
         self._forget([live])
 
     def take_told(self) -> Deltas | None:
-        """The ends of samples that were cancelled to be told of: a message at a time, None: there
-        are no more."""
+        """Returns the next final deltas of samples cancelled with REST; None: no more."""
         return self._told.popleft() if self._told else None
 
     @property
     def has_work(self) -> bool:
-        """Whether a sample lives, or something waits for a flight to be read."""
+        """Returns True while a sample lives, or a row or block waits for a step to be read."""
         return bool(self.live) or self.finisher.waits or bool(self._told)
 
     @property
@@ -178,7 +178,7 @@ class Scheduler:
     # --- a step -----------------------------------------------------------------------------------
 
     def plan(self) -> StepPlan | None:
-        """The next step, or None where there is nothing to launch before a flight is read (or at
+        """Returns the next step, or None if there is nothing to launch until a step is read (or at
         all)."""
         number, every = self._planned, self.limits.preempt_every
         if every and number % every == every - 1:
@@ -187,7 +187,7 @@ class Scheduler:
             self.preempter.preempt_background()
         short = self._short_of_blocks()
         if isinstance(self.pool, WindowedPool):
-            # not rows that join now: their prompts may be stored in this very step
+            # excludes rows that join now: this same step may still prefill their prompts
             self.pool.pass_rows(short, self.rows)
         rows, growth, stalled = self._grow(self._running(), short)
         admitted = Admitted() if stalled else self.admission.admit(number, rows.size)
@@ -199,8 +199,8 @@ class Scheduler:
             rows = np.concatenate((rows, joined))
             _, more, _ = self._grow(joined, joined[self._need_block(joined)])
             growth = np.concatenate((growth, more))
-            # A resumed tail's last token may not have gone up yet: it is gathered from its slot
-            # like the ones to come.
+            # A resumed tail's last token may not have been sent yet: store it in its slot, where
+            # sent tokens are gathered from.
             self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = (
                 joins.records["last_token"]
             )
@@ -214,17 +214,17 @@ class Scheduler:
         return self._launch(number, rows, growth, joins, admitted)
 
     def await_masks(self, seconds: float) -> int:
-        """Waits for masks that are being made,
-        so long at most -> of how many rows they still are."""
+        """Waits up to `seconds` for masks under way; returns the number of rows still
+        without one."""
         return self.mask_slots.makers.wait(seconds)
 
     def held_rows(self, plan: StepPlan) -> int:
-        """Returns how many of a step's rows have a constraint."""
+        """Returns the number of a step's rows that have a constraint."""
         return int(self.mask_slots.guided(plan.rows).size)
 
     def draw(self, plan: StepPlan) -> LateMasks:
-        """What the draw of a step that draws late is told, before the next plan. Rows without a
-        mask sit it out."""
+        """Returns the masks for the draw of a late step; call before the next plan(). Rows without
+        a mask sit out."""
         rows = self.mask_slots.guided(plan.rows)
         late = self.mask_slots.late(plan)
         drawn = np.zeros(self.rows.count, np.bool_)
@@ -237,14 +237,14 @@ class Scheduler:
         return late
 
     def plan_is_stuck(self) -> bool:
-        """After a plan() that gave nothing with nothing in flight: whether another one gives
-        nothing again."""
-        # what waits comes back bit by bit
+        """Returns True if repeated plan() calls gave nothing with nothing in flight: the scheduler
+        is stuck."""
+        # freed rows and blocks come back bit by bit
         self._idle_plans = 0 if self.finisher.waits else self._idle_plans + 1
         return self._idle_plans > 3
 
     def commit(self, plan: StepPlan, result: StepTokens) -> Deltas:
-        """Takes a flight in, in the order of the launches."""
+        """Takes in the results of a step, in launch order; returns its deltas."""
         assert plan.number == self._read + 1, "flights are read in the order of their launch"
         self._read = plan.number
         prompts = self.news.read(plan, result)
@@ -260,7 +260,7 @@ class Scheduler:
         return read.deltas
 
     def skipped(self, steps: int, rows: int) -> None:
-        """So many steps of so many rows were planned, and as many read, elsewhere (leap.py)."""
+        """Counts steps planned and read by a leap (leap.py): `steps` steps of `rows` rows."""
         self._planned += steps
         self._read += steps
         self.counts["steps"] += steps
@@ -272,7 +272,7 @@ class Scheduler:
         order = self.batch_order.order(rows, number)
         rows, columns = order.rows, self.rows
         lengths = columns.planned_length.take(rows)
-        # Whole columns: writing to a step's rows one by one costs ten times as much.
+        # Write whole columns: writing only the step's rows costs ten times as much.
         columns.last_flight[order.active] = number
         drafts = self.drafting.offer(rows, lengths)
         self.counts["drafted_tokens"] += 0 if drafts is None else int(drafts.start[-1])
@@ -309,42 +309,43 @@ class Scheduler:
         )
 
     def _advance(self, drawn: Bool) -> None:
-        """A step draws for these of all rows. Whose last step it is is known without reading."""
+        """Counts one drawn token for the rows in `drawn` [all rows]; marks rows in their last step
+        as drained."""
         columns = self.rows
         columns.planned_length += drawn
         drained = (drawn & (columns.planned_length + 1 >= columns.limit)).nonzero()[0]
         if self.drafting.may:
-            # the others may be shorter than planned
+            # drafted rows may turn out shorter than planned
             drained = drained[columns.drafted[drained] == 0]
         if drained.size:
             columns.state[drained] = DRAINED
             self.batch_order.changed = True
 
     def _running(self) -> Int32:
-        """The rows that this step takes on. Those whose mask needs a token in flight, and those
-        whose drafts would end them, were they right, wait to be read."""
+        """Returns the rows of this step, without rows that must first be read: rows whose mask
+        needs a token in flight, and rows whose drafts may end them."""
         rows = self.mask_slots.launchable(self.batch_order.running(), self._read)
         return self.drafting.without_full(rows)
 
     def _need_block(self, of: Int32 | slice = slice(None)) -> Bool:
-        """Whether rows' coming tokens need a block more. Of most rows whole columns: gathering
-        costs ten times as much.
+        """Returns True for rows whose next token needs a new block. For most rows use whole
+        columns: gathering costs ten times as much.
 
-        The table covers the position after the one that a step stores: the host keeps the drawn
+        The table must cover the position after the one a step stores: the host keeps the drawn
         token there.
         """
         short: Bool = self.rows.planned_length[of] + 1 >= self.rows.blocks[of] * BLOCK_SIZE
         return short
 
     def _short_of_blocks(self) -> Int32:
-        """The running rows whose coming token needs a block more."""
+        """Returns the running rows whose next token needs a new block."""
         short = (self._need_block() & (self.rows.state == RUNNING)).nonzero()[0].astype(np.int32)
         short = self.mask_slots.launchable(short, self._read)
         return self.drafting.without_full(short)
 
     def _grow(self, rows: Int32, needy: Int32) -> tuple[Int32, Int32, bool]:
-        """Gives `needy` of the rows a block each; those that get none stall: (rows, new blocks,
-        stalled)."""
+        """Gives each of the rows `needy` one block; rows that get none stall. Returns (rows, new
+        blocks [m, 3], stalled)."""
         columns = self.rows
         if not needy.size:
             return rows, np.zeros((0, 3), np.int32), False
@@ -368,7 +369,8 @@ class Scheduler:
         return rows, np.stack((needy, place, blocks), axis=1), stalled
 
     def _free_read(self) -> None:
-        """Frees what no flight to be read names; preempted rows go back into the queue."""
+        """Frees rows and blocks that no step in flight names; preempted rows go back to
+        the queue."""
         if not self.finisher.waits:
             return
         rows, blocks = self.deferred.take(self._read)
@@ -387,23 +389,23 @@ class Scheduler:
     # --- out --------------------------------------------------------------------------------------
 
     def reset_prefix_cache(self) -> None:
-        """What was computed so far is found by no prompt that comes; rows that run keep theirs."""
+        """Empties the prefix cache for later prompts; running rows keep their blocks."""
         self.tree.reset()
 
     def give_back_blocks(self) -> None:
-        """Where all flights are read: rows give their blocks back and wait in the line with all
-        they made, and nothing that was computed is found again."""
+        """Takes all blocks from all rows and groups, while no step is in flight; they wait in the
+        queue with their tokens so far, and the prefix cache is emptied."""
         assert not self.in_flight, "blocks are given back between steps"
         self.preempter.preempt_all()
         self._free_read()
         self.preempter.unplace()
-        while self.finisher.waits:  # what is to be kept goes into the tree a part at a time
+        while self.finisher.waits:  # blocks to keep enter the tree a part at a time
             self._free_read()
         self.tree.reset()
         assert not self.pool.held, "somebody holds blocks still"
 
     def stats(self) -> dict[str, float]:
-        """Gauges and counters since the start."""
+        """Returns the gauges, and the counters since the start."""
         return {
             **self.counts,
             "running": self.rows.count - self.rows.free_count,
@@ -420,11 +422,11 @@ class Scheduler:
         }
 
     def expected_tokens_left(self) -> float:
-        """Output tokens that all known samples are still expected to make."""
+        """Returns the output tokens all known samples are still expected to make."""
         return self.admission.expected_tokens_left()
 
     def check(self) -> None:
-        """Restates the invariants; for tests, after each step."""
+        """Checks the invariants; for tests, after each step."""
         self.rows.check()
         self.pool.check()
         self.tree.check()

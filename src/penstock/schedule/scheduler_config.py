@@ -1,5 +1,4 @@
-"""SchedulerConfig: the numbers that bound a scheduler. `execute` measures them, the engine hands
-them over."""
+"""SchedulerConfig: the sizes and limits of a scheduler, as measured by `execute`."""
 
 from __future__ import annotations
 
@@ -10,24 +9,25 @@ from penstock.schedule.prefix_groups import SharingCosts
 
 @dataclass(slots=True, frozen=True, kw_only=True)
 class SchedulerConfig:
-    """What the device holds and the model ends with."""
+    """Sizes of the device's pools, and the model's end ids."""
 
-    # pages of the KV pool, the scratch block included: a block takes 1 + window_tables of them
+    # pages of the KV pool, the scratch block included: a block takes 1 + window_tables pages
     num_blocks: int
-    window: int = 0  # tokens that layers with a page of their own see
+    window: int = 0  # tokens seen by layers with windows; 0: no such layers
     window_tables: int = (
-        0  # pages that a block has for layers with windows; 0: its one page holds all layers
+        0  # pages per block for layers with windows; 0: its one page holds all layers
     )
-    # slots of recurrent state that are no row's (state_slots.py); none: layers have none
+    # slots of recurrent state beyond the rows' own (state_slots.py); empty: no recurrent state
     snapshots: range = range(0)
     max_rows: int
-    max_model_len: int  # tokens, prompt and output
-    max_batched_tokens: int  # of a step; at least max_rows
-    mask_slots: int = 1024  # token masks that the device holds
+    max_model_len: int  # tokens of prompt and output
+    max_batched_tokens: int  # tokens per step; at least max_rows
+    mask_slots: int = 1024  # token masks on the device
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     prefix_groups: bool = True
-    sharing: SharingCosts = field(default_factory=SharingCosts)  # when a prefix group pays
+    # costs that decide when a prefix group pays
+    sharing: SharingCosts = field(default_factory=SharingCosts)
     preempt_every: int = 0
     seed: int = 0

@@ -1,19 +1,17 @@
-"""StateSlots: which slot of recurrent state holds what, where layers have such state.
+"""StateSlots: assigns slots of recurrent state.
 
-    slot r of a row    the row's own. The dead row, behind the last, has the slot that padding goes
-    to
+    slots of the rows  row r has slot r. The dead row, after the last, has the slot for padding
     the empty slot     a sequence before its first token: never written
-    the others         snapshots: a fork group's prompt on its way, from which its samples go on, or
-    the state behind an
-                       entry of the prefix tree, from which later prompts go on; the least recently
-                       used goes first
+    all other slots    snapshots: the state of a fork group's prompt under way, from which its
+                       samples go on, or the state behind an entry of the prefix tree, from which
+                       later prompts go on; the least recently used is evicted first
 
-A sequence's state is one slot in all such layers, and it only goes forward: whoever continues from
-a point needs the state that was kept there, so a match of the prefix tree counts as far as a
-snapshot lies. State is moved by StepPlan's moves, all of a step at once and before its forward. So
-no slot is written and read by moves of one step: what a step moved or gave back is used again in
-the next. The device runs steps in order: nobody waits for one to be read. It knows slots and the
-tree's places; no rows' columns and no tokens.
+A sequence's state is one slot in all recurrent layers, and it only goes forward: to continue from a
+position, a snapshot from exactly there is needed, so a prefix tree match counts only up to a
+snapshot. State is copied by StepPlan's moves, all of a step at once before its forward. No slot may
+be read and written by moves of the same step: slots moved or freed in a step are reused in the
+next. The device runs steps in order, so no step has to be read first. Knows slots and the tree's
+places; no rows' columns and no tokens.
 """
 
 from __future__ import annotations
@@ -26,51 +24,51 @@ import numpy as np
 from penstock.errors import CapacityError
 from penstock.schedule.step import Int32
 
-_COMMON = 2  # slots behind the rows' own: the dead row's and the empty one
+_COMMON = 2  # slots after the rows' own: the dead row's and the empty one
 
 
 def first_snapshot(rows: int) -> int:
-    """Returns the first slot that is no row's and serves no purpose of all."""
+    """Returns the first snapshot slot, after the slots of `rows` rows and the two common ones."""
     return rows + _COMMON
 
 
 class StateSlots:
-    """Snapshots of one scheduler, and the moves that its next step makes. snapshots: their slots,
-    the empty one before them; of none, there is no recurrent state and nothing is ever asked of
-    this."""
+    """Snapshots of one scheduler, and the moves of its next step. snapshots: their slot numbers
+    (the empty slot is the number before); an empty range: the model has no recurrent state."""
 
     def __init__(self, snapshots: range) -> None:
         self.count = len(snapshots)
         self.empty = snapshots.start - 1
         self._snapshots = snapshots
         self._free = [*reversed(snapshots)]
-        # the tree's place -> slot, the least recently used first
+        # tree place -> slot, least recently used first
         self._kept: OrderedDict[int, int] = OrderedDict()
-        self._of_tree: set[int] = set()  # the slots of these
+        self._of_tree: set[int] = set()  # the slots in _kept
         self._moves: list[Int32] = []
-        self._moved: set[int] = set()  # slots that moves of the coming step read or write
-        self._written: set[int] = set()  # of these, the ones that are written
+        self._moved: set[int] = set()  # slots read or written by moves of the next step
+        self._written: set[int] = set()  # slots written by moves of the next step
         self._given_back: list[int] = []
         self.hits = self.evictions = (
-            0  # prompts that began behind a snapshot; snapshots that made room
+            0  # hits: prompts that began from a snapshot; evictions: snapshots dropped for room
         )
-        self.misses = 0  # prompts of whose blocks the tree knew more than it had the state of
+        self.misses = 0  # prompts with more known blocks than usable snapshots
 
     def __bool__(self) -> bool:
         return self.count > 0
 
     @property
     def waits(self) -> bool:
-        """Returns whether the coming step has moves to make."""
+        """Returns True if the next step has moves."""
         return bool(self._moves)
 
     @property
     def available(self) -> int:
-        """Returns how many slots take() can give."""
+        """Returns the number of slots that take() can give."""
         return len(self._free) + len(self._of_tree) - len(self._of_tree & self._moved)
 
     def take(self) -> int:
-        """Gives a slot, a snapshot's where none is free. The caller has looked at `available`."""
+        """Returns a slot, evicting a snapshot if none is free. The caller has checked
+        `available`."""
         if not self._free:
             place = next(
                 (place for place, slot in self._kept.items() if slot not in self._moved), None
@@ -82,19 +80,19 @@ class StateSlots:
         return self._free.pop()
 
     def give_back(self, slot: int) -> None:
-        """Takes a slot back. One that the coming step moves is given again once that is
-        launched."""
+        """Frees a slot. A slot moved by the next step is reused only after its launch."""
         (self._given_back if slot in self._moved else self._free).append(slot)
 
     def move(self, source: int, targets: Int32) -> None:
-        """Has the coming step give each of the target slots what the source holds."""
+        """Copies the source's state to each target slot in the next step."""
         written = targets.tolist()
         self._moved |= {source, *written}
         self._written.update(written)
         self._moves.append(np.stack((np.full(targets.size, source, np.int32), targets), axis=1))
 
     def launched(self) -> Int32:
-        """Returns the moves [m, 2] of the step that is launched now, from and to."""
+        """Returns the moves [m, 2] (source, target) of the step launched now, and starts the next
+        list."""
         moves = np.concatenate(self._moves) if self._moves else np.zeros((0, 2), np.int32)
         self._free += self._given_back
         self._moves, self._moved, self._written, self._given_back = [], set(), set(), []
@@ -103,18 +101,18 @@ class StateSlots:
     # --- the prefix tree's ------------------------------------------------------------------------
 
     def has(self, place: int) -> bool:
-        """Returns whether the state behind a place of the tree is kept, and there before the coming
+        """Returns True if the state behind a tree place is kept and was written before the next
         step."""
         return place in self._kept and self._kept[place] not in self._written
 
     def begin(self, place: int) -> int:
-        """Returns a slot of the caller's own that will hold the state behind `place`: the empty
-        one's where no snapshot lies there. The caller has looked at `available`."""
+        """Returns a slot, owned by the caller, that will hold the state behind `place`; the empty
+        state if there is no snapshot. The caller has checked `available`."""
         source = self._kept[place] if self.has(place) else self.empty
         self.hits += source != self.empty
         if source != self.empty and source not in self._moved and self.available == 1:
-            return self._drop(place)  # there is no other
-        self._moved.add(source)  # so that it isn't what is taken
+            return self._drop(place)  # the only available slot: take the snapshot itself
+        self._moved.add(source)  # keep take() from evicting it
         slot = self.take()
         self.move(source, np.array([slot], np.int32))
         if source != self.empty:
@@ -122,8 +120,8 @@ class StateSlots:
         return slot
 
     def keep(self, slot: int, place: int) -> None:
-        """Keeps what a slot holds before the coming step's forward as the state behind `place`,
-        where there is room."""
+        """Keeps a slot's state, as it is before the next step's forward, as the state behind
+        `place`, if there is room."""
         if place in self._kept or slot in self._written or not self.available:
             return
         self._moved.add(slot)
@@ -133,19 +131,19 @@ class StateSlots:
         self._of_tree.add(target)
 
     def forget(self, places: Iterable[int]) -> None:
-        """Lets go of the states behind places that the tree has no more."""
+        """Drops the states behind places that the tree has removed."""
         for place in places:
             if place in self._kept:
                 self.give_back(self._drop(place))
 
     def _drop(self, place: int) -> int:
-        """Keeps the state behind a place no more; returns its slot."""
+        """Drops the state behind a place; returns its slot."""
         slot = self._kept.pop(place)
         self._of_tree.discard(slot)
         return slot
 
     def check(self, held: list[int]) -> None:
-        """Restates the invariants; for tests. held: slots that fork groups have."""
+        """Checks the invariants; for tests. held: slots of fork groups."""
         assert self._of_tree == {*self._kept.values()}, "the tree's slots are off"
         every = [*self._free, *self._given_back, *self._kept.values(), *held]
         assert sorted(every) == [*self._snapshots], (

@@ -1,7 +1,6 @@
-"""StepPlan: what the scheduler tells the device of one step, and StepTokens: what the device tells
-back.
+"""StepPlan: one step as the scheduler sends it to the device, and StepTokens: the step's results.
 
-Both are columns: a few numpy arrays, whatever the number of rows. It knows no torch, no text and no
+Both are columns: a few numpy arrays, whatever the number of rows. Knows no torch, no text and no
 request objects.
 
 A row lives on the device as `length` (tokens whose K and V are stored), `last_token` (the token at
@@ -12,27 +11,24 @@ first token of a sample needs no path of its own, and prefill makes no logits (b
 prompt_logprobs).
 
 A step on the device, in this order:
-    1. moves        of state: block -> block (a tail's own copy of a prompt's last, partial block),
-       slot -> slot (the
-                    recurrent state that a prompt or a tail goes on from)
-    2. joins        rows come to life: their columns are written, their tables filled
+    1. moves        copies of state: block -> block (a tail's own copy of its prompt's last, partial
+                    block), slot -> slot (recurrent state from which a prompt or a tail goes on)
+    2. joins        new rows: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
-    4. masks        which tokens may come, for rows whose mask is new
-    5. forward      of `rows` (one token each) and then of the chunks' tokens, in one batch
-    6. late masks   only where `draws_late`: of rows with constraints, which need tokens in flight
-       at the launch
-    7. sample       one token for each of `rows`; last_token, length and done are updated on the
-       device
+    4. masks        allowed tokens of rows with a new static mask
+    5. forward      `rows` (one token each) and the chunks' tokens, in one batch
+    6. late masks   if `draws_late`: masks of rows with constraints, which need tokens in flight
+    7. sample       one token for each of `rows`; updates last_token, length and done
 
-A step that draws late is launched up to its forward, which hides how long masks take; `Runner.draw`
-ends it. A row whose mask is not there by then sits the draw out: it stays what it was, and its next
-step is this one again.
+A step that draws late is launched up to its forward, which hides the time masks take; `Runner.draw`
+ends it. A row whose mask is missing by then sits the draw out: its state does not change, and its
+next step repeats this one.
 
-A row may be offered drafts: tokens that are guessed to come next. The step feeds them behind the
-row's last token, a query each, and draws after every one. A draw depends on what is before it and
-on counters alone, so a draft is right if it equals the draw before it, and the row's tokens are
-those that it makes without drafts, in fewer steps. The host may know a row's drafts, or their
-number alone: those the device made itself, behind the draw of the row's step before.
+A row may have drafts: guesses of its next tokens. The step feeds them after the row's last token,
+one query each, and draws after every query. A draw depends only on the tokens before it and on
+counters, so a draft is right if it equals the draw before it, and the row's tokens are the same as
+without drafts, in fewer steps. The host knows a row's drafts, or only their number if the device
+made them itself, after the draw of the row's previous step.
 """
 
 from __future__ import annotations
@@ -52,16 +48,16 @@ Int64 = NDArray[np.int64]
 Float32 = NDArray[np.float32]
 Bool = NDArray[np.bool_]
 
-WEIGHTS, KV_CACHE = "weights", "kv_cache"  # what may sleep, as vLLM's tags name it
-SCRATCH_BLOCK = 0  # where finished, padded and dead rows read and write; never handed out
+WEIGHTS, KV_CACHE = "weights", "kv_cache"  # parts that may sleep, named like vLLM's tags
+SCRATCH_BLOCK = 0  # block read and written by finished, padded and dead rows; never given out
 
-# What StepTokens.tokens holds where there is no token
+# Values in StepTokens.tokens where there is no token
 NO_TOKEN = -1  # the row was done before this step (it ran too far), or is padding
 BAD_LOGITS = -2  # the row's logits were not finite: the sample ends with an error
-FROM_DEVICE = -1  # in Drafts.tokens: a token that the device made
+FROM_DEVICE = -1  # value in Drafts.tokens: a token made by the device
 
 
-# What a joining row carries: its number, and the row table's fields.
+# Record of a joining row: its number, and the row table's fields.
 JOIN_RECORD = np.dtype(
     [
         ("row", "i4"),
@@ -72,10 +68,10 @@ JOIN_RECORD = np.dtype(
 
 @dataclass(slots=True)
 class Joins:
-    """Rows that come to life in this step. Biases, and each row's bad words behind its biases, are
-    a CSR over the rows: they lie in a pool, not in columns."""
+    """Rows that join in this step. Biases, and each row's bad words behind its biases, are
+    concatenated, with offsets in bias_start: they lie in a pool, not in columns."""
 
-    records: NDArray[np.void]  # [k] of JOIN_RECORD; what becomes of bias_start is the device's
+    records: NDArray[np.void]  # [k] of JOIN_RECORD; the device sets bias_start itself
     blocks: Int32  # [k, width]  block tables, padded with SCRATCH_BLOCK
     bias_start: Int32  # [k + 1]
     bias_ids: Int32  # [sum]
@@ -90,11 +86,11 @@ class Joins:
 
 @dataclass(slots=True)
 class Moves:
-    """State that is copied, all layers, before the forward: [n, 2] from and to. No block and no
-    slot is both."""
+    """State copied in all layers before the forward: [n, 2] (source, target). No block or slot is
+    both source and target."""
 
-    blocks: Int32  # of paged state
-    slots: Int32  # of recurrent state
+    blocks: Int32  # paged state (KV cache blocks)
+    slots: Int32  # recurrent state
 
     @classmethod
     def none(cls) -> Moves:
@@ -104,7 +100,7 @@ class Moves:
 @dataclass(slots=True)
 class Masks:
     """Token masks for slots of the device's pool, written before the step's draw. Bit t % 32 of
-    word t // 32 is set where token t may come."""
+    word t // 32 is set if token t is allowed."""
 
     slots: Int32  # [m]  distinct
     words: Int32  # [m, ceil(vocabulary / 32)]
@@ -112,93 +108,93 @@ class Masks:
 
 @dataclass(slots=True)
 class LateMasks:
-    """What the draw of a step that draws late is told: masks words[places], as Masks, and who is
+    """Input to the draw of a late step: masks words[places], as in Masks, and the rows
     not drawn."""
 
     slots: Int32  # [m]  distinct
     places: Int32  # [m]
-    # [n, ceil(vocabulary / 32)]  a board of masks: these are not written to until the draw was read
+    # [n, ceil(vocabulary / 32)] mask board; the used entries are not written until the draw was
+    # read
     words: Int32
-    sit_out: Int32  # [k]  rows of the step that stay what they were; their queries tell NO_TOKEN
-    forced: Int64  # [f]  queries behind which only one token may come, and is not drawn
-    tokens: Int32  # [f]  theirs
+    sit_out: Int32  # [k]  rows that keep their state; their queries return NO_TOKEN
+    forced: Int64  # [f]  queries whose next token is forced, not drawn
+    tokens: Int32  # [f]  the forced tokens
 
 
 @dataclass(slots=True)
 class Embeds:
-    """Embeddings that are handed in place of those of some tokens of the chunks. The ids there are
-    pseudo-ids of the vocabulary, equal only where the embeddings are: by them K and V are found
-    again."""
+    """Embeddings used in place of the table's for some tokens of the chunks. The ids there are
+    pseudo-ids, equal only if the embeddings are: the prefix cache finds K and V by them."""
 
     where: Int32  # [k]  indices into Chunks.tokens, distinct
-    # [k, hidden]  as the first layer takes them, whatever the model scales its table's rows by
+    # [k, hidden] input of the first layer, without the model's scaling of its embedding table
     rows: Float32
 
 
 @dataclass(slots=True)
 class Chunks:
-    """Pieces of prompts that are prefilled in this step, one after the other in `tokens`."""
+    """Pieces of prompts prefilled in this step, concatenated in `tokens`."""
 
     tokens: Int32  # [tokens]
-    start: Int32  # [chunks + 1]  CSR over tokens
-    context: (
-        Int32  # [chunks]  tokens of that prompt that are stored already: the chunk's first position
-    )
+    start: Int32  # [chunks + 1]  offsets into tokens
+    context: Int32  # [chunks]  tokens of that prompt already stored: the chunk's first position
     blocks: (
         Int32  # [chunks, width]  block tables that cover context + chunk, padded with SCRATCH_BLOCK
     )
-    # [chunks]  -1: none; k: for each token of the chunk, logprobs of the *next* prompt token
+    # [chunks] -1: none; k: logprobs of the next prompt token, after each token of the chunk
     prompt_logprobs: Int32
-    # [tokens]  the prompt token after each (scored where prompt_logprobs asks), -1 elsewhere
+    # [tokens] the prompt token after each (scored if prompt_logprobs >= 0), -1 elsewhere
     next_token: Int32
     slots: Int32 | None = (
-        None  # [chunks]  of recurrent state that each is folded into; None: the dead row's
+        None  # [chunks]  slots of the recurrent state that each updates; None: the dead row's
     )
-    tags: Int32 | None = None  # [chunks]  their requests' tags; None: each is 0
+    tags: Int32 | None = None  # [chunks]  tags of the requests; None: all 0
     embeds: Embeds | None = None
 
     @property
     def scored(self) -> bool:
-        """Whether logprobs of some prompt's tokens are asked for."""
+        """Returns True if any chunk needs prompt logprobs."""
         return bool((self.prompt_logprobs >= 0).any())
 
 
 @dataclass(slots=True)
 class Drafts:
-    """Tokens that rows are offered; a CSR over the step's rows, at most MAX_DRAFTS each."""
+    """Draft tokens for the step's rows, at most MAX_DRAFTS each; row i's are tokens[start[i] :
+    start[i + 1]]."""
 
     start: Int32  # [S + 1]
-    # [start[S]], FROM_DEVICE where the device made the token; None: it made them all
+    # [start[S]] FROM_DEVICE where the device made the token; None: it made them all
     tokens: Int32 | None
 
     @property
     def told(self) -> Int32:
-        """Returns the tokens [start[S]], FROM_DEVICE where the device made them."""
+        """Returns the tokens [start[S]], FROM_DEVICE where the device made the token."""
         return (
             np.full(self.start[-1], FROM_DEVICE, np.int32) if self.tokens is None else self.tokens
         )
 
     @property
     def from_device(self) -> bool:
-        """Whether the device made any of them."""
+        """Returns True if the device made any of the drafts."""
         return bool((self.told == FROM_DEVICE).any())
 
     @property
     def counts(self) -> Int32:
-        """Returns how many each row is offered [S]."""
+        """Returns the number of drafts of each row, int32 [S]."""
         counts: Int32 = self.start[1:] - self.start[:-1]
         return counts
 
     @property
     def query_start(self) -> Int32:
-        """Returns where each row's queries begin [S + 1]: its last token, then its drafts."""
+        """Returns the index of each row's first query, int32 [S + 1]: its last token, then its
+        drafts."""
         start: Int32 = np.arange(self.start.size, dtype=np.int32)
         start += self.start
         return start
 
     @property
     def offset(self) -> Int32:
-        """Returns which of its row's queries each query is [Q], counted from 0."""
+        """Returns the index of each query within its row, int32 [Q], from 0."""
         start = self.query_start
         offset: Int32 = np.arange(start[-1], dtype=np.int32) - np.repeat(start[:-1], np.diff(start))
         return offset
@@ -209,14 +205,13 @@ class StepPlan:
     """One step. Rows of a prefix group are neighbours in `rows`; rows that stand alone come after
     all groups."""
 
-    number: int  # the flight's number, counted from 0
+    number: int  # number of the step, counted from 0
     rows: Int32  # [S]
-    # [S]  stored tokens of each row before this step as planned: at most so many, exact without
-    # drafts
+    # [S] stored tokens of each row before this step; with drafts an upper bound, else exact
     lengths: Int32
     wants: int  # OR of the rows' WANTS_* bits
-    # [G + 1]  rows group_start[g] : group_start[g+1] share group g's prefix; rows from [-1] on:
-    # alone
+    # [G + 1] rows group_start[g] : group_start[g + 1] share group g's prefix; rows from
+    # group_start[-1] on are in no group
     group_start: Int32
     group_blocks: Int32  # [G, width]  blocks of the prefixes, padded with SCRATCH_BLOCK
     group_length: Int32  # [G]  tokens of the prefixes, multiples of BLOCK_SIZE
@@ -224,25 +219,26 @@ class StepPlan:
     new_blocks: Int32  # [m, 3]  row, index in its table, block
     joins: Joins | None
     chunks: Chunks | None
-    drafts: Drafts | None = None  # None: a query a row
+    drafts: Drafts | None = None  # None: one query per row
     masks: Masks | None = None
     draws_late: bool = False  # rows have constraints: nothing is drawn until Runner.draw
     clears: bool = (
-        False  # blocks that it hands out are cleared first: a row's logits were not finite
+        False  # clear blocks when giving them out, since some row's logits were not finite
     )
     window_pages: Int32 | None = (
-        None  # [p, 1 + tables]  blocks and their pages for layers with windows, cleared first
+        # [p, 1 + tables] new blocks and their pages for layers with windows, to be cleared first
+        None
     )
 
     @property
     def query_rows(self) -> Int32:
-        """Returns the row of each query [Q]; a row's queries are neighbours."""
+        """Returns the row of each query, int32 [Q]; a row's queries are adjacent."""
         return self.rows if self.drafts is None else np.repeat(self.rows, self.drafts.counts + 1)
 
     @property
     def group_skip(self) -> Int32:
-        """Returns how many tokens each row of a group leaves to its group's prefix
-        [group_start[-1]]."""
+        """Returns, for each grouped row, the number of its tokens covered by the group's prefix,
+        int32 [group_start[-1]]."""
         return np.repeat(self.group_length, self.group_start[1:] - self.group_start[:-1])
 
 
@@ -272,7 +268,7 @@ def plain_step(
 
 @dataclass(slots=True)
 class TokenLogprobs:
-    """Logprobs of m tokens under the raw logits; `top_*` are padded with id -1."""
+    """Logprobs of m tokens under the raw logits; `top_ids` is padded with -1."""
 
     where: Int32  # [m]  index into StepPlan.query_rows (decode) or into Chunks.tokens (prompt)
     chosen: Float32  # [m]
@@ -283,9 +279,9 @@ class TokenLogprobs:
 
 @dataclass(slots=True)
 class StepTokens:
-    """What a flight brings back, in the order of its plan's queries."""
+    """Results of one step, in the order of its plan's queries."""
 
-    # [Q]  the token drawn after each query, or NO_TOKEN (done before, or not the draft), or
+    # [Q] the token drawn after each query, or NO_TOKEN (row done before, or wrong draft), or
     # BAD_LOGITS
     tokens: Int32
     logprobs: TokenLogprobs | None = None
@@ -293,69 +289,68 @@ class StepTokens:
 
 
 class Drafter(Protocol):
-    """Guesses what rows will say next. Whatever it offers, the tokens are the same: a good guess
+    """Guesses the next tokens of rows. Drafts never change the output; a right guess
     saves a step."""
 
     def offer(self, rows: Int32, lengths: Int32, most: Int32) -> Drafts:
-        """Returns drafts for rows [S], at most most[i] for each: guesses of the tokens at positions
-        lengths[i] + 1 and on, or how many the device has made (tokens None). lengths: as planned;
-        where drafts are in flight the row may be shorter."""
+        """Returns drafts for rows [S], at most most[i] each: guesses of the tokens at positions
+        lengths[i] + 1 and on, or only their number if the device makes them (tokens None). lengths:
+        planned; with drafts in flight the row may be shorter."""
 
 
 class Flight(Protocol):
     """A step launched and not yet read."""
 
     def ready(self) -> bool:
-        """Whether fetch() would return at once."""
+        """Returns True if fetch() would return at once."""
 
     def fetch(self) -> StepTokens:
-        """Waits for the step; raises what the device raised."""
+        """Waits for the step's results; raises the device's error."""
 
 
 class Runner(Protocol):
-    """Runs steps in the order of their launch. `execute.runner` is the real one;
-    tests bring fakes."""
+    """Runs steps in launch order. `execute.runner` is the real one; tests use fakes."""
 
     @property
     def num_blocks(self) -> int:
         """Blocks of the KV pool, the scratch block included."""
 
     def launch(self, plan: StepPlan) -> Flight:
-        """Starts a step and returns at once. The plan's arrays are the runner's from now on. Of a
-        step that draws late it starts the forward: that flight brings nothing, and is ready when
-        the device has come to the draw."""
+        """Starts a step and returns at once; takes ownership of the plan's arrays. For a late step
+        it starts only the forward: that flight has no results, and is ready when the device has
+        reached the draw."""
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called in the thread that waits for a step, now and then, while it goes on;
-        where steps are short it never is."""
+        """Has `goes_on` called now and then while a long step runs, in the thread that waits for
+        it; never called where steps are short."""
 
     def draw(self, late: LateMasks) -> Flight:
-        """Ends the step that was launched last, which draws late, and returns at once."""
+        """Launches the draw of the last launched step, a late one; returns at once."""
 
     def counts(self) -> dict[str, int]:
-        """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from a disk, since the runner
-        was ready."""
+        """`jit_compiles`, `jit_loads`: kernels compiled, or loaded from disk, since the runner
+        became ready."""
 
     def update_weights(self, source: WeightsSource) -> None:
-        """Puts other weights in the place of the model's, where no step is under way; they sleep no
-        more. Raises PenstockError; the old ones stay then."""
+        """Replaces the model's weights, while no step is under way, and wakes them up. Raises
+        PenstockError; then the old weights stay."""
 
     @property
     def asleep(self) -> tuple[str, ...]:
-        """What sleeps: WEIGHTS, KV_CACHE, both or nothing. While something does nothing is
-        launched."""
+        """Parts asleep: WEIGHTS, KV_CACHE, both or none. No step may be launched while
+        any sleeps."""
 
     def sleep(self, level: int) -> None:
-        """Gives memory back: of KV and rows, of which none may live, and of the weights, which are
-        kept in host memory (1) or nowhere (2)."""
+        """Frees memory: of the KV cache and rows (no row may be live), and of the weights. level 1
+        keeps weights in host memory, 2 drops them."""
 
     def wake_up(self, tags: Collection[str]) -> None:
-        """Takes memory again. Weights that are nowhere wait for update_weights. Raises
-        CapacityError."""
+        """Allocates memory again for the parts named by tags. Dropped weights wait for
+        update_weights. Raises CapacityError."""
 
     def describe(self) -> dict[str, Any]:
-        """dtype, device, kernels by operation and why, KV tokens, weights' bytes: for stats and
-        doctor."""
+        """Returns dtype, device, kernels by operation and the reasons, KV tokens, bytes of weights;
+        for stats and doctor."""
 
     def close(self) -> None:
-        """Stops the device's thread and gives the memory back."""
+        """Stops the device's thread and frees the memory."""

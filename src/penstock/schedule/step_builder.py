@@ -1,7 +1,7 @@
-"""Columns of what a step adds: rows that join and chunks that are prefilled, as the runner takes
-them.
+"""joins_of, chunks_of: columns of the rows that join a step and of the chunks it prefills, for the
+runner.
 
-It knows what admission picked, and the rows' tables; it decides nothing.
+Knows admission's choices and the rows' tables; decides nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.schedule.step import SCRATCH_BLOCK, Chunks, Joins
 
 
 def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
-    """The columns of rows that join; their tables as they stand now."""
+    """Returns the columns of joining rows, with their current tables; None without any."""
     if not pieces:
         return None
     counts = [piece.rows.size for piece in pieces]
@@ -49,7 +49,7 @@ def joins_of(pieces: list[Piece], rows: Rows) -> Joins | None:
 
 
 def chunks_of(chunks: list[Chunk]) -> Chunks | None:
-    """The columns of prompt pieces that are prefilled."""
+    """Returns the columns of the prompt chunks to prefill; None without any."""
     if not chunks:
         return None
     sizes = [chunk.stop - chunk.start for chunk in chunks]

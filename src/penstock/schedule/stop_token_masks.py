@@ -1,8 +1,8 @@
-"""StopTokenMasks: token ids whose drawing sends a sample's tokens up at once, because they can end
-a stop string.
+"""StopTokenMasks: token ids that can end a stop string; drawing one sends the sample's tokens up at
+once.
 
-One table of bits over the vocabulary for each distinct set, shared by the requests that bring it.
-It knows ids alone.
+One bit table over the vocabulary per distinct set, shared by the requests that use it. Knows ids
+alone.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from penstock.schedule.step import Bool, Int32
 
 
 class StopTokenMasks:
-    """Tables by slot; a slot goes back when its last request has ended."""
+    """Tables by slot; a slot is freed when its last request has ended."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -25,7 +25,8 @@ class StopTokenMasks:
         self._free: list[int] = []
 
     def hold(self, packed: bytes) -> int:
-        """The slot of a table (numpy.packbits of the vocabulary), made if it is new."""
+        """Returns the slot of a table (numpy.packbits over the vocabulary); adds the table if it is
+        new."""
         slot = self._slots.get(packed)
         if slot is None:
             slot = self._add(packed)
@@ -39,7 +40,7 @@ class StopTokenMasks:
             self._free.append(slot)
 
     def hits(self, slots: Int32, tokens: Int32) -> Bool:
-        """Whether each token is one that its row's table watches."""
+        """Returns True for tokens watched by their row's table."""
         return self._bits.reshape(-1).take(slots.astype(np.int64) * self.vocab_size + tokens)
 
     def _add(self, packed: bytes) -> int:

@@ -1,10 +1,10 @@
-"""The line: fork groups that wait, first come, first served, and fair between those who ask.
+"""FairQueue: waiting fork groups, first come, first served, and fair between tenants.
 
-Each tenant has a line of its own. The next to go is the first of the tenant that has been given
-least, in tokens; one that comes back after a pause starts level with the others, so that nobody
-saves up (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). With one tenant it is a
-plain line. What was here before, and had to give its place up, goes before all others, by arrival:
-it has been counted. It knows groups; no rows, no blocks.
+Each tenant has a queue of its own. Next is the first group of the tenant that has been given the
+fewest tokens; a tenant that comes back after a pause starts level with the others, so that idle
+tenants save up nothing (start-time fair queueing: Goyal, Vin and Cheng, SIGCOMM 1996). With one
+tenant it is a plain queue. A group that had started and had to give its place up goes before all
+others, by arrival: its tokens have been counted. Knows groups; no rows, no blocks.
 """
 
 from __future__ import annotations
@@ -18,16 +18,15 @@ from penstock.schedule.request_state import ForkGroup
 
 
 class FairQueue:
-    """Groups that wait. The order in which they go depends on what is pushed and what is charged,
-    on nothing else."""
+    """Waiting groups. Their order depends only on the groups pushed and the tokens charged."""
 
     def __init__(self) -> None:
-        self._back: list[ForkGroup] = []  # those that were here before, by arrival
-        self._lines: dict[int, deque[ForkGroup]] = {}  # tenant -> its groups; no empty ones
-        self._given: dict[int, float] = {}  # tenant -> tokens, from where it started
-        self._level = 0.0  # what had been given to the tenant that went last
+        self._back: list[ForkGroup] = []  # groups that had started before, by arrival
+        self._lines: dict[int, deque[ForkGroup]] = {}  # tenant -> its groups; no empty queues
+        self._given: dict[int, float] = {}  # tenant -> tokens given, from its starting level
+        self._level = 0.0  # level of the tenant that went last
         self._newest = -1
-        self._next: int | None = None  # the tenant that goes next, where that is known
+        self._next: int | None = None  # the next tenant, if known
 
     def __bool__(self) -> bool:
         return bool(self._back or self._lines)
@@ -59,11 +58,11 @@ class FairQueue:
 
     @property
     def head(self) -> ForkGroup:
-        """The group that goes next. Of an empty line: an IndexError."""
+        """Returns the next group. Raises IndexError if the queue is empty."""
         return self._back[0] if self._back else self._lines[self._tenant()][0]
 
     def pop(self, tokens: float) -> ForkGroup:
-        """Takes the head; `tokens` is what its tenant is given with it."""
+        """Removes and returns the head; charges `tokens` to its tenant."""
         if self._back:
             return self._back.pop(0)
         tenant = self._tenant()
@@ -75,7 +74,7 @@ class FairQueue:
         return group
 
     def remove(self, group: ForkGroup) -> None:
-        """Takes a group out, wherever it stands. Raises ValueError where it isn't here."""
+        """Removes a group from any place. Raises ValueError if it isn't here."""
         if group in self._back:
             self._back.remove(group)
             return

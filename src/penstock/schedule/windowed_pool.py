@@ -1,15 +1,14 @@
-"""WindowedPool: blocks of a model in which some layers see a window only, out of one pool of equal
+"""WindowedPool: KV cache blocks of a model with sliding-window layers, from one pool of equal
 pages.
 
-    block   a page by its own number, for the layers that see everything
-    pages   window_tables more, for layers with windows; `pages[block]` names them, 0: they are gone
+    block   one page, by its own number, for the layers with full attention
+    pages   window_tables more, for layers with windows; `pages[block]` lists them, 0: none
 
-A row that has moved on needs a block's window pages no more: they become loose, and whoever finds
-the free ones gone takes them, before anything of the prefix tree is evicted. The device runs steps
-in order, so a page may be handed on while flights that read it are in the air; it is cleared on the
-way (StepPlan.window_pages). A block that somebody else holds too keeps its pages until it is idle.
-
-It knows blocks, pages and rows' columns; no layers. docs/design/kv_by_layer.md says why it is so.
+A row that has moved on no longer needs a block's window pages: they become loose. When free pages
+run out, loose ones are taken before anything in the prefix tree is evicted. The device runs steps
+in order, so a page may be given out again while steps in flight still read it; it is cleared first
+(StepPlan.window_pages). A block with another holder keeps its pages until it is idle. Knows blocks,
+pages and rows' columns; no layers. docs/design/kv_by_layer.md gives the reasons.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from penstock.schedule.step import Bool, Int32, Int64
 
 
 def pool_of(limits: SchedulerConfig) -> BlockPool:
-    """Returns the pool that such a device has."""
+    """Returns the pool for these limits: windowed if the model has layers with windows."""
     if not limits.window_tables:
         return BlockPool(limits.num_blocks)
     return WindowedPool(limits.num_blocks, limits.window, limits.window_tables)
 
 
 class WindowedPool(BlockPool):
-    """A pool of `num_blocks` pages, the scratch block included. window: tokens that a token sees,
-    itself included."""
+    """Pool of `num_blocks` pages, the scratch block included. window: tokens that a token attends
+    to, itself included."""
 
     def __init__(
         self,
@@ -48,9 +47,9 @@ class WindowedPool(BlockPool):
         self.window, self.tables, self.per_block = window, tables, 1 + tables
         self.near = max(1, -(-(window - 1) // BLOCK_SIZE))
         self.pages: Int32 = np.full((num_blocks, tables), 0, np.int32)
-        # held, by nobody who needs a window of it
+        # held blocks whose window pages no holder needs
         self._is_loose: Bool = np.full(num_blocks, False, np.bool_)
-        self._loose = 0  # pages of such blocks
+        self._loose = 0  # window pages of loose blocks
         self._fresh: list[Int32] = []
 
     @property
@@ -84,8 +83,8 @@ class WindowedPool(BlockPool):
         return blocks
 
     def take_fresh(self) -> Int32:
-        """Returns blocks [n, 1 + tables] that were given since the last call, each with its pages
-        behind it."""
+        """Returns the blocks given out since the last call, each followed by its pages, int32 [n, 1
+        + tables]."""
         if not self._fresh:
             return np.zeros((0, self.per_block), np.int32)
         blocks = self._distinct(np.concatenate(self._fresh))
@@ -104,8 +103,8 @@ class WindowedPool(BlockPool):
         return [*super().copies(source, target), pages]
 
     def share_beginning(self, blocks: Int32) -> None:
-        """One more reference to each; the last ones' pages are needed again,
-        the others' are not."""
+        """Adds one reference to each block; pages of the last ones are needed again, pages of the
+        others are not."""
         self.share(blocks)
         near = blocks[-self.near :]
         loose = near[self._is_loose[near]]
@@ -114,22 +113,22 @@ class WindowedPool(BlockPool):
         self.loosen(blocks[: -self.near])
 
     def loosen(self, blocks: Int32) -> None:
-        """Whoever holds `blocks` (any of them several times) needs their windows no more."""
+        """Marks window pages of `blocks` (repeats allowed) as no longer needed by the caller."""
         alone = (self.refs[blocks] == 1) & (self.pages[blocks, 0] > 0) & ~self._is_loose[blocks]
         loose = self._distinct(blocks[alone])
         self._is_loose[loose] = True
         self._loose += loose.size * self.tables
 
     def pass_prompt(self, blocks: Int32, passed: int, position: int) -> int:
-        """A prompt's next chunk begins at `position`; returns how many of its blocks are passed by
-        now."""
+        """Loosens the blocks of a prompt whose next chunk begins at `position`; returns how many
+        blocks are passed so far."""
         reached = max(passed, self.past(position))
         self.loosen(blocks[passed:reached])
         return reached
 
     def pass_rows(self, rows: Int32, columns: Rows) -> None:
-        """Running rows [k] have moved on. Blocks that tails share stay as far as a tail to come may
-        need them; a request's only sample passes its prompt's too."""
+        """Loosens blocks that running rows [k] have passed. Blocks shared by tails stay as long as
+        a later tail may need them; a request's only sample also passes its prompt's blocks."""
         at = columns.planned_length[rows] - columns.drafted[rows]
         reached = np.maximum((at - self.window + 1) // BLOCK_SIZE, columns.passed[rows]).astype(
             np.int32
@@ -142,8 +141,8 @@ class WindowedPool(BlockPool):
         columns.passed[rows] = reached
 
     def pages_of(self, rows: Int64, columns: Rows) -> tuple[Int32, Int32]:
-        """Returns for rows [k] the pages that are theirs alone, and by how many blocks their
-        windows will yet grow."""
+        """Returns, for rows [k], the number of pages they alone hold, and the number of blocks by
+        which their windows will still grow."""
         blocks, shared, passed = columns.blocks[rows], columns.shared[rows], columns.passed[rows]
         near = blocks - np.maximum(shared, passed)
         window = np.where(columns.single[rows], blocks - passed, near)
@@ -152,8 +151,8 @@ class WindowedPool(BlockPool):
         )
 
     def _at_once(self, pages: int) -> int:
-        """Blocks to look for where so many pages are missing: a few more than asked, since looking
-        costs O(blocks)."""
+        """Blocks to free at once when `pages` pages are missing: a few more than needed, since a
+        search costs O(blocks)."""
         return max(-(-pages // self.tables), self.num_blocks // 64)
 
     def _weight(self, blocks: Int32) -> int:
@@ -171,7 +170,7 @@ class WindowedPool(BlockPool):
         super()._push(pages[pages > 0])
 
     def _detach(self, blocks: Int32) -> None:
-        """Gives loose pages away."""
+        """Frees the window pages of loose blocks."""
         pages = self.pages[blocks].reshape(-1)
         self.pages[blocks] = 0
         self._is_loose[blocks] = False

@@ -1,1 +1,2 @@
-"""OpenAI's API over HTTP: bodies in, answers and events out. It knows the engine by its client."""
+"""OpenAI's API over HTTP: bodies in, answers and events out.
+Knows the engine only by its client."""

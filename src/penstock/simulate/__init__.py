@@ -1,1 +1,1 @@
-"""The real scheduler and router over a modelled device, in virtual time: docs/scale.md."""
+"""Runs the real scheduler and router over a modelled device, in virtual time (docs/scale.md)."""

@@ -1,8 +1,8 @@
-"""AskedLoad: what is asked of an engine, as columns: when each request comes, its prompt's length,
-and how long its samples get. Prompts are ids drawn from their number, so that nothing is shared but
-what the load says is.
+"""AskedLoad: the requests of a simulation, as columns: arrival times, prompt lengths and samples'
+lengths. Prompts are random ids seeded by the request's number, so that prompts share only what the
+load says.
 
-It knows numbers; no files, no engine.
+Knows numbers; no files, no engine.
 """
 
 from __future__ import annotations
@@ -22,17 +22,16 @@ Float64 = NDArray[np.float64]
 
 @dataclass(slots=True, kw_only=True)
 class AskedLoad:
-    """Requests in the order of their coming."""
+    """Requests in the order of their arrival."""
 
-    arrival: Float64  # [requests] seconds from the first on
+    arrival: Float64  # [requests] seconds since the first arrival
     prompt: Int32  # [requests] tokens
-    start: Int64  # [requests + 1] CSR: a request's samples
+    start: Int64  # [requests + 1] offsets of each request's samples (CSR)
     output: Int32  # [samples] tokens
-    limit: (
-        Int32  # [requests] max_tokens; 0: all samples run to their length, which the engine knows
-    )
-    shared: Int32  # [requests] leading tokens that the prompts of its header have in common
-    header: Int32  # [requests] which prompts it shares them with
+    # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    limit: Int32
+    shared: Int32  # [requests] leading tokens shared by all prompts of the same header
+    header: Int32  # [requests] the group of prompts that share their leading tokens
     at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
 
     def __len__(self) -> int:
@@ -40,14 +39,14 @@ class AskedLoad:
 
     @property
     def samples(self) -> Int64:
-        """Returns how many each request has [requests]."""
+        """Returns the number of samples of each request [requests]."""
         counts: Int64 = np.diff(self.start)
         return counts
 
     @property
     def shares(self) -> bool:
-        """Whether prompts of several requests begin alike: if not, a prefix cache finds nothing,
-        and none is kept."""
+        """Returns True if prompts of several requests begin alike; if not, a prefix cache would
+        find nothing and is left out."""
         return bool(self.shared.any())
 
     def longest(self) -> int:
@@ -55,14 +54,14 @@ class AskedLoad:
         return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
 
     def reach(self) -> int:
-        """Returns the most tokens that a prompt with a sample may come to, were each to run to its
-        limit."""
+        """Returns the most tokens that a prompt with a sample could reach if every sample ran to
+        its limit."""
         made = np.maximum.reduceat(self.output, self.start[:-1])
         return int((self.prompt + np.where(self.limit > 0, self.limit, made)).max())
 
     def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
         """Returns request `number` as an engine takes it. name: its id there. Its seed is its
-        number: by that the modelled device knows whose row it draws for."""
+        number, by which the modelled device recognises the row's request."""
         limit, n = int(self.limit[number]), int(self.samples[number])
         outputs = self.output[self.start[number] : self.start[number + 1]]
         sampling = SamplingParams(
@@ -81,10 +80,10 @@ class AskedLoad:
         )
 
     def prompt_ids(self, number: int) -> Int32:
-        """Returns a request's prompt: its header's beginning, then its own."""
+        """Returns a request's prompt: its header's prefix, then its own tokens."""
         total, shared = int(self.prompt[number]), int(self.shared[number])
         if not self.shares:
-            return np.full(total, WORD, np.int32)  # nobody looks
+            return np.full(total, WORD, np.int32)  # content does not matter without sharing
         ids = np.empty(total, np.int32)
         ids[:shared] = _ids(shared, [1, int(self.header[number])])
         ids[shared:] = _ids(total - shared, [2, number])

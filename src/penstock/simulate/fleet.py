@@ -3,9 +3,9 @@
     arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica ->
     FleetOutcome
 
-A job's requests have no arrivals: replicas are given some whenever they want them (Router.room), as
-`penstock run` does. Stats go from a replica to the router as often as an engine sends them.
-Requests that come while no replica is up are held. It knows loads and replicas; no goals.
+A job's requests have no arrivals: replicas get requests whenever they have room (Router.room), as
+in `penstock run`. Replicas send stats to the router as often as an engine does. Requests that
+arrive while no replica is up are held. Knows loads and replicas; no goals.
 """
 
 from __future__ import annotations
@@ -23,34 +23,31 @@ from penstock.simulate.modelled_replica import ModelledReplica
 from penstock.simulate.scaling import Scaler, Scaling
 from penstock.simulate.step_costs import StepCosts
 
-FEW_TURNS = (
-    4  # of a replica before the next one has its turn: what it works on is in the caches then
-)
-STATS_EVERY = 0.1  # seconds, as engine/process.py has it
-# samples that a replica has of a job: so many times its rows, as LLM.stream gives an engine by
-# itself
+FEW_TURNS = 4  # turns of a replica before the next one: its data is in the CPU's caches then
+STATS_EVERY = 0.1  # seconds, the same as in engine/process.py
+# a job's samples at a replica, over its rows; the same as LLM.stream gives an engine
 AHEAD = 2
 
 
 @dataclass(slots=True, kw_only=True)
 class FleetOutcome:
-    """What came of a load: times in seconds from its beginning, NaN where the simulation ended
+    """The result of a load: times in seconds from its beginning, NaN where the simulation ended
     before."""
 
     load: AskedLoad
-    first: Float64  # [requests] when the first token of the first sample was read
-    end: Float64  # [requests] when the last sample ended
-    seconds: float  # from the first arrival to the last end
+    first: Float64  # [requests] time at which the first sample's first token was read
+    end: Float64  # [requests] time at which the last sample ended
+    seconds: float  # first arrival to last end
     output_tokens: int
-    busy: list[float]  # of each replica: seconds that its device had work
-    up: float  # seconds that replicas were up, or starting, all together
+    busy: list[float]  # seconds that each replica's device had work
+    up: float  # total seconds of replicas being up or starting
     steps: int
     preemptions: int
 
 
 class Fleet:
-    """`count` replicas that are alike, before one load. scaling: how many of them are up when;
-    None: all, always. shortcuts: ModelledReplica's."""
+    """`count` identical replicas, which serve one load. scaling: the number of replicas over time;
+    None: all, always. shortcuts: as in ModelledReplica."""
 
     def __init__(
         self,
@@ -69,8 +66,7 @@ class Fleet:
             replace(limits, prefix_caching=limits.prefix_caching and load.shares),
         )
         self.limits = limits
-        # So is what no row of the load reaches: tables that are no longer than they need to be stay
-        # in caches.
+        # Tables no longer than the load's longest row stay in the CPU's caches.
         short = replace(limits, max_model_len=min(limits.max_model_len, load.reach()))
         self.replicas = [
             ModelledReplica(load, short, costs, steps_ahead, shortcuts=shortcuts)
@@ -84,13 +80,13 @@ class Fleet:
         for number in range(count if scaling is None else 0):
             self.router.came_up(number, self._blocks)
         self._told = [0.0] * count
-        self._open = [0] * count  # samples that a replica has
-        self._next = 0  # the request that comes next
-        self._held: deque[int] = deque()  # requests that came while nobody was up
+        self._open = [0] * count  # samples that each replica has
+        self._next = 0  # the next request to arrive
+        self._held: deque[int] = deque()  # requests that arrived while no replica was up
         self._left: list[int] = load.samples.tolist()
-        # request -> its number at the replica
+        # one dict a replica: request -> its number there
         self._parts: list[dict[int, int]] = [{} for _ in range(count)]
-        # when, samples that ended, tokens: an entry a step that was read
+        # (time, ended samples, tokens) of each step that was read
         self._done: list[tuple[float, int, int]] = []
         self.first = np.full(len(load), np.nan)
         self.end = np.full(len(load), np.nan)
@@ -98,8 +94,8 @@ class Fleet:
     def run(
         self, until: float = np.inf, watch: Callable[[float], object] = lambda now: None
     ) -> FleetOutcome:
-        """Turns all replicas until all is done, it is later than `until`, or `watch` says True,
-        which hears the virtual time now and then."""
+        """Runs all replicas until everything is done, the time is past `until`, or `watch` returns
+        True. watch: called with the virtual time now and then."""
         turns, now = 0, 0.0
         while now <= until:
             working = [
@@ -124,8 +120,8 @@ class Fleet:
         return self._outcome(now)
 
     def rate_between(self, few: int, many: int) -> float:
-        """Returns the tokens a second of all replicas from when `few` samples had ended to when
-        `many` had."""
+        """Returns the tokens a second of all replicas between the times at which `few` and `many`
+        samples had ended."""
         when, samples, tokens = (
             np.array(column) for column in zip(*sorted(self._done), strict=True)
         )
@@ -136,8 +132,8 @@ class Fleet:
     # --- requests ---------------------------------------------------------------------------------
 
     def _coming(self) -> float:
-        """When the next request comes; never where there is none,
-        or where a job's waits for room."""
+        """Returns the time of the next request; infinity if there is none, or if a job's next
+        request waits for room."""
         if self._next == len(self.load):
             return np.inf
         if not self.load.at_once:
@@ -170,7 +166,7 @@ class Fleet:
     def _shares(
         self, number: int, samples: int, among: Sequence[int], whole: bool
     ) -> list[tuple[Share, range]]:
-        """The shares of a request, each with the samples that it is of."""
+        """Returns a request's shares, each with the range of its samples."""
         if len(self.replicas) == 1:
             return [(Share(0, samples, 0.0, 0), range(samples))]
         load, room = self.load, self.limits.max_model_len - int(self.load.prompt[number])
@@ -188,8 +184,8 @@ class Fleet:
         ]
 
     def _whole(self) -> bool:
-        """Whether samples stay together: of a job, until its last requests (as llm/replicas.py has
-        it)."""
+        """Returns True if a request's samples stay together: in a job, until its last requests (the
+        same as in llm/replicas.py)."""
         return self.load.at_once and len(self.load) - self._next >= len(self.replicas)
 
     def _wanting(self) -> list[int]:
@@ -200,7 +196,7 @@ class Fleet:
         return [number for number, mine in enumerate(self._open) if mine < room]
 
     def _turns(self, number: int, coming: float) -> int:
-        """Turns a replica a few times, as long as nobody comes; returns how often."""
+        """Runs a few turns of a replica, until the next arrival at most; returns their number."""
         replica, turns = self.replicas[number], 0
         while turns < FEW_TURNS and replica.has_work and replica.now < coming:
             self._turn(number, coming)
@@ -234,7 +230,8 @@ class Fleet:
     # --- replicas that come and go ----------------------------------------------------------------
 
     def _look(self, working: bool) -> float:
-        """When it is next looked at how many replicas there should be; never where all is done."""
+        """Returns the time of the next check of the number of replicas; infinity when everything is
+        done."""
         if self._scaler is None or not (working or self._held or self._next < len(self.load)):
             return np.inf
         return self._scaler.next_look
@@ -256,7 +253,7 @@ class Fleet:
 
     @property
     def counts(self) -> list[tuple[float, int]]:
-        """Returns when so many replicas were up, or starting: an entry a change."""
+        """Returns (time, replicas up or starting), an entry a change."""
         return [] if self._scaler is None else self._scaler.counts
 
     def _outcome(self, now: float) -> FleetOutcome:

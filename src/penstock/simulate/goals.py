@@ -1,10 +1,10 @@
-"""Goals: `ttft_p95=1.0` and the like, and the figures of an outcome that they are held against.
+"""Goals such as `ttft_p95=1.0`, and the figures of an outcome that they are compared with.
 
-    ttft_pN, tpot_pN, e2e_pN   seconds of N % of the requests: to the first token, a token behind
-    it, to the end
+    ttft_pN, tpot_pN, e2e_pN   seconds, for N % of the requests: to the first token, for each
+                               further token, to the end
     hours                      of a job, from its beginning to its end
 
-It knows outcomes; no engines.
+Knows outcomes; no engines.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from penstock.errors import UsageError
 from penstock.simulate.asked_load import Float64
 from penstock.simulate.fleet import FleetOutcome
 
-# of the time in which requests come: those of before aren't counted, the fleet being empty then
+# first share of the arrival time that is not counted, because the fleet starts empty
 WARM = 0.1
 _GOAL = re.compile(r"^(ttft|tpot|e2e)_p(\d{1,2}(?:\.\d+)?)$")
-SHOWN = (50.0, 95.0)  # percentiles that are told
+SHOWN = (50.0, 95.0)  # percentiles that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class FleetGoal:
-    """What is to be kept: a percentile of a time (percent 0: of all, `hours`), at most so many
-    seconds."""
+    """An upper bound, in seconds, of a percentile of a time. percent 0:
+    the whole time (`hours`)."""
 
     name: str
     measure: str
@@ -40,8 +40,8 @@ class FleetGoal:
         return not self.reached(figures) <= self.most
 
     def lost(self, first: Float64, end: Float64, arrival: Float64, now: float) -> bool:
-        """Whether more requests are late by now than the goal leaves, whatever comes. Of times a
-        token it isn't known before the end."""
+        """Returns True if more requests are late already than the goal allows, whatever comes.
+        Unknown before the end for times a token."""
         if self.measure not in ("ttft", "e2e"):
             return False
         then = first if self.measure == "ttft" else end
@@ -49,7 +49,7 @@ class FleetGoal:
         return int(late.sum()) > (1 - self.percent / 100) * late.size + WARM * late.size
 
     def reached(self, figures: FleetFigures) -> float:
-        """Returns what it came to, in seconds."""
+        """Returns the measured value of the goal, in seconds."""
         return (
             figures.seconds
             if self.measure == "hours"
@@ -58,7 +58,8 @@ class FleetGoal:
 
 
 def parse_goals(told: Sequence[str], *, job: bool) -> list[FleetGoal]:
-    """Returns goals by their texts. UsageError for what is none, or none of such a load."""
+    """Parses goals. Raises UsageError for an invalid goal, or one that does not fit the kind of
+    load."""
     found = []
     for text in told:
         name, _, number = text.partition("=")
@@ -87,25 +88,25 @@ def parse_goals(told: Sequence[str], *, job: bool) -> list[FleetGoal]:
 
 @dataclass(slots=True, kw_only=True)
 class FleetFigures:
-    """What a fleet came to. Times are of the requests that are counted; infinite for those that had
-    not ended."""
+    """The figures of a fleet. Times are of the counted requests; infinite for requests that had not
+    ended."""
 
     requests: int
-    seconds: float  # of a job, to its end; of requests that arrive, of the whole simulation
+    seconds: float  # a job's whole time; for arriving requests, the whole simulation
     output_rate: float  # tokens a second of all replicas
-    busy: float  # share of the time that devices had work
+    busy: float  # share of the time in which devices had work
     gpu_seconds: float
     preemptions: int = 0
     times: dict[str, Float64] = field(default_factory=dict)
 
     def percentile(self, measure: str, percent: float) -> float:
-        """Returns seconds; the next request's where none is just there, so that the goal is kept by
-        so many."""
+        """Returns the percentile in seconds, rounded up to the next request's, so that at least
+        this share of requests keeps it."""
         found = self.times[measure]
         return float(np.percentile(found, percent, method="higher")) if found.size else math.nan
 
     def told(self) -> dict[str, float]:
-        """Returns its numbers by name."""
+        """Returns the figures by name."""
         shown = {
             f"{m}_p{p:g}": self.percentile(m, p)
             for m, column in self.times.items()
@@ -124,8 +125,7 @@ class FleetFigures:
 
 
 def figures_of(outcome: FleetOutcome, gpus: int, *, warm: bool) -> FleetFigures:
-    """Returns an outcome's figures. gpus: of a replica.   warm: whether the first requests are left
-    out."""
+    """Returns an outcome's figures. gpus: GPUs of a replica. warm: leave the first requests out."""
     load = outcome.load
     begin, stop = float(load.arrival[0]), float(load.arrival[-1])
     counted = (

@@ -1,7 +1,7 @@
-"""LoadSource: where requests come from, and in what measure: a shape or a trace's rows, at a rate,
-by a curve of the day, at the trace's own times, or all at once as a job.
+"""LoadSource: makes requests: of a shape or a trace's rows; at a rate, by a curve of the day, at
+the trace's own times, or all at once as a job.
 
-It draws; everything from the seed. It knows options and traces; no engine.
+All random numbers come from the seed. Knows options and traces; no engine.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ from penstock.schedule.step import Int32, Int64
 from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.read_trace import TraceRow, read_trace
 
-MOST_REQUESTS = 2_000_000  # of a load that is simulated whole
+MOST_REQUESTS = 2_000_000  # largest load that is simulated whole
 _SHAPE = re.compile(r"^([1-9]\d{0,6})x([1-9]\d{0,6})$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """What the user said of the load. lengths: of a shape's answers: `exact`, or `geometric` with
-    the shape's mean, as answers are that end by themselves at one token in so many. curve: heights
-    of equal parts of `seconds`, times the rate. requests: of a job; None: there are arrivals."""
+    """The user's description of the load. lengths: answers' lengths for a shape: `exact`, or
+    `geometric` with the shape's mean, as if each token ended the answer with equal probability.
+    curve: heights of equal parts of `seconds`, times the rate. requests: requests of a job; None:
+    requests arrive.
+    """
 
     shape: str | None = None
     trace: Path | None = None
@@ -46,7 +48,7 @@ class LoadOptions:
 
 
 class LoadSource:
-    """Requests of one kind. Raises UsageError where options contradict each other."""
+    """Makes requests of one kind. Raises UsageError when options contradict each other."""
 
     def __init__(self, options: LoadOptions) -> None:
         self.options = options
@@ -63,12 +65,12 @@ class LoadSource:
 
     @property
     def is_job(self) -> bool:
-        """Whether requests wait for engines, and not engines for requests."""
+        """Returns True for a job, whose requests all wait from the start."""
         return self.options.requests is not None
 
     @property
     def told(self) -> str:
-        """What is asked, in a few words."""
+        """Returns the load in a few words."""
         options = self.options
         what = (
             options.trace.name if options.trace else f"{options.shape} tokens ({options.lengths})"
@@ -89,7 +91,7 @@ class LoadSource:
         )
 
     def times(self, factor: float) -> LoadSource:
-        """Returns the same, coming so many times as fast. UsageError for a job,
+        """Returns the same load with arrivals `factor` times as fast. Raises UsageError for a job,
         which has no rate."""
         if self.is_job:
             raise UsageError(
@@ -99,15 +101,15 @@ class LoadSource:
         return LoadSource(LoadOptions(**{**whole, "load_times": self.options.load_times * factor}))
 
     def job(self, count: int) -> AskedLoad:
-        """Returns so many requests that wait from the beginning on."""
+        """Returns a job of `count` requests that all wait from the start."""
         return self._load(np.zeros(count), at_once=True)
 
     def alone(self, count: int, apart: float) -> AskedLoad:
-        """Returns some requests, one in so many seconds."""
+        """Returns `count` requests, `apart` seconds from each other."""
         return self._load(apart * np.arange(count))
 
     def arriving(self, share: float = 1.0) -> AskedLoad:
-        """Returns requests as they arrive. share: of them, drawn: what some replicas of many alike
+        """Returns arriving requests. share: a random share of them, as some of many equal replicas
         get."""
         options = self.options
         draw = np.random.default_rng([options.seed, 1])
@@ -161,7 +163,7 @@ class LoadSource:
     def _of_rows(
         self, arrival: NDArray[Any], at_once: bool, places: NDArray[Any] | None
     ) -> AskedLoad:
-        """Rows by their places; else in their order, from the first on again where they are too
+        """Returns a load of the trace's rows: those at `places`, else all in order, repeated if too
         few."""
         assert self._rows is not None
         each = np.arange(arrival.size) % len(self._rows) if places is None else places

@@ -1,5 +1,6 @@
-"""measure_steps: opens a model on this machine, times its steps, and writes the table that is
-simulated with. It knows an engine's opening; no load."""
+"""measure_steps: opens a model on this machine, times its steps, and writes the table for
+simulations. Knows how to open an engine; no load.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ def measure_steps(
     price: float | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> MeasuredSteps:
-    """Returns what it wrote to `out`. clock: of the steps' seconds. Raises as opening a model does,
-    and where `out` is there or cannot be written."""
+    """Measures and returns the table, and writes it to `out`. clock: in seconds. Raises as opening
+    a model does, and when `out` exists or cannot be written."""
     config.check()
     if out.exists():
         raise UsageError(

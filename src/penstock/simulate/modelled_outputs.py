@@ -1,6 +1,6 @@
-"""ModelledOutputs: what a modelled device draws finds its samples. Who ends is known from the
-device, and tokens have no meaning: none is kept or sent up, which is most of what reading a step
-costs. The lengths and ends that come of it are those of the engine's own OutputProcessor
+"""ModelledOutputs: reads the tokens that a modelled device draws. The device says which rows end,
+and tokens have no meaning, so none is stored or sent up; that saves most of the cost of reading a
+step. Lengths and ends are the same as the engine's own OutputProcessor gives
 (tests/simulate/test_modelled_replica.py).
 """
 
@@ -12,13 +12,8 @@ from penstock.schedule.deltas import NO_STOP_ID, STOP, Deltas, empty_deltas
 from penstock.schedule.output_processor import OutputProcessor, Read
 from penstock.schedule.step import NO_TOKEN, Int32, StepPlan, StepTokens
 
-# ids: an answer's end, what else it is of; prompts' are from FIRST on
-END, WORD, FIRST, VOCABULARY = (
-    0,
-    1,
-    2,
-    65_536,
-)
+# ids: an answer's last token, its other tokens; prompts use ids from FIRST on
+END, WORD, FIRST, VOCABULARY = (0, 1, 2, 65_536)
 _NO_ROWS, _NO_PLACES = np.zeros(0, np.int32), np.zeros(0, np.int64)
 
 
@@ -26,8 +21,8 @@ class ModelledOutputs(OutputProcessor):
     """Reads flights of a device that draws WORD until an answer ends, then END, then nothing."""
 
     def read(self, plan: StepPlan, result: StepTokens) -> Read:
-        """Takes one flight in. How far a row was read is put down at its end, before which nobody
-        asks."""
+        """Reads one flight. A row's read length is stored only at its end, because nobody needs it
+        before."""
         rows, over = plan.rows, result.tokens == END
         ended, taken = rows[over], int(np.count_nonzero(result.tokens != NO_TOKEN))
         self.rows.read_length[ended] = plan.lengths[over] + 1
@@ -37,8 +32,8 @@ class ModelledOutputs(OutputProcessor):
         )
 
     def tokens_of(self, row: int) -> Int32:
-        """Returns as many tokens as a row whose flights are all read has made, other ones than any
-        other sample of its prompt has."""
+        """Returns the tokens that a row has generated, once all its flights are read. They differ
+        from those of the prompt's other samples."""
         made = int(self.rows.planned_length[row] + 1 - self.rows.prompt[row])
         mark = int(self.rows.request[row]) * 7919 + int(self.rows.sample[row])
         return np.full(made, FIRST + mark % (VOCABULARY - FIRST), np.int32)

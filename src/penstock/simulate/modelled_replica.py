@@ -1,11 +1,11 @@
 """ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take
-what a table says.
+times from a table.
 
-    turn():  plan -> launch, which ends when the device gets to it -> read the oldest, if enough are
-    ahead -> commit
+    turn():  plan -> launch, which takes effect when the device is free -> read the oldest flight,
+             if enough are ahead -> commit
 
-The turn is the engine's own (engine/engine.py), and so is the pace that a router hears of. It knows
-a load's lengths; no other replica.
+The turn and the pace reported to the router are the engine's own (engine/engine.py). Knows a load's
+lengths; no other replica.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ MOST_AT_ONCE = 4096  # steps of a leap
 
 @dataclass(slots=True)
 class ReadNews:
-    """What a turn brought: (request, sample) pairs, by the load's numbers, that drew their first
-    token, and that ended."""
+    """The result of a turn: the requests, by the load's numbers, whose samples drew their first
+    token, and those with ended samples."""
 
     first: Int64  # requests
     ended: list[int]  # requests, one entry a sample
@@ -40,15 +40,16 @@ class ReadNews:
 
 
 class ModelledDevice:
-    """Draws tokens of no meaning: a row's answer ends where its load says."""
+    """Draws meaningless tokens; a row's answer ends at its length in the load."""
 
     def __init__(self, load: AskedLoad, rows: int) -> None:
         self._load = load
-        # tokens stored when each row draws its answer's last
+        # each row's stored tokens at the step that draws its last token
         self._last: Int32 = np.zeros(rows, np.int32)
 
     def launch(self, plan: StepPlan) -> tuple[StepTokens, Int64]:
-        """Returns what a step draws, and the requests whose rows draw their first token in it."""
+        """Returns the tokens that a step draws, and the requests whose rows draw their first token
+        in it."""
         fresh = np.zeros(0, np.int64)
         if plan.joins is not None:
             records, load = plan.joins.records, self._load
@@ -60,19 +61,20 @@ class ModelledDevice:
         return self.tokens(plan), fresh
 
     def least_left(self, plan: StepPlan) -> int:
-        """Returns how many tokens the row draws behind this step whose answer ends first."""
+        """Returns the least number of tokens that any row has left after this step."""
         return int((self._last.take(plan.rows) - plan.lengths).min())
 
     def tokens(self, plan: StepPlan) -> StepTokens:
-        """Returns what a step draws, whose joining rows are known: WORD, END and NO_TOKEN are 1, 0
-        and -1."""
+        """Returns the tokens that a step draws for known rows: WORD, END and NO_TOKEN are 1, 0 and
+        -1."""
         return StepTokens(np.sign(self._last.take(plan.rows) - plan.lengths))
 
 
 class ModelledReplica:
-    """An engine. `now`: when its host is free to turn next, in seconds of virtual time. shortcuts:
-    whether steps in which nobody joins or ends are taken at once, and tokens left out: the same
-    comes of it, sooner."""
+    """An engine in virtual time. now: the time, in seconds, at which its host is free for the next
+    turn. shortcuts: take steps in which no row joins or ends all at once, and store no tokens; the
+    result is the same, sooner.
+    """
 
     def __init__(
         self,
@@ -91,10 +93,9 @@ class ModelledReplica:
         self.flights: deque[tuple[StepPlan, StepTokens, Int64, float]] = deque()
         self._leaper = Leaper(self.scheduler) if shortcuts and steps_ahead == 1 else None
         self._pace = StepPace()
-        self._numbers: list[int] = []  # by the requests' ids here
-        self.now = self._free = self.busy = (
-            0.0  # free: when the device has done all that was launched
-        )
+        self._numbers: list[int] = []  # request id here -> number in the load
+        # free: the time at which the device has finished everything launched
+        self.now = self._free = self.busy = 0.0
         self.steps = 0
 
     @property
@@ -104,8 +105,8 @@ class ModelledReplica:
     def submit(
         self, load: AskedLoad, number: int, at: float, samples: Sequence[int] | None = None
     ) -> int:
-        """Takes samples of a request, all if none are named; returns its number here. Raises
-        UsageError where it can never run."""
+        """Submits samples of a request (None: all) and returns its number here. Raises UsageError
+        if it can never run."""
         if not self.has_work:
             self.now = max(self.now, at)
         name = len(self._numbers)
@@ -114,8 +115,8 @@ class ModelledReplica:
         return name
 
     def turn(self, until: float = float("inf")) -> ReadNews | None:
-        """Turns the engine's loop once; returns what it read. until: when somebody may come:
-        nothing that is launched after that is launched in a leap."""
+        """Runs one turn of the engine's loop and returns what it read. until: the next arrival; a
+        leap launches nothing after it."""
         if self._leaper is not None and len(self.flights) == self._ahead and self._leap(until):
             return None
         plan = self.scheduler.plan()
@@ -136,7 +137,7 @@ class ModelledReplica:
         return ReadNews(fresh, over, self.scheduler.counts["generation_tokens"] - before)
 
     def stats(self) -> dict[str, float]:
-        """Returns what a router hears of the engine."""
+        """Returns the stats that a router gets from the engine."""
         return {
             **self._pace.stats(),
             "tokens_left": self.scheduler.expected_tokens_left(),
@@ -146,16 +147,16 @@ class ModelledReplica:
 
     @property
     def heard(self) -> int:
-        """Requests that it has taken in."""
+        """Returns the number of requests taken in."""
         return len(self._numbers)
 
     def _launched(self, seconds: float, waits: float = 0.0) -> None:
-        """waits: of the seconds, those in which the device has nothing of this step yet, since the
-        host is at it."""
+        """Advances the clocks by a launched step. waits: the part of the seconds in which the host
+        prepares the step and the device has no work."""
         self._pace.launched(self.now)
         self._free = max(self.now, self._free) + seconds - waits
         if waits:
-            self.now += seconds  # launching takes all of it
+            self.now += seconds  # the host is busy for the whole launch
             self._free = max(self._free, self.now)
         self.busy += seconds - waits
         self.steps += 1
@@ -166,8 +167,8 @@ class ModelledReplica:
         )
 
     def _leap(self, until: float) -> bool:
-        """Takes the steps at once that are alike and whose turns begin before `until`; False where
-        there are none."""
+        """Takes several equal steps at once, as long as their turns begin before `until`. Returns
+        False if there are none."""
         assert self._leaper is not None
         last, _, _, ended = self.flights[-1]
         most = min(self._leaper.steps(last), MOST_AT_ONCE)

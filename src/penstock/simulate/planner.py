@@ -1,9 +1,9 @@
-"""Planner: what a fleet of one engine comes to before a source of requests, and the fewest replicas
-that keep goals.
+"""Planner: simulates a fleet of one engine that serves a source of requests, and finds the fewest
+replicas that keep the goals.
 
-Of many replicas that are alike a few are simulated with their share of the requests (`simulated`),
-and of a long job its beginning and its tail: behind both it goes on at one rate. It knows engines,
-sources and goals; it prints nothing.
+Of many identical replicas only a few are simulated (`simulated`), with their share of the requests;
+of a long job only its beginning and its end, with one rate in between. Knows engines, sources and
+goals; prints nothing.
 """
 
 from __future__ import annotations
@@ -22,32 +22,28 @@ from penstock.simulate.load_source import LoadSource
 from penstock.simulate.scaling import Scaling
 from penstock.simulate.simulated_engine import SimulatedEngine
 
-FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated of many
-# samples of a job's replica that are simulated, and that its beginning and its end
-TURNS_OF_ROWS, EDGE_OF_ROWS = (
-    8,
-    2,
-)
-# take of them each: so many times its rows
-ALONE, APART = 24, 1e5  # requests that are asked one by one, and seconds between them
-# seconds behind the last arrival, or so many times the longest goal, then what is open is given up
+FEW_OF_JOB, FEW_OF_SERVICE = 2, 4  # replicas that are simulated when there are many
+# samples of a job over a replica's rows: simulated at most; in its beginning and its end
+TURNS_OF_ROWS, EDGE_OF_ROWS = (8, 2)
+ALONE, APART = 24, 1e5  # requests sent one by one, and the seconds between them
+# seconds, or multiples of the longest goal, after the last arrival until open requests are given up
 PATIENCE = 60.0
 PATIENT = 4.0
 
 
 @dataclass(slots=True, kw_only=True)
 class FleetAnswer:
-    """One line of the table. simulated: replicas that were. missed: goals, with what they came to
-    in seconds."""
+    """One row of the table. simulated: number of replicas simulated. missed: missed goals, with the
+    reached values in seconds."""
 
     engine: SimulatedEngine
-    told: str  # the load
+    told: str  # the load in words
     replicas: int
     simulated: int
     figures: FleetFigures
-    goals: Sequence[FleetGoal] = ()  # that were asked
+    goals: Sequence[FleetGoal] = ()  # the given goals
     missed: list[tuple[FleetGoal, float]] = field(default_factory=list)
-    # when so many replicas were up, where that changes
+    # (time, replicas up), where the number changes
     counts: list[tuple[float, int]] = field(default_factory=list)
 
     @property
@@ -56,8 +52,8 @@ class FleetAnswer:
 
 
 class Planner:
-    """Simulations of one engine before one source. few: replicas that are simulated at most; None:
-    as many as it takes. watch: hears what is simulated, and its virtual time."""
+    """Simulations of one engine with one source. few: most replicas to simulate; None: as many as
+    needed. watch: called with the number of simulated replicas and the virtual time."""
 
     def __init__(
         self,
@@ -73,8 +69,8 @@ class Planner:
         self._jobs: dict[tuple[int, int], tuple[FleetFigures, float]] = {}
 
     def answer(self, replicas: int, *, hurry: bool = False) -> FleetAnswer:
-        """Returns what so many replicas come to. hurry: stops once a goal is lost; what is open
-        then never ends."""
+        """Simulates this number of replicas. hurry: stop once a goal is lost; requests open then
+        never end."""
         simulated = min(replicas, self._few)
         figures = (
             self._job(replicas, simulated)
@@ -92,7 +88,7 @@ class Planner:
         )
 
     def scaled(self, scaling: Scaling) -> FleetAnswer:
-        """Returns what replicas come to that come and go by the work there is."""
+        """Simulates replicas whose number follows the work."""
         load = self.source.arriving()
         fleet = self._fleet(load, scaling.most, scaling)
         figures = self._figures(
@@ -110,8 +106,8 @@ class Planner:
         )
 
     def fewest(self, most: int) -> FleetAnswer:
-        """Returns the answer of the fewest replicas that keep all goals, `most` at most.
-        UsageError, with the reason, where no number does."""
+        """Returns the answer for the fewest replicas, up to `most`, that keep all goals. Raises
+        UsageError, with the reason, if no number does."""
         self._refuse_hopeless()
         low, high = 0, 1
         found = self.answer(high, hurry=True)
@@ -155,10 +151,10 @@ class Planner:
         )
 
     def _job(self, replicas: int, simulated: int) -> FleetFigures:
-        """A job whole, or its beginning and end, and the middle at the rate that they have while
-        all rows are full."""
+        """Simulates a job whole, or its beginning and end, with the middle at the rate that they
+        have while all rows are full."""
         total, engine = self.source.options.requests or 1, self.engine
-        share = math.ceil(total / replicas)  # of one replica
+        share = math.ceil(total / replicas)  # samples of one replica
         each = float(np.mean(self.source.job(min(total, 1000)).samples))
         enough = math.ceil(TURNS_OF_ROWS * engine.limits.max_rows / each)
         if share <= enough:
@@ -167,7 +163,7 @@ class Planner:
             )
         some, rate = self._some(simulated, simulated * enough)
         tokens = some.output_rate * some.seconds
-        more = tokens * (share / enough - 1)  # tokens
+        more = tokens * (share / enough - 1)  # tokens not simulated
         seconds = some.seconds + more / rate
         figures = FleetFigures(
             requests=simulated * share,
@@ -180,7 +176,8 @@ class Planner:
         return _times(figures, replicas / simulated, total)
 
     def _some(self, replicas: int, requests: int) -> tuple[FleetFigures, float]:
-        """Figures of so many requests, and the tokens a second of their middle."""
+        """Returns the figures of a job of this many requests, and the tokens a second of its
+        middle."""
         if (replicas, requests) not in self._jobs:
             load = self.source.job(requests)
             fleet = self._fleet(load, replicas)
@@ -189,7 +186,8 @@ class Planner:
                 self.engine.gpus,
                 warm=False,
             )
-            figures.times = {}  # a job's requests wait for their turn
+            # a job's requests wait for their turn, so their times have no meaning
+            figures.times = {}
             edge = EDGE_OF_ROWS * replicas * self.engine.limits.max_rows
             last = int(load.start[-1]) - edge
             self._jobs[replicas, requests] = (
@@ -215,8 +213,8 @@ class Planner:
         return [(goal, goal.reached(figures)) for goal in self.goals if goal.missed(figures)]
 
     def _refuse_hopeless(self) -> None:
-        """Raises UsageError where a request with nobody beside it misses a goal: no number of
-        replicas helps."""
+        """Raises UsageError if a request alone on a replica misses a goal: more replicas would not
+        help."""
         load = self.source.alone(1 if self.source.is_job else ALONE, APART)
         figures = figures_of(self._fleet(load, 1).run(), self.engine.gpus, warm=False)
         for goal, reached in self._missed(figures):
@@ -234,9 +232,10 @@ class Planner:
 
 
 def _times(figures: FleetFigures, factor: float, total: int | None = None) -> FleetFigures:
-    """The figures of so many times as many replicas, each with the same share. total: requests of a
-    job, of which the last share of each replica may be less."""
-    more = factor if total is None else total / figures.requests  # requests, and their tokens
+    """Scales figures to `factor` times as many replicas, each with the same share. total: requests
+    of a job; the last share of each replica may be smaller."""
+    # factor for requests and their tokens
+    more = factor if total is None else total / figures.requests
     return replace(
         figures,
         requests=round(figures.requests * more),

@@ -1,15 +1,14 @@
-"""Traces: rows of when somebody asked and how long prompt and answers were, from
+"""Reads traces: rows with arrival times and the lengths of prompts and answers, from
 
     FILE.jsonl           {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 90 or [90, 81,
-    ...]} and, if told,
-                         "max_tokens", and "shared_tokens" that it has in common with all rows of
-                         the same "header"
-    FILE.csv             TIMESTAMP,ContextTokens,GeneratedTokens, as Azure's public traces of 2023
-    and 2024 have them
-    OUT.jsonl[.journal]  what `penstock run` wrote: answers' lengths, whose prompts' length somebody
-    has to say
+                         ...]}; optional "max_tokens", and "shared_tokens", the prefix shared with
+                         all rows of the same "header"
+    FILE.csv             TIMESTAMP,ContextTokens,GeneratedTokens, as in Azure's public traces of
+                         2023 and 2024
+    OUT.jsonl[.journal]  output of `penstock run`: has answers' lengths; the user must give the
+                         prompts' length
 
-It knows forms and lines; no engine.
+Knows forms and lines; no engine.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.server.openai.batch_line import BadRows
 
-LONGEST = 10_000_000  # tokens: more is no length
+LONGEST = 10_000_000  # tokens: a larger number is no length
 _AZURE = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
 _KNOWN = {
     "arrival",
@@ -41,7 +40,7 @@ _KNOWN = {
 
 @dataclass(slots=True)
 class TraceRow:
-    """One request. arrival: seconds; None: the file doesn't say. limit: max_tokens, 0: not said."""
+    """One request. arrival: seconds; None: not in the file. limit: max_tokens; 0: none."""
 
     arrival: float | None
     prompt: int
@@ -52,16 +51,16 @@ class TraceRow:
 
 
 def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
-    """Returns the rows in the order of their arrival. prompt_tokens: of every prompt, for a file
-    that doesn't say. UsageError with the numbers of all lines that are broken, or where there is
-    none."""
+    """Returns the rows in the order of their arrival. prompt_tokens: length of every prompt, for a
+    file without it. Raises UsageError with the numbers of all broken lines, or if there are no
+    rows."""
     bad, rows = BadRows(), list[TraceRow]()
     for number, row in _parsed(path):
         try:
             if (found := _row(row, prompt_tokens)) is not None:
                 rows.append(found)
         except UsageError:
-            raise  # of the file, not of a row
+            raise  # an error of the file, not of a row
         except (ValueError, TypeError, KeyError) as error:
             bad.add(number, f"{path.name} line {number}: {_why(error)}")
     bad.refuse()
@@ -76,7 +75,7 @@ def read_trace(path: Path, prompt_tokens: int | None = None) -> list[TraceRow]:
 
 
 def _parsed(path: Path) -> Iterator[tuple[int, Any]]:
-    """Number and content of each line; a ValueError as content where it has none."""
+    """Yields each line's number and content; for a broken line, the content is a ValueError."""
     path = path.with_suffix("") if path.suffix == ".journal" else path
     try:
         with path.open(encoding="utf-8", newline="") as lines:
@@ -122,7 +121,7 @@ def _of_json(lines: Iterable[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _row(row: Any, prompt_tokens: int | None) -> TraceRow | None:
-    """None: a row of a run that failed, which had no answer."""
+    """Parses a row. Returns None for a failed row of a run, which has no answer."""
     if isinstance(row, ValueError):
         raise row
     if not isinstance(row, dict):

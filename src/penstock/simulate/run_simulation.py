@@ -1,5 +1,6 @@
-"""`penstock simulate`: tables, a source of requests and goals -> answers, printed. It joins the
-room's parts."""
+"""`penstock simulate`: runs tables, a source of requests and goals through simulations and prints
+the answers. Joins the room's parts.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +21,9 @@ from penstock.status_line import StatusLine, duration
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationOptions:
-    """What is asked of a simulation. replicas: None: the fewest that keep the goals, of `most` at
-    most.   simulated: how many of them are simulated at most; None: all that may differ.   price:
-    dollars an hour of a GPU."""
+    """Options of a simulation. replicas: None: find the fewest that keep the goals, up to `most`.
+    simulated: most replicas to simulate; None: all that may differ. price: dollars an hour of a
+    GPU."""
 
     replicas: int | None = None
     most: int = 4096
@@ -37,9 +38,10 @@ class SimulationOptions:
 def run_simulation(
     engines: Sequence[SimulatedEngine], load: LoadOptions, options: SimulationOptions
 ) -> list[FleetAnswer]:
-    """Prints what each engine comes to before the load and, where it is a multiple of what is
-    offered, before that too; returns it. Raises UsageError for options that contradict each other,
-    for a load that a table says nothing of, and for goals that nothing keeps."""
+    """Simulates each engine with the load and prints and returns the answers; for a multiple of a
+    load, the load itself is simulated too. Raises UsageError for options that contradict each
+    other, for a load outside a table, and for goals that nothing keeps.
+    """
     models = {engine.steps.model for engine in engines}
     if len(models) > 1:
         raise UsageError(
@@ -72,7 +74,7 @@ def run_simulation(
 
 
 def _loads(source: LoadSource) -> list[LoadSource]:
-    """The load, behind what it is a multiple of."""
+    """Returns the load, preceded by the load of which it is a multiple."""
     factor = source.options.load_times
     return [source] if factor == 1 else [source.times(1 / factor), source]
 
@@ -86,7 +88,7 @@ def _answer(planner: Planner, options: SimulationOptions) -> FleetAnswer:
 
 
 def _best(answers: Sequence[FleetAnswer]) -> str:
-    """Says which answer of each load takes fewest GPUs."""
+    """Returns a text that names, for each load, the answer with the fewest GPUs."""
     lines = []
     for told in dict.fromkeys(answer.told for answer in answers):
         best = min(

@@ -1,12 +1,12 @@
-"""Scaling: how many replicas are up, by the work there is: as an autoscaler on seconds of drain has
-it (deploy/).
+"""Scaling: sets the number of replicas by the work there is, as an autoscaler on seconds of drain
+does (deploy/).
 
-    wanted = seconds of drain of all replicas / those that one may have, rounded up; 1 while
-    anything is open
+    wanted = seconds of drain of all replicas / allowed seconds a replica, rounded up; at least 1
+             while any request is open
 
-More are started at once and are up a cold start later; fewer are left only once fewer have been
-wanted for as long as `idle`. One that is left gets nothing new, and ends when what it has is done.
-It knows numbers; no replica.
+Missing replicas are started at once and are up a cold start later. Replicas are removed only once
+fewer were wanted for `idle` seconds; a removed replica gets nothing new and ends when its work is
+done. Knows numbers; no replica.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """least, most: replicas.   drain: seconds of work that one may have before there is another.
-    cold_start: seconds until one that is started takes requests.   idle: seconds that fewer must
-    have been wanted."""
+    """Settings. least, most: numbers of replicas. drain: seconds of work a replica before another
+    is started. cold_start: seconds until a started replica takes requests. idle: seconds for which
+    fewer must have been wanted.
+    """
 
     least: int
     most: int
@@ -33,7 +34,7 @@ class Scaling:
 
 @dataclass(slots=True)
 class FleetChange:
-    """Replicas whose state a look has changed."""
+    """Replicas whose state the latest check changed."""
 
     came_up: list[int] = field(default_factory=list)
     went_down: list[int] = field(default_factory=list)
@@ -44,19 +45,20 @@ class Scaler:
 
     def __init__(self, scaling: Scaling, count: int) -> None:
         self._scaling = scaling
-        self.up: list[int] = []  # that take requests
+        self.up: list[int] = []  # replicas that take requests
         self.counts: list[tuple[float, int]] = []
         self.next_look = 0.0
         self._off = list(range(count - 1, -1, -1))
-        self._starting: list[tuple[float, int]] = []  # when it is up
+        self._starting: list[tuple[float, int]] = []  # (time at which it will be up, replica)
         self._leaving: list[int] = []
-        self._since: dict[int, float] = {}  # of each that isn't off
-        self._seconds = 0.0  # of those that are off again
-        self._wanted: deque[tuple[float, int]] = deque()  # of the last `idle` seconds
+        self._since: dict[int, float] = {}  # start time of each replica that is not off
+        self._seconds = 0.0  # total seconds of replicas that are off again
+        # (time, wanted) of the last `idle` seconds
+        self._wanted: deque[tuple[float, int]] = deque()
 
     def look(self, now: float, drain: float, opened: bool, free: Sequence[int]) -> FleetChange:
-        """Brings the replicas to what is wanted. drain: seconds, of all that are up.   opened:
-        whether any request is open.   free: replicas that have none."""
+        """Adjusts the replicas to the wanted number. drain: seconds, of all replicas that are up.
+        opened: whether any request is open. free: replicas without requests."""
         how, change = self._scaling, FleetChange()
         self.next_look = now + how.every
         change.came_up = [number for when, number in self._starting if when <= now]
@@ -72,7 +74,7 @@ class Scaler:
         for _ in range(min(wanted - there, len(self._off))):
             number = self._off.pop()
             self._since[number] = now
-            # Those that are always there have been there before the first request.
+            # The minimum of replicas has been up since before the first request.
             self._starting.append(
                 (now if not self.counts and there < how.least else now + how.cold_start, number)
             )
@@ -90,7 +92,7 @@ class Scaler:
         return change
 
     def up_seconds(self, now: float) -> float:
-        """Returns the seconds that replicas were up, starting or leaving, all together."""
+        """Returns the total seconds of replicas being up, starting or leaving."""
         return self._seconds + sum(max(0.0, now - since) for since in self._since.values())
 
     def _end(self, number: int, now: float) -> None:

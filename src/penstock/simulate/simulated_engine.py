@@ -1,6 +1,6 @@
-"""SimulatedEngine: a table of measured steps and the user's knobs, as what a fleet is made of: the
-scheduler's limits, the steps' costs, GPUs of a replica, their price. It knows tables and knobs; no
-load but its longest request.
+"""SimulatedEngine: a table of measured steps and the user's knobs, as a fleet needs them: the
+scheduler's limits, the steps' costs, a replica's GPUs and price. Knows tables and knobs; of a load
+only its longest request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.simulate.asked_load import AskedLoad
 from penstock.simulate.modelled_outputs import END, VOCABULARY
 from penstock.simulate.step_costs import StepCosts
 
-# Knobs that a scheduler plans by -> the field of the table's engine that bounds them.
+# Knobs of a scheduler -> the field of the table's engine that bounds them.
 _BOUNDED = {
     "max_num_seqs": "max_rows",
     "max_num_batched_tokens": "max_batched_tokens",
@@ -34,7 +34,7 @@ SCHEDULED = frozenset(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedEngine:
-    """One way to serve a model. gpus: of a replica."""
+    """One way to serve a model."""
 
     name: str
     steps: MeasuredSteps
@@ -57,9 +57,9 @@ class SimulatedEngine:
 
 
 def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) -> SimulatedEngine:
-    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: what it
-    has to be of. CheckpointError for what holds no table, UsageError for knobs that the table says
-    nothing of."""
+    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: the
+    model that it must be of. Raises CheckpointError if there is no table, UsageError for knobs
+    outside the table."""
     steps = read_steps(path)
     if model is not None and steps.model != model:
         raise UsageError(
@@ -87,7 +87,7 @@ def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) 
 
 
 def _way_to_more(path: Path) -> str:
-    """Says how a table of more steps is made."""
+    """Returns a text that says how to measure a table of more steps."""
     if path.is_dir():
         return f"time more (penstock build --retune {path} --tune-minutes N, with more minutes)"
     return "measure a table with more (penstock simulate --measure)"

@@ -1,5 +1,6 @@
-"""What a simulation came to, for people and programs: a table, JSON, a picture. It knows answers;
-it simulates nothing."""
+"""The report of a simulation, for people and programs: a table, JSON, a picture. Knows answers;
+simulates nothing.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ COLOURS = ("#0b6e99", "#c1582a", "#3c7d3c", "#7a4fa0")
 
 
 def cost_of(answer: FleetAnswer, price: float | None) -> dict[str, float]:
-    """Returns dollars: of all of it, of an hour on an average, and of a million output tokens;
-    nothing without a price. price: of a GPU an hour; None: the table's, if it has one."""
+    """Returns costs in dollars: of everything, of an average hour, and of a million output tokens;
+    empty without a price. price: of a GPU an hour; None: the table's price, if it has one."""
     figures, each = answer.figures, answer.engine.steps.price if price is None else price
     if each is None:
         return {}
@@ -37,7 +38,8 @@ def cost_of(answer: FleetAnswer, price: float | None) -> dict[str, float]:
 
 
 def as_json(answers: Sequence[FleetAnswer], price: float | None) -> str:
-    """Returns a list of one object an answer; infinite figures (what never ended) are null."""
+    """Returns a JSON list with one object an answer; infinite figures (of requests that never
+    ended) are null."""
     return json.dumps([_told(answer, price) for answer in answers], indent=1, allow_nan=False)
 
 
@@ -62,7 +64,7 @@ def _told(answer: FleetAnswer, price: float | None) -> dict[str, Any]:
 
 
 def as_text(answers: Sequence[FleetAnswer], price: float | None) -> str:
-    """Returns a table of one row an answer, and below it what was left out in simulating them."""
+    """Returns a table with one row an answer, and below it notes on what was not simulated."""
     rows = [_cells(answer, price) for answer in answers]
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "") for name in names] for row in rows)]
@@ -134,8 +136,8 @@ def _notes(answers: Sequence[FleetAnswer]) -> Iterator[str]:
 
 
 def write_picture(path: Path, answers: Sequence[FleetAnswer]) -> None:
-    """Writes a PNG of how the requests' times are spread, and of the replicas that were up.
-    UsageError without matplotlib."""
+    """Writes a PNG of the distribution of the requests' times, and of the number of replicas.
+    Raises UsageError without matplotlib."""
     if find_spec("matplotlib") is None:
         raise UsageError(
             "a picture needs matplotlib: pip install 'penstock[plot]', or leave --picture out"

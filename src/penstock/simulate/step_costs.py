@@ -1,21 +1,20 @@
-"""StepCosts: seconds of a step that was never run, from a table of steps that were.
+"""StepCosts: estimates the seconds of a step from a table of timed steps.
 
-A step's seconds are a sum, each part from timed steps that differ in that part alone, on straight
-lines between them:
+A step's seconds are a sum. Each part comes from timed steps that differ in that part alone, with
+linear interpolation:
 
-    rows       at so many tokens of their own before each, and by how far these lie apart
-    prompts    what so many prompt tokens add beside so many rows, in prompts of usual length
-    chunks     what it adds that they are of more prompts, or of longer ones: by prompts, and by
-    pairs of a token and
-               one before it
-    groups     what a prefix costs that rows read together: by rows, and by pairs of a row and a
-    token, in steps of few
-               rows and of many
+    rows       by the tokens that each row reads alone, and by how far these numbers spread
+    prompts    added by the prompt tokens beside the rows, for prompts of usual length
+    chunks     added by more prompts, or longer ones: by prompts, and by pairs of a token and a
+               token before it
+    groups     added by a prefix that rows read together: by rows, and by pairs of a row and a
+               token, in steps of few rows and of many
 
-A step that is launched while the device has others to do takes it less: `waits` says how much.
+A step that is launched while the device is busy takes it less time: `waits` gives the difference.
 
-Lines go on past the last timed step to twice its tokens, since K and V are read at one rate; rows
-don't. Anything outside is refused by name. It knows a table and step plans; no scheduler, no clock.
+Lines are extended past the last timed step up to twice its tokens, since K and V are read at one
+rate; numbers of rows are not extended. A step outside is refused with a message. Knows a table and
+step plans; no scheduler, no clock.
 """
 
 from __future__ import annotations
@@ -32,12 +31,12 @@ from penstock.artifact.manifest import USUAL_PROMPT, StepSeconds
 from penstock.errors import UsageError
 from penstock.schedule.step import Chunks, Int32, Int64, StepPlan
 
-BEYOND = 2.0  # times the last timed step's tokens
+BEYOND = 2.0  # lines reach this many times the last timed step's tokens
 Float64 = NDArray[np.float64]
 
 
 class _Line:
-    """Straight lines through points, at least two; the first and the last go on."""
+    """Linear interpolation through at least two points; the outer segments are extended."""
 
     def __init__(self, points: Mapping[int, float]) -> None:
         x, y = np.array(sorted(points), float), np.array([points[each] for each in sorted(points)])
@@ -48,7 +47,7 @@ class _Line:
         self._slopes: list[float] = self._slope.tolist()
 
     def one(self, x: float) -> float:
-        """The same of one number, in a tenth of the time."""
+        """Returns the value at one x, in a tenth of the time of `at`."""
         place = min(max(bisect_left(self._xs, x), 1), len(self._xs) - 1) - 1
         return self._ys[place] + (x - self._xs[place]) * self._slopes[place]
 
@@ -59,7 +58,7 @@ class _Line:
 
 
 class _Sheet:
-    """Lines at some numbers of rows, and straight between them."""
+    """Lines at some numbers of rows, with linear interpolation between them."""
 
     def __init__(self, lines: Mapping[int, Mapping[int, float]]) -> None:
         self._lines = {
@@ -68,19 +67,20 @@ class _Sheet:
         self.rows = list(self._lines)
 
     def one(self, rows: int, x: float) -> float:
-        """Seconds at so many rows, at least the fewest of the sheet and at most the most."""
+        """Returns the seconds at this number of rows, which must lie within the sheet."""
         low, high, part = self._between(rows)
         below = low.one(x)
         return below + (high.one(x) - below) * part if part else below
 
     def at(self, rows: int, x: Float64) -> Float64:
-        """The same of many x."""
+        """Returns the seconds at many x."""
         low, high, part = self._between(rows)
         below = low.at(x)
         return below + (high.at(x) - below) * part if part else below
 
     def _between(self, rows: int) -> tuple[_Line, _Line, float]:
-        """The lines on both sides, and how far it is from the first to the second."""
+        """Returns the lines on both sides, and the fraction of the way from the first to the
+        second."""
         place = bisect_left(self.rows, rows)
         high = self.rows[place]
         low = high if high == rows else self.rows[place - 1]
@@ -91,19 +91,20 @@ class _Sheet:
         )
 
     def reach(self, rows: int) -> float:
-        """The largest x that is answered for at so many rows; -1: none."""
+        """Returns the largest x that is covered at this number of rows; -1: none."""
         if not self.rows or not self.rows[0] <= rows <= self.rows[-1]:
             return -1.0
         return BEYOND * self._lines[self.rows[bisect_right(self.rows, rows) - 1]].last
 
 
 class _Groups:
-    """What a prefix that rows read together costs in steps of so many rows: seconds a row, and a
-    pair of a row and a shared token, by the members of its group [members + 1]; straight over their
-    logarithm."""
+    """The cost of a prefix that rows read together, in steps of a number of rows: seconds a row,
+    and seconds a pair of a row and a shared token, by the group's members [members + 1];
+    interpolated over their logarithm.
+    """
 
     def __init__(self, rows: int, extra: Mapping[int, Mapping[int, float]]) -> None:
-        """extra: members -> shared tokens -> seconds a row."""
+        """Fits the costs. extra: members -> shared tokens -> seconds a row."""
         self.rows = rows
         timed, by_row, by_shared = list[int](), list[float](), list[float]()
         for members, points in sorted(extra.items()):
@@ -117,15 +118,15 @@ class _Groups:
         )
 
     def seconds(self, members: Int32, pairs: Int64) -> float:
-        """Returns what groups of so many members cost [groups], which share so many pairs. One of
-        more members than any that was timed costs each of them no more."""
+        """Returns the cost of groups, by their members [groups] and pairs [groups]. A group larger
+        than any timed one costs as much a member as the largest timed one."""
         each = np.minimum(members, self._by_row.size - 1)
         return float(self._by_row.take(each) @ members + self._by_shared.take(each) @ pairs)
 
 
 class StepCosts:
-    """A table, made ready. name: where it is from, and more: how a table with more is made, for who
-    is refused."""
+    """A table, prepared for lookups. name: the table's origin; more: how to measure a larger table.
+    Both are for error messages."""
 
     def __init__(self, table: StepSeconds, name: str, more: str) -> None:
         self._name, self._more = name, more
@@ -158,7 +159,7 @@ class StepCosts:
     # --- a step -----------------------------------------------------------------------------------
 
     def seconds(self, plan: StepPlan) -> float:
-        """Returns what a step takes. Raises UsageError for one that the table says nothing of."""
+        """Returns the seconds of a step. Raises UsageError for a step outside the table."""
         rows, found, shared, tokens = int(plan.rows.size), 0.0, 0, 0
         if plan.group_length.size:
             found, shared = self._together(plan)
@@ -171,14 +172,13 @@ class StepCosts:
         return found
 
     def waits(self, plan: StepPlan) -> float:
-        """Returns for how many of a step's seconds the device only waits for its launch, if nothing
-        lies before it."""
+        """Returns how many of a step's seconds an idle device waits for the launch."""
         if plan.chunks is None or not (tokens := plan.chunks.tokens.size):
             return 0.0
         return max(0.0, self._waits.one(plan.rows.size, tokens))
 
     def next_seconds(self, plan: StepPlan, steps: int) -> Float64:
-        """Returns what the steps behind this one take [steps], each with a token more of each row
+        """Returns the seconds of the steps after this one [steps], each with one more token a row
         and no prompts."""
         together, shared = self._together(plan) if plan.group_length.size else (0.0, 0)
         own = (int(plan.lengths.sum(dtype=np.int64)) - shared) / plan.rows.size
@@ -187,8 +187,8 @@ class StepCosts:
         return self._plain.at(plan.rows.size, contexts) + together + self._apart(plan)
 
     def _check(self, rows: int, context: float) -> None:
-        """Refuses a step of so many rows at this mean context where the table says nothing of
-        it."""
+        """Raises UsageError for a step of this many rows at this mean context if it is outside the
+        table."""
         if context > (reach := self._plain.reach(rows)):
             few, many = self._plain.rows[0], self._plain.rows[-1]
             has = f"{few:,} to {many:,} rows"
@@ -201,15 +201,14 @@ class StepCosts:
             )
 
     def _apart(self, plan: StepPlan) -> float:
-        """Seconds that rows take since some have more tokens of their own before them than
-        others."""
+        """Returns the seconds added because some rows have more tokens of their own than others."""
         if not self._spread_rows.size:
             return 0.0
         own = plan.lengths.astype(np.float32)
         if plan.group_length.size:
             own[: plan.group_start[-1]] -= plan.group_skip
         own -= own.sum() / own.size
-        # either way, if they lay evenly; np.std is slower
+        # half-width of an even distribution with this deviation; np.std is slower
         evenly = math.sqrt(3 * float(own @ own) / own.size)
         return evenly * float(np.interp(plan.rows.size, self._spread_rows, self._by_spread))
 
@@ -227,7 +226,8 @@ class StepCosts:
         return max(0.0, self._prompts.one(rows, tokens) + more)
 
     def _together(self, plan: StepPlan) -> tuple[float, int]:
-        """Seconds of the prefixes that groups read together, and (row, token) pairs of them."""
+        """Returns the seconds of the prefixes that groups read together, and their (row, token)
+        pairs."""
         members = plan.group_start[1:] - plan.group_start[:-1]
         pairs, rows = members * plan.group_length.astype(np.int64), plan.rows.size
         if not self._groups:
@@ -235,8 +235,8 @@ class StepCosts:
                 f"{self._name} has no steps of rows that share a prefix, and this load makes some:"
                 f" {self._more}, or leave sharing out (--prefix-groups off)"
             )
-        # As many of these groups as the timed step had rows for; straight between, past both ends
-        # by the row.
+        # Scale the groups to each timed step's number of rows and interpolate between them; beyond
+        # both ends the cost is proportional to the rows.
         seconds = np.array(
             [each.seconds(members, pairs) * each.rows / rows for each in self._groups]
         )
@@ -246,8 +246,8 @@ class StepCosts:
     # --- made once --------------------------------------------------------------------------------
 
     def _spread_timed(self) -> tuple[Float64, Float64]:
-        """Numbers of rows, and seconds at each for a token that their contexts lie apart either
-        way."""
+        """Returns numbers of rows, and for each the seconds for every token of spread in either
+        direction."""
         found = {}
         for (rows, context, *_, spread), seconds in self._seen.items():
             if spread and self._plain.rows[0] <= rows <= self._plain.rows[-1]:
@@ -257,8 +257,8 @@ class StepCosts:
         )
 
     def _beside(self, device: Mapping[tuple[int, ...], float]) -> list[dict[int, dict[int, float]]]:
-        """rows -> prompt tokens -> seconds that they add, and of these such as the device waits.
-        None add none."""
+        """Returns two maps rows -> prompt tokens -> seconds: added seconds, and the part of them in
+        which the device waits. 0 tokens add 0."""
         found, waits = (defaultdict[int, dict[int, float]](lambda: {0: 0.0}) for _ in range(2))
         for step, seconds in self._seen.items():
             rows, context, prompts, length, *_ = step
@@ -269,7 +269,8 @@ class StepCosts:
         return [found, waits]
 
     def _by_length(self) -> tuple[float, float]:
-        """Seconds of a prompt more at the same tokens, and of a pair of tokens more."""
+        """Returns the seconds of one more prompt at equal tokens,
+        and of one more pair of tokens."""
         by_prompt, by_pair = 0.0, 0.0
         alone = {
             (n, length): s for (rows, _, n, length, *_), s in self._seen.items() if n and not rows
@@ -292,7 +293,7 @@ class StepCosts:
         return by_prompt, by_pair
 
     def _groups_timed(self) -> list[_Groups]:
-        """What prefixes cost in steps of as many rows as were timed, fewest first."""
+        """Returns the costs of prefixes in steps of each timed number of rows, fewest first."""
         extra: dict[int, dict[int, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
         for (rows, context, _, _, shared, members, _), seconds in self._seen.items():
             if members > 1:

@@ -1,4 +1,5 @@
-"""masks: the processes that say, step by step, which tokens a structured answer may go on with.
+"""structured_output: processes that compute, step by step, the allowed next tokens of structured
+outputs.
 
-It knows grammars, samples' places on a board, and time; no scheduler, no device.
+Knows grammars, samples' places on a board, and time; no scheduler, no device.
 """

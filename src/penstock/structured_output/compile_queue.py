@@ -1,7 +1,7 @@
-"""CompileQueue: requests with a form, which wait on their way into an engine until it was compiled:
-the loop doesn't.
+"""CompileQueue: holds requests with a structured output until their form (schema, regex or grammar)
+is compiled, so that the engine's loop need not wait.
 
-It knows requests and forms; no scheduler, no channel.
+Knows requests and forms; no scheduler, no channel.
 """
 
 from __future__ import annotations
@@ -14,25 +14,26 @@ from penstock.structured_output.mask_pool import Form, MaskPool
 
 
 class CompileQueue:
-    """Requests on their way into an engine: one with a form comes out when that is known."""
+    """Requests on their way into an engine, each waiting for its form."""
 
     def __init__(self, pool: MaskPool | None) -> None:
         self._pool = pool
         self._requests: dict[int, tuple[Request, Form]] = {}
-        self._cut: set[int] = set()  # of which no sample is wanted any more, but a word of each
+        # requests cancelled with REST: the engine must still send their samples' final deltas
+        self._cut: set[int] = set()
 
     @property
     def waiting(self) -> bool:
-        """Whether a request is here."""
+        """Returns True if any request waits."""
         return bool(self._requests)
 
     @property
     def request_ids(self) -> list[int]:
-        """Those that are here."""
+        """Returns the ids of the waiting requests."""
         return list(self._requests)
 
     def put(self, request: Request) -> bool:
-        """Takes a request in whose form isn't known. Returns whether it did."""
+        """Takes a request whose form is not compiled yet. Returns False if it need not wait."""
         asked = request.sampling.structured_outputs
         if (
             asked is None
@@ -44,8 +45,8 @@ class CompileQueue:
         return True
 
     def ready(self) -> list[tuple[Request, Form]]:
-        """Takes those out whose form is there, or was refused, as MaskPool.factory says again. Each
-        with its form: the pool may keep it no more."""
+        """Removes and returns the requests whose form is compiled or refused; MaskPool.factory
+        raises the refusal. Each comes with its form, since the pool may drop it."""
         if self._pool is not None and self._requests:
             self._pool.look()
         out = [(request, form) for request, form in self._requests.values() if form.known]
@@ -54,14 +55,14 @@ class CompileQueue:
         return out
 
     def take_cut(self, request_id: int) -> bool:
-        """Whether a request that came out was cancelled here with REST."""
+        """Returns True if a request returned by `ready` was cancelled here with REST."""
         found = request_id in self._cut
         self._cut.discard(request_id)
         return found
 
     def cancel(self, request_id: int, sample: int | None) -> bool:
-        """Drops a request, or one sample of it, that is still here. Returns whether it was. REST:
-        it comes out all the same, for the engine to tell of its samples (take_cut)."""
+        """Drops a waiting request, or one of its samples. Returns False if it isn't here. REST: the
+        request stays, and the engine sends its samples' final deltas (take_cut)."""
         found = self._requests.get(request_id)
         if found is None:
             return False
@@ -79,6 +80,6 @@ class CompileQueue:
         return True
 
     def drop(self, of: Callable[[int], bool]) -> None:
-        """Drops all requests whose ids are `of` somebody who has gone."""
+        """Drops all requests whose ids satisfy `of`, when their client has gone."""
         for request_id in [number for number in self._requests if of(number)]:
             self.cancel(request_id, None)

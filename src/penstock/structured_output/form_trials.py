@@ -1,16 +1,14 @@
-"""Trials of forms: each is compiled in a process that can be ended, before a process that makes
-masks compiles it.
+"""FormTrials: compiles each form in a process that can be killed, before a mask process compiles
+it.
 
-    Compile -> a fork, QUICK seconds of processor time -> Compiled
-                                                       -> else another, SLOW seconds, behind others
-                                                       -> Compiled
+    Compile -> a fork, QUICK seconds of CPU time -> Compiled
+            -> on timeout another fork, SLOW seconds, behind other slow forms -> Compiled
 
-To compile is to make the first masks, too. The library counts its own work, but not all of it:
-`multipleOf` 999983 took it 12 s and 400 MB, and no count said so. What passes here takes no longer
-anywhere else. Forms that are compiled soon come first, however many others wait, and of both kinds
-one runs at a time; a batch's come behind those that somebody waits for. The process is forked from
-the one that read the vocabulary, and has one thread, so that it can fork. It knows grammars; no
-samples.
+A trial also makes the first masks. The library limits its own work, but not all of it: `multipleOf`
+999983 took 12 s and 400 MB, unnoticed by its limits. A form that passes here takes no longer
+elsewhere. Quick forms go first, however many slow ones wait, and one form of each kind runs at a
+time; background requests' forms come last. This process is forked from the one that read the
+vocabulary, and has one thread, so that it can fork. Knows grammars; no samples.
 """
 
 from __future__ import annotations
@@ -33,12 +31,12 @@ from penstock.errors import PenstockError
 from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
 
-QUICK = 0.02  # seconds of processor time; most forms take a fifth of it
-SLOW = 1.0  # the same of a form that may take longer, and comes behind others
-FIRST = 2  # tokens of a text that a trial goes into, a mask before each and one behind
-MEMORY = 192 * 2**20  # bytes of addresses that compiling may take
-GROWN = 32 * 2**20  # bytes by which a fork for quick forms grows until another takes its place
-KINDER = 5  # by which a slow one leaves the processor to others
+QUICK = 0.02  # seconds of CPU time; most forms take a fifth of it
+SLOW = 1.0  # seconds of CPU time for a form that did not finish in QUICK
+FIRST = 2  # tokens a trial accepts from the grammar; makes a mask before each and one after
+MEMORY = 192 * 2**20  # bytes of address space that compiling may take
+GROWN = 32 * 2**20  # bytes by which the quick forms' process may grow before it is replaced
+KINDER = 5  # increment of niceness of the process for slow forms
 TOO_LONG = (
     "structured_outputs cannot be served: to compile and to begin with this takes more than"
     f" {SLOW:g} s of processor time, or {MEMORY >> 20} MB: make it simpler"
@@ -46,8 +44,8 @@ TOO_LONG = (
 
 
 class Compile(msgspec.Struct, tag="compile"):
-    """A form to compile, and its number, which samples name. slow: it took longer than QUICK.
-    background: nobody waits for it."""
+    """A form to compile. grammar: its number, which samples refer to. slow: it took longer than
+    QUICK. background: for a background request."""
 
     grammar: int
     asked: StructuredOutputsParams
@@ -56,8 +54,8 @@ class Compile(msgspec.Struct, tag="compile"):
 
 
 class Compiled(msgspec.Struct, tag="compiled"):
-    """A form was compiled, or why it cannot be served. slow: it took longer than QUICK. bytes: that
-    it takes."""
+    """The result of compiling a form. refusal: why it cannot be served, or None. slow: it took
+    longer than QUICK. bytes: its memory."""
 
     grammar: int
     refusal: str | None
@@ -77,15 +75,15 @@ def compiled(
 
 
 class _Trial:
-    """A fork that compiles forms: of the quick ones many, of the slow ones one, so that it tells
-    what that takes. word: the form that it is at."""
+    """A forked process that compiles forms: many quick ones, or one slow one, so that its memory
+    can be measured. word: the form being compiled."""
 
     def __init__(
         self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]
     ) -> None:
-        """others: sockets of the parent's alone."""
+        """others: sockets to close in the fork."""
         self.word: Compile | None = None
-        self.grown = 0  # bytes, by what it has compiled
+        self.grown = 0  # bytes of the forms compiled here
         self.channel, theirs = socket.socketpair()
         self.process = os.fork()
         if not self.process:
@@ -94,7 +92,7 @@ class _Trial:
                     each.close()
                 _compile_forms(theirs, compiler)
             finally:
-                os._exit(0)  # no way back into the parent's loop
+                os._exit(0)  # the fork must not return into the parent's loop
         theirs.close()
         self.frames = Frames(self.channel)
 
@@ -102,7 +100,7 @@ class _Trial:
         self.word = word
         with contextlib.suppress(
             BrokenPipeError, ConnectionResetError
-        ):  # who reads finds the socket's end
+        ):  # a dead fork is noticed when its socket is read
             self.channel.sendall(frame(word))
 
     def end(self) -> None:
@@ -112,16 +110,16 @@ class _Trial:
 
 
 def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
-    """In the fork. The kernel ends it at a form's time; the library, by SIGABRT, where it gets no
-    memory."""
+    """Runs the fork. The kernel ends it at a form's time limit; the library ends it by SIGABRT if
+    it gets no memory."""
     memory, frames, decoder = ProcessMemory(), Frames(channel), msgspec.msgpack.Decoder(Compile)
     addresses, _ = memory.read()
     if addresses:
         bound(resource.RLIMIT_AS, addresses + MEMORY)
-    with contextlib.suppress(EOFError):  # the parent wants no more
+    with contextlib.suppress(EOFError):  # the parent has closed its end
         while True:
             while not (found := frames.read()):
-                pass  # a long one comes in pieces
+                pass  # a long message comes in pieces
             word = decoder.decode(found[0])
             if word.slow:
                 os.nice(KINDER)
@@ -146,8 +144,8 @@ def _tried(
 
 
 def _make_first_masks(grammar: CompiledGrammar) -> None:
-    """Goes a few tokens into a text that a form allows: of some that are compiled soon a mask takes
-    long, and processes that make masks had better know that before."""
+    """Makes masks for the first tokens of a text allowed by the grammar: some forms compile fast
+    but have slow masks, which must be found before a mask process uses them."""
     matcher = grammar.matcher()
     for _ in range(FIRST):
         words = matcher.mask()
@@ -161,11 +159,10 @@ def _make_first_masks(grammar: CompiledGrammar) -> None:
 
 
 class _Line:
-    """Forms that wait for a trial: first those that somebody waits for, each in the order in which
-    it came."""
+    """Forms waiting for a trial: non-background first, each kind in order of arrival."""
 
     def __init__(self) -> None:
-        # by whether they are of background
+        # key: background
         self._forms: dict[bool, deque[Compile]] = {
             False: deque(),
             True: deque(),
@@ -182,16 +179,16 @@ class _Line:
 
 
 class FormTrials:
-    """Trials, of each kind one at a time."""
+    """Runs the trials, one of each kind (quick, slow) at a time."""
 
     def __init__(self, channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
         self._channel, self._compiler = channel, compiler
-        self._waiting = {False: _Line(), True: _Line()}  # by whether they are slow
+        self._waiting = {False: _Line(), True: _Line()}  # key: slow
         self._trials: dict[bool, _Trial] = {}
         self._decoder = msgspec.msgpack.Decoder(Compiled)
 
     def serve(self) -> NoReturn:
-        """Works until the engine has gone, which raises EOFError or OSError."""
+        """Works until the engine has gone; then raises EOFError or OSError."""
         frames, decoder = Frames(self._channel), msgspec.msgpack.Decoder(Compile)
         try:
             while True:
@@ -221,7 +218,7 @@ class FormTrials:
                 self._trials[slow].begin(waiting.take())
 
     def _take(self, slow: bool, trial: _Trial) -> None:
-        """Takes in what a trial says, or its end."""
+        """Processes a trial's results, or its end."""
         try:
             found = [self._decoder.decode(data) for data in trial.frames.read()]
         except (EOFError, ConnectionResetError):

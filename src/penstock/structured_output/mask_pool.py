@@ -1,16 +1,16 @@
-"""MaskPool: forms of structured outputs, compiled once and kept, and the masks of the samples that
-are held to them, made by processes beside the engine.
+"""MaskPool: compiled forms (schema, regex or grammar) of structured outputs, and the masks of their
+samples, made by processes beside the engine.
 
-    a form    --Compile--> the process of trials --Compiled--> refused
-                                                 --Compile--> a process, the next in turn
-                                                 --Compiled--> known
-    a sample  --Begin--> the process with the fewest, whose masks then go over the board
-    (mask_board.py)
+    a form    --Compile--> the trial process --Compiled--> refused, or
+              --Compile--> a mask process, in turn --Compiled--> known
+    a sample  --Begin--> the mask process with the fewest samples; its masks then go over the board
+                         (mask_board.py)
 
-Making a mask takes up to milliseconds, of which a third holds the interpreter's lock, and samples
-of one form hold each other up in one process: 256 of them took 51 ms a step in eight threads of the
-engine's process, where a step of 1,024 rows takes 9. A process that dies, of memory or of a fault
-in the library, costs its own samples and is started anew. It knows processes and places; no rows.
+A mask takes up to milliseconds, a third of it with the interpreter's lock held, and samples of one
+form delay each other in one process: 256 of them took 51 ms per step in eight threads of the
+engine's process, where a step of 1,024 rows takes 9 ms. A process that dies (of memory, or of a
+fault in the library) costs only its own samples, and is started again. Knows processes and places;
+no rows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from penstock.structured_output.form_trials import Compile
 from penstock.structured_output.mask_process import Begin, End, Grown, Look, MaskStart, Up
 from penstock.structured_output.mask_worker import MaskWorker
 
-KEPT = 512  # forms
-FEW = 16  # forms, where a process that makes masks has grown
-KEPT_BYTES = 128 * 2**20  # of their texts together, and what they take compiled
-PLACES = 4096  # samples that have a state: rows with one, and those that were preempted
+KEPT = 512  # compiled forms kept
+FEW = 16  # forms kept once a mask process has grown
+KEPT_BYTES = 128 * 2**20  # bytes of all kept forms' texts and compiled memory
+PLACES = 4096  # samples with a state: rows with a form, and preempted ones
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
-_NAP = 1e-4  # seconds between two looks at the sockets
-# it forks, so it has no threads
+_NAP = 1e-4  # seconds between two checks of the sockets
+# environment of the processes: they fork, so they must have one thread
 _ALONE = {
     "TOKENIZERS_PARALLELISM": "false",
     "OPENBLAS_NUM_THREADS": "1",
@@ -56,9 +56,9 @@ _ALONE = {
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form, whatever it came to. known: whether it was compiled or refused. slow: whether to
-    compile it took long. background: nobody waited for it when it was first asked for. bytes: that
-    it takes. dropped: it is kept no more. deaths: of processes that were compiling it."""
+    """A form and its state. known: compiled or refused. slow: compiling took long. background:
+    first requested by a background request. bytes: its memory. dropped: no longer kept. deaths:
+    processes that died while compiling it."""
 
     number: int
     asked: StructuredOutputsParams
@@ -72,8 +72,8 @@ class Form:
 
 
 class MaskPool:
-    """Serves as schedule.mask_makers.MaskMakers. For one thread. The processes start with the first
-    form."""
+    """Implements schedule.mask_makers.MaskMakers. For one thread. The processes start with the
+    first form."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class MaskPool:
         opened: Callable[[Int32], None] = lambda words: None,
         compact: bool = False,
     ) -> None:
-        """folder: the tokenizer's. ends: the model's end ids. opened: told once of the board's
-        [places, words]. compact: JSON has no white space between its parts, where a form doesn't
-        say what may be."""
+        """folder: the tokenizer's. ends: the model's end ids. opened: called once with the board's
+        masks [places, words]. compact: no white space between parts of JSON, unless the form allows
+        it."""
         self._compact = compact
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
         self._words, self.places = -(-vocab_size // 32), places // processes * processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
-        self._by_number: dict[int, Form] = {}  # that are being compiled
+        self._by_number: dict[int, Form] = {}  # forms being compiled, by number
         self._bytes = self._turn = 0
-        self._numbers = itertools.count(1)  # of forms
+        self._numbers = itertools.count(1)  # numbers for new forms
         self.processes: list[MaskWorker] = []
         self._trials: MaskWorker | None = (
-            None  # which compiles each form first, where that can be ended
+            None  # the trial process: compiles each form first, and can be killed
         )
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
@@ -109,9 +109,9 @@ class MaskPool:
     # --- forms ------------------------------------------------------------------------------------
 
     def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
-        """Returns a form: the one that is kept, else a new one, which is compiled from now on; in
-        the background behind others."""
-        self.look()  # at deaths while nothing was asked
+        """Returns the form of these parameters: a kept one, or a new one whose compilation starts
+        now; background ones compile last."""
+        self.look()  # also notices processes that have died
         if self._compact and asked.whitespace_pattern is None:
             asked = replace(asked, disable_any_whitespace=True)
         key = msgspec.msgpack.encode(asked)
@@ -126,7 +126,7 @@ class MaskPool:
         return form
 
     def compiled(self, asked: StructuredOutputsParams) -> Form:
-        """Returns a form when it is known. Raises UsageError where it cannot be served."""
+        """Waits until a form is known, and returns it. Raises UsageError if it cannot be served."""
         form = self.ask(asked)
         while not form.known:
             self.look(_NAP)
@@ -136,8 +136,8 @@ class MaskPool:
     def factory(
         pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None
     ) -> Callable[[int], int]:
-        """Returns what begins each sample, and gives its place. known: the form, where somebody has
-        waited for it. Raises UsageError where the form cannot be served."""
+        """Returns a function that begins a sample and returns its place. known: the form, if the
+        caller has it already. Raises UsageError if the form cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
@@ -149,7 +149,7 @@ class MaskPool:
         return lambda sample: pool.sample(form, sampling.min_tokens, ends, forces=not barred)
 
     def _compile(self, form: Form, pick: Callable[[], MaskWorker]) -> None:
-        """pick: the process."""
+        """Sends a form to a process. pick: chooses the process."""
         try:
             if not self.processes:
                 self._start()
@@ -176,9 +176,9 @@ class MaskPool:
         process.send(Compile(form.number, form.asked, form.slow, form.background))
 
     def _keep(self, most: int | None = None) -> None:
-        """Lets go of forms until there are no more than so many (None: KEPT), those that were asked
-        for longest ago first. One that is being compiled stays: whoever waits for it would else
-        have it compiled once more, without end."""
+        """Drops forms, least recently used first, until at most `most` (None: KEPT) and KEPT_BYTES
+        are left. Forms being compiled stay: a waiting request would have them compiled again,
+        without end."""
         most = KEPT if most is None else most
         while len(self._forms) > most or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
             oldest = next((key for key, form in self._forms.items() if form.known), None)
@@ -187,7 +187,7 @@ class MaskPool:
             self._drop(oldest)
 
     def _drop(self, key: bytes) -> None:
-        """Lets go of a form; samples that have begun keep what they need."""
+        """Drops a form; samples that have begun are not affected."""
         form = self._forms.pop(key)
         self._bytes -= form.bytes
         form.dropped = True
@@ -209,7 +209,7 @@ class MaskPool:
 
     @property
     def held(self) -> int:
-        """Returns how many samples have a place."""
+        """Returns the number of samples with a place."""
         return sum(len(process.places) - len(process.free) for process in self.processes)
 
     def sample(
@@ -220,9 +220,8 @@ class MaskPool:
         *,
         forces: bool = True,
     ) -> int:
-        """Begins a sample in the process that has the fewest, and returns its place; where no
-        process can be started its masks will be of no token. Raises EngineError where there are too
-        many."""
+        """Begins a sample in the process with the fewest, and returns its place. If no process can
+        be started, its masks allow no token. Raises EngineError if there are too many samples."""
         process = max(self.processes, key=lambda each: len(each.free))
         if not process.free:
             raise EngineError(
@@ -239,18 +238,18 @@ class MaskPool:
         process.send(
             Begin(place, form.number, min_tokens, stop_ids, forces, int(self.board.begun[place]))
         )
-        if form.dropped:  # it waited so long that it is kept no more
+        if form.dropped:  # the pool dropped the form while the request waited
             self._let_go(form, process)
         return place
 
     def begin(self, constraint: object) -> int:
-        """Returns the place of a sample that has one."""
+        """Returns the constraint itself: `sample` has given its place."""
         assert isinstance(constraint, int), "a sample of another maker's"
         return constraint
 
     def start(self, places: Int32, tokens: Int32) -> None:
         board, shape = self.board, (self._count, -1)
-        # they will look by themselves
+        # processes with masks under way check the board by themselves
         awake = (board.made != board.asked).reshape(shape).any(1).tolist()
         board.ask(places, tokens)
         self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
@@ -258,7 +257,7 @@ class MaskPool:
         for process, looks, count in zip(self.processes, awake, due, strict=True):
             if (
                 count and not looks and not process.unsent
-            ):  # else it will look when it is told the rest
+            ):  # else it checks the board once it has read the unsent messages
                 process.send(Look())
 
     def wait(self, seconds: float) -> int:
@@ -280,8 +279,8 @@ class MaskPool:
             self.processes[index].send(End(np.array(mine, np.int32).tobytes()))
 
     def _fail(self, lost: Collection[int]) -> None:
-        """Gives samples whose process has died a mask of no token,
-        which ends them with an error."""
+        """Gives samples whose process has died a mask without tokens, which ends them with an
+        error."""
         if lost:
             board, places = self.board, [*lost]
             board.words[places], board.count[places] = 0, 0
@@ -290,8 +289,8 @@ class MaskPool:
     # --- processes --------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
-        """Takes in all that has come, deaths too, and sends what is unsent; where nothing came,
-        sleeps so long."""
+        """Processes all messages that have come, and deaths, and sends unsent ones; if nothing
+        came, sleeps `seconds`."""
         every = self.processes if self._trials is None else [*self.processes, self._trials]
         for process in every:
             process.flush()
@@ -327,7 +326,7 @@ class MaskPool:
             form.known, form.refusal = True, word.refusal
         if process is self._trials:
             process.forms.discard(form.number)
-        # while it was compiled there may have been too many, none of which could be let go
+        # too many forms may have come while none could be dropped
         self._keep()
 
     def _start(self) -> None:
@@ -352,7 +351,7 @@ class MaskPool:
         )
 
     def _spawn(self, start: MaskStart, count: int) -> list[socket.socket]:
-        """Starts processes that share a vocabulary, and returns our ends of their sockets."""
+        """Starts processes that share a vocabulary; returns our ends of their sockets."""
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _, their in pairs]
         about = msgspec.json.encode(start).decode()
@@ -374,8 +373,8 @@ class MaskPool:
         return [ours for ours, _ in pairs]
 
     def _bury(self, process: MaskWorker) -> None:
-        """A process has died: its samples end, and forms that it was compiling go to another, or
-        are refused where that is the second time. Another takes its place when one is asked for."""
+        """Handles a dead process: its samples end with an error; forms it was compiling are tried
+        again, or refused the second time. It is started again when next needed."""
         process.died = True
         process.unsent.clear()
         self._poll.unregister(process.channel)
@@ -408,15 +407,14 @@ class MaskPool:
 
 
 def _servable(form: Form) -> Form:
-    """Returns a form that is known. Raises UsageError where it cannot be served."""
+    """Returns a known form. Raises UsageError if it cannot be served."""
     if form.refusal is not None:
         raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
     return form
 
 
 def _shared_memory() -> int:
-    """Returns the descriptor of a file without a name: of memory alone where the system has that,
-    as Linux."""
+    """Returns the descriptor of a nameless file: in memory on systems with memfd, such as Linux."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-masks")
     with tempfile.TemporaryFile() as file:

@@ -1,12 +1,12 @@
-"""The processes that compile grammars and make token masks: `python -m
-penstock.structured_output.mask_process FD...`, started by engine/mask_pool and by nobody else, with
-an end of a socket pair for each process.
+"""mask_process: the processes that compile grammars and make token masks: `python -m
+penstock.structured_output.mask_process START FD...`, started only by mask_pool.py, with one end of
+a socket pair per process.
 
 The first reads the vocabulary and forks the others, which share it. Each keeps the states of its
-samples, each of which has a place of the board that it shares with the engine (mask_board.py): what
-is asked for there, it makes. Who was asked first comes first; samples whose masks have taken long
-come last, so that no other waits for more than one of them. What is said by socket is what else
-there is to do, and to look at the board. It knows grammars and places; no rows.
+samples; each sample has a place on the board shared with the engine (mask_board.py), where masks
+are requested and returned. Requests are served in order; samples with slow masks come last, so that
+no other waits for more than one of them. Sockets carry all other messages, and wake-ups. Knows
+grammars and places; no rows.
 """
 
 from __future__ import annotations
@@ -36,24 +36,23 @@ from penstock.structured_output.form_trials import Compile, Compiled, FormTrials
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatcher, Words
 from penstock.text.tokenizer import Tokenizer
 
-MEMORY = 4 * 2**30  # bytes of addresses that grammars and samples of a process may take
-ROUND = 8  # masks between two looks at the board; none behind a slow one
-OTHERS = 32  # masks that a slow one waits for, at most
-# seconds without work in which it looks by itself, each millisecond; then it waits for a word
+MEMORY = 4 * 2**30  # bytes of address space for a process's grammars and samples
+ROUND = 8  # masks between two checks of the board; none after a slow one
+OTHERS = 32  # most masks that a slow one waits for
+# seconds without work during which the process checks the board every millisecond; then it waits
+# for a message
 AWAKE = 0.05
-SLOW = 5e-4  # seconds of a mask, from which on its sample comes behind others
-LONG = (
-    0.02  # seconds of processor time of a mask, from which on a thread makes those of its grammar
-)
-MOST = 0.25  # the same of a mask that ends its sample
-GROWN = 256 * 2**20  # bytes by which a process has grown, from which on it tells the pool
-TELLING = 1.0  # seconds between two looks at that
+SLOW = 5e-4  # seconds for a mask above which its sample comes after others
+LONG = 0.02  # seconds of CPU time for a mask above which a thread makes its grammar's masks
+MOST = 0.25  # seconds of CPU time for a mask above which its sample ends
+GROWN = 256 * 2**20  # bytes of growth after which a process tells the pool
+TELLING = 1.0  # seconds between two checks of growth
 
 
 class MaskStart(msgspec.Struct):
-    """What processes are started with: those from `first` on, of so many in all that make masks,
-    each of which has as many of the places; the one behind the last tries forms. memory: the
-    descriptor of the board's, of `places` masks of `words` int32."""
+    """Start of a group of processes. first: number of the first one; processes: number of all mask
+    processes, each with an equal share of the places; the number after the last is the trial
+    process. memory: descriptor of the board's memory, with `places` masks of `words` int32."""
 
     folder: str
     vocab_size: int
@@ -65,36 +64,36 @@ class MaskStart(msgspec.Struct):
     processes: int
 
     def mine(self, index: int) -> range:
-        """Returns the places of a process."""
+        """Returns the places of process `index`."""
         each = self.places // self.processes
         return range(index * each, (index + 1) * each)
 
 
 class Begin(msgspec.Struct, tag="begin"):
-    """A sample of a grammar that was compiled here; said before its first mask is asked for."""
+    """Begin a sample of a grammar compiled here; sent before its first mask is requested."""
 
     place: int
     grammar: int
     min_tokens: int
     stop_ids: tuple[int, ...]
     forces: bool
-    turn: int = 0  # the board's `begun` of the place, with it
+    turn: int = 0  # the board's `begun` count of this place for this sample
 
 
 class Look(msgspec.Struct, tag="look"):
-    """Masks are asked for."""
+    """Wake-up: masks are requested on the board."""
 
 
 class End(msgspec.Struct, tag="end"):
-    """Places, int32, whose samples are over, and grammars that no new sample will name."""
+    """End the samples at these places (int32), and drop grammars that no new sample will use."""
 
     places: bytes = b""
     grammars: tuple[int, ...] = ()
 
 
 class Grown(msgspec.Struct, tag="grown"):
-    """Up: this process has grown by more than GROWN: what grammars take while samples go through
-    them was not known when they were compiled."""
+    """Up: this process has grown by more than GROWN: the memory that grammars take while samples
+    use them was unknown at compile time."""
 
 
 Down = Compile | Begin | Look | End
@@ -102,7 +101,8 @@ Up = Compiled | Grown
 
 
 class NoMatcher:
-    """A sample that can't go on: nothing may come next, which ends its row with an error."""
+    """State of a sample that can't go on: its masks allow no token, which ends its row with an
+    error."""
 
     def __init__(self, out: Words) -> None:
         self._out = out
@@ -115,19 +115,19 @@ class NoMatcher:
         return []
 
     def accept(self, token: int) -> None:
-        """Nothing comes of it."""
+        """Does nothing."""
 
 
 @dataclass(slots=True, eq=False)
 class HeldSample:
-    """One sample's state. grammar: its number."""
+    """State of one sample. grammar: its number."""
 
     grammar: int
     matcher: GrammarMatcher | NoMatcher
 
 
 class MadeMask(NamedTuple):
-    """A mask was made, in so many seconds of processor time. certain: what comes before it."""
+    """A finished mask. certain: forced tokens before it; seconds: CPU time taken."""
 
     certain: list[int]
     words: Words
@@ -137,9 +137,8 @@ class MadeMask(NamedTuple):
 class MaskDesk:
     """Grammars, and samples of the places `mine` of a board.
 
-    What may take long is done in threads, which hold the interpreter's lock for little of it: forms
-    are compiled there, slow ones in one of their own, where masks of grammars are made, too, of
-    which one took long."""
+    Slow work runs in threads, which hold the interpreter's lock for little of it: one compiles
+    forms, and another compiles slow forms and makes masks of slow grammars."""
 
     def __init__(
         self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range
@@ -148,44 +147,44 @@ class MaskDesk:
         self._asked, self._made = (
             each[mine.start : mine.stop] for each in (board.asked, board.made)
         )
-        # by place: the number that was asked for at the last look,
+        # [places of this process]: request number at the last check
         self._seen = np.zeros(len(mine), np.int32)
-        self._since = np.zeros(len(mine), np.int64)  # and at which look it was first
+        self._since = np.zeros(len(mine), np.int64)  # check at which that number was first seen
         self._looks = 0
         self._begun = board.begun[mine.start : mine.stop]
-        # by place: the turn of the last sample that was begun here
+        # [places of this process]: turn of the last sample begun here
         self._told = np.zeros(len(mine), np.int32)
-        # None: it could not be compiled here
+        # None: could not be compiled here
         self._grammars: dict[int, CompiledGrammar | None] = {}
-        self._samples: dict[int, HeldSample] = {}  # by place
-        self._slow: set[int] = set()  # places whose last mask took long: the next will too
-        self._others = 0  # masks since one of these
-        # by whether they take long
+        self._samples: dict[int, HeldSample] = {}  # samples by place
+        self._slow: set[int] = set()  # places whose last mask was slow: the next probably is too
+        self._others = 0  # masks since the last slow one
+        # key: slow
         self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
         self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
-        # grammars that are being compiled, and no new sample will name
+        # grammars still compiling that no new sample will use
         self._let_go: set[int] = set()
-        self._long: set[int] = set()  # grammars of which a mask, or to compile them, took long
-        # samples, by place, until their grammar and their place are free
+        self._long: set[int] = set()  # grammars with a slow mask or slow compilation
+        # samples, by place, waiting for their grammar and place
         self._waiting: dict[int, Begin] = {}
-        # Masks that threads make, by place: whose, which number, and what comes of it. The sample
-        # may be over by then.
+        # By place, masks being made in threads: the sample, the request number, and the result. The
+        # sample may have ended by then.
         self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}
 
     @property
     def busy(self) -> bool:
-        """Whether something is done in threads."""
+        """Returns True if threads have work."""
         return bool(self._compiling or self._working)
 
     def due(self) -> list[tuple[int, int]]:
-        """Returns the masks that are asked for and not being made, by place and number: who has
-        waited longest first, slow ones last."""
+        """Returns the requested masks not under way, as (place, number): longest waiting first,
+        slow ones last."""
         asked = self._asked.copy()
         fence()
         self._looks += 1
         self._since[asked != self._seen] = self._looks
         self._seen = asked
-        # A mask may be asked for before the word of its sample is read: it isn't the last one's.
+        # A mask may be requested before the sample's Begin is read: it isn't the previous sample's.
         behind = np.flatnonzero((asked != self._made) & (self._begun == self._told))
         behind = behind[np.argsort(self._since[behind], kind="stable")]
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
@@ -202,7 +201,7 @@ class MaskDesk:
         return slow[:1] if self._others >= OTHERS else others + slow
 
     def take(self, word: Down) -> None:
-        """Does what a word says, or has it begun."""
+        """Handles a message from the engine."""
         if isinstance(word, Begin):
             self._waiting[word.place] = word
             self._told[word.place - self._first] = word.turn
@@ -221,7 +220,7 @@ class MaskDesk:
             self._compiling[word.grammar] = self._lanes[word.slow].submit(self._compiled, word)
 
     def _begin(self) -> None:
-        """Begins the samples that can."""
+        """Begins the samples whose grammar and place are free."""
         for place, word in list(self._waiting.items()):
             if word.grammar not in self._compiling and place not in self._working:
                 del self._waiting[place]
@@ -240,7 +239,7 @@ class MaskDesk:
             del self._samples[place]
 
     def settle(self) -> list[Compiled]:
-        """Takes in what threads have done. Returns what came of forms."""
+        """Stores finished work of threads; returns the results of compilations."""
         out = []
         for number in [number for number, work in self._compiling.items() if work.done()]:
             found = self._compiling.pop(number).result()
@@ -260,9 +259,9 @@ class MaskDesk:
         return out
 
     def make(self, place: int, ticket: int) -> bool:
-        """Makes the mask that a place is asked for, or has it begun where it takes long; of a
-        sample that has ended none, and nobody waits for it. Returns whether it took long."""
-        if place in self._waiting:  # since it was found due
+        """Makes the mask requested at a place, or starts it in a thread if slow. For an ended
+        sample, only marks it made. Returns True if it took long."""
+        if place in self._waiting:  # a new sample has taken the place since `due`
             return False
         sample, board = self._samples.get(place), self._board
         if sample is None:
@@ -312,14 +311,15 @@ def _make(matcher: GrammarMatcher | NoMatcher, token: int) -> MadeMask:
 
 
 class Growth:
-    """What a process has grown by since this was made, looked at now and then."""
+    """Growth of this process's memory since the object was made, checked now and then."""
 
     def __init__(self) -> None:
         self._memory, self._looked = ProcessMemory(), time.monotonic()
         _, self._first = self._memory.read()
 
     def is_much(self) -> bool:
-        """Returns whether it is more than GROWN; False within TELLING of the last look."""
+        """Returns True if the growth exceeds GROWN; False within TELLING seconds of the
+        last check."""
         if (now := time.monotonic()) - self._looked < TELLING:
             return False
         self._looked = now
@@ -327,7 +327,7 @@ class Growth:
 
 
 def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
-    """Works until the engine has gone, which raises EOFError or OSError."""
+    """Works until the engine has gone; then raises EOFError or OSError."""
     decoder, frames, poll = msgspec.msgpack.Decoder(Down), Frames(channel), select.poll()
     poll.register(channel, select.POLLIN)
     worked, growth = time.monotonic(), Growth()
@@ -336,7 +336,7 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
             channel.sendall(frame(reply))
         if growth.is_much():
             channel.sendall(frame(Grown()))
-        due = desk.due()  # before the words: a sample that is asked about has begun in one of them
+        due = desk.due()  # before reading messages: they contain the Begin of each requested sample
         resting = not due and not desk.busy and time.monotonic() - worked > AWAKE
         while poll.poll(None if resting else 0 if due else 1):
             resting = False
@@ -352,7 +352,7 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
 
 def main() -> int:
     leave_signals()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are forked
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forked processes need not be waited for
     start = msgspec.json.decode(sys.argv[1], type=MaskStart)
     channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]
     compiler = _opened(start)
@@ -367,7 +367,8 @@ def main() -> int:
     number = start.first + index
     try:
         if number == start.processes:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # it waits for its own
+            # the trial process waits for its own forks
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             FormTrials(channels[index], compiler).serve()
         addresses, _ = ProcessMemory().read()
         if addresses:

@@ -1,5 +1,5 @@
-"""AnswerPattern: the regex that finds a sample's answer, inside limits: it may come from anybody.
-It knows texts only."""
+"""AnswerPattern: the regex that extracts a sample's answer, with limits, since it may come from
+anyone. Knows texts only."""
 
 from __future__ import annotations
 
@@ -11,24 +11,23 @@ import regex
 
 from penstock.errors import UsageError
 
-# the numbers in braces, multiplied: `[ab]{1000000000}` alone would take all memory there is
+# limit on the product of the numbers in braces: `[ab]{1000000000}` alone would take all memory
 MAX_REPEATS = 10_000
-PATIENCE = 0.05  # seconds of processor time that a search may take
-BUDGET = 1.0  # the same of all searches of a request together
+PATIENCE = 0.05  # seconds of CPU time per search
+BUDGET = 1.0  # seconds of CPU time for all searches of a request
 SLOW = "takes too long on a sample: write it without repeats inside repeats"
-LONGEST_WHY = 120  # characters of the library's words
+LONGEST_WHY = 120  # characters of the library's message
 _BRACES = re.compile(r"\{[^{}]*\}")
 _COMMENT = re.compile(r"#[^\n]*")
 _NUMBER = re.compile(r"[0-9]+")
-_LONGEST = 9  # digits of a number that are read: as many as no sensible count has
+_LONGEST = 9  # digits of a number to read; no sensible count has more
 
 
 class AnswerPattern:
-    """A regex that is searched for in whole samples. left: seconds of processor time that searches
-    may yet take."""
+    """A regex to search for in whole samples. left: seconds of CPU time left for searches."""
 
     def __init__(self, pattern: str, left: float = BUDGET) -> None:
-        """Raises UsageError for what is no regex, or too large a one."""
+        """Raises UsageError for a pattern that is no valid regex, or too large."""
         counts = [
             int(number[:_LONGEST])
             for braces in _BRACES.findall(pattern)
@@ -45,9 +44,9 @@ class AnswerPattern:
             raise wrong_pattern(f"is no regex that can be served: {_why(error)}") from error
 
     def find(self, text: str) -> str | None:
-        """Returns the first match's first group, without groups the match; None without a match, or
-        where the group took no part in it. Raises UsageError where it takes too long, or searches
-        have taken all they may."""
+        """Returns the first group of the first match, or the match if there are no groups; None
+        without a match, or if the group took no part in it. Raises UsageError if the search takes
+        too long, or the time for all searches is used up."""
         begun = time.thread_time()
         try:
             found = self._search(text, begun + min(PATIENCE, self.left))
@@ -58,9 +57,8 @@ class AnswerPattern:
         return None if found is None else found[1 if self._regex.groups else 0]
 
     def _search(self, text: str, until: float) -> regex.Match[str] | None:
-        """until: of this thread's processor time, while the library's own limit is of the clock:
-        that passes faster where others have the processor, and what it cuts short is then tried
-        again."""
+        """until: limit of this thread's CPU time. The library's own timeout is wall time, which
+        passes faster if other threads have the processor; a search that hits it is tried again."""
         while (left := until - time.thread_time()) > 0:
             try:
                 return self._regex.search(text, timeout=2 * left)
@@ -70,20 +68,20 @@ class AnswerPattern:
 
 
 def _numbers(braces: str) -> list[str]:
-    """Returns a brace's numbers. White space and comments stand inside one where a pattern is
-    verbose."""
+    """Returns the numbers in a brace. In verbose patterns they may contain white space and
+    comments."""
     return _NUMBER.findall("".join(_COMMENT.sub("", braces).split()))
 
 
 def _why(error: Exception) -> str:
-    """Returns what the library says: which rule is broken, and where;
-    of the pattern hardly a sign."""
+    """Returns the library's message: the broken rule and its position, with hardly any of the
+    pattern."""
     if isinstance(error, RecursionError):
         return "it is nested too deep"
     return str(error)[:LONGEST_WHY] or "it takes too much memory"
 
 
 def wrong_pattern(what: str) -> UsageError:
-    """Returns the error of a pattern."""
+    """Returns the error for a bad pattern."""
     rule = f"stop_when.pattern {what}"
     return UsageError(rule, param="stop_when", rule=rule)

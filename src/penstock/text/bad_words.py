@@ -1,7 +1,6 @@
-"""bad_word_ids: the words that a sample may not say, as the token ids that spell them, with and
-without a space before.
+"""bad_word_ids: token ids of forbidden words, with and without a leading space.
 
-It knows a tokenizer; no engine.
+Knows a tokenizer; no engine.
 """
 
 from __future__ import annotations
@@ -14,17 +13,17 @@ from penstock.text.tokenizer import Tokenizer
 
 
 def bad_word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Returns the ids of each word as it is spelt inside a text, and those of the word behind a
-    space, unless they end with the former, which bar both.
+    """Returns the ids of each word as spelled inside a text, and with a leading space, unless the
+    latter end with the former, which then bar both.
 
-    Raises UsageError for a word of more ids than a row looks back for.
+    Raises UsageError for a word with more than BAD_WORD_IDS ids.
     """
     plain = [word.lstrip() for word in words]
     encoded = tokenizer.encode_inside([*plain, *(" " + word for word in plain)])
     out: list[list[int]] = []
     for ids, spaced in zip(encoded[: len(plain)], encoded[len(plain) :], strict=True):
         out += [ids] if spaced[-len(ids) :] == ids else [ids, spaced]
-    out = [ids for ids in out if ids]  # what no tokens spell cannot be said
+    out = [ids for ids in out if ids]  # words without tokens cannot be drawn anyway
     longest = max(map(len, out), default=0)
     if longest > BAD_WORD_IDS:
         rule = f"bad_words has a word of more than {BAD_WORD_IDS} tokens: forbid a part of it"

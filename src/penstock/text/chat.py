@@ -1,14 +1,13 @@
-"""Chats, checked before the model's template makes one prompt text of them: messages, and what is
-asked beside them by vLLM's and transformers' names.
+"""chat: checks chats before the model's template turns them into a prompt: messages, and options
+named as in vLLM and transformers.
 
     add_generation_prompt    end the prompt with the header of the assistant's next message
-    continue_final_message   end it inside the last message: the answer goes on where that stops
+    continue_final_message   end it inside the last message: the answer continues that message
     chat_template_kwargs     further variables of the model's template
-    tools                    functions that the template tells the model of, in OpenAI's form
+    tools                    functions that the template describes to the model, in OpenAI's form
 
-Rendering is `chat_template`'s, in the process that `sandbox` starts; a last message that is
-continued has a mark at its end then, and what comes behind that is cut off. It knows no Jinja, no
-tokenizer and no HTTP.
+`chat_template` renders, in the process started by `sandbox`. A last message to be continued gets a
+mark at its end, and the rendered text is cut there. Knows no Jinja, no tokenizer and no HTTP.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ MESSAGE_KEYS = (
     "reasoning",
     "reasoning_content",
 )
-# roles whose content may be missing: a turn of calls or thought, no result
+# roles whose content may be missing
 MAY_SAY_NOTHING = (
     "assistant",
     "tool",
 )
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-# plain letters, which no filter escapes; the space tells whether ends are trimmed
+# plain letters, which no filter escapes; the space shows whether the template trims ends
 MARK = "PENSTOCK_CONTINUES_HERE "
 
 
 def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
-    """Returns the model's template for tools, where it has one and there are some, else its default
-    one. Raises TokenizerError where it has none."""
+    """Returns the model's template for tools, if there are tools and it has one, else its default
+    template. Raises TokenizerError if it has none."""
     if tools and "tool_use" in templates:
         return templates["tool_use"]
     if "default" in templates:
@@ -52,8 +51,9 @@ def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Returns the messages in one form, for `turns` to write as a template reads them; of that form
-    they come back as they are. Raises UsageError for a malformed one; needs no model."""
+    """Returns the messages in a normalised form, from which `turns` writes a template's input;
+    normalised messages are returned unchanged. Raises UsageError for a malformed message. Needs no
+    model."""
     return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 
@@ -66,7 +66,8 @@ def _check_list(messages: Any) -> Sequence[Any]:
 
 
 def _check_message(place: int, message: Any) -> dict[str, Any]:
-    """A message with known keys, and content as text or text parts; neither where there is none."""
+    """Returns a message with known keys, whose content is text, a list of text parts,
+    or missing."""
     where = f"messages[{place}]"
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} must be an object with role and content", param="messages")
@@ -140,7 +141,7 @@ def check_options(
     chat_template_kwargs: Any = None,
     tools: Any = None,
 ) -> None:
-    """Raises UsageError for what cannot be asked. Needs no model."""
+    """Raises UsageError for invalid options. Needs no model."""
     switches = {
         "add_generation_prompt": add_generation_prompt,
         "continue_final_message": continue_final_message,
@@ -170,7 +171,7 @@ def check_options(
 
 
 def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as a template reads them, the last one with the mark at its end."""
+    """Returns messages in the template's form, with the mark at the end of the last one."""
     last = messages[-1]
     content = last["content"]
     if isinstance(content, list):
@@ -181,10 +182,10 @@ def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
-    """A rendering of marked messages, up to the end of the last one's text.
+    """Returns a rendering of marked messages, cut at the end of the last one's text.
 
-    A template that trims contents has trimmed this one before the mark too. Raises UsageError where
-    it writes the text in another way than it stands there.
+    If the template trims contents, the text before the mark is trimmed too. Raises UsageError if
+    the template changes the last message's text.
     """
     at = text.rfind(MARK.rstrip())
     if at < 0 or _end_of(messages[-1]["content"]).strip() not in text:
@@ -197,7 +198,7 @@ def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _end_of(content: Any) -> str:
-    """The last part of a content, or its text."""
+    """Returns the last text part of a content, or its text."""
     if isinstance(content, list):
         return content[-1]["text"] if content else ""
     return content or ""

@@ -1,10 +1,9 @@
-"""Chat templates, run: the conventions of Hugging Face in Jinja's immutable sandbox, messages in
-and one text out.
+"""chat_template: renders chat templates: Hugging Face's conventions in Jinja's immutable sandbox;
+messages in, one text out.
 
-A template is a program that came with a model, and messages come from anybody: together they may
-take any memory and any time. What bounds them is the process that this runs in (`sandbox_process`),
-so nothing here counts. It knows no tokenizer beyond its templates and the texts of its special
-tokens.
+A template is a program that comes with a model, and messages come from anyone: together they may
+take any memory and time. The process around this code sets the limits (`sandbox_process`), so none
+are checked here. Knows no tokenizer except its templates and the texts of its special tokens.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ def render(
     """Returns the prompt text of a conversation. Encode it with add_special_tokens=False: templates
     write BOS themselves.
 
-    continue_final_message: the text ends where the last message's content does, so that the model
-    goes on with it. template_kwargs: further variables of the template. tools: those that may be
-    called, in OpenAI's form.
+    continue_final_message: the text ends with the last message's content, so that the model
+    continues it. template_kwargs: further variables of the template. tools: functions the model may
+    call, in OpenAI's form.
 
-    Raises UsageError (messages that are malformed, or that the template refuses or fails on) and
-    TokenizerError (no template, or one that isn't valid).
+    Raises UsageError (malformed messages, or the template refuses them or fails) and TokenizerError
+    (no template, or an invalid one).
     """
     source = pick_template(tokenizer.chat_templates, tools=bool(tools))
     checked = check_messages(messages)
@@ -74,8 +73,8 @@ def render(
 
 @lru_cache(maxsize=16)
 def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads:
-    """Returns how a template reads messages, asked of it once. Raises TokenizerError where it isn't
-    valid."""
+    """Returns the message form that a template expects, found by test renderings; cached per
+    template. Raises TokenizerError for an invalid template."""
     variables: dict[str, Any] = {
         **dict(special_tokens),
         "documents": None,
@@ -93,18 +92,18 @@ def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads
         [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
     ):
         variables["tools"] = tools
-        if run([ASK]) is not None:  # a template of tools alone fails without
+        if run([ASK]) is not None:  # a template for tools only fails without tools
             break
     return find_reads(run)
 
 
 @lru_cache(maxsize=16)
 def compile_template(source: str) -> jinja2.Template:
-    """Returns the template, parsed once. Raises TokenizerError where it isn't valid."""
+    """Returns the parsed template; cached. Raises TokenizerError for an invalid template."""
     try:
         return _environment().from_string(source)
     except Exception as error:
-        # Jinja makes Python of it: that has faults of its own (20 nested loops, long numbers)
+        # Jinja compiles to Python, which has limits of its own (20 nested loops, long numbers)
         line = getattr(error, "lineno", None) if isinstance(error, jinja2.TemplateError) else None
         where = f" at line {line}" if line else ""
         raise TokenizerError(
@@ -122,16 +121,16 @@ def _run(source: str, variables: dict[str, Any]) -> str:
         raise
     except (
         Exception
-    ) as error:  # a template is a program: on messages it didn't foresee it fails in any way at all
-        # Its kind alone: what it says may hold what a message says.
+    ) as error:  # a template is a program: on unforeseen messages it may fail in any way
+        # Name only the error's type: its text may contain parts of a message.
         message = f"the model's chat template fails on these messages ({type(error).__name__})"
         raise UsageError(message, param="messages") from error
 
 
 def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
-    """What a template said by raise_exception, or Jinja of a name that isn't there. Words that
-    stand in the template are the model's; others may be built of a message, so that the rule is
-    their kind alone."""
+    """Returns the error for a template's raise_exception, or for an undefined name. Text from the
+    template itself is kept in the rule; other text may contain parts of a message, so then the rule
+    names only the error's type."""
     refuses, said = "the model's chat template refuses these messages", str(error)
     kind = f"{refuses} ({type(error).__name__})"
     message = f"{refuses}: {said}" if said else kind
@@ -139,8 +138,8 @@ def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; here its
-    body alone counts."""
+    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; only its
+    body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own class attribute
 
@@ -155,8 +154,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, loopcontrols],
-        optimized=False,  # no constant is worked out while it compiles, for 10 ** (10 ** 9) is one;
-        # nor one that is put out, which Jinja does unless this asks for the context
+        optimized=False,  # no constant folding at compile time: 10 ** (10 ** 9) is a constant
+        # nor folding of printed constants, which Jinja does unless finalize takes the context
         finalize=_as_it_is,
     )
     environment.filters["tojson"] = _to_json
@@ -177,7 +176,7 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers': no HTML in it is escaped, as Jinja's own would be."""
+    """Dumps JSON like transformers' filter: unlike Jinja's, it does not escape HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,13 +1,11 @@
-"""Grammars: what a request's structured_outputs say, compiled by llguidance against a tokenizer's
-bytes into what says which tokens may come next.
+"""grammar: compiles a request's structured_outputs with llguidance, against a tokenizer's bytes,
+into masks of allowed next tokens.
 
-    StructuredOutputsParams -> grammar_text -> check_grammar (no tokenizer: is it one?)
-                                            -> GrammarCompiler.compile -> CompiledGrammar.matcher,
-                                            one a sample
+    StructuredOutputsParams -> grammar_text -> check_grammar (validation without a tokenizer)
+                               -> GrammarCompiler.compile -> CompiledGrammar.matcher, one per sample
 
-The library counts its own work and gives up where a grammar takes too much of it (`_limits`), so
-that no mask takes longer than about half a second. It fetches no $ref. It knows token bytes and
-grammars; no rows, no engine.
+The library limits its own work per grammar (`_limits`), so that no mask takes longer than about
+half a second. It fetches no $ref. Knows token bytes and grammars; no rows, no engine.
 """
 
 from __future__ import annotations
@@ -31,28 +29,28 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
-# Between JSON's parts, at most. Models loop where there may be more, at temperature 1 until
-# max_tokens.
+# Most white space between JSON's parts. With more allowed, models loop in it, at temperature 1
+# until max_tokens.
 WHITESPACE = " "
-LONGEST_WHY = 600  # characters of the library's words that an error repeats
-# The vocabulary in slices for the library: where a text may go on by as many characters as the
-# longest token of a slice has, the slice is taken whole, and only the tokens beyond it are walked.
-# With its own, {1,10} and {1,30}, a mask with 10 to 29 characters left took 1.1 ms of 128,256
-# tokens; with these 0.25 to 0.85, and one of 100 schemas' 14 % less.
+LONGEST_WHY = 600  # characters of the library's message repeated in an error
+# Slices of the vocabulary for the library: if the text may continue by as many characters as a
+# slice's longest token, the whole slice is allowed at once, and only other tokens are walked. With
+# its default slices, {1,10} and {1,30}, a mask with 10 to 29 characters left took 1.1 ms for
+# 128,256 tokens; with these 0.25 to 0.85 ms, and masks of 100 schemas took 14 % less.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 SLICES = (
     r"[\x20\x0A\x0D\x09]+",
     *(f"{_TEXT}{{1,{most}}}" for most in (5, 8, 10, 12, 14, 16, 20, 24, 30)),
     f"{_TEXT}+",
 )
-# words of a mask that name tokens, up to which it is asked whether one text is forced: that takes
-# 20 to 80 us
+# number of nonzero mask words up to which the library is asked for forced tokens, which takes 20 to
+# 80 us
 FEW = 64
 
 
 def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -> str:
-    """Returns it in llguidance's own form. special: the vocabulary's special tokens, which a
-    structural tag may hold. Raises UsageError."""
+    """Returns the structured output in llguidance's own form. special: the vocabulary's special
+    tokens, which a structural tag may contain. Raises UsageError."""
     if asked.around is None:
         return _form_text(asked, special)
     grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": asked.around}]
@@ -66,7 +64,7 @@ def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -
 
 
 def _tags_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
-    """Of a structural tag: its Lark, and a grammar for each tag's content."""
+    """Returns the grammar of a structural tag: its Lark, and one grammar for each tag's content."""
     tags = read_structural_tag(str(asked.structural_tag))
     grammars: list[dict[str, Any]] = [{"name": "tags", "lark_grammar": tags_lark(tags, special)}]
     for at, tag in enumerate(tags.tags):
@@ -100,10 +98,10 @@ def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
             each = " | ".join(
                 json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice)
             )
-            # a terminal: 10,000 are no burden
+            # a terminal: efficient even for 10,000 choices
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {each}")
         return grammar_from("grammar", asked.grammar or "")
-    except UsageError:  # of a number; it is a ValueError too
+    except UsageError:  # raised for a number; UsageError is also a ValueError
         raise
     except (ValueError, RecursionError) as error:
         raise _refused(str(error)) from error
@@ -121,8 +119,8 @@ def _json_options(asked: StructuredOutputsParams) -> JsonCompileOptions:
 
 
 def check_grammar(asked: StructuredOutputsParams) -> None:
-    """Raises UsageError, in the library's words, for what is no grammar or can never be met. Needs
-    no tokenizer."""
+    """Raises UsageError, with the library's message, for an invalid grammar or one that nothing
+    matches. Needs no tokenizer."""
     from llguidance import LLMatcher
 
     failed, why = LLMatcher.validate_grammar_with_warnings(grammar_text(asked), limits=_limits())
@@ -131,7 +129,8 @@ def check_grammar(asked: StructuredOutputsParams) -> None:
 
 
 class CompiledGrammar:
-    """A grammar against a vocabulary. words: of a mask; ends: ids that end a sample."""
+    """A grammar compiled for a vocabulary. words: int32 words per mask; ends: ids that end a
+    sample."""
 
     def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int]) -> None:
         self._matcher, self._words, self._ends = matcher, words, tuple(ends)
@@ -144,9 +143,9 @@ class CompiledGrammar:
         forces: bool = True,
         out: Words | None = None,
     ) -> GrammarMatcher:
-        """Returns the state of a new sample, which ends no earlier than behind min_tokens, unless
-        it must. forces: text that must come next is spelt as the tokenizer spells it; else as it
-        may be drawn. out: where each mask is made; else in memory of its own."""
+        """Returns the state of a new sample, which doesn't end before min_tokens unless it must.
+        forces: forced text is spelled as by the tokenizer; else its tokens are drawn. out: array
+        for the masks; None: allocate one."""
         out = np.zeros(self._words, np.int32) if out is None else out
         return GrammarMatcher(
             self._matcher.deep_copy(), out, (*self._ends, *stop_ids), min_tokens, forces
@@ -154,18 +153,18 @@ class CompiledGrammar:
 
 
 class GrammarMatcher:
-    """One sample's state: schedule's Constraint. What it cannot go on from is a mask of no token.
-    The next mask is written over the last."""
+    """State of one sample; implements schedule's Constraint. If the sample cannot continue, its
+    mask allows no token. Each mask overwrites the last."""
 
     def __init__(
         self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool
     ) -> None:
-        """out [words]: where masks are made."""
+        """out [words]: array for the masks."""
         self._matcher, self._out, self._ends, self._forces = matcher, out, ends, forces
         self._address, self._bytes = out.ctypes.data, out.nbytes
         self._left = min_tokens
         self._now: list[int] | None = (
-            None  # what must come where it stands, once that was asked: `out` is what may
+            None  # forced tokens at the current position, once computed; then `out` has its mask
         )
 
     def mask(self) -> Words:
@@ -206,11 +205,11 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). For one thread at
-    a time."""
+    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). Use from one
+    thread at a time."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-        """ends: the model's end ids. Raises UsageError where it has none."""
+        """ends: the model's end ids. Raises UsageError if there are none."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         if not ends:
@@ -224,7 +223,7 @@ class GrammarCompiler:
         )
 
     def compile(self, text: str) -> CompiledGrammar:
-        """Compiles grammar_text's, and makes its first mask, which is the dearest. Raises
+        """Compiles the result of grammar_text, and makes its first mask, the slowest. Raises
         UsageError."""
         from llguidance import LLMatcher
 
@@ -239,7 +238,7 @@ class GrammarCompiler:
 
 
 class _Vocabulary:
-    """What llguidance wants of a tokenizer."""
+    """A tokenizer in the form llguidance expects."""
 
     bos_token_id = None
 
@@ -249,15 +248,16 @@ class _Vocabulary:
         self._encode = tokenizer.encode_inside
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Spells text that a form forces: it stands behind other text,
-        and must be spelt as it is."""
+        """Returns the ids of text forced by a grammar: spelled as inside other text, without
+        changes."""
         (ids,) = self._encode([text.decode() if isinstance(text, bytes) else text])
         return ids
 
 
 def _limits() -> LLParserLimits:
-    """The library's usual are 1,000,000, 200,000, 250,000 and 500,000: a regex of 10^10 repeats
-    took 1.4 s and 200 MB for its first mask with those, 0.6 s and 80 MB with these."""
+    """Returns the library's work limits. Its defaults are 1,000,000, 200,000, 250,000 and 500,000:
+    a regex of 10^10 repeats took 1.4 s and 200 MB for its first mask with them, and 0.6 s and 80 MB
+    with these."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

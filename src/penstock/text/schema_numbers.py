@@ -1,10 +1,9 @@
-"""hold_numbers: a JSON Schema whose numbers llguidance reads as they stand.
+"""hold_numbers: adapts the numbers of a JSON Schema to llguidance.
 
-The library reads bounds as float64 and writes ranges of integers as int64: past 2^53 a bound moves
-to a neighbour, a range to the ends of int64 has nothing in it, and one that is bounded on one side
-is refused. So bounds go inward to the next whole number that float64 has: what a form lets pass
-fits its schema always. At 2^53 that leaves out one number at an end, at 2^63 up to 1,024. It knows
-schemas as JSON; no grammar.
+The library reads bounds as float64 and writes integer ranges as int64: beyond 2^53 a bound moves to
+a neighbour, a range to the ends of int64 is empty, and one bounded on one side only is refused. So
+bounds are moved inward to the next integer in float64: an answer always satisfies its schema. At
+2^53 this excludes one number per end, at 2^63 up to 1,024. Knows schemas as JSON; no grammar.
 """
 
 from __future__ import annotations
@@ -15,20 +14,20 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-EXACT = 2**53  # up to which float64 has every whole number
-LARGEST = 2**63 - 1024  # the last whole number of int64 that float64 has
-_LONG = re.compile(r"\d{16}|\d[eE]")  # in the text of a schema that has a number past EXACT
+EXACT = 2**53  # largest number up to which float64 has every integer
+LARGEST = 2**63 - 1024  # largest int64 that float64 has
+_LONG = re.compile(r"\d{16}|\d[eE]")  # matches the text of any schema with a number above EXACT
 _VALUES = ("const", "enum", "default", "examples")
 
 
 def may_have_large_numbers(text: str) -> bool:
-    """Whether a schema's text may have a number past EXACT; False is sure."""
+    """Returns True if a schema's text may have a number above EXACT; False is certain."""
     return _LONG.search(text) is not None
 
 
 def hold_numbers(schema: Any) -> Any:
-    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be held
-    to."""
+    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be
+    enforced exactly."""
     if isinstance(schema, list):
         return [hold_numbers(each) for each in schema]
     if not isinstance(schema, dict):
@@ -45,7 +44,7 @@ def hold_numbers(schema: Any) -> Any:
     if kinds != "integer" and not (
         isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
     ):
-        return held  # a number with a fraction is float64 as its bounds are
+        return held  # a number with a fraction is float64, like its bounds
     least = -LARGEST if low is None else _inward(low, up=True)
     most = LARGEST if high is None else _inward(high, up=False)
     if least > most:
@@ -59,8 +58,8 @@ def hold_numbers(schema: Any) -> Any:
 
 
 def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int | None:
-    """The bound of whole numbers that a schema's m..., exclusiveM... say together, None where it
-    has none."""
+    """Returns the integer bound from a schema's minimum and exclusiveMinimum (or maximum and
+    exclusiveMaximum) together; None if it has none."""
     plain, open_ = schema.get("m" + name), schema.get("exclusiveM" + name)
     ends = [rounded(plain)] if plain is not None and _is_number(plain) else []
     if open_ is not None and _is_number(open_):
@@ -69,16 +68,16 @@ def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it is a number with an end; whole ones may be larger than any float."""
+    """Returns True for a finite number; integers may be larger than any float."""
     if isinstance(value, int):
         return not isinstance(value, bool)
     return isinstance(value, float) and math.isfinite(value)
 
 
 def _inward(end: int, *, up: bool) -> int:
-    """The nearest whole number at or inside an end that float64 and int64 have."""
+    """Returns the nearest integer at or inside `end` that float64 and int64 have."""
     end = max(-LARGEST, end) if up else min(LARGEST, end)
-    if abs(end) > LARGEST:  # beyond all of them: nothing is inside
+    if abs(end) > LARGEST:  # beyond the range: the result excludes everything
         return LARGEST + 1 if up else -LARGEST - 1
     near = float(end)
     while int(near) < end if up else int(near) > end:
@@ -95,10 +94,10 @@ def _check_values(name: str, values: Any) -> None:
 
 
 def _is_exact(value: int) -> bool:
-    """Whether float64 has it."""
+    """Returns True if float64 has this integer."""
     try:
         return abs(value) <= EXACT or int(float(value)) == value
-    except OverflowError:  # it is larger than all of them
+    except OverflowError:  # larger than any float64
         return False
 
 

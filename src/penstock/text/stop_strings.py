@@ -1,9 +1,9 @@
-"""Stop strings: which tokens can end one, where one stands in a text, and what a stream must hold
-back.
+"""stop_strings: the tokens that can end a stop string, its position in a text, and the text that a
+stream must hold back.
 
-The rule, whatever the pieces that a text comes in: of all occurrences the one that is complete
-first counts, and of those that are complete at the same character the one that starts first. It
-knows token bytes, not tokenizers, and no engine.
+The rule, however the text is split: of all occurrences, the one completed first counts; of those
+completed at the same character, the one that starts first. Knows token bytes, not tokenizers, and
+no engine.
 """
 
 from __future__ import annotations
@@ -22,18 +22,17 @@ Bits = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class StopIndex:
-    """A vocabulary made ready for stop strings, once a tokenizer: its bytes sorted, and laid end to
-    end.
+    """A vocabulary prepared for stop strings, once per tokenizer: its tokens' bytes sorted and
+    concatenated.
 
-    Two questions are answered with it: which tokens start with some bytes (binary search), and
-    which contain some bytes (one scan over all bytes of the vocabulary, 0.9 MB at 128,256 tokens).
+    Answers two questions: which tokens start with some bytes (binary search), and which contain
+    some bytes (one scan over all bytes of the vocabulary, 0.9 MB for 128,256 tokens).
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.size = len(vocabulary.pieces)
-        # A token that spells something else at the start of a text has an entry for each of its
-        # spellings.
+        # A token with another spelling at the start of a text has one entry per spelling.
         entries = [*enumerate(vocabulary.pieces), *vocabulary.first_pieces.items()]
         entries.sort(key=lambda entry: entry[1])
         self._sorted = [piece for _, piece in entries]
@@ -45,7 +44,7 @@ class StopIndex:
         self._counts = np.bincount(self._bytes, minlength=256)
 
     def starting_with(self, prefix: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The ids whose bytes start with `prefix`."""
+        """Returns the ids whose bytes start with `prefix`."""
         low = bisect_left(self._sorted, prefix)
         above = prefix.rstrip(b"\xff")
         high = len(self._sorted)
@@ -54,7 +53,7 @@ class StopIndex:
         return self._ids[low:high]
 
     def containing(self, wanted: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """The ids whose bytes contain `wanted`; looked for at the rarest of its bytes."""
+        """Returns the ids whose bytes contain `wanted`; searches for its rarest byte first."""
         anchor = min(range(len(wanted)), key=lambda at: self._counts[wanted[at]])
         places = np.flatnonzero(self._bytes == wanted[anchor]) - anchor
         places = places[(places >= 0) & (places + len(wanted) <= len(self._bytes))]
@@ -67,8 +66,8 @@ class StopIndex:
 class StopStrings:
     """The stop strings of one request over one vocabulary.
 
-    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so none
-    of them can end a stop string. Raises UsageError for an empty stop string.
+    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so they
+    cannot end a stop string. Raises UsageError for an empty stop string.
     """
 
     __slots__ = ("_bits", "_bytes", "_index", "_inner", "_skip_special", "max_bytes", "stops")
@@ -91,21 +90,21 @@ class StopStrings:
         self.max_bytes = max(map(len, self._bytes), default=0)
         self._index, self._skip_special = index, skip_special_tokens
         self._bits: Bits | None = None
-        # what a beginning can end with
+        # all letters that a proper beginning of a stop string can end with
         self._inner = frozenset(letter for stop in stops for letter in stop[:-1])
 
     @property
     def has_bits(self) -> bool:
-        """Whether the watch bits are made."""
+        """Returns True if the watch bits have been made."""
         return self._bits is not None
 
     def watch_bits(self) -> Bits:
-        """[vocabulary] bool: True where a token can complete a stop string, given some text before
-        it. Read-only.
+        """Returns a bool per token [vocabulary]: True if it can complete a stop string after some
+        text. Read-only.
 
-        A token completes `stop` if it contains it, or starts with a proper suffix of it; what
-        stands before is free, so a skipped special token in between changes nothing. U+FFFD in a
-        stop string can come from any torn bytes, so then every token is watched.
+        A token completes `stop` if it contains `stop`, or starts with a proper suffix of `stop`;
+        the text before is arbitrary, so a skipped special token in between changes nothing. U+FFFD
+        in a stop string can come from any incomplete bytes, so then every token is watched.
         """
         if self._bits is None:
             bits = np.zeros(self._index.size, np.bool_)
@@ -114,7 +113,7 @@ class StopStrings:
                     bits[:] = True
                     break
                 bits[self._index.containing(data)] = True
-                # No token starts with a suffix that is longer than the longest token.
+                # No token starts with a suffix longer than the longest token.
                 for cut in range(max(1, len(data) - self._index.longest), len(data)):
                     bits[self._index.starting_with(data[cut:])] = True
             vocabulary = self._index.vocabulary
@@ -125,11 +124,11 @@ class StopStrings:
         return self._bits
 
     def completes(self, ids: Sequence[int]) -> bool:
-        """Whether the last of `ids` may have completed a stop string, seen from the last few
-        tokens' bytes alone.
+        """Returns True if the last of `ids` may have completed a stop string, judged by the bytes
+        of the last few tokens.
 
-        Cheap (about a microsecond) and never wrong when it says no; on yes decode the sequence and
-        ask `find`.
+        Cheap (about a microsecond), and False is certain; after True, decode the sequence and call
+        `find`.
         """
         vocabulary = self._index.vocabulary
         if not ids or any(REPLACEMENT in stop for stop in self.stops):
@@ -141,14 +140,15 @@ class StopStrings:
             place -= 1
             tail = table[ids[place]] + tail
         if vocabulary.first_pieces and not any(table[each] for each in islice(ids, place)):
-            return True  # the window holds the text's first token, which may spell something else
+            # the window includes the text's first token, which may have another spelling
+            return True
         return any(data in tail for data in self._bytes)
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """Returns (position, stop string) of the occurrence that ends first after `start`, or None.
 
-        `start` is how much of the text was looked at before: an occurrence may begin before it and
-        must end behind it.
+        start: number of characters searched before: an occurrence may begin before it and must end
+        after it.
         """
         best: tuple[int, int, str] | None = None  # (end, begin, stop)
         for stop in self.stops:
@@ -158,14 +158,14 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def holdback(self, text: str) -> int:
-        """How many characters at the end of `text` may be the beginning of a stop string: the most
-        that can be."""
+        """Returns the number of characters at the end of `text` that may begin a stop string; the
+        longest possible beginning."""
         if not text or text[-1] not in self._inner:
             return 0
         held = 0
         for stop in self.stops:
-            # A beginning starts with the stop's first letter: try only where that stands, the
-            # longest first.
+            # A beginning starts with the stop's first letter: try only its positions, the longest
+            # first.
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
             while 0 <= at < len(text) - held:
                 if stop.startswith(text[at:]):
@@ -176,11 +176,11 @@ class StopStrings:
 
 
 class StopChecker:
-    """One streamed sequence: takes its new text, gives what may be sent, and says when a stop
-    string was completed.
+    """Stop check of one streamed sample: takes its new text, returns the text to send, and reports
+    a completed stop string.
 
-    The text before a stop string is sent, the stop string only with `include`. After a stop nothing
-    more is sent.
+    Text before a stop string is sent, the stop string itself only with `include`. After a stop
+    nothing more is sent.
     """
 
     __slots__ = ("_include", "_sent", "_stops", "_tail", "stopped")
@@ -188,13 +188,13 @@ class StopChecker:
     def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
         self._stops = stops
         self._include = include
-        # the end of the text that may begin a stop string; with `include` it is sent already
+        # end of the text that may begin a stop string; with `include` it has been sent
         self._tail = ""
-        self._sent = 0  # how much of the tail is sent
+        self._sent = 0  # number of characters of the tail that were sent
         self.stopped: str | None = None
 
     def push(self, new_text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """(text to send, stop string or None). With `armed` False (before min_tokens) no stop
+        """Returns (text to send, stop string or None). armed=False (before min_tokens): no stop
         string may end in this text, but one may begin in it."""
         if self.stopped is not None or not new_text:
             return "", self.stopped
@@ -214,10 +214,10 @@ class StopChecker:
         return out, None
 
     def would_stop(self, new_text: str) -> bool:
-        """Whether a stop string is complete with this text, which is not taken."""
+        """Returns True if this text, which is not added, would complete a stop string."""
         return self._stops.find(self._tail + new_text, len(self._tail)) is not None
 
     def flush(self) -> str:
-        """What was held back, once the sequence has ended without a stop string."""
+        """Returns the held text, when the sequence has ended without a stop string."""
         out, self._tail, self._sent = self._tail[self._sent :], "", 0
         return out

@@ -1,15 +1,14 @@
-"""Structural tags: free text in which each tag that begins has content of its own form, as vLLM and
-xgrammar spell it.
+"""structural_tag: free text with tags, each with structured content, in the formats of vLLM and
+xgrammar.
 
-    {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}      with or without
-    "type": "structural_tag"
+    {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}
+        with or without "type": "structural_tag"
     {"format": {"type": "triggered_tags", "triggers": [...], "tags": [{"begin", "content", "end"},
-    ...],
-                "at_least_one", "stop_after_first"}}                          content: json_schema,
-                regex or any_text
+        ...], "at_least_one", "stop_after_first"}}
+        content: json_schema, regex or any_text
 
-A trigger is how a tag begins: once it was said, one of the tags that begin so has to follow. It
-makes Lark of them, and the forms that the Lark names; it knows no tokenizer and no library.
+A trigger is the beginning of a tag: after it, the text must continue as one of the tags that begin
+so. Writes Lark, and the grammars that the Lark names; knows no tokenizer and no library.
 """
 
 from __future__ import annotations
@@ -23,11 +22,9 @@ from msgspec import Struct
 from penstock.errors import UsageError
 
 MOST_TAGS = 1_024
-MOST_TRIGGERS = (
-    128  # texts are read up to any of them: what that takes grows with their square, here to 0.1 s
-)
-CONTENT = "content_"  # the form of the i-th tag is @content_i
-_REST = "TEXT: /(?s:.*)/\n"  # special tokens are no text
+MOST_TRIGGERS = 128  # the grammar's cost grows with the square of the triggers: here 0.1 s
+CONTENT = "content_"  # the grammar of tag i's content is @content_i
+_REST = "TEXT: /(?s:.*)/\n"  # matches no special tokens
 
 
 class _JsonContent(Struct, tag="json_schema", forbid_unknown_fields=True):
@@ -54,7 +51,7 @@ Content = _JsonContent | _RegexContent | _AnyText
 
 
 class Tag(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tag: how it begins and ends, and what may stand between."""
+    """A tag: its beginning, its end, and the content between."""
 
     begin: str
     content: Content
@@ -63,7 +60,7 @@ class Tag(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TriggeredTags(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Tags that may come in a text, as often as they like, unless said otherwise."""
+    """Tags that may occur in a text, any number of times unless restricted."""
 
     type: Literal["triggered_tags"]
     triggers: list[str]
@@ -86,7 +83,7 @@ class _Asked(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_structural_tag(text: str) -> TriggeredTags:
-    """Returns what is asked, in the newer form. Raises UsageError."""
+    """Returns the request's structural tag in the newer format. Raises UsageError."""
     try:
         asked = msgspec.json.decode(text, type=_Asked)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -115,9 +112,9 @@ def read_structural_tag(text: str) -> TriggeredTags:
 
 
 def tags_lark(asked: TriggeredTags, special: Container[str]) -> str:
-    """Returns the Lark of a whole answer. The tags' contents are @content_0 and on, but for any
-    text. special: the vocabulary's special tokens, which no text spells: a trigger or an end that
-    is one is named as one."""
+    """Returns the Lark of a whole answer. Contents of tags are @content_0 and on, except any_text.
+    special: the vocabulary's special tokens, which are not text: a trigger or end equal to one is
+    named as a token."""
     used = [
         trigger
         for trigger in asked.triggers
@@ -144,12 +141,12 @@ def tags_lark(asked: TriggeredTags, special: Container[str]) -> str:
 
 
 def _trigger_of(tag: Tag, triggers: list[str]) -> str | None:
-    """The longest trigger that the tag begins with."""
+    """Returns the longest trigger that the tag begins with, or None."""
     return max((each for each in triggers if tag.begin.startswith(each)), key=len, default=None)
 
 
 def _head(name: str, mark: str, special: Container[str]) -> str:
-    """The rule of text up to the first such mark, and the mark."""
+    """Returns the rule for text up to the first such mark, and the mark."""
     lazy = "" if _named(mark, special) else "[lazy]"
     return f"{name}{lazy}: TEXT {_mark(mark, special)}\n"
 
@@ -159,7 +156,7 @@ def _mark(mark: str, special: Container[str]) -> str:
 
 
 def _named(mark: str, special: Container[str]) -> bool:
-    """Whether Lark can name it as a token."""
+    """Returns True if Lark can name the mark as a token."""
     return mark in special and mark.startswith("<") and mark.endswith(">")
 
 

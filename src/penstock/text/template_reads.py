@@ -1,7 +1,7 @@
-"""What a chat template reads, found by asking it: small conversations are rendered in one form
-after another, until all of their words are in the prompt. So nothing of a template's macros, loops
-and tests need be understood. It knows conversations and `Reads`; how a template is run is its
-caller's.
+"""template_reads: finds the message form that a chat template expects, by test renderings: small
+conversations are rendered in one form after another, until all their words appear in the prompt. So
+a template's macros, loops and tests need not be analysed. Knows conversations and `Reads`; the
+caller renders.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from penstock.text.turns import Message, Reads, as_read
 
-# renders messages; None where the template refuses them
+# renders messages; returns None if the template refuses them
 Run = Callable[[list[Message]], str | None]
 
 ASK: Message = {"role": "user", "content": "hi"}
-# Words that no template has.
+# words that no template contains
 FIRST, SECOND, THIRD, FOURTH, NAME, KEY = (
     "zqfirst",
     "zqsecond",
@@ -28,12 +28,12 @@ FIRST, SECOND, THIRD, FOURTH, NAME, KEY = (
     "zqkey",
 )
 THOUGHT, SAID, CUT = "zqthought", "zqsaid", '{"zqkey": "zqfirst'
-# A list of parts or an object as Python or JSON writes it, where its text was meant.
+# a list of parts or an object as Python or JSON dumps it, instead of its text
 _DUMPED = re.compile(r"""(text|thinking)\\*['"]:\s*\\*['"]zq|'zqkey'\s*:""")
 
 
 def find_reads(run: Run) -> Reads:
-    """Returns what a template takes; of what it takes in no form, the default."""
+    """Returns the message form a template expects; defaults for properties where no form works."""
     probe, reads = _Probe(run), Reads()
     for role in ("user", "system", "developer", "assistant"):
         reads = _content_of(role, probe, reads)
@@ -46,38 +46,39 @@ def find_reads(run: Run) -> Reads:
     read, written = _call_forms(reads)
     called = (
         probe.first(read, _called(1), FIRST, THIRD)
-        or probe.first(read, _called(1), NAME, THIRD)  # of arguments only some that it knows
+        or probe.first(read, _called(1), NAME, THIRD)  # a template may print only known arguments
         or probe.first(written, _called(1), FIRST, THIRD)
     )
     return reads if called is None else _beside_calls(probe, called)
 
 
 class _Probe:
-    """Renders conversations, and looks at what comes."""
+    """Renders conversations, and checks the result."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        self._nones = (run([ASK]) or "").count("None")  # that a template writes itself
+        # occurrences of "None" in the template's own text
+        self._nones = (run([ASK]) or "").count("None")
 
     def sees(self, reads: Reads, messages: list[Message], *words: str) -> bool:
-        """Whether a template that is given messages so writes all of these words, and nothing as
-        Python writes it."""
+        """Returns True if the template, with messages in this form, prints all of these words, and
+        no Python representation."""
         text = self._run(as_read(messages, reads))
         if text is None or _DUMPED.search(text) or text.count("None") > self._nones:
             return False
         if any("tool_calls" in message for message in messages) and not (
             reads.calls and reads.objects
         ):
-            words = (*words, f'"{KEY}": "{FIRST}')  # JSON as it stands, in no string of JSON
+            words = (*words, f'"{KEY}": "{FIRST}')  # JSON itself, not inside a JSON string
         return all(word in text for word in words)
 
     def first(self, forms: Iterable[Reads], messages: list[Message], *words: str) -> Reads | None:
-        """Returns the first of these in which the template writes the words."""
+        """Returns the first form in which the template prints the words."""
         return next((form for form in forms if self.sees(form, messages, *words)), None)
 
 
 def _content_of(role: str, probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads` with what content a message of this role may have."""
+    """Returns `reads` extended by the content that messages of this role may have."""
 
     def said(content: Any) -> list[Message]:
         message = {"role": role, "content": content}
@@ -98,7 +99,7 @@ def _parts(*texts: str) -> list[Message]:
 def _called(
     count: int, arguments: str | None = None, result: Any = THIRD, **more: Any
 ) -> list[Message]:
-    """Returns a conversation of one turn with calls, and their results."""
+    """Returns a conversation with one turn of calls, and their results."""
     calls, results = [], []
     for number, (value, content) in enumerate(((FIRST, result), (SECOND, FOURTH))[:count]):
         known = f"call_{'0123456789abcdef' * 2}{number}"
@@ -109,8 +110,8 @@ def _called(
 
 
 def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
-    """Returns the forms in which a turn's calls may be read,
-    and those in which they are content."""
+    """Returns the forms in which a template may read a turn's calls, and the forms in which calls
+    are part of the content."""
     tool = frozenset({"tool"})
     ways = [reads, replace(reads, results=False)]
     if reads.only_parts:
@@ -123,8 +124,8 @@ def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
 
 
 def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads`, in which a template takes one call and its result, with what may be beside
-    them."""
+    """Returns `reads`, with which a template prints one call and its result, extended by all that
+    may stand beside calls."""
     if reads.calls:
         one = replace(reads, calls=1)
         reads = probe.first((reads, one), _called(2), FIRST, SECOND, THIRD, FOURTH) or reads
@@ -145,7 +146,7 @@ def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
     said, apart = _called(1, content=SAID), replace(reads, beside=False)
     if probe.sees(reads, said, FIRST, THIRD, SAID):
         return reads
-    # roles that alternate may forbid it behind a turn more
+    # templates with alternating roles may refuse the separate turn only if other turns follow
     later = [
         {"role": "assistant", "content": "ok"},
         ASK,

@@ -1,10 +1,10 @@
-"""The tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text by our own
-byte tables.
+"""Tokenizer: the tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text
+by our own byte tables.
 
-Ids are those that tokenizer.json makes, as AutoTokenizer's nearly always are, without its import
-(1.6 s and torch; `tokenizers` is 0.02 s). Decoding a sample of 256 tokens is one join over a table.
-It knows no engine; stop strings come ready-made from here so that their tables over the vocabulary
-are made once a tokenizer.
+Ids are those of tokenizer.json, almost always equal to AutoTokenizer's, without its import (1.6 s
+and torch; `tokenizers` takes 0.02 s). Decoding a sample of 256 tokens is one join over a table.
+Knows no engine. Makes stop strings too, so that their tables over the vocabulary are made once per
+tokenizer.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
-# characters of a token, at most, in the first part of a long text that is looked at: prose has 3 to
-# 5
+# characters per token assumed for the first part of a long text; prose has 3 to 5
 _USUAL = 6
 _WORD = re.compile(r"\S\s")  # a word's end
 
@@ -44,9 +43,9 @@ _WORD = re.compile(r"\S\s")  # a word's end
 class Tokenizer:
     """Text to ids and back for one model. Make it with `load`; safe to use from several threads.
 
-    `vocab_size` is the number of ids that the model has logits for (the tokenizer's own count where
-    no model was named): `token_bytes` and watch bits have that length, ids past the tokenizer's
-    last token spell nothing.
+    vocab_size: number of ids in the model's logits (without a model, the tokenizer's own count).
+    `token_bytes` and watch bits have this length; ids after the tokenizer's last token spell
+    nothing.
     """
 
     def __init__(
@@ -66,17 +65,17 @@ class Tokenizer:
         self.special_texts = frozenset(self._tokens[i] or "" for i in self.special_ids)
         self._stops: dict[tuple[tuple[str, ...], bool], StopStrings] = {}
         self._style = DecoderStyle.read(_decoder_spec(fast))
-        self.longest = max(map(len, filter(None, self._tokens)))  # characters of a token
+        self.longest = max(map(len, filter(None, self._tokens)))  # characters of the longest token
 
     @classmethod
     def load(
         cls, folder: Path, *, vocab_size: int | None = None, chat_template: Path | str | None = None
     ) -> Tokenizer:
-        """Reads a folder with a tokenizer.json. chat_template: a file, in place of the folder's
+        """Reads a folder with a tokenizer.json. chat_template: a file that replaces the folder's
         templates.
 
-        Raises TokenizerError: no or a broken file, a decoder that isn't served, tokens beyond the
-        model's `vocab_size` that texts are made of.
+        Raises TokenizerError for a missing or broken file, an unsupported decoder, or ordinary
+        tokens beyond the model's `vocab_size`.
         """
         template = None if chat_template is None else Path(chat_template).expanduser()
         files = read_tokenizer_files(Path(folder), template)
@@ -97,26 +96,26 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """The ids of a text; `add_special_tokens` adds BOS and the like as the model's
-        tokenizer.json says."""
+        """Returns the ids of a text; `add_special_tokens` adds BOS and the like as tokenizer.json
+        says."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_prompt(
         self, text: str, limit: int, *, keep: int | None = None, add_special_tokens: bool = True
     ) -> list[int]:
-        """Returns the ids of a prompt for a context of `limit` tokens, without looking at much more
-        text than that.
+        """Returns the ids of a prompt for a context of `limit` tokens, without tokenising much more
+        text.
 
-        keep: where there are more than so many ids, the last keep + 1 will do. Of a long text the
-        end is tokenised from a word's beginning on, as far from what is kept as a token can reach.
-        Raises ContextLengthError where the text cannot fit, however far it goes on, and as
-        `encode_batch`.
+        keep: if there are more ids than this, the last keep + 1 are enough. Of a long text only the
+        end is tokenised, starting at a word, far enough before the kept part that no token reaches
+        into it. Raises ContextLengthError if the text cannot fit, and encode_batch's errors.
         """
         if keep is not None and keep < limit:
             return self._last_ids(text, keep + 1, add_special_tokens)
         if len(text) > limit * self.longest:
             raise _too_long(limit)
-        enough = limit + self.longest  # more text could join the last few tokens of a part, at most
+        # further text could change the last few tokens of a part, at most
+        enough = limit + self.longest
         size = _USUAL * enough
         while size < len(text):
             if len(self.encode(text[:size], add_special_tokens=add_special_tokens)) >= enough:
@@ -125,12 +124,12 @@ class Tokenizer:
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
-        """The last `count` ids of a text, or all where it has fewer."""
-        # ids; the first few of a part are not those that the whole text has there
+        """Returns the last `count` ids of a text, or all if it has fewer."""
+        # ids; the first few of a part may differ from the whole text's
         enough = count + self.longest
         size = _USUAL * enough
         while size < len(text):
-            # behind it too little would be left
+            # search no further: too little text would be left
             end = _WORD.search(text, len(text) - size, len(text) - size // 2)
             start = len(text) - size if end is None else end.start() + 1
             ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
@@ -142,8 +141,8 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True
     ) -> list[list[int]]:
-        """The ids of several texts, on several cores. Raises TokenizerError where the library gives
-        up."""
+        """Returns the ids of several texts, using several cores. Raises TokenizerError if the
+        library fails."""
         for text in texts:
             _check_text(text)
         try:
@@ -151,20 +150,19 @@ class Tokenizer:
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            # a panic in Rust is no Exception: it would pass whoever keeps a fault to itself
+            # a panic in Rust is no Exception, so callers that catch Exception would miss it
             message = (
                 "the tokenizers library failed at this text: change it, or the model's"
                 " tokenizer.json"
             )
-            raise TokenizerError(message) from error  # whose own words may hold the text
+            raise TokenizerError(message) from error  # the panic's own message may contain the text
         return [encoding.ids for encoding in batch]
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of texts that stand in the middle of another: nothing is set before them, no BOS
-        and no space.
+        """Returns the ids of texts that stand inside another text: without BOS or a leading space.
 
-        A text that the tokenizer would change, as one that folds case does, is spelt by its longest
-        tokens instead. No ids for a text that no tokens spell."""
+        A text that the tokenizer would change (by folding case, say) is spelled with its longest
+        tokens instead. A text that no tokens spell gets no ids."""
         fast, out = self._inside, []
         for encoding, text in zip(
             fast.encode_batch_fast(list(texts), add_special_tokens=False), texts, strict=True
@@ -175,7 +173,7 @@ class Tokenizer:
 
     @cached_property
     def _inside(self) -> FastTokenizer:
-        """The same tokenizer, which sets no space before a text."""
+        """The same tokenizer without a leading space added to texts."""
         parts = (self._fast.normalizer, self._fast.pre_tokenizer)
         if not any(prefixes(json.loads(part.__getstate__())) for part in parts if part is not None):
             return self._fast
@@ -206,8 +204,8 @@ class Tokenizer:
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        """Bytes -> the token of that spelling; of several the lowest id.
-        Special tokens are none."""
+        """Token id by its bytes; the lowest id if several tokens have the same. Excludes special
+        tokens."""
         pieces = reversed(list(enumerate(self.token_bytes)))
         return {piece: index for index, piece in pieces if piece and index not in self.special_ids}
 
@@ -218,30 +216,30 @@ class Tokenizer:
     # -- ids to text
 
     def decode(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
-        """The text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False where it
-        goes on behind other text, and so keeps a space that a whole text loses (sentencepiece's
-        tokenizers)."""
+        """Returns the text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False if
+        it continues other text, and so keeps the leading space that a whole text loses
+        (sentencepiece's tokenizers)."""
         return self.vocabulary.decode(_as_list(ids), skip_special_tokens, begins)
 
     def settled(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
-        """The text of a sequence that may go on: a character that is torn at its end is not shown
-        yet."""
+        """Returns the text of a sequence that may continue, without an incomplete character at its
+        end."""
         return self.vocabulary.settled(_as_list(ids), skip_special_tokens, begins)
 
     def decode_batch(
         self, batch: Sequence[Ids], *, skip_special_tokens: bool = True, begins: bool = True
     ) -> list[str]:
-        """The texts of many sequences."""
+        """Returns the texts of many sequences."""
         decode = self.vocabulary.decode
         return [decode(_as_list(ids), skip_special_tokens, begins) for ids in batch]
 
     def begins_behind(self, ids: Ids, *, skip_special_tokens: bool = True) -> bool:
-        """Returns whether a text begins anew behind a prompt of these ids:
-        nothing of it is text."""
+        """Returns True if a text begins anew after a prompt of these ids: none of them
+        gives text."""
         return self.vocabulary.begins_behind(_as_list(ids), skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """What a token spells in the middle of a text (for logprobs); a torn character is U+FFFD,
+        """Returns a token's text inside a text (for logprobs); an incomplete character is U+FFFD,
         see `token_bytes`."""
         if not 0 <= token_id < self.vocab_size:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
@@ -250,40 +248,40 @@ class Tokenizer:
     def tokens_until(
         self, ids: Ids, end: int, *, skip_special_tokens: bool = True, begins: bool = True
     ) -> int:
-        """How many tokens to keep when a stop string ends at character `end` of the decoded text:
-        up to and including the token that completes it."""
+        """Returns the number of tokens to keep if a stop string ends at character `end` of the
+        decoded text: includes the token that completes it."""
         return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens, begins)
 
     @cached_property
     def response_template(self) -> ResponseTemplate | None:
-        """How the model's answers are read, where its files say so. Raises TokenizerError where
-        they say it badly."""
+        """Format of the model's answers, if its files define one, else None. Raises TokenizerError
+        for an invalid definition."""
         from penstock.text.parsers.response_template import read_template
 
         return None if self._response_template is None else read_template(self._response_template)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The byte tables, made at first use (30 ms for 128,256 tokens)."""
+        """The byte tables, made on first use (30 ms for 128,256 tokens)."""
         return Vocabulary.build(self._tokens, self.special_ids, self._style)
 
     @property
     def token_bytes(self) -> list[bytes]:
-        """[vocab_size]: the bytes that each id gives in the middle of a text. Not to be changed."""
+        """Bytes of each id inside a text [vocab_size]. Read-only."""
         return self.vocabulary.pieces
 
     # -- stop strings and chat
 
     @cached_property
     def stop_index(self) -> StopIndex:
-        """The vocabulary sorted for stop strings, made at first use."""
+        """The vocabulary sorted for stop strings, made on first use."""
         return StopIndex(self.vocabulary)
 
     def stop_strings(
         self, stops: Sequence[str], *, skip_special_tokens: bool = True
     ) -> StopStrings:
-        """The stop strings of a request, with their watch bits; equal ones are made once and
-        shared."""
+        """Returns the stop strings of a request, with their watch bits; equal ones are made once
+        and shared."""
         key = (tuple(stops), skip_special_tokens)
         found = self._stops.get(key)
         if found is None:
@@ -294,13 +292,13 @@ class Tokenizer:
         return found
 
     def has_stops(self, stops: Sequence[str], *, skip_special_tokens: bool = True) -> bool:
-        """Whether these were made before, with their watch bits."""
+        """Returns True if these stop strings were made before, with their watch bits."""
         found = self._stops.get((tuple(stops), skip_special_tokens))
         return found is not None and found.has_bits
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own template for plain chat, or None."""
+        """The model's template for chats without tools, or None."""
         return self.chat_templates.get("default")
 
     def _named_id(self, name: str) -> int | None:
@@ -317,11 +315,11 @@ def _too_long(limit: int) -> ContextLengthError:
 def _tokens_by_id(
     fast: FastTokenizer, vocab_size: int | None, files: TokenizerFiles
 ) -> list[str | None]:
-    """id -> its entry in the vocabulary; None for holes and for the padding up to the model's
+    """Returns the vocabulary's entry for each id; None for gaps and for padding up to the model's
     `vocab_size`.
 
-    Special tokens may lie beyond that: a family's models share a tokenizer, and Gemma 3's small
-    ones have no row for the place of an image. A prompt that holds one is refused by its id.
+    Special tokens may lie beyond vocab_size: models of a family share a tokenizer, and Gemma 3's
+    small ones have no row for the image token. A prompt with such an id is refused.
     """
     vocabulary, added = fast.get_vocab(with_added_tokens=True), fast.get_added_tokens_decoder()
     own = max(vocabulary.values(), default=-1) + 1
@@ -342,7 +340,7 @@ def _tokens_by_id(
     for token, index in vocabulary.items():
         if index < size:
             tokens[index] = token
-    # An added token stands over a base entry of the same id.
+    # an added token replaces a base entry of the same id
     for index, entry in added.items():
         if index < size:
             tokens[index] = entry.content
@@ -350,8 +348,8 @@ def _tokens_by_id(
 
 
 def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
-    """Adds what only tokenizer_config.json knows, in the order of its ids, and marks the named
-    tokens as special."""
+    """Adds tokens that only tokenizer_config.json has, in id order, and marks the named tokens as
+    special."""
     from tokenizers import AddedToken
 
     known = fast.get_added_tokens_decoder()
@@ -373,7 +371,7 @@ def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
                 " one model"
             )
     special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-    # A pad token that no file gives an id is of no use here, and adding it could outgrow the model.
+    # A pad token without an id is unused here, and adding it could exceed the model's vocabulary.
     named = [
         word
         for key, word in files.named.items()

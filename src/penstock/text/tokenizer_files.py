@@ -1,10 +1,10 @@
-"""Reads a model folder's tokenizer files: tokenizer.json, tokenizer_config.json,
-special_tokens_map.json, chat templates.
+"""tokenizer_files: reads a model folder's tokenizer.json, tokenizer_config.json,
+special_tokens_map.json and chat templates.
 
-`tokenizer.json` decides the ids, BOS included: its post-processor is what transformers'
-AutoTokenizer uses when the file is there (5.x leaves `add_bos_token` of the config unread then).
-From the config come the names of the special tokens, tokens that only the config adds, and the chat
-templates. It knows JSON and files, nothing of encoding; no code of a model is run.
+`tokenizer.json` decides the ids, BOS included: transformers' AutoTokenizer uses its post-processor
+if the file exists (5.x then ignores the config's `add_bos_token`). The config gives the names of
+special tokens, tokens that only it adds, and the chat templates. Knows JSON and files, not
+encoding; runs no code of a model.
 """
 
 from __future__ import annotations
@@ -21,13 +21,14 @@ from penstock.disk import read_plain
 from penstock.errors import TokenizerError
 
 LARGEST_FILE = 512 << 20  # bytes of a file; Gemma's tokenizer.json has 33 MB
-MOST_GROWTH = 256  # times as long as a text its normal form may be; served models' are 1 to 3
+# limit on the length of a normalized text relative to the text; served models have 1 to 3
+MOST_GROWTH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """What the files say, unjudged. `added` maps an id to the config's entry for it; `named` is
-    bos_token -> "<s>" and so on."""
+    """Contents of the files, not validated. added: id -> the config's entry; named: bos_token ->
+    "<s>" and so on."""
 
     folder: Path
     tokenizer_json: bytes
@@ -36,12 +37,12 @@ class TokenizerFiles:
     added: dict[int, dict[str, Any]] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
     response_template: Any = None
-    template_file: Path | None = None  # that the templates are of, in place of the folder's
+    template_file: Path | None = None  # file of the templates, if it replaces the folder's
 
 
 def read_tokenizer_files(folder: Path, template_file: Path | None = None) -> TokenizerFiles:
-    """Reads the folder; a TokenizerError says which file is missing or broken and what to do.
-    template_file: in place of its chat templates."""
+    """Reads the folder. template_file: replaces its chat templates. Raises TokenizerError, which
+    names the missing or broken file and a remedy."""
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise TokenizerError(
@@ -100,7 +101,8 @@ class _Added(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    vocab: dict[str, int] | list[tuple[str, float]]  # Unigram's is a list of texts and scores
+    # Unigram's vocabulary is a list of texts and scores
+    vocab: dict[str, int] | list[tuple[str, float]]
 
 
 class _Whole(msgspec.Struct):
@@ -108,9 +110,9 @@ class _Whole(msgspec.Struct):
 
 
 def read_end_of_text(folder: Path) -> int | None:
-    """Returns the id of the tokenizer's eos_token, without the third of a second in which a
-    tokenizer is made. None where it has none, or the folder no tokenizer. Raises TokenizerError for
-    a broken file."""
+    """Returns the id of the tokenizer's eos_token, without making a tokenizer, which takes a third
+    of a second. None if there is no tokenizer or no eos_token. Raises TokenizerError for a broken
+    file."""
     if not (folder / "tokenizer.json").is_file():
         return None
     config, named = _read_config(folder)
@@ -127,7 +129,7 @@ def read_end_of_text(folder: Path) -> int | None:
                 return token.id
         vocab = msgspec.json.decode(data, type=_Whole).model.vocab
     except (msgspec.DecodeError, RecursionError):
-        return None  # no tokenizer at all, as who makes it is told
+        return None  # not a tokenizer at all: making it will raise the error
     ids = (
         vocab if isinstance(vocab, dict) else {text: index for index, (text, _) in enumerate(vocab)}
     )
@@ -135,8 +137,8 @@ def read_end_of_text(folder: Path) -> int | None:
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns tokenizer_config.json, and the named tokens: the config's, and of an older folder the
-    map's beside it."""
+    """Returns tokenizer_config.json, and the named tokens: the config's, and for older folders also
+    special_tokens_map.json's."""
     config = _read_json(folder / "tokenizer_config.json")
     named = _named_tokens(config)
     if "added_tokens_decoder" not in config:
@@ -145,18 +147,19 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class _Spec(msgspec.Struct):
-    """What is read here of tokenizer.json, whose vocabulary takes a tenth of a second to parse."""
+    """The parts of tokenizer.json read here; parsing its vocabulary would take a tenth
+    of a second."""
 
     normalizer: Any = None
 
 
 def _check_growth(tokenizer_json: bytes, path: Path) -> None:
     """Raises TokenizerError for a normalizer that may make a text MOST_GROWTH times as long or
-    longer: one that doubles a letter thirty times over takes all memory there is for one word."""
+    longer: one that doubles a letter thirty times takes all memory for a single word."""
     try:
         growth = _growth(msgspec.json.decode(tokenizer_json, type=_Spec).normalizer)
     except (msgspec.DecodeError, RecursionError):
-        return  # no tokenizer at all, as the library will say
+        return  # not a tokenizer at all: the library will raise the error
     if growth > MOST_GROWTH:
         raise TokenizerError(
             f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not"
@@ -165,14 +168,14 @@ def _check_growth(tokenizer_json: bytes, path: Path) -> None:
 
 
 def prefixes(part: Any) -> bool:
-    """Returns whether a normalizer or pre-tokenizer, as tokenizer.json writes it, sets a space
-    before a text."""
+    """Returns True if a normalizer or pre-tokenizer, as in tokenizer.json, adds a space before a
+    text."""
     return bool(without_prefix(part) != part)
 
 
 def without_prefix(part: Any) -> Any:
-    """Returns the same normalizer or pre-tokenizer, one that sets no space before a text. None
-    stays None."""
+    """Returns the normalizer or pre-tokenizer without adding a space before a text. None stays
+    None."""
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -192,8 +195,8 @@ def without_prefix(part: Any) -> Any:
 
 
 def _growth(normalizer: Any) -> float:
-    """How many characters one may become, at most, by the replacements of a normalizer as the
-    library writes it."""
+    """Returns the most characters that one character may become by the replacements of a
+    normalizer, as in tokenizer.json."""
     if not isinstance(normalizer, dict):
         return 1
     inner = normalizer.get("normalizers")
@@ -203,8 +206,7 @@ def _growth(normalizer: Any) -> float:
     if not isinstance(pattern, dict) or not isinstance(content, str) or not content:
         return 1
     text = pattern.get("String")
-    # A regular expression may match nothing at all, so that its content comes between any two
-    # characters.
+    # a regex may match the empty string, so its content may come between any two characters
     return max(len(content) / len(text), 1) if isinstance(text, str) and text else len(content) + 1
 
 
@@ -223,13 +225,12 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is no such file,
-    since both configs are optional."""
+    """Returns the object in a JSON file; {} without the file, since both configs are optional."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(_read_text(path))
-        # half a surrogate pair, which no token's text can be
+        # raises for half a surrogate pair, which no token's text can contain
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
@@ -239,13 +240,14 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _content(entry: Any) -> str | None:
-    """The text of a token written as a string or as {"content": ...}."""
+    """Returns the text of a token written as a string or as {"content": ...}, else None."""
     value = entry.get("content") if isinstance(entry, dict) else entry
     return value if isinstance(value, str) else None
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Every `..._token` of a config that names a token; they are a template's variables too."""
+    """Returns every `..._token` of a config that names a token; they are also variables of
+    templates."""
     found = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
     return {key: value for key, value in found.items() if value is not None}
 
@@ -266,8 +268,8 @@ def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _chat_templates(config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """name -> template; a chat_template.jinja beside the config wins over the config's own
-    entry."""
+    """Returns name -> template; a chat_template.jinja in the folder replaces the
+    config's entries."""
     value = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(value, str):

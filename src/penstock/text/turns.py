@@ -1,7 +1,7 @@
-"""Messages written as one chat template reads them. `Reads` says what it takes: contents as text or
-in parts, arguments of calls as objects or as JSON text, one call a turn or several. `as_read`
-writes a checked conversation so; nothing in it is left out that the template has a place for.
-`template_reads` finds out what a template takes. It knows messages; no Jinja.
+"""turns: writes messages in the form one chat template expects. `Reads` describes the form:
+contents as text or in parts, arguments of calls as objects or JSON text, one call per turn or
+several. `as_read` writes a checked conversation in this form, and omits nothing that the template
+can print. `template_reads` finds a template's form. Knows messages; no Jinja.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Any
 from penstock.text.parsers.hermes import BEGIN, END
 
 Message = dict[str, Any]
-INVALID = "INVALID_JSON"  # the key of an object that stands for arguments that are none
-ID = 9  # letters and digits of a call's id, where it must be a short one
+INVALID = "INVALID_JSON"  # key of an object that holds the text of invalid arguments
+ID = 9  # length of a call's id if it must be short: letters and digits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """What a template takes. The defaults are what most of them take.
+    """The message form a template expects. The defaults suit most templates.
 
-    parts: roles whose content may be a list of parts; of other roles' they are joined by line ends.
-    only_parts: roles whose content is a part, never text.   blank: a content of no text is text;
-    False: a part of none. developer: a message may have this role; False: it is given the role
-    system. calls: how many a turn holds: 2 stands for any number; 0: they are written into its
-    content, as Hermes writes them. empty: the content of a turn of calls alone.       beside: it
-    may have some; False: a turn before it has that. objects: arguments of calls are objects; False:
-    they are JSON text. raw: arguments that are no JSON object are text all the same; False: an
-    object holds that text, under INVALID. short_ids: ids of calls have ID letters and digits;
-    False: any. results: a tool's result has the role tool; False: it is in a message of the user.
-    thoughts: the names that reasoning goes by; none: it is a part of the content. thought_beside:
-    it may be beside content and a call; False: it is the beginning of that content.
+    parts: roles whose content may be a list of parts; for other roles parts are joined by newlines.
+    only_parts: roles whose content must be parts, never text. blank: empty content is text; False:
+    an empty part. developer: the role developer is known; False: becomes system. calls: calls per
+    turn: 2 stands for any number; 0: calls are written into the content, in Hermes' format. empty:
+    the content of a turn with only calls. beside: a turn with calls may have content; False: the
+    content gets a turn before it. objects: arguments of calls are objects; False: they are JSON
+    text. raw: invalid arguments are passed as text; False: as an object with the text under
+    INVALID. short_ids: ids of calls must have ID letters and digits. results: a tool's result has
+    the role tool; False: it is in a user message. thoughts: field names of reasoning; empty:
+    reasoning is a part of the content. thought_beside: reasoning may stand beside content and a
+    call; False: it becomes the beginning of the content.
     """
 
     parts: frozenset[str] = frozenset()
@@ -52,7 +52,7 @@ class Reads:
 
 
 def as_read(messages: Sequence[Message], reads: Reads) -> list[Message]:
-    """Returns checked messages as a template gets them that reads so."""
+    """Returns checked messages in the form `reads`."""
     turns: list[Message] = []
     behind_result = False
     for message in _one_call_each(messages) if reads.calls == 1 else messages:
@@ -68,8 +68,8 @@ def as_read(messages: Sequence[Message], reads: Reads) -> list[Message]:
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yields the messages; of several calls in a turn each has a turn of its own, and its result
-    behind it."""
+    """Yields the messages; a turn with several calls becomes one turn per call, each followed by
+    its result."""
     at = 0
     while at < len(messages):
         message, at = messages[at], at + 1
@@ -94,7 +94,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _turns(message: Message, reads: Reads) -> Iterator[Message]:
-    """Yields a message as the template takes it, in one turn or in two."""
+    """Yields a message in the template's form, as one turn or two."""
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls", [])
     thought = message.get("reasoning", message.get("reasoning_content"))
     made = {
@@ -142,7 +142,7 @@ def _content(content: Any, role: str, reads: Reads) -> Any:
 
 
 def _text(content: Any) -> str:
-    """Returns a content as one text: parts are joined by line ends, as vLLM joins them."""
+    """Returns a content as one text: parts are joined by newlines, as in vLLM."""
     return (
         "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
     )
@@ -173,22 +173,22 @@ def _arguments(given: Any, reads: Reads) -> Any:
 
 
 def _read_arguments(given: Any) -> tuple[str, Any]:
-    """Returns arguments as JSON text, and as what that says; None where it is no JSON."""
+    """Returns arguments as JSON text and as a value; the value is None for invalid JSON."""
     if not isinstance(given, str):
         value = {} if given is None else given
         return json.dumps(value, ensure_ascii=False), value
     if not given.strip():
         return "{}", {}
     try:
-        # models write line ends into strings as they are
+        # strict=False: models write raw newlines into strings
         return given, json.loads(given, strict=False)
     except (ValueError, RecursionError):
         return given, None
 
 
 def _told(call: Message) -> str:
-    """Returns a call as Hermes writes it, which is what answers are held to where a template has no
-    word for calls."""
+    """Returns a call in Hermes' format; answers use it too if the template doesn't
+    support calls."""
     text, _ = _read_arguments(call["function"].get("arguments"))
     return (
         f'{BEGIN}\n{{"name": {json.dumps(call["function"].get("name"))}, "arguments":'

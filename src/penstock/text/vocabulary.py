@@ -1,17 +1,13 @@
-"""What every token id spells: the byte tables that decode ids at table speed, whole or token by
-token.
+"""vocabulary: bytes of every token id: tables that decode ids fast, whole or token by token.
 
-It knows how a `tokenizer.json` decoder is written (byte-level; replace + byte fallback + strip;
-Metaspace) and gives exactly the text that the `tokenizers` library's own `decode` gives. It does
-not read files and does not encode.
-
-A map of the three styles:
+Reads the decoder of a `tokenizer.json` (byte-level; replace + byte fallback + strip; Metaspace) and
+gives exactly the text of the `tokenizers` library's `decode`. Reads no files and does not encode.
 
     byte-level     a token is letters of GPT-2's byte alphabet; the bytes of all tokens are joined,
-    then read as UTF-8
+                   then decoded as UTF-8
     byte fallback  a token is text with "▁" for a space, or one byte "<0x0A>"; a run of such bytes
-    that isn't UTF-8 as a
-                   whole becomes one U+FFFD a byte; one space is stripped from the start of the text
+                   that isn't valid UTF-8 becomes one U+FFFD per byte; one space is stripped from
+                   the start of the text
     Metaspace      a token is text with "▁" for a space; the first token of a text loses its "▁"
 """
 
@@ -33,8 +29,8 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class DecoderStyle:
-    """A decoder of `tokenizer.json`, read. `metaspace` is the character that the first token of a
-    text loses ("": none)."""
+    """The decoder of a `tokenizer.json`. metaspace: the character that the first token of a text
+    loses ("": none)."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -44,7 +40,7 @@ class DecoderStyle:
 
     @classmethod
     def read(cls, spec: dict[str, Any] | None) -> DecoderStyle:
-        """Reads the `decoder` of a tokenizer.json; a TokenizerError names what isn't served."""
+        """Reads the `decoder` of a tokenizer.json; raises TokenizerError for an unsupported one."""
         steps = (
             [] if spec is None else spec["decoders"] if spec.get("type") == "Sequence" else [spec]
         )
@@ -99,12 +95,11 @@ def _strip_left(step: dict[str, Any]) -> int:
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The byte tables of a vocabulary of V ids and the ways to read them.
+    """The byte tables of a vocabulary of V ids and functions to decode with them.
 
-    `pieces[id]` are the bytes that an id gives in the middle of a text (b"" for an id that no token
-    has); `kept` is the same with nothing for the special ids. `byte_ids` are the byte-fallback
-    tokens. `first_pieces` holds the ids that spell something else as the first token of a text
-    (Metaspace).
+    `pieces[id]` are an id's bytes inside a text (b"" for an id without a token); `kept` is the same
+    with b"" for special ids. `byte_ids` are the byte-fallback tokens. `first_pieces` has the bytes
+    of ids with another spelling as the first token of a text (Metaspace).
     """
 
     style: DecoderStyle
@@ -119,7 +114,8 @@ class Vocabulary:
     def build(
         cls, tokens: list[str | None], special_ids: frozenset[int], style: DecoderStyle
     ) -> Vocabulary:
-        """`tokens[id]` is the id's entry in the vocabulary as written there, or None for a hole."""
+        """Builds the tables. tokens[id]: the id's entry in the vocabulary as written there, or None
+        for a gap."""
         unknown = frozenset(index for index, token in enumerate(tokens) if token is None)
         words = ["" if token is None else token for token in tokens]
         byte_ids: frozenset[int] = frozenset()
@@ -153,18 +149,18 @@ class Vocabulary:
         return self.kept if skip_special else self.pieces
 
     def is_silent(self, token_id: int, skip_special: bool) -> bool:
-        """True for an id that decoding passes over as if it weren't there."""
+        """True for an id that decoding skips."""
         return (skip_special and token_id in self.special_ids) or token_id in self.unknown_ids
 
     def begins_behind(self, ids: Sequence[int], skip_special: bool) -> bool:
-        """Returns whether a text begins anew behind these ids: none of them gives any."""
+        """Returns True if a text begins anew after these ids: none of them gives text."""
         return not (self.style.strip_left or self.first_pieces) or all(
             self.is_silent(i, skip_special) for i in ids
         )
 
     def join(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> bytes:
-        """The bytes of a text, before they are read as UTF-8 and leading spaces are stripped.
-        begins: `decode`'s."""
+        """Returns the bytes of a text, before decoding as UTF-8 and stripping leading spaces.
+        begins: see `decode`."""
         table = self.table(skip_special)
         try:
             data = b"".join(map(table.__getitem__, ids))
@@ -179,9 +175,9 @@ class Vocabulary:
         return data
 
     def decode(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
-        """The text of a sequence, equal to the tokenizers library's own `decode`. begins: whether
-        it is a whole one; one that goes on behind other text keeps the space that its first token
-        begins with."""
+        """Returns the text of a sequence, equal to the tokenizers library's `decode`. begins: True
+        for a whole text; False for one that continues other text and keeps its first token's
+        leading space."""
         data = self.join(ids, skip_special, begins)
         if not self.byte_ids:
             return self.strip(data.decode("utf-8", "replace"), begins)
@@ -195,8 +191,8 @@ class Vocabulary:
             return self.strip(text, begins)
 
     def settled(self, ids: Sequence[int], skip_special: bool, begins: bool = True) -> str:
-        """The text of a sequence that may go on, without a character that is torn at its end. Of a
-        run of byte tokens there nothing is known until it is UTF-8 as a whole."""
+        """Returns the text of a sequence that may continue, without an incomplete character at its
+        end. A run of byte tokens at the end is left out until it is valid UTF-8."""
         if not self.byte_ids:
             data = self.join(ids, skip_special, begins)
             return self.strip(codecs.utf_8_decode(data, "replace", False)[0], begins)
@@ -208,23 +204,23 @@ class Vocabulary:
         return self.decode(heard[:end] if whole_run(run) is None else heard, skip_special, begins)
 
     def strip(self, text: str, begins: bool = True) -> str:
-        """Takes away the leading spaces that the decoder strips where a text begins."""
+        """Removes the leading spaces that the decoder strips from the start of a text."""
         count = self.style.strip_left if begins else 0
         return text[min(count, len(text) - len(text.lstrip(" "))) :] if count else text
 
     def tokens_until(
         self, ids: Sequence[int], end: int, skip_special: bool, begins: bool = True
     ) -> int:
-        """How many of `ids` are needed until the first `end` characters of their decoded text are
-        complete."""
+        """Returns how many of `ids` are needed for the first `end` characters of their decoded
+        text."""
         if end <= 0:
             return 0
         data = self.join(ids, skip_special, begins)
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            # Not UTF-8 as a whole: some byte is torn. Rare, so that halving and decoding anew will
-            # do.
+            # Not valid UTF-8 as a whole: some character is incomplete. Rare, so a slow binary
+            # search is enough.
             shown = self.decode(ids, skip_special, begins)[:end]
             counts = range(len(ids))
             return bisect_left(
@@ -235,9 +231,9 @@ class Vocabulary:
         stripped = len(text) - len(self.strip(text, begins))
         wanted = len(text[: end + stripped].encode())
         table, left = self.table(skip_special), len(data)
-        # From the end, since a stop string is nearly always found in the last token. Only the first
-        # token can have another length than its table entry (Metaspace), and it is the last that
-        # this walk would take away.
+        # Walk from the end, since a stop string nearly always ends in the last token. Only the
+        # first token's length can differ from its table entry (Metaspace), and the walk reaches it
+        # last.
         for place in range(len(ids) - 1, -1, -1):
             left -= len(table[ids[place]])
             if left < wanted:
@@ -246,7 +242,7 @@ class Vocabulary:
 
 
 def whole_run(run: list[bytes]) -> str | None:
-    """The text of a run of byte-fallback tokens, None where the run as a whole isn't UTF-8."""
+    """Returns the text of a run of byte-fallback tokens, or None if the run isn't valid UTF-8."""
     try:
         return b"".join(run).decode()
     except UnicodeDecodeError:
@@ -254,8 +250,8 @@ def whole_run(run: list[bytes]) -> str | None:
 
 
 def read_run(run: list[bytes]) -> str:
-    """A run of byte-fallback tokens: its text, or one U+FFFD a byte if the run as a whole isn't
-    UTF-8."""
+    """Returns the text of a run of byte-fallback tokens, or one U+FFFD per byte if the run isn't
+    valid UTF-8."""
     text = whole_run(run)
     return REPLACEMENT * len(run) if text is None else text
 
@@ -283,8 +279,8 @@ def _fallback_byte(word: str) -> bytes | None:
 
 
 def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable bytes stand for
-    themselves; the other 68, in order, are U+0100 and up."""
+    """Returns the table code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable
+    bytes stand for themselves; the other 68, in order, are U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = np.full(0x145, -1, np.int16)
     table[printable] = printable
@@ -293,9 +289,9 @@ def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def _byte_level_pieces(words: list[str]) -> list[bytes]:
-    """Undoes the byte alphabet for all tokens at once: each of its letters is one byte, so lengths
-    carry over. A word with a letter outside the alphabet (an added token with a space, say) stands
-    for its own UTF-8 bytes, as in the library."""
+    """Returns the bytes of all tokens in the byte alphabet: each of its letters is one byte, so
+    lengths are kept. A token with a letter outside the alphabet (an added token with a space, say)
+    gets its own UTF-8 bytes, as in the library."""
     alphabet = _byte_alphabet()
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     values = alphabet[np.minimum(codes, 0x144)]

@@ -1,2 +1,3 @@
-"""vLLM's arguments, and what becomes of each here: tables by where they are given,
-and the sifting."""
+"""vLLM's arguments, and how Penstock treats each: one table for each place they are given, and the
+code that checks them.
+"""

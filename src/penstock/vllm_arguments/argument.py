@@ -1,4 +1,4 @@
-"""What becomes of one of vLLM's arguments, and the words that say it."""
+"""The treatment of one vLLM argument, and the words that explain it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ LONGEST = 80  # characters of a value that a refusal repeats
 
 @dataclass(frozen=True, slots=True)
 class As:
-    """The value that another argument has."""
+    """Stands for the value of another argument."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """taken: values that ask for what is done anyway, or a type all of whose values change nothing.
-    note: why, and the way out. told: all of a flag's values are taken, and who asks for one that
-    isn't in `taken` is told the note."""
+    """The treatment of one argument. taken: accepted values, which Penstock does anyway, or a type
+    whose values all change nothing. note: the reason, and what to do instead. told: all values of a
+    flag are accepted, and a value outside `taken` gets the note as a message.
+    """
 
     taken: tuple[Any, ...] | type
     note: str
@@ -41,8 +42,8 @@ class Argument:
         )
 
     def takes(self, value: Any, others: Mapping[str, Any]) -> bool:
-        """Whether the value asks for what is done anyway. others: the arguments that came with it,
-        by name."""
+        """Returns True if Penstock does anyway what the value asks. others: the other arguments by
+        name."""
         if isinstance(self.taken, type):
             return isinstance(value, self.taken)
         known = [others.get(v.name) if isinstance(v, As) else v for v in self.taken]
@@ -52,5 +53,6 @@ class Argument:
 def named(
     names: str, taken: tuple[Any, ...] | type, note: str, *, told: bool = False
 ) -> dict[str, Argument]:
-    """Returns what is said of these names, parted by spaces: the same of each."""
+    """Returns an Argument with this treatment for each of the names,
+    which are separated by spaces."""
     return dict.fromkeys(names.split(), Argument(taken, note, told))

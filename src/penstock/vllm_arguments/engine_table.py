@@ -1,4 +1,4 @@
-"""What becomes of every argument that vLLM has: of an engine, a server, sampling, a call."""
+"""The treatment of every argument of vLLM's engine and of its commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.vllm_arguments.reasons import (
     TRACES,
 )
 
-# Names that are ours too: the same in both. Of serve's, those that only a server has.
+# Arguments that both have under the same name. serve's own arguments are in server_table.py.
 SHARED = (
     "model",
     "revision",
@@ -48,7 +48,7 @@ SHARED = (
     "data_parallel_size",
     "max_cudagraph_capture_size",
 )
-SPELLINGS = {  # vLLM's values of these -> ours
+SPELLINGS = {  # vLLM's values -> ours
     "dtype": {"half": "float16", "float": "float32"},
     "load_format": {"safetensors": "auto", "hf": "auto"},
     "quantization": {
@@ -106,7 +106,7 @@ ENGINE: dict[str, Argument] = {
         (False,),
         "the router's choices are not given back: leave it out",
     ),
-    # what the model is
+    # the model
     **named("trust_remote_code", (False,), "no code of a model ever runs here", told=True),
     **named("code_revision", str, "no code of a model ever runs here"),
     **named("hf_config_path", (As("model"),), "it is the model folder's own: put the files there"),
@@ -158,7 +158,7 @@ ENGINE: dict[str, Argument] = {
     **named("io_processor_plugin logits_processor_pattern scheduler_cls", (), CODE),
     **named("worker_cls worker_extension_cls", ("auto", ""), CODE),
     **named("logits_processors", ([],), f"{CODE}: use a request's logit_bias"),
-    # how it runs
+    # execution
     **named(
         "enforce_eager",
         (False,),
@@ -230,7 +230,7 @@ ENGINE: dict[str, Argument] = {
         BETWEEN,
     ),
     **named("enable_sleep_mode", bool, "every engine can sleep"),
-    # what it says
+    # output
     **named("max_logprobs", (20,), "a request may ask for up to 20"),
     **named("logprobs_mode", ("raw_logprobs",), "logprobs are of the raw logits"),
     **named("structured_outputs_config", dict, f"its disable_any_whitespace is read; {GUIDED}"),
@@ -273,7 +273,7 @@ ENGINE: dict[str, Argument] = {
     ),
     **named("served_model_name shutdown_timeout", object, "belongs to a server"),
     **named("tokens_only", (False,), "skip_tokenizer_init serves token ids alone"),
-    # what belongs to something that isn't served, or to how vLLM does it
+    # arguments of features that are not served, or of vLLM's implementation
     **named(
         "master_addr master_port distributed_timeout_seconds data_parallel_address"
         " data_parallel_rpc_port dcp_comm_backend dcp_kv_cache_interleave_size"
@@ -307,7 +307,7 @@ ENGINE: dict[str, Argument] = {
         NOTHING,
     ),
 }
-STRUCTURED: dict[str, Argument] = {  # the keys of structured_outputs_config
+STRUCTURED: dict[str, Argument] = {  # keys of structured_outputs_config
     **named("backend", str, GUIDED),
     **named("disable_fallback disable_any_whitespace", bool, GUIDED),
     **named(

@@ -1,4 +1,4 @@
-"""Why an argument of vLLM's is refused or changes nothing, where several have the same reason."""
+"""Reasons, shared by several of vLLM's arguments, why one is refused or changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of every argument of vLLM's SamplingParams, and of a call of its LLM."""
+"""The treatment of every argument of vLLM's SamplingParams, and of its LLM's calls."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ SAMPLING: dict[str, Argument] = {
     **named("stream_interval", (1,), "outputs come whole, from stream() one by one: leave it out"),
     **named("skip_clone", bool, "parameters are only read"),
 }
-CALL: dict[str, Argument] = {  # of LLM.generate and LLM.chat
+CALL: dict[str, Argument] = {  # arguments of LLM.generate and LLM.chat
     **named("lora_request prompt_adapter_request", (), ADAPTERS),
     **named("priority", (0, []), "requests have one priority"),
     **named(

@@ -1,4 +1,4 @@
-"""What becomes of every argument of vLLM's server."""
+"""The treatment of every argument of vLLM's server."""
 
 from __future__ import annotations
 

@@ -1,10 +1,9 @@
-"""vLLM's arguments and what becomes of each here: of LLM(...) and every command, of serve,
-SamplingParams and calls.
+"""Checks vLLM's arguments: of LLM(...) and every command, of serve, SamplingParams and calls.
 
-An argument is taken where it asks for what we do anyway, or where it can change no answer; all else
-is refused with the sentence that helps. None is left out. docs/coming_from_vllm.md is made from
-here. It knows names and values, no engine. Source: vLLM's EngineArgs, cli_args.py, LLM and
-SamplingParams, with the older names that scripts still pass.
+An argument is accepted if Penstock does anyway what it asks, or if it can change no answer; all
+others are refused with a helpful sentence. None means not given. docs/coming_from_vllm.md is
+generated from the tables. Knows names and values, no engine. Source: vLLM's EngineArgs,
+cli_args.py, LLM and SamplingParams, with older names that scripts still pass.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ ModelT = TypeVar("ModelT")
 
 
 def spelt(argument: Argument) -> str:
-    """The values that are taken, in words."""
+    """Returns the accepted values in words."""
     if isinstance(argument.taken, type):
         return KINDS[argument.taken]
     return " or ".join(
@@ -37,10 +36,11 @@ def sift(
     usual: Mapping[str, Any] | None = None,
     shown: Callable[[str, Any], str] = "{}={!r}".format,
 ) -> tuple[dict[str, Any], list[str]]:
-    """What of `given` is not vLLM's alone, and what has to be told. Raises UsageError for a value
-    that isn't taken.
+    """Returns the arguments that are not vLLM's alone, and messages for the user. Raises UsageError
+    for a value that is not accepted.
 
-    usual: values of what wasn't given.   shown: an argument with its value, as they were typed.
+    usual: values of arguments that were not given. shown: formats an argument and its value as
+    typed.
     """
     others, told = {**(usual or {}), **given}, []
     for name, value in given.items():
@@ -62,8 +62,8 @@ def sift(
 
 
 def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """The knobs of what LLM was given, spelt as we do, and what has to be told. None is left out,
-    as vLLM's is."""
+    """Returns our knobs for LLM's arguments, with our spellings, and messages for the user. A None
+    is left out."""
     left, told = sift({**given, "model": model}, ENGINE)
     return {
         name: ours(name, value)
@@ -73,8 +73,8 @@ def engine_knobs(model: str, given: Mapping[str, Any]) -> tuple[dict[str, Any], 
 
 
 def meant(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the knobs of ours that vLLM's arguments say by other names. Raises UsageError for a
-    key of structured_outputs_config that asks for what isn't done."""
+    """Returns our knobs that vLLM's arguments set under other names. Raises UsageError for an
+    unserved key of structured_outputs_config."""
     config = given.get("structured_outputs_config") or {}
     sift(
         config, STRUCTURED, shown=lambda name, value: f"structured_outputs_config.{name} {value!r}"
@@ -90,14 +90,14 @@ def meant(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ours(name: str, value: Any) -> Any:
-    """The value of a knob as we spell it: `half` is `float16`; a dtype of torch's is its name."""
+    """Returns a knob's value in our spelling: `half` is `float16`; a torch dtype is its name."""
     plain = str(value).removeprefix("torch.") if name == "dtype" else value
     return SPELLINGS.get(name, {}).get(plain, plain) if isinstance(plain, str) else value
 
 
 def takes_vllms(params: type[ModelT]) -> type[ModelT]:
-    """Decorates SamplingParams: those arguments that only vLLM's has are checked, and go no
-    further."""
+    """Decorates SamplingParams: arguments that only vLLM's class has are checked and then
+    dropped."""
     plain, usual = params.__init__, {field.name: field.default for field in fields(params)}  # type: ignore[arg-type]
 
     @wraps(plain)
@@ -111,7 +111,7 @@ def takes_vllms(params: type[ModelT]) -> type[ModelT]:
 
 
 def check_call(method: str, given: Mapping[str, Any]) -> None:
-    """Raises UsageError for an argument of generate or chat that isn't taken."""
+    """Raises UsageError for an argument that generate or chat does not accept."""
     left, _ = sift(given, CALL)
     if left:
         raise UsageError(

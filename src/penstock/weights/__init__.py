@@ -1,2 +1,2 @@
-"""Weights: from a model folder or hub id to a filled Decoder. Safetensors only: no pickle is ever
+"""Weights: from a model folder or hub id to a loaded Decoder. Safetensors only: no pickle is ever
 opened."""

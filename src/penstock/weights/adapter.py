@@ -1,12 +1,10 @@
-"""Adapter: a LoRA adapter as peft saves it, merged into a checkpoint's matrices on their way into
-the model.
+"""Adapter: a LoRA adapter in peft's format, merged into a checkpoint's matrices as the model loads.
 
-    W + scale * B A      scale: alpha / r, with rslora alpha / sqrt(r)      arXiv:2106.09685,
-    rslora: arXiv:2312.03732
+  W + scale * B A      scale: alpha / r, with rslora alpha / sqrt(r) arXiv:2106.09685, rslora:
+                       arXiv:2312.03732
 
-In float32, before anything is rounded or quantized. What a switch of peft's would make otherwise is
-refused by its name. It knows names and matrices; no layers.
-"""
+Merged in float32, before any rounding or quantizing. A peft option that would change the numbers
+otherwise is refused by name. Knows names and matrices; no layers."""
 
 from __future__ import annotations
 
@@ -29,8 +27,7 @@ _NAME = re.compile(r"base_model\.model\.(.+)\.lora_([AB])(?:\.default)?\.weight"
 _MERGED = (
     "merge it by peft (merge_and_unload, then save_pretrained), and give that folder as the model"
 )
-# Keys that are read here, or say nothing of what the numbers mean. Any other must say that it asks
-# for nothing.
+# Keys that are read here or don't affect the numbers. Any other key must be null, false or empty.
 _KNOWN = frozenset(
     {
         "peft_type",
@@ -56,7 +53,7 @@ _KNOWN = frozenset(
         "eva_config",
     }
 )
-# others change the base's matrices too
+# other initialisations change the base model's matrices too
 _SOUND_STARTS = (
     None,
     True,
@@ -69,15 +66,16 @@ _SOUND_STARTS = (
 
 @dataclass(slots=True)
 class Adapter:
-    """pairs: a checkpoint's tensor -> (A [r, in], B [out, r], scale), in float32."""
+    """A LoRA adapter. pairs: checkpoint tensor's name -> (A [r, in], B [out, r], scale), in
+    float32."""
 
     folder: Path
     pairs: dict[str, tuple[Tensor, Tensor, float]]
 
     @classmethod
     def read(cls, folder: Path) -> Adapter:
-        """Raises CheckpointError for what is no LoRA, isn't whole,
-        or asks for what isn't served."""
+        """Reads an adapter folder. Raises CheckpointError if it is no LoRA, is incomplete, or needs
+        something that isn't served."""
         told = _read_config(folder / ADAPTER_CONFIG)
         if not (folder / ADAPTER_FILE).is_file():
             pickled = (
@@ -111,8 +109,9 @@ class Adapter:
     def check(
         self, entries: Mapping[str, Entry], matrices: Container[str], quantized: str | None
     ) -> None:
-        """Raises CheckpointError where it isn't of this checkpoint. matrices: the tensors that fill
-        the model's weights. quantized: by which method the checkpoint is, None: it is wide."""
+        """Raises CheckpointError if the adapter doesn't fit this checkpoint. matrices: names of
+        tensors that fill the model's weights. quantized: the checkpoint's quantization method;
+        None: wide."""
         if quantized is not None:
             raise CheckpointError(
                 f"the adapter {self.folder} cannot be merged into numbers that are quantized"
@@ -133,9 +132,9 @@ class Adapter:
                 )
 
     def merged(self, name: str, tensor: Tensor) -> Tensor:
-        """Returns a checkpoint's tensor with what the adapter adds to it, in float32; one that it
-        leaves alone, as it is. Raises CheckpointError for a sum that the tensor's own dtype cannot
-        hold."""
+        """Returns a checkpoint's tensor plus the adapter's product, in float32; a tensor without a
+        pair is returned unchanged. Raises CheckpointError if the tensor's own dtype can't hold the
+        sum."""
         pair = self.pairs.get(name)
         if pair is None:
             return tensor
@@ -143,7 +142,7 @@ class Adapter:
         made = torch.addmm(tensor.float(), b.to(tensor.device), a.to(tensor.device), alpha=scale)
         if not made.numel() or bool(
             made.abs().amax() <= torch.finfo(tensor.dtype).max
-        ):  # NaN is not
+        ):  # False for NaN
             return made
         raise CheckpointError(
             f"the adapter {self.folder} makes numbers of {shown(name)} that"

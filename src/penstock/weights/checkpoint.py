@@ -1,9 +1,7 @@
-"""Checkpoint: the safetensors of a folder, checked from their headers before a single weight is
-read.
+"""Checkpoint: the safetensors of a folder, checked by their headers before any weight is read.
 
-It knows names, shapes, dtypes and files; not which parameter a tensor goes to. The format:
-https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the tensors' bytes.
-"""
+Knows names, shapes, dtypes and files; not which parameter a tensor fills. The format:
+https://huggingface.co/docs/safetensors: 8 bytes length, a JSON header, then the tensors' bytes."""
 
 from __future__ import annotations
 
@@ -28,9 +26,9 @@ from penstock.weights.find import NO_GGUF
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 AGAIN = "download the checkpoint again"
 MAX_HEADER = 100_000_000  # bytes; the format's own limit
-MOST_DIMS = 16  # of a tensor: the product of a shape of millions takes hours
+MOST_DIMS = 16  # dimensions of a tensor: the product of a million takes hours
 LONGEST_FILE = 255  # bytes of a file's name
-LONGEST_SHOWN = 200  # characters of a name that an error repeats
+LONGEST_SHOWN = 200  # characters of a name repeated in an error
 ITEM_BYTES = {
     "F64": 8,
     "F32": 4,
@@ -46,13 +44,12 @@ ITEM_BYTES = {
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A tensor of a shard, as the header tells it, or a share of one.
+    """A tensor of a shard, from its header, or a share of such a tensor.
 
-    stored: its name in the file, where it goes by another.   within: which part of that tensor it
-    is. start: of its bytes in the file.   run, stride: of a share that lies in pieces, the bytes of
-    each, and from the beginning of one to that of the next; 0: its bytes lie together.   turned: a
-    matrix whose columns are rows there.
-    """
+    stored: the tensor's name in the file, if different. within: index of the part if the file's
+    tensor is a stack. start: offset of its first byte in the file. run, stride: bytes of each piece
+    of a share that is not contiguous, and bytes between the starts of two pieces; 0: contiguous.
+    turned: the matrix is stored transposed."""
 
     name: str
     shard: Path
@@ -70,7 +67,7 @@ class Entry:
         return ITEM_BYTES[self.dtype] * math.prod(self.shape)
 
     def narrow(self, dimension: int, first: int, length: int) -> Entry:
-        """Returns the share of a whole tensor that `Tensor.narrow` gives."""
+        """Returns the share of a tensor that `Tensor.narrow` would give."""
         inner = ITEM_BYTES[self.dtype] * math.prod(self.shape[dimension + 1 :])
         shape = (*self.shape[:dimension], length, *self.shape[dimension + 1 :])
         start = self.start + first * inner
@@ -81,7 +78,8 @@ class Entry:
         )
 
     def places(self, at: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yields where in the file its bytes `at` to at + count lie: (first byte, how many)."""
+        """Yields (file offset, length) of the pieces that hold bytes `at` to at + count of the
+        entry."""
         if not self.run:
             yield self.start + at, count
             return
@@ -92,13 +90,13 @@ class Entry:
             at, count = at + some, count - some
 
     def of_bytes(self, read: Tensor) -> Tensor:
-        """Returns the tensor of what its bytes hold, one after the other."""
+        """Returns the tensor that contiguous bytes hold."""
         return read.view(self.shape[::-1]).T if self.turned else read.view(self.shape)
 
 
 def read_entries(folder: Path) -> dict[str, Entry]:
-    """Name -> Entry of all tensors of a folder. CheckpointError where a shard is missing, cut short
-    or not sound."""
+    """Returns name -> Entry of all tensors of a folder. Raises CheckpointError if a shard is
+    missing, cut short or malformed."""
     entries: dict[str, Entry] = {}
     named = _shards(folder)
     for shard, expected in named.items():
@@ -118,8 +116,8 @@ def read_entries(folder: Path) -> dict[str, Entry]:
 
 
 def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, Entry]:
-    """Returns the text's tensors, by the names that they would have alone. part: of what
-    checkpoint; None: it is text alone."""
+    """Returns the language model's tensors, under the names of a text-only checkpoint. part: the
+    text part of a multimodal checkpoint; None: the checkpoint is text-only."""
     if part is None:
         return entries
     ours = {name: part.ours(name) for name in entries}
@@ -131,8 +129,8 @@ def of_text(entries: dict[str, Entry], part: TextOfWhole | None) -> dict[str, En
 
 
 def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> dict[str, Entry]:
-    """Returns the tensors by our names, where a checkpoint has other parts in theirs.
-    CheckpointError for two of one name."""
+    """Returns the tensors under our names (see ModelConfig.renames). Raises CheckpointError if
+    two tensors get one name."""
     found: dict[str, Entry] = {}
     for name, entry in entries.items():
         own = our_name(name, renames)
@@ -144,7 +142,7 @@ def renamed(entries: dict[str, Entry], renames: Sequence[tuple[str, str]]) -> di
     return found
 
 
-# one above the other
+# matrices that a stacked expert tensor holds, one above the other
 _STACKED = {
     "gate_up_proj": ("gate_proj", "up_proj"),
     "up_proj": ("up_proj",),
@@ -153,10 +151,11 @@ _STACKED = {
 
 
 def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
-    """Returns the tensors; of stacked experts [experts, out, in], which a checkpoint may have as a
-    layer's `.experts.gate_up_proj` and `.experts.down_proj`, each expert's matrices, where those
-    are `wanted`, of these shapes. Where they fit only as [experts, in, out], as Qwen3-VL is
-    published, they are turned."""
+    """Returns the tensors, with stacked experts split into each expert's matrices.
+
+    A checkpoint may stack experts as [experts, out, in] in a layer's `.experts.gate_up_proj` and
+    `.experts.down_proj`. They are split if each expert's matrix is in `wanted` (name -> shape). If
+    they fit only as [experts, in, out], as Qwen3-VL is published, they are transposed."""
     found = {}
     for name, entry in entries.items():
         at, _, matrix = name.rpartition(".")
@@ -194,8 +193,7 @@ def unstacked(entries: dict[str, Entry], wanted: Mapping[str, tuple[int, ...]]) 
 
 
 def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
-    """Streams tensors shard by shard: what comes is a view of the mapped file,
-    good until the next."""
+    """Yields tensors shard by shard; each is a view of the mapped file, valid until the next."""
     shards = dict.fromkeys(entry.shard for entry in entries)
     for shard in shards:
         try:
@@ -214,7 +212,7 @@ def read_tensors(entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
 
 
 def _shards(folder: Path) -> dict[Path, set[str]]:
-    """Shard -> the tensors that the index says are in it (none where there is no index)."""
+    """Returns shard -> names of its tensors by the index (empty without an index)."""
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: set()}
     if (folder / INDEX).is_file():
@@ -233,7 +231,7 @@ def _indexed(folder: Path) -> dict[Path, set[str]]:
         raise CheckpointError(f"{index} has no weight_map of tensor names to file names: {AGAIN}")
     shards: dict[Path, set[str]] = {}
     for name, file in weight_map.items():
-        # whether one is there could not even be asked
+        # the OS refuses to look up a longer name
         long = len(file.encode("utf-8", "surrogatepass")) > LONGEST_FILE
         if Path(file).name != file or not file.endswith(".safetensors") or long:
             raise CheckpointError(
@@ -275,7 +273,7 @@ def _why_no_weights(folder: Path) -> str:
 
 
 def read_header(shard: Path) -> list[Entry]:
-    """The entries of one shard, each checked against the file's size."""
+    """Returns the entries of one shard, each checked against the file's size."""
     try:
         with open_plain(shard) as file:
             size = os.fstat(file.fileno()).st_size
@@ -322,8 +320,8 @@ def _entry(shard: Path, name: str, told: Any, data_start: int, size: int) -> Ent
 
 
 def _is_sound(told: Any) -> bool:
-    """Whether a tensor's entry has the format's own form: a short name of a dtype, and lists of
-    whole numbers."""
+    """Returns True if a tensor's header entry has the format's types: a short dtype name, and lists
+    of whole numbers."""
     if not isinstance(told, dict):
         return False
     dtype, shape, offsets = told.get("dtype"), told.get("shape"), told.get("data_offsets")
@@ -342,5 +340,5 @@ def _is_sound(told: Any) -> bool:
 
 
 def shown(name: str) -> str:
-    """A name as an error repeats it: it may be as long as the file that it is from."""
+    """Returns a name for an error message, cut to LONGEST_SHOWN characters."""
     return repr(name) if len(name) <= LONGEST_SHOWN else repr(name[:LONGEST_SHOWN]) + "..."

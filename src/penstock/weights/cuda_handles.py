@@ -1,8 +1,8 @@
-"""CUDA's handles of memory that another process may open: 64 raw bytes, by the driver's own calls.
+"""CUDA IPC handles of memory that another process may open: 64 raw bytes, by calls of the CUDA
+driver.
 
-It knows pointers; no tensors' names. A handle is of a whole allocation, in which torch lays many
-tensors.
-"""
+A handle is of a whole allocation, which may hold many of torch's tensors. Knows pointers; no tensor
+names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 
 HANDLE_BYTES = 64
-_LAZY_PEERS = 1  # memory of another GPU is reached through the link between both
+_LAZY_PEERS = 1  # driver flag: enables peer access when another GPU's memory is opened
 
 
 class _Handle(ctypes.Structure):
@@ -23,7 +23,7 @@ class _Handle(ctypes.Structure):
 
 
 class _Stretch:
-    """What torch takes a pointer from."""
+    """Device memory at a pointer, in the form that torch.as_tensor takes."""
 
     def __init__(self, pointer: int, count: int) -> None:
         self.__cuda_array_interface__ = {
@@ -35,8 +35,8 @@ class _Stretch:
 
 
 def handle_of(pointer: int) -> tuple[bytes, int, int]:
-    """Returns the handle of the allocation that a pointer lies in, the bytes before it there, and
-    how many it has."""
+    """Returns the handle of a pointer's allocation, the pointer's offset in it in bytes, and its
+    size in bytes."""
     base, size, handle = ctypes.c_uint64(), ctypes.c_size_t(), _Handle()
     _call(
         "cuMemGetAddressRange_v2", ctypes.byref(base), ctypes.byref(size), ctypes.c_uint64(pointer)
@@ -46,13 +46,13 @@ def handle_of(pointer: int) -> tuple[bytes, int, int]:
 
 
 def open_handle(raw: bytes, count: int) -> Tensor:
-    """Returns the first bytes of another process's allocation as they are; to be closed. Raises
-    CheckpointError."""
+    """Returns the first `count` bytes of another process's allocation, uint8, to be closed by
+    `close_handle`. Raises CheckpointError."""
     if len(raw) != HANDLE_BYTES:
         raise CheckpointError(
             f"a CUDA handle has {HANDLE_BYTES} bytes, and this has {len(raw)}", param="shared"
         )
-    torch.cuda.current_stream()  # the driver's calls want a context
+    torch.cuda.current_stream()  # the driver's calls need a CUDA context
     pointer = ctypes.c_uint64()
     _call(
         "cuIpcOpenMemHandle_v2",
@@ -65,7 +65,7 @@ def open_handle(raw: bytes, count: int) -> Tensor:
 
 
 def close_handle(memory: Tensor) -> None:
-    """Lets go of it, once all that reads it is done."""
+    """Closes memory from `open_handle`; call it when all its readers are done."""
     _call("cuIpcCloseMemHandle", ctypes.c_uint64(memory.data_ptr()))
 
 

@@ -1,4 +1,4 @@
-"""find_model: a folder or a hub id -> a folder on this machine. It looks at the names in it, and
+"""find_model: a folder or a hub id -> a folder on this machine. Looks at file names;
 reads no file."""
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from pathlib import Path
 
 from penstock.errors import CapacityError, CheckpointError, UsageError
 
-# Weights, configs, tokenizers and chat templates; nothing that holds code or pickle, nothing in
-# subfolders.
+# Weights, configs, tokenizers and chat templates; no code, no pickle, no subfolders.
 HUB_FILES = ["*.safetensors", "*.json", "*.jinja", "*.txt", "tokenizer.model"]
 HUB_NOT = ["*/*", "consolidated*"]
 
-# what the hub's client heeds
+# environment variables of the hub's client
 ENDPOINT, OFFLINE = (
     "HF_ENDPOINT",
     ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"),
 )
-MOST_TOLD = 5  # revisions
+MOST_TOLD = 5  # revisions listed in an error
 
 NO_GGUF = (
     "GGUF is not read: give the folder or hub id that it was made from, or have transformers make"
@@ -30,13 +29,12 @@ NO_GGUF = (
 
 
 def find_model(model: str, revision: str | None = None) -> Path:
-    """The folder of `model`: itself where it is one, else a snapshot of that hub id (downloaded, or
-    from its cache).
+    """Returns the folder of `model`: itself if it is one, else a snapshot of that hub id
+    (downloaded or cached).
 
-    revision: the hub's branch, tag or commit; UsageError for a folder. CheckpointError where
-    nothing is found.
-    """
-    # os.path's own tests say no, not raise, for names that no file can have
+    revision: the hub's branch, tag or commit. Raises UsageError for a revision of a folder,
+    CheckpointError if nothing is found."""
+    # os.path.isdir returns False for impossible names, where pathlib raises
     path = os.path.expanduser(model)
     if os.path.isdir(path):
         if revision is not None:
@@ -64,7 +62,7 @@ def find_model(model: str, revision: str | None = None) -> Path:
 
 
 def adapter_folder(lora: str) -> Path:
-    """The folder of an adapter: itself where it is one, else a snapshot of that hub id. Raises
+    """Returns the folder of an adapter: itself if it is one, else a snapshot of that hub id. Raises
     CheckpointError."""
     path = os.path.expanduser(lora)
     if os.path.isdir(path):
@@ -77,7 +75,8 @@ def adapter_folder(lora: str) -> Path:
 
 
 def _model_in(folder: Path, model: str) -> Path:
-    """The folder, unless it holds what people take for a model and is none."""
+    """Returns the folder. Raises CheckpointError if it holds an adapter, GGUF or another thing that
+    is no model."""
     if (folder / "adapter_config.json").exists() and not any(folder.glob("model*.safetensors")):
         raise CheckpointError(
             f"{model} is an adapter (it holds adapter_config.json), LoRA's or another, and no model"
@@ -90,7 +89,8 @@ def _model_in(folder: Path, model: str) -> Path:
 
 
 def _download(model: str, revision: str | None) -> Path:
-    """A snapshot from the hub. Imported late: the hub's client costs a quarter of a second."""
+    """Downloads a snapshot from the hub. Imported late: the hub's client costs a quarter of a
+    second."""
     import huggingface_hub
     from huggingface_hub import errors
 
@@ -122,7 +122,7 @@ def _download(model: str, revision: str | None) -> Path:
             f"there is no folder {model!r} here, and {_unreached(at)}; {_cached(model)}"
         ) from error
     except Exception as error:
-        # the hub's HTTP client, and with it its errors, is another one with each major version
+        # the hub's HTTP client, and so its error classes, changed between major versions
         if getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise CapacityError(
                 f"the disk is full while {at} is downloaded: free some, or set HF_HOME"
@@ -135,13 +135,14 @@ def _download(model: str, revision: str | None) -> Path:
 
 
 def _hub() -> str:
-    """Names the hub, and who says where it is."""
+    """Returns the hub's address and the variable that set it, for an error message."""
     address = os.environ.get(ENDPOINT)
     return f"{address} (by {ENDPOINT})" if address else "the hub"
 
 
 def _unreached(at: str) -> str:
-    """Says why what isn't cached cannot be fetched, with the way out."""
+    """Returns the reason why an uncached model cannot be fetched, and the remedy, for an error
+    message."""
     from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE:
@@ -158,8 +159,8 @@ def _unreached(at: str) -> str:
 
 
 def _cached(model: str) -> str:
-    """Says which revisions of a model the hub's cache has: names of branches and tags,
-    and commits."""
+    """Returns a list of a model's cached revisions for an error message: branches, tags and
+    commits."""
     from huggingface_hub import constants
     from huggingface_hub.file_download import repo_folder_name
 

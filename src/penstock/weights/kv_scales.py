@@ -1,13 +1,12 @@
-"""What a checkpoint says of its KV cache: whether it is meant to be in eight bits, and its scales,
-where it has them.
+"""KV cache settings of a checkpoint: whether it asks for an eight-bit cache, and its scales, if
+any.
 
-    config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...}, as
-    compressed-tensors writes it
-    safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or NAME.k_proj.k_scale,
-    NAME.v_proj.v_scale
-                  (ModelOpt): [1] or [kv_heads], stored = x / scale
+  config.json   quantization_config.kv_cache_scheme: {num_bits: 8, type: float, ...},
+                compressed-tensors' form
+  safetensors   NAME.k_scale, NAME.v_scale beside an attention's matrices, or (ModelOpt)
+                NAME.k_proj.k_scale, NAME.v_proj.v_scale: [1] or [kv_heads], stored = x / scale
 
-It knows a folder and names of attentions; what becomes of it is settled where the model is opened.
+Knows a folder and names of attentions; the code that opens the model decides what to do with them.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ SUFFIXES, OF_PRODUCTS = (".k_scale", ".v_scale"), (".k_proj.k_scale", ".v_proj.v
 
 
 def asks_for_eight_bits(stored: StoredQuantization | None) -> bool:
-    """Whether a checkpoint has a `kv_cache_scheme`. CheckpointError for one that isn't e4m3 with
-    stored scales."""
+    """Returns True if the checkpoint has a `kv_cache_scheme`. Raises CheckpointError unless it is
+    e4m3 with static scales."""
     if stored is None or (scheme := stored.kv) is None:
         return False
     wanted = {"num_bits": 8, "type": "float", "symmetric": True, "dynamic": False}
@@ -52,10 +51,11 @@ def read_kv_scales(
     layout: Layout = ALONE,
     config: ModelConfig | None = None,
 ) -> list[Tensor | None]:
-    """names: of attentions, as the model has them; kv_heads: of this rank's -> scales of each [2,
-    kv_heads] float32, None where the checkpoint has none. config: of a checkpoint that may have
-    other names, None: it has the model's. CheckpointError for scales that are no positive numbers,
-    or for other heads."""
+    """Returns the scales of each attention, [2, kv_heads] float32; None for one without.
+
+    names: the model's names of attentions. kv_heads: this rank's KV heads of each. config: given if
+    the checkpoint may use other names; None: it uses the model's. Raises CheckpointError for scales
+    that are not positive numbers, or of another number of heads."""
     entries = read_entries(folder)
     if config is not None:
         entries = renamed(of_text(entries, config.text_part), config.renames)
@@ -93,7 +93,7 @@ def _checked(entry: Entry, tensor: Tensor) -> Tensor:
 
 
 def _own(name: str, scale: Tensor, kv_heads: int, layout: Layout) -> Tensor:
-    """This rank's heads of a scale [1] or [all KV heads]."""
+    """Returns this rank's heads of a scale [1] or [all KV heads]."""
     if scale.numel() == 1:
         return scale.expand(kv_heads)
     shares, share = layout.share(scale.numel(), name, repeats=True)

@@ -1,5 +1,4 @@
-"""load_model: a folder -> a Decoder that is filled and arranged for its kernels, or an error and
-nothing."""
+"""load_model: a folder -> a Decoder, loaded and prepared for its kernels, or an error."""
 
 from __future__ import annotations
 
@@ -49,16 +48,15 @@ def load_model(
     lora: str | None = None,
     in_host: Callable[[Decoder], bool] = lambda shape: False,
 ) -> Decoder:
-    """Reads config.json (unless `config` is given) and the weights; `dummy` draws them from `seed`
-    and reads none.
+    """Reads config.json (unless `config` is given) and the weights; load_format `dummy` draws them
+    from `seed` and reads none.
 
-    positions: length of the rotary table, None: the config's context. room: bytes that the model
-    may take on the device, None: as many as it gets. finite: whether what is no finite number is
-    refused. shared: another process's weights, in place of the folder's. lora: an adapter that is
-    merged into the folder's. in_host: says of the model, on torch's meta device, whether its
-    per-layer embeddings lie in host memory. CheckpointError for what is not sound, CapacityError
-    where the model doesn't fit the device: both before memory is taken, as far as that can be told.
-    """
+    positions: length of the rotary table; None: the config's context. room: bytes that the model
+    may take on the device; None: unlimited. finite: True refuses weights that are not finite.
+    shared: another process's weights, in place of the folder's. lora: an adapter to merge into the
+    folder's weights. in_host: model on torch's meta device -> True if its per-layer embeddings go
+    to host memory. Raises CheckpointError for a faulty checkpoint and CapacityError if the model
+    doesn't fit the device: both before memory is taken, as far as can be known."""
     config = config or read_model_config(folder)
     schemes = choose_schemes(quantization, config.quantization)
     shape = build_model(config, dtype, torch.device("meta"), positions, layout, schemes)
@@ -105,8 +103,8 @@ def load_model(
 def find_adapter(
     lora: str, shape: Decoder, entries: dict[str, Entry], load_format: LoadFormat, *, told: bool
 ) -> Adapter:
-    """Reads an adapter that fits a model, which may be on torch's meta device, and its checkpoint.
-    Raises CheckpointError, UsageError."""
+    """Reads an adapter and checks that it fits a model (which may be on torch's meta device) and
+    its checkpoint. Raises CheckpointError, UsageError."""
     if load_format == "dummy":
         raise UsageError(
             "an adapter is merged into a checkpoint's weights, not into dummy ones", param="lora"
@@ -125,7 +123,7 @@ def find_adapter(
 
 
 def left_out(part: TextOfWhole) -> str:
-    """Returns what is said of a multimodal checkpoint wherever it is opened."""
+    """Returns the notice for a multimodal checkpoint of which only the text is served."""
     return (
         f"of this {part.architecture} the text is served; its vision part is left out, and images"
         " are refused"
@@ -133,8 +131,7 @@ def left_out(part: TextOfWhole) -> str:
 
 
 def wide_rows(dtype: torch.dtype) -> str:
-    """Returns what is said of a checkpoint whose activations are meant to be in four bits, wherever
-    it is opened."""
+    """Returns the notice for a checkpoint that asks for four-bit activations."""
     return (
         "its weights are served in four bits, its activations stay in"
         f" {str(dtype).removeprefix('torch.')}: their scales (input_global_scale, input_scale),"
@@ -143,8 +140,8 @@ def wide_rows(dtype: torch.dtype) -> str:
 
 
 def check_room(model: Decoder, folder: Path, device: torch.device, room: int) -> None:
-    """Raises CapacityError where a model, which may be on torch's meta device, takes more than
-    `room` bytes."""
+    """Raises CapacityError if a model, which may be on torch's meta device, takes more than `room`
+    bytes."""
     sizes = (model.weights_bytes, model.rope_bytes, room)
     if sizes[0] + sizes[1] > room:
         weights, table, free = (f"{size / 2**30:.2f} GiB" for size in sizes)

@@ -1,10 +1,8 @@
-"""Place: which checkpoint tensor goes where in a model's weights, and the filling of them: a loop
-over what the weights say of themselves.
+"""Place: which checkpoint tensor goes where in a model's weights, and the loop that fills them.
 
-Everything is checked (names, shapes, dtypes) before memory is taken for the first weight. Beyond
-the model itself little is in memory: on a CPU shards are mapped and each tensor is converted into
-its place, to a GPU they are streamed.
-"""
+Names, shapes and dtypes are checked before memory is taken for the first weight. Loading needs
+little memory beyond the model: for a CPU, shards are mapped and each tensor is converted into its
+place; for a GPU, tensors are streamed."""
 
 from __future__ import annotations
 
@@ -37,18 +35,20 @@ from penstock.weights.shared import OpenedWeights
 from penstock.weights.stream import stream_tensors
 
 Read = Callable[[list[Entry]], Iterator[tuple[Entry, Tensor]]]
-# Early Llama checkpoints store the rope's frequencies; the config gives them. Scales of K and V are
-# for a cache in eight bits.
+# Names that are skipped: rope frequencies of early Llama checkpoints, which the config gives, and
+# scales for an eight-bit KV cache.
 UNREAD = (".rotary_emb.inv_freq", *(f".self_attn{each}" for each in SUFFIXES), *OF_PRODUCTS)
 
 
 def find_weights(
     model: Decoder, folder: Path, opened: OpenedWeights | None = None, *, told: bool = False
 ) -> dict[str, Entry]:
-    """The tensors of `folder`'s safetensors, by their headers, or of another process.
-    CheckpointError where their names, shapes or dtypes aren't those of `model`, which may be on
-    torch's meta device: nothing is taken before all is known to fit. told: whether it is said on
-    stderr that layers which predict more tokens are left out."""
+    """Returns the tensors of `folder`'s safetensors, by their headers, or of another process
+    (`opened`).
+
+    Raises CheckpointError if their names, shapes or dtypes aren't those of `model`, which may be on
+    torch's meta device; no memory is taken before that. told: True prints to stderr that layers for
+    multi-token prediction are left out."""
     found = of_text(
         read_entries(folder) if opened is None else opened.entries, model.config.text_part
     )
@@ -79,9 +79,12 @@ def load_weights(
     adapter: Adapter | None = None,
     told: bool = False,
 ) -> None:
-    """Fills every weight of `model` from what `find_weights` gave, of the same source, and an
-    adapter that fits it. told: say how far it is. CheckpointError where a number doesn't fit the
-    dtype, where a scale, norm or bias isn't finite, or, where all are asked to be `finite`, any."""
+    """Fills every weight of `model` from the entries of `find_weights`, with the same `opened`, and
+    an adapter that fits the model.
+
+    told: True shows progress. finite: True refuses every number that is not finite; scales, norms
+    and biases always must be. Raises CheckpointError for these, and for a number that doesn't fit
+    the dtype."""
     places: dict[str, tuple[Weight, Part, Tensor]] = {}
     for weight in model.weights():
         for part, place in weight.places():
@@ -91,10 +94,9 @@ def load_weights(
     read: Read = read_tensors if opened is None else opened.read
     count, hosted = LoadedCount(len(wanted)) if told else None, list[Entry]()
     if opened is None and model.device.type == "cuda":
-        # they come to no GPU, which has no room
+        # tensors for host memory are not streamed to the GPU
         hosted = [entry for entry in wanted if places[entry.name][0].in_host]
-        # Of several ranks each reads its share; mapped files are read no further than they are
-        # used.
+        # Each rank reads only its share.
         wanted = [
             e if e.name in adapted else _share(e, *places[e.name][:2])
             for e in wanted
@@ -124,7 +126,7 @@ def load_weights(
 
 
 def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
-    """What of a tensor is read for this rank."""
+    """Returns the part of a tensor that this rank reads."""
     if (
         part.cut is None
         or part.shares == 1
@@ -138,8 +140,8 @@ def _share(entry: Entry, weight: Weight, part: Part) -> Entry:
 
 @torch.inference_mode()
 def dummy_weights(model: Decoder, seed: int) -> None:
-    """Draws every weight from U(-1e-3, 1e-3), or as its scheme says: the same for the same seed,
-    config, dtype and kind of device."""
+    """Draws every weight from U(-1e-3, 1e-3), or from its scheme's range: the same for the same
+    seed, config, dtype and kind of device."""
     generator = torch.Generator(device=model.device).manual_seed(seed)
     for weight in model.weights():
         weight.draw(generator, model.dtype)
@@ -181,7 +183,7 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
             f"{entry.shard}: tensor {entry.name!r} is {entry.dtype}, and {which} "
             f"({', '.join(sorted(weight.stored))}): take the model's unquantized checkpoint"
         )
-    if (entry.shape or (1,)) != part.shape:  # one number may have no dimension
+    if (entry.shape or (1,)) != part.shape:  # a single number may have no dimension
         raise CheckpointError(
             f"{entry.shard}: tensor {entry.name!r} has shape {list(entry.shape)}, config.json asks"
             f" for {list(part.shape)}: config.json and weights must be of one model"
@@ -189,8 +191,8 @@ def _check_entry(entry: Entry, part: Part, weight: Weight) -> None:
 
 
 def _check_small(model: Decoder, entries: dict[str, Entry]) -> None:
-    """Refuses scales, norms and biases that are not finite. One number of theirs spoils every
-    answer, and they are few; a GPU is waited for once."""
+    """Raises CheckpointError for scales, norms and biases that are not finite: one such number
+    spoils every output. Waits for the GPU once."""
     small = [
         weight for weight in model.weights() if weight.is_small and not isinstance(weight, Expected)
     ]
@@ -212,7 +214,8 @@ def _not_finite(entry: Entry) -> CheckpointError:
 
 
 def _check_same(entry: Entry, weight: Weight, read: Read) -> None:
-    """A tied checkpoint may hold its head a second time, as long as it is the same."""
+    """Raises CheckpointError if a tied checkpoint's second copy of the head differs from the
+    embedding."""
     for _, head in read([entry]):
         own = weight.parts[0].local(head)
         if not torch.equal(own.to(weight.value.device, weight.dtype), weight.value):

@@ -1,12 +1,11 @@
 """share_weights: a trainer's tensors, for an engine in another process to read.
 
-    with share_weights(model.state_dict()) as shared:
-        httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version":
-        "step-7"})
+  with share_weights(model.state_dict()) as shared:
+      httpx.post(url + "/update_weights", json={"shared": to_json(shared), "weights_version":
+      "step-7"})
 
-Tensors on a GPU are told of where they lie; others are copied into a file of /dev/shm, which goes
-with the `with`.
-"""
+GPU tensors are shared by CUDA IPC handle; others are copied into a file of /dev/shm, which is
+deleted at the end of the `with`."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 
 @contextmanager
 def share_weights(tensors: Mapping[str, Tensor]) -> Iterator[SharedWeights]:
-    """Yields what an engine is told of tensors, by their names in a checkpoint. They must stay as
-    they are meanwhile. Raises CapacityError where /dev/shm has no room."""
+    """Yields a description of tensors, by their checkpoint names, for an engine. The tensors must
+    not change meanwhile. Raises CapacityError if /dev/shm has no room."""
     memories: list[SharedStretch] = []
     told: list[SharedTensor] = []
     with ExitStack() as held:
@@ -45,13 +44,13 @@ def share_weights(tensors: Mapping[str, Tensor]) -> Iterator[SharedWeights]:
         for name, tensor in tensors.items():
             if tensor.device.type == "cuda":
                 whole = tensor.detach().contiguous()
-                held.callback(lambda _: None, whole)  # it lives as long as it is told of
+                held.callback(lambda _: None, whole)  # keeps the tensor alive while it is shared
                 told.append(_lying(name, whole, memories, known))
         yield SharedWeights(tuple(memories), tuple(told))
 
 
 def to_json(shared: SharedWeights) -> Any:
-    """Returns what POST /update_weights takes as `shared`."""
+    """Returns the `shared` field of POST /update_weights."""
     return msgspec.json.decode(msgspec.json.encode(shared))
 
 
@@ -66,7 +65,7 @@ def _copied(
     descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     held.callback(file.unlink)
     try:
-        # else a full /dev/shm is a fault at the write
+        # without this a full /dev/shm is a SIGBUS at the write
         os.posix_fallocate(descriptor, 0, max(end, 1))
         with mmap.mmap(descriptor, max(end, 1)) as lies:
             for name, tensor in tensors.items():
@@ -88,7 +87,7 @@ def _copied(
 def _lying(
     name: str, tensor: Tensor, memories: list[SharedStretch], known: dict[bytes, int]
 ) -> SharedTensor:
-    torch.cuda.synchronize(tensor.device)  # what made it is done
+    torch.cuda.synchronize(tensor.device)  # kernels that wrote the tensor are done
     handle, offset, count = handle_of(tensor.data_ptr())
     if handle not in known:
         known[handle] = len(memories)

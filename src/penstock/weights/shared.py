@@ -1,9 +1,8 @@
-"""Weights of another process: what it says of them checked, and their tensors read as those of a
-checkpoint.
+"""Weights of another process: their description is checked, and their tensors are read like a
+checkpoint's.
 
-Memory of a CPU is a file of /dev/shm, read as any file is, so that one that was cut short is an
-error and no fault. It knows memories and entries; not which parameter a tensor goes to.
-"""
+CPU memory is a file of /dev/shm, read by ordinary reads, so that a truncated one is an error and no
+SIGBUS. Knows memories and entries; not which parameter a tensor fills."""
 
 from __future__ import annotations
 
@@ -27,8 +26,8 @@ _NAME = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
 
 class OpenedWeights:
-    """For a `with`: memories are let go behind it. Raises CheckpointError for what is not sound, or
-    no longer there."""
+    """A context manager over shared weights; leaving it closes the memories. Raises CheckpointError
+    for a faulty description, or for memory that no longer exists."""
 
     def __init__(self, shared: SharedWeights, device: torch.device) -> None:
         self._shared, self._device = shared, device
@@ -56,11 +55,12 @@ class OpenedWeights:
         at: TracebackType | None,
     ) -> None:
         if self._on_gpu:
-            torch.cuda.synchronize(self._device)  # all that reads them is done
+            torch.cuda.synchronize(self._device)  # kernels that read them are done
         self._close()
 
     def read(self, entries: list[Entry]) -> Iterator[tuple[Entry, Tensor]]:
-        """Yields each with its tensor: a GPU's where it lies, others streamed to the device."""
+        """Yields each entry with its tensor: GPU memory in place, other memory streamed to the
+        device."""
         yield from stream_tensors(
             [entry for entry in entries if entry.shard not in self._on_gpu], self._device
         )
@@ -70,7 +70,7 @@ class OpenedWeights:
                 yield entry, lies.view(TORCH_DTYPES[entry.dtype]).view(entry.shape)
 
     def _open(self, number: int, memory: SharedStretch) -> Path:
-        """Returns what stands for a memory: its file, or a name."""
+        """Opens a memory and returns the path that stands for it: its file, or an invented name."""
         if memory.kind == "shm":
             return _file_of(memory)
         if self._device.type != "cuda":

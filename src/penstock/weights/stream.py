@@ -1,15 +1,13 @@
 """Stream: a checkpoint's tensors onto a GPU. Threads read pieces of the files into a few pinned
-buffers, and each piece is on its way to the device while the next is read; tensors come in the
-order of their files.
+buffers; each piece is copied to the device while the next is read. Tensors come in file order.
 
-    files --pread--> pinned, 2 a thread --copy, the thread's stream--> a tensor on the device -->
-    Weight.fill
+  files --pread--> pinned, 2 a thread --copy, the thread's stream--> a tensor on the device -->
+  Weight.fill
 
-Mapped pages copied by one thread, which is how a CPU reads (`checkpoint.read_tensors`), come at
-some 8 GB/s; pinning memory for whole tensors would cost as much again. Beyond the model the device
-holds what is under way: AHEAD bytes, or a tensor and the next. It knows entries and bytes; not what
-becomes of them.
-"""
+One thread that copies mapped pages, as the CPU does (`checkpoint.read_tensors`), reaches some 8
+GB/s; pinning memory for whole tensors would cost as much again. Beyond the model the device holds
+AHEAD bytes of tensors under way, or one tensor and the next. Knows entries and bytes; not which
+weight they fill."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ from torch import Tensor
 from penstock.errors import CheckpointError
 from penstock.weights.checkpoint import AGAIN, Entry
 
-PIECE = 16 << 20  # bytes
+PIECE = 16 << 20  # bytes read at once
 AHEAD = 512 << 20
 READERS = 8
 TORCH_DTYPES = {
@@ -43,8 +41,8 @@ TORCH_DTYPES = {
 
 
 def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple[Entry, Tensor]]:
-    """Yields each entry with its tensor on the device, good for work on the current stream.
-    CheckpointError where a file cannot be read."""
+    """Yields each entry with its tensor on the device, valid for work on the current stream. Raises
+    CheckpointError if a file cannot be read."""
     under_way: deque[tuple[Entry, Tensor, list[Future[None]]]] = deque()
     reader, ahead = _Reader(device), 0
     with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1), "penstock-read") as pool:
@@ -64,7 +62,7 @@ def stream_tensors(entries: list[Entry], device: torch.device) -> Iterator[tuple
                 yield _arrived(reader, *under_way.popleft())
         finally:
             pool.shutdown(cancel_futures=True)
-            reader.meet()  # before the memory of what was under way is anybody else's
+            reader.meet()  # copies must end before the tensors' memory is reused
 
 
 def _arrived(
@@ -77,7 +75,7 @@ def _arrived(
 
 
 class _Reader:
-    """Reads pieces, in any thread: each has two buffers, and on CUDA a stream."""
+    """Reads pieces in any thread; each thread has two buffers, and on CUDA a stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._own = device, threading.local()
@@ -85,19 +83,19 @@ class _Reader:
         self._allocated: torch.cuda.Event | None = None
 
     def mark(self) -> None:
-        """On the current stream: what tensors handed out so far were allocated over has been
-        read."""
+        """Records an event on the current stream: earlier readers of the memory that was just
+        allocated are done at this point."""
         if self._device.type == "cuda":
             self._allocated = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._allocated.record()
 
     def meet(self) -> None:
-        """Lets the current stream wait for every copy that is under way."""
+        """Makes the current stream wait for every copy under way."""
         for stream in list(self._streams):
             torch.cuda.current_stream(self._device).wait_stream(stream)
 
     def read(self, entry: Entry, tensor: Tensor, at: int) -> None:
-        """Brings a piece of an entry, `at` and on, to its tensor."""
+        """Copies the piece of an entry that begins at byte `at` to its tensor."""
         own = self._own
         if not hasattr(own, "buffers"):
             self._begin()
@@ -107,7 +105,8 @@ class _Reader:
             done.synchronize()
         piece = buffer[: min(PIECE, entry.bytes - at)]
         _read_into(piece, entry, at)
-        with torch.inference_mode(), torch.cuda.stream(own.stream):  # None: no stream
+        # a stream of None changes nothing
+        with torch.inference_mode(), torch.cuda.stream(own.stream):
             if own.stream is not None:
                 own.stream.wait_event(self._allocated)
             tensor[at : at + piece.shape[0]].copy_(piece, non_blocking=True)
@@ -115,7 +114,7 @@ class _Reader:
                 done.record()
 
     def _begin(self) -> None:
-        """A thread's first piece."""
+        """Creates this thread's buffers, stream and events before its first piece."""
         own, cuda = self._own, self._device.type == "cuda"
         own.turn, own.stream, own.done = 0, None, [None, None]
         with torch.cuda.device(self._device) if cuda else nullcontext():
@@ -127,7 +126,7 @@ class _Reader:
 
 
 def _read_into(piece: Tensor, entry: Entry, at: int) -> None:
-    """Fills a buffer from the file; whoever asks lets the interpreter go on meanwhile."""
+    """Fills a buffer from the file; preadv releases the GIL."""
     view = memoryview(piece.numpy())  # type: ignore[arg-type]
     try:
         with entry.shard.open("rb", buffering=0) as file:

@@ -1,9 +1,8 @@
-"""write_quantized: a folder with wide weights -> one with quantized weights, which any engine that
-knows compressed-tensors reads. A shard at a time: beyond it little is in memory, and what is there
-whole isn't made again.
+"""write_quantized: a folder with wide weights -> one with quantized weights that any engine with
+compressed-tensors reads.
 
-It knows folders and names; how a matrix is stored is `quant/write_compressed.py`.
-"""
+Works shard by shard and holds little more than one in memory. Finished shards are not made again.
+Knows folders and names; `quant/write_compressed.py` knows how a matrix is stored."""
 
 from __future__ import annotations
 
@@ -35,7 +34,7 @@ from penstock.weights.adapter import Adapter
 from penstock.weights.checkpoint import INDEX, Entry, read_entries, read_header, read_tensors
 from penstock.weights.find import HUB_FILES
 
-WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # the other files are copied as they are
+WRITTEN_HERE = ("*.safetensors", INDEX, "config.json")  # all other files are copied unchanged
 
 
 def write_quantized(
@@ -48,18 +47,16 @@ def write_quantized(
     fp8_head: bool = False,
     rounded: Path | None = None,
 ) -> None:
-    """Writes `out`, a whole model folder. Shards that are there already are kept: they must be of
-    this folder and kind.
+    """Writes `out`, a whole model folder. Shards already there are kept: they must be of this
+    folder and kind.
 
-    tell: hears a line for each shard. keep_wide: patterns (`*.down_proj`) of names of matrices that
-    stay as they are; those that are multiplied together (q, k and v; gate and up) stay so together.
-    adapter: merged in before. fp8_head: of kind fp8 the head is quantized too; one tied to the
-    embedding, which stays wide, is written beside it. rounded: a folder with matrices that are made
-    already, each as it is to be stored, in `NAME.safetensors`.
-
-    Raises CheckpointError for weights that are quantized already or not sound, UsageError for
-    shapes that the kind doesn't fit and a pattern that fits nothing, CapacityError where the disk
-    is full.
+    tell: receives a line for each shard. keep_wide: name patterns (`*.down_proj`) of matrices that
+    stay wide; matrices that are multiplied together (q, k and v; gate and up) stay wide together.
+    adapter: merged in first. fp8_head: with kind fp8, quantize the head too; a tied head is written
+    beside the embedding, which stays wide. rounded: a folder of finished matrices, each as it is to
+    be stored, in `NAME.safetensors`.
+    Raises CheckpointError for weights that are quantized already or faulty, UsageError for shapes
+    that the kind doesn't fit and a pattern that matches nothing, CapacityError if the disk is full.
     """
     config = read_model_config(folder)
     kinds, group = kinds_written(folder, kind, keep_wide, fp8_head)
@@ -86,13 +83,13 @@ def write_quantized(
     raw = json.loads((folder / "config.json").read_text()) | (
         {"tie_word_embeddings": False} if untied else {}
     )
-    # vLLM's head is no `Linear`
+    # vLLM's head is no `Linear`, so it needs its own group
     others = {name: of for name, of in kinds.items() if of != kind or name == HEAD}
     if config.tie_word_embeddings and not untied:
         if head := made_kind(kind, HEAD):
-            others[HEAD] = head  # made of the embedding at load
+            others[HEAD] = head  # quantized from the embedding at load
         else:
-            ignored.append(HEAD)  # transformers has a `Linear` there
+            ignored.append(HEAD)  # transformers' head is a `Linear`
     _write_json(
         out / "config.json",
         {**raw, "quantization_config": told_in_config(kind, group, ignored, others)},
@@ -112,8 +109,8 @@ def write_quantized(
 def kinds_written(
     folder: Path, kind: MadeKind, keep_wide: Sequence[str] = (), fp8_head: bool = False
 ) -> tuple[dict[str, MadeKind], int]:
-    """Returns what `write_quantized` makes of which matrices, by their names, and how many inputs
-    of four bits share a scale (0: there are none). Raises as it does."""
+    """Returns name -> kind for the matrices that `write_quantized` quantizes, and how many inputs
+    share an int4 scale (0: none do). Raises the same errors."""
     config = read_model_config(folder)
     if config.quantization is not None:
         raise CheckpointError(
@@ -132,8 +129,8 @@ def kinds_written(
 
 
 def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decoder:
-    """Returns the model that `write_quantized` writes of a wide one where nothing is kept wide,
-    without numbers."""
+    """Returns the model, on torch's meta device, that `write_quantized` writes if nothing is kept
+    wide."""
     tied = config.tie_word_embeddings and not fp8_head
     schemes = choose_schemes(kind, fp8_head=fp8_head)
     return build_model(
@@ -145,7 +142,7 @@ def model_written(config: ModelConfig, kind: MadeKind, fp8_head: bool) -> Decode
 
 
 def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
-    """The checkpoint's tensors that become matrices of the kind."""
+    """Yields the checkpoint tensors that become quantized matrices."""
     unused = set(keep_wide)
     for weight in model.weights():
         if isinstance(weight, MadeWeight):
@@ -165,9 +162,9 @@ def _made_parts(model: Decoder, keep_wide: Sequence[str]) -> Iterator[Part]:
 def _largest_together(
     model: Decoder, entries: dict[str, Entry], adapter: Adapter | None
 ) -> dict[str, Tensor]:
-    """Returns of each matrix of nvfp4 the largest magnitude of those that are multiplied together
-    with it (q, k, v; gate, up of an MLP or expert): vLLM multiplies these by one scale of the
-    whole, and llm-compressor has them share it."""
+    """Returns, for each nvfp4 matrix, the largest magnitude among the matrices multiplied together
+    with it (q, k, v; gate, up of an MLP or expert). vLLM multiplies these by one global scale, and
+    llm-compressor makes them share it."""
     largest: dict[str, Tensor] = {}
     for weight in model.weights():
         together: dict[str, list[Entry]] = {}
@@ -185,8 +182,8 @@ def _largest_together(
 
 
 def write_merged(folder: Path, out: Path, adapter: Adapter, tell: Callable[[str], None]) -> None:
-    """Writes those shards to `out` that an adapter changes, in the dtypes that they have. One that
-    is there is kept."""
+    """Writes the shards that an adapter changes to `out`, in their own dtypes. A shard already
+    there is kept."""
     shards: dict[Path, list[Entry]] = {}
     for entry in read_entries(folder).values():
         shards.setdefault(entry.shard, []).append(entry)
@@ -211,9 +208,8 @@ def _stored(
     rounded: Path | None = None,
     largest: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> Iterator[tuple[str, Tensor]]:
-    """What the new shard holds of an old one's tensors. untied: the embedding's numbers are the
-    head's too.   largest: magnitude of a matrix, and of those that share nvfp4's scale of the whole
-    with it."""
+    """Yields the tensors of a new shard by name. untied: the embedding's numbers are the head's
+    too. largest: name -> largest magnitude of the matrices that share nvfp4's global scale."""
     for entry, tensor in read_tensors(entries):
         name = entry.name.removesuffix(".weight")
         merged = tensor if adapter is None else adapter.merged(entry.name, tensor)
@@ -221,7 +217,7 @@ def _stored(
             stored = store(merged, kinds[HEAD], group, tensor.dtype)
             yield from ((f"{HEAD}.{suffix}", new) for suffix, new in stored.items())
         elif untied and name == HEAD:
-            continue  # the same once more
+            continue  # the head's second copy is skipped
         if name in kinds:
             made = None if rounded is None else rounded / f"{name}.safetensors"
             if made and made.exists():
@@ -234,7 +230,7 @@ def _stored(
 
 
 def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
-    """Writes a file of tensors whole or not at all. Raises CapacityError where the disk is full."""
+    """Writes a file of tensors atomically. Raises CapacityError if the disk is full."""
     draft = path.with_name(path.name + ".part")
     try:
         save_file(
@@ -242,7 +238,7 @@ def save_whole(tensors: dict[str, Tensor], path: Path) -> None:
             draft,
             metadata={"format": "pt"},
         )
-        draft.chmod(0o644)  # the library's are its owner's alone: an artifact is for others too
+        draft.chmod(0o644)  # save_file makes it private; others must be able to read an artifact
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)

@@ -1,6 +1,5 @@
-"""Makes the page: a folder of static files out of records, of site/, compact.py's and
-downloads.py's. The same records give the same bytes. It knows files; what the page shows is
-site/'s.
+"""Builds the page: a folder of static files, made from records, site/, compact.py and downloads.py.
+The same records give the same bytes. Knows files; site/ decides what the page shows.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _MARKER = "data/index.js"
 
 @dataclass(frozen=True)
 class Built:
-    """What a build found. `refused`: files that are no records, and why;
-    they are not on the page."""
+    """The result of a build. refused: (file, reason) of files that are no records; they are not on
+    the page."""
 
     records: int
     groups: int
@@ -35,11 +34,12 @@ class Built:
 
 
 def build(source: Path | Iterable[Record], out: Path) -> Built:
-    """Writes the page of the records under a folder (or of given ones) into `out`, over an older
-    page.
+    """Writes the page of the given records, or of the records under a folder, into `out`; an older
+    page is overwritten.
 
-    Raises UsageError where there is no such folder, `out` holds something that is no page, or
-    pyarrow is missing."""
+    Raises UsageError when there is no such folder, `out` holds something that is no page, or
+    pyarrow is missing.
+    """
     if isinstance(source, Path) and not source.is_dir():
         raise UsageError(
             f"there is no folder of records at {source}: go where one is, or name one with"
@@ -65,7 +65,7 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
 
 
 def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[PageEntry]:
-    """Returns what the page keeps of each record, and the files to take away written on the way."""
+    """Returns the page's entry of each record, and writes the downloads on the way."""
     entries: list[PageEntry] = []
     for file, record, text in found:
         rows = [compact.sample_rows(point.sample) for point in record.points]
@@ -77,8 +77,8 @@ def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Runs without Python's search for cycles: records have none, and it walks all that is kept
-    again and again, which took a sixth of a build's time."""
+    """Runs without Python's cycle collector: records have no cycles, and repeated walks over all of
+    them took a sixth of a build's time."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -89,8 +89,8 @@ def _uncollected() -> Iterator[None]:
 
 
 def _take(out: Path) -> None:
-    """Makes the folder and marks it as a page's, whatever becomes of this build; an older page's
-    groups go, for there may be fewer of them now."""
+    """Makes the folder and marks it as a page at once, even if this build fails. Deletes an older
+    page's group files, because there may be fewer groups now."""
     if out.exists() and not out.is_dir():
         raise UsageError(f"{out} is a file: give a folder for the page", param="out")
     if out.is_dir() and any(out.iterdir()) and not (out / _MARKER).is_file():
@@ -105,8 +105,8 @@ def _take(out: Path) -> None:
 
 
 def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Record, str]]:
-    """Yields every record under a folder, by name, with its text. Files that are none go into
-    `refused`, with the reason."""
+    """Yields (name, record, text) of every record under a folder, sorted by name. Adds other files
+    to `refused`, with the reason."""
     runs: set[str] = set()
     for path in sorted(root.rglob("*.json")):
         name = path.relative_to(root).as_posix()
@@ -122,9 +122,8 @@ def _read(root: Path, refused: list[tuple[str, str]]) -> Iterator[tuple[str, Rec
 
 
 def _one(path: Path) -> tuple[Record, str]:
-    """Returns a file's record and its text. What is in the almanac was validated when it came in;
-    here its form is checked again (`record_of`: hostile texts and keys that stand twice too), not
-    its sense."""
+    """Returns a file's record and its text. Records were validated when they entered the almanac;
+    here only the form is checked again (`record_of`: also hostile texts and duplicate keys)."""
     if path.is_symlink():
         raise RecordError(f"{path.name}: is a link: put the record itself there")
     content = read_bytes(path)
@@ -137,7 +136,8 @@ def _given(records: Iterable[Record]) -> Iterator[tuple[str, Record, str]]:
 
 
 def _grouped(entries: list[PageEntry]) -> dict[GroupKey, list[PageEntry]]:
-    """Groups entries by subject, subjects in the order of their labels, the newest record first."""
+    """Groups entries by subject, sorted by the subjects' labels; the newest record of a group is
+    first."""
     groups: dict[GroupKey, list[PageEntry]] = {}
     for each in entries:
         groups.setdefault(each.about, []).append(each)
@@ -161,7 +161,7 @@ def _facts(data: Path, refused: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def _write_site(out: Path) -> None:
-    """Joins site/: its views into index.html, its scripts into one function, its styles into one
+    """Joins the parts of site/: views into index.html, scripts into one function, styles into one
     sheet."""
     site = resources.files("penstock.almanac.page") / "site"
     page = _text(site / "index.html").replace("<!-- views -->", _joined(site / "views", ".html"))

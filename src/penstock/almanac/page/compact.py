@@ -1,12 +1,12 @@
-"""Records made small for the page: an index of all of them, and a group of whole ones for each
+"""Compresses records for the page: an index of all records, and a group of whole records for each
 (model, machine, shape).
 
     data/index.js       models, machines, shapes, and a line of headlines a record, as columns
     data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms;
-    loaded when asked for
+                        loaded on demand
 
-Both are scripts, since a page from the file system cannot fetch. It knows no file, and computes no
-headline; of a record that is dropped on the page 20_data.js has the same.
+Both are scripts, because a page from the file system cannot fetch. Knows no file, and computes no
+headline; for a record that is dropped onto the page, 20_data.js does the same.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from penstock.almanac.record import (
 Rows = npt.NDArray[np.float64]
 
 PAGE_SCHEMA = 1
-# Sample times on the page: 0, then a step of 0.0425 % each from a microsecond to a million seconds;
-# 65,535 is -1.
+# Codes of sample times on the page: 0 stands for 0, then steps of 0.0425 % from a microsecond to a
+# million seconds; 65,535 stands for -1 (a failed request).
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
-APART = {"client", "goals", "figures", "sample"}  # of a point: not a value, or a few of them
+APART = {"client", "goals", "figures", "sample"}  # fields of a point that are not a single value
 SAMPLE = ("first", "per_token", "end_to_end")
-_TABLED = ("engine", "version", "configuration")  # texts of the index that are written once
+_TABLED = ("engine", "version", "configuration")  # index columns whose texts are stored once each
 
 
 @dataclass(frozen=True)
 class GroupKey:
-    """What a question is about; records of one subject lie in one group. Hashable, and readable in
+    """The subject of a question: records of one subject lie in one group. Hashable, and readable in
     an address."""
 
     model: str
@@ -58,7 +58,8 @@ def subject(record: Record) -> GroupKey:
 
 
 def model_label(record: Record) -> str:
-    """Weights and number format are part of what was measured: other ones are another model."""
+    """Returns the model's label. Records with other weights or another number format count as
+    another model."""
     model = record.model
     return f"{model.name} ({model.dtype}{', random weights' if model.weights == 'random' else ''})"
 
@@ -71,7 +72,7 @@ def machine_label(record: Record) -> str:
 
 
 def shape_label(record: Record) -> str:
-    """Returns an exact shape's lengths; others have a name beside them."""
+    """Returns the shape's label: an exact shape's lengths; other kinds add their name."""
     shape = record.shape
     lengths = f"{shape.input:g}x{shape.output:g}"
     return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
@@ -82,7 +83,7 @@ def shape_label(record: Record) -> str:
 
 @dataclass(frozen=True)
 class PageEntry:
-    """What is kept of a record while the page is made. text: its compact form as JSON. line: its
+    """A record's entry while the page is made. text: the compact record as JSON. line: its
     headlines."""
 
     about: GroupKey
@@ -92,7 +93,7 @@ class PageEntry:
 
 
 def entry(file: str, record: Record, rows: Sequence[Rows]) -> PageEntry:
-    """Makes the entry of a record. `rows`: of its points' samples, as `sample_rows` makes them."""
+    """Makes the entry of a record. rows: each point's sample, as `sample_rows` makes it."""
     shape = record.shape
     lengths = [shape.kind, shape.input, shape.output, shape.n, shape.name]
     return PageEntry(
@@ -106,12 +107,12 @@ def group_script(number: int, entries: Iterable[PageEntry]) -> str:
 
 
 def to_json(value: Any) -> str:
-    """Returns JSON in ASCII alone: no line separator, and no name, can end a script."""
+    """Returns ASCII JSON, so that no line separator and no name can end a script."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
 
 
 def compact(record: Record, file: str, rows: Sequence[Rows]) -> dict[str, Any]:
-    """Returns a record as the page loads it: as it is, but for its points."""
+    """Returns a record as the page loads it: unchanged but for its points, which become columns."""
     small: dict[str, Any] = record.model_dump(mode="json", by_alias=True, exclude={"points"})
     small["file"] = file
     small["points"] = _columns(record.points, rows)
@@ -142,27 +143,28 @@ def _columns(points: list[Point], rows: Sequence[Rows]) -> dict[str, Any]:
 
 
 def _values(part: RecordForm) -> list[Any]:
-    """Returns a part of a record as its values, in the order of its fields: an interval's value,
-    low and high, a spread's intervals. They are as they are: whoever derives figures cuts them to
-    six digits (summaries.py's `short`)."""
+    """Returns the values of a part of a record in field order: an interval's value, low and high,
+    or a spread's intervals. Values are not rounded: figures were cut to six digits when they were
+    derived (summaries.py's `short`).
+    """
     return [_values(each) if isinstance(each, RecordForm) else each for each in vars(part).values()]
 
 
 def _short(value: Any) -> Any:
-    """Returns six digits, which a figure is good for; whole numbers stay whole."""
+    """Rounds floats to six digits, the precision of a figure; integers stay as they are."""
     return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def sample_rows(sample: Sample) -> Rows:
-    """Returns [3, rows]: SAMPLE's columns. Made once a sample, for the page and the downloads: to
-    read Python's numbers takes longer than all that is done with them."""
+    """Returns [3, rows]: SAMPLE's columns. Made once a sample, for both the page and the downloads,
+    because reading Python's numbers takes longer than everything done with them."""
     return np.array([getattr(sample, name) for name in SAMPLE], np.float64)
 
 
 def packed(rows: Rows) -> str:
-    """Returns the three columns one after the other, each of 16-bit numbers, low byte first, in
-    base64. Rows are sorted by their first token: the order of a sample says nothing, and sorted
-    ones compress."""
+    """Returns the three columns one after the other, as 16-bit numbers, low byte first, in base64.
+    Rows are sorted by their first token: their order has no meaning, and sorted rows compress
+    better."""
     rows = rows[:, np.argsort(rows[0], kind="stable")]
     with np.errstate(divide="ignore"):
         steps = np.log(np.maximum(rows, 0.0) / SMALLEST) * (STEPS / np.log(LARGEST / SMALLEST))
@@ -174,8 +176,8 @@ def packed(rows: Rows) -> str:
 
 
 def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]) -> str:
-    """Returns the script of the index. `grouped`: the groups in the order of their numbers.
-    `facts`: what the page says of itself (the record's JSON schema, files to download)."""
+    """Returns the script of the index. grouped: the groups in the order of their numbers. facts:
+    facts about the page itself (the record's JSON schema, files to download)."""
     tables = {name: _Table() for name in ("model", "machine", "shape", *_TABLED)}
     groups: list[list[Any]] = []
     rows: list[dict[str, Any]] = []
@@ -205,7 +207,7 @@ def index_script(grouped: dict[GroupKey, list[PageEntry]], facts: dict[str, Any]
 
 
 class _Table:
-    """Texts by their number: each is written once."""
+    """A table that numbers texts, so that each text is stored once."""
 
     def __init__(self) -> None:
         self.values: list[str] = []
@@ -219,7 +221,8 @@ class _Table:
 
 
 def headlines(record: Record) -> dict[str, Any]:
-    """Returns a record's headlines, read off its points; none of a point whose client was short."""
+    """Returns a record's headlines, read off its points; points whose client was short are left
+    out."""
     points = [point for point in record.points if not point.client.short]
     ended = any(
         p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points
@@ -252,9 +255,10 @@ def headlines(record: Record) -> dict[str, Any]:
 
 
 def _highest(points: list[Point], name: str) -> Interval | None:
-    """Returns the highest of one of the rates by its low end: the highest of many windows is the
-    luckiest one, whose value says too much. Each by its own: where samples share a prompt, few
-    requests a second may be many tokens."""
+    """Returns the point's rate `name` with the highest low end. (The highest value would be the
+    luckiest of many windows.) Each kind of rate has its own highest point: where samples share a
+    prompt, few requests a second may be many tokens.
+    """
     rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
     return max(
         (rate for rate in rates if rate),
@@ -264,9 +268,10 @@ def _highest(points: list[Point], name: str) -> Interval | None:
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
-    """Returns value, low and high with four digits: the index carries every record. bounded: False
-    where it is a highest rate and everything at once was cut off, or not measured: nobody knows how
-    high the highest is."""
+    """Returns value, low and high with four digits, because the index carries every record.
+    bounded: False for a highest rate whose saturation point was cut off or not measured, so that
+    its upper end is unknown.
+    """
     if value is None:
         return None
     ends = (value.value, value.low, value.high if bounded else None)
@@ -274,9 +279,10 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float, most: float | None) -> list[float]:
-    """[seconds, the highest measured rate that keeps it, what was offered where it is missed
-    first]; of open loops, and none above `most`. Kept 0: none of them does; -1: not measured.
-    Missed 0: it was measured at no higher rate."""
+    """Returns [seconds, kept, missed] of open loops, in requests a second, up to `most`. kept: the
+    highest measured rate that keeps the goal; 0: none does; -1: not measured. missed: the first
+    offered rate that misses the goal; 0: no higher rate was measured.
+    """
     opened = [point for point in points if point.kind == "open" and point.rate]
     asked = [
         (sustained(point), goal)

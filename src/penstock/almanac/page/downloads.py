@@ -1,8 +1,8 @@
-"""What can be taken away from the page: every record as JSON, every point and failure as CSV and as
-Parquet.
+"""The files that the page offers for download: every record as JSON, every point and failure as CSV
+and as Parquet.
 
-Records are given one after the other and not kept: 2,000 of them are a gigabyte of Python's
-numbers. It knows records and files; not the page.
+Records are added one after the other and not kept: 2,000 records take a gigabyte as Python numbers.
+Knows records and files; not the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.almanac.record import Point, Record, Spread
 from penstock.almanac.samples import OUTCOMES, needs_pyarrow
 
 NAMES = ("records.json", "points.csv", "points.parquet")
-# of the columns; the others are numbers
+# columns of text; the others are numbers
 TEXTS = (
     "file",
     "run",
@@ -61,25 +61,26 @@ Row = dict[str, Any]
 
 
 class Downloads:
-    """Writes the three files as records come. Raises UsageError where pyarrow is missing."""
+    """Writes the three files as records are added. Raises UsageError when pyarrow is missing."""
 
     def __init__(self, folder: Path) -> None:
         needs_pyarrow()
         self._folder = folder
-        self._columns: dict[str, list[Any]] = {name: [] for name in TEXTS}  # None: there is none
+        # None is a missing value
+        self._columns: dict[str, list[Any]] = {name: [] for name in TEXTS}
         self._samples: dict[str, list[npt.NDArray[np.float32]]] = {name: [] for name in SAMPLE}
         self._json = (folder / "records.json").open("w", encoding="utf-8")
         self._before = "[\n"
 
     def add(self, file: str, record: Record, text: str, rows: Sequence[Rows]) -> None:
-        """Adds a record's rows. `text`: the record as it came; `rows`: of its points' samples, as
-        compact.py's `sample_rows` makes them."""
+        """Adds a record's rows. text: the record's JSON. rows: each point's sample, as compact.py's
+        `sample_rows` makes it."""
         self._json.write(self._before + text.strip().replace("\n", " "))
         self._before = ",\n"
         shared = _shared(file, record)
         for point, sample in zip(record.points, rows, strict=True):
             self._add(shared | _of_point(point), sample)
-        for failure in record.failures:  # the log's tail is in the JSON alone
+        for failure in record.failures:  # only the JSON file has the end of the log
             measured = {"point": failure.point, "failure": failure.kind, "message": failure.message}
             self._add(shared | measured, np.empty((len(SAMPLE), 0)))
 
@@ -93,7 +94,7 @@ class Downloads:
             self._samples[name].append(times)
 
     def close(self) -> None:
-        """Ends the JSON, writes the tables."""
+        """Ends the JSON file and writes the tables."""
         self._json.write("\n]\n" if self._before == ",\n" else "[]\n")
         self._json.close()
         with (self._folder / "points.csv").open("w", encoding="utf-8", newline="") as out:
@@ -116,7 +117,7 @@ class Downloads:
             f"sample_{name}": arrow_lists(samples) for name, samples in self._samples.items()
         }
         path = self._folder / "points.parquet"
-        # Numbers hardly repeat: to look for those that do took more time than all else here.
+        # Numbers hardly repeat, and building a dictionary took longer than everything else here.
         pq.write_table(
             pa.table(columns),
             path,
@@ -127,15 +128,15 @@ class Downloads:
 
 
 def _shown(value: Any) -> str:
-    """Returns a value's text; one that a spreadsheet would take for a formula is quoted, as
-    spreadsheets do it."""
+    """Returns a value's text. A text that a spreadsheet would read as a formula gets a leading
+    quote."""
     if isinstance(value, str):
         return "'" + value if value and value[0] in "=+-@\t" else value
     return "" if value is None else f"{value:.10g}"
 
 
 def _shared(file: str, record: Record) -> Row:
-    """Returns what all rows of a record share."""
+    """Returns the columns that all rows of a record share."""
     gpu, shape, engine, model = record.machine.gpu, record.shape, record.engine, record.model
     return {
         "file": file,

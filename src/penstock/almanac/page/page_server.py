@@ -1,7 +1,8 @@
-"""Shows a built page on this machine. The page needs no server: this is for a browser that may not
-open files.
+"""Serves a built page on this machine, for browsers that may not open files; the page itself needs
+no server.
 
-Only this machine can reach it. It knows a folder, no record."""
+Only this machine can reach it. Knows a folder, no record.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ HOST = "127.0.0.1"
 
 
 class _Quiet(SimpleHTTPRequestHandler):
-    """No line a request; nothing is cached, so that a page built anew is seen; types are never
-    guessed."""
+    """Serves files without logging and without caching, so that a rebuilt page is seen; browsers
+    must not guess types."""
 
     def end_headers(self) -> None:
         self.send_header("Cache-Control", "no-store")
@@ -26,14 +27,15 @@ class _Quiet(SimpleHTTPRequestHandler):
         super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing: a line a file is of no use to who looks at a page."""
+        """Logs nothing: one line a file does not help a reader of the page."""
 
 
 def serve(out: Path, port: int, ready: Callable[[str], None] = print) -> None:
-    """Serves the page in `out` until it is interrupted; `ready` is told the address. Port 0 takes a
-    free one.
+    """Serves the page in `out` until interrupted, and calls `ready` with the address. Port 0 takes
+    a free port.
 
-    Raises UsageError where no page is, CapacityError where the port is in use."""
+    Raises UsageError when `out` holds no page, CapacityError when the port is in use.
+    """
     if not (out / "index.html").is_file():
         raise UsageError(
             f"{out} holds no page: build it with `penstock almanac build --out {out}`", param="out"

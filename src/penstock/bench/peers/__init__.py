@@ -1,19 +1,23 @@
-"""Engines that the bench can start: a TOML file each, which lands here once the engine has been run
-by it.
+"""Engines that the bench can start, one TOML file each. A file is added here once the bench has run
+the engine.
 
-    says       what it is                     install   how one gets the pinned version
-    version    a command that prints it       command   what serves; words with {python} {model}
-    {host} {port}
-    ready      a path that answers 200 once it serves        stop   the signal that ends it
-    path       of its completions             ids       whether prompts may be token ids
-    served     its name for the model; {model} unless said   [environment]  variables of its process
-    samples    whether it takes n (true unless said)
-    without    fields of a body that it doesn't take         [more]  fields that it needs besides,
-    {output} filled in
+    says       description of the engine
+    install    the command that installs the pinned version
+    version    a command that prints the version
+    command    the command that serves; words may contain {python} {model} {host} {port}
+    ready      a path that answers 200 once the engine serves
+    stop       the signal that ends it
+    path       the path of its completions
+    ids        whether prompts may be token ids
+    served     its name for the model; default {model}
+    samples    whether it takes n; default true
+    without    fields of a body that it does not accept
+    [more]     further fields that it needs, with {output} filled in
+    [environment]  variables of its process
 
-{python} is the interpreter that has the engine, {bin} the folder that it lies in.
+{python} is the interpreter that has the engine, {bin} the folder of that interpreter.
 
-It knows these files; what an engine is otherwise is none of the bench's business.
+Knows these files; nothing else about an engine.
 """
 
 from __future__ import annotations
@@ -31,12 +35,12 @@ from penstock.errors import EngineError, UsageError
 FOLDER = Path(__file__).parent
 VERSION_PATIENCE = 120.0
 _VERSION = re.compile(r"\d+(?:\.\w+)+(?:\+[\w.]+)?|(?<=version: )\d+")
-# llama.cpp's, which releases are named by; 0: whoever built it didn't say
+# llama.cpp's build number, by which releases are named; 0 means unknown and does not match
 _BUILD = re.compile(r"\(build ([1-9]\d*)")
 
 
 class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An engine's file. name: the file's."""
+    """An engine's file. name: the file's name."""
 
     says: str
     install: str
@@ -63,7 +67,8 @@ class Peer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.served.replace("{model}", model)
 
     def version_of(self, python: str) -> str:
-        """Returns what its version command prints. Raises EngineError when it isn't installed."""
+        """Returns the version that its version command prints. Raises EngineError when it is not
+        installed."""
         words = _filled(self.version, python=python, bin=_bin(python))
         try:
             done = subprocess.run(words, capture_output=True, text=True, timeout=VERSION_PATIENCE)
@@ -102,14 +107,14 @@ def peer(name: str) -> Peer:
         )
     try:
         told = msgspec.toml.decode(path.read_bytes(), type=Peer)
-    except ValueError as error:  # msgspec's are ValueErrors
+    except ValueError as error:  # msgspec's errors are ValueErrors
         raise UsageError(f"{path.name}: {error}", param="engine") from error
     return msgspec.structs.replace(told, name=path.stem)
 
 
 def _bin(python: str) -> str:
-    """Returns the folder of an interpreter, links not followed: a virtual environment's programs
-    lie beside it."""
+    """Returns the folder of an interpreter without following links: a virtual environment's
+    programs lie there."""
     return str(Path(python).parent)
 
 

@@ -1,5 +1,5 @@
-"""Kernels of sums and gatherings over the ranks of one model: data that is its own flag, and waits
-that end. What launches them, and how it works, is `all_reduce.py`."""
+"""Kernels of sums and gathers over the ranks of one model, with data as its own flag and waits that
+end. `all_reduce.py` launches and explains them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ import triton.language as tl
 
 from penstock.kernels.triton.pdl import wait
 
-EMPTY = tl.constexpr(-1)  # of 32 bits or of 64: memory that waits
-# Numbers in `state`, int64.
+EMPTY = tl.constexpr(-1)  # value of unwritten words, in 32 or 64 bits
+# indices in `state`, int64
 CALLS, LEFT, HUNG, MOST, HOST = (tl.constexpr(i) for i in range(5))
 STATE = 5
 
 
 @triton.jit
 def _begin(addresses, state, room, RANKS: tl.constexpr, WIDTH: tl.constexpr):
-    """-> calls so far, lanes [WIDTH], the address of every rank's half for this call, the most
-    looks."""
+    """Returns calls so far, lanes [WIDTH], the address of every rank's buffer for this call, the
+    most looks."""
     calls = tl.load(state + CALLS)
     lane = tl.arange(0, WIDTH)
     bases = tl.load(addresses + lane, mask=lane < RANKS, other=0) + (calls & 1) * room
     most = tl.load(state + MOST)
-    # Behind the first hang nobody is waited for.
+    # After the first timeout no rank is waited for.
     return calls, lane, bases, tl.where(tl.load(state + HUNG) != 0, most * 0 + 1, most)
 
 
 @triton.jit
 def _memory(bases, lane, rank, KIND: tl.constexpr):
-    """A rank's memory, as a pointer to words of KIND."""
+    """Returns a rank's memory, as a pointer to words of KIND."""
     base = tl.sum(tl.where(lane == rank, bases, 0), axis=0)
     return tl.multiple_of(base.to(tl.pointer_type(KIND), bitcast=True), 16)
 
 
 @triton.jit
 def _leave(state, calls, programs):
-    """The last program counts the call."""
+    """Counts the call in its last program."""
     tl.debug_barrier()
     if tl.atomic_add(state + LEFT, 1, sem="acq_rel", scope="gpu") == programs - 1:
         tl.store(state + LEFT, 0)
@@ -55,9 +55,9 @@ def _await(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits until no word of another rank is EMPTY; notes whose are, where it has looked often
-    enough. Rank r's lie r * apart behind `words` [BLOCK]: as many of them as have r * onward +
-    place [BLOCK] below count."""
+    """Waits until no word of another rank is EMPTY; after the most looks records the missing rank.
+    Rank r's words are at `words` [BLOCK] + r * apart; only those with r * onward + place [BLOCK]
+    below count exist."""
     late, looks = tl.full((), 1, tl.int32), most * 0
     while (late > 0) & (looks < most):
         missing = tl.zeros((BLOCK,), tl.int32)
@@ -68,7 +68,7 @@ def _await(
         late = tl.max(missing, axis=0)
         looks += 1
     if late > 0:  # noqa: SIM102  `and` would look at both
-        if tl.load(state + HUNG) == 0:  # behind the first hang late ranks are no news
+        if tl.load(state + HUNG) == 0:  # after the first timeout missing ranks are not recorded
             for rank in tl.static_range(RANKS):
                 there = (place + rank * onward < count) & (rank != me)
                 seen = tl.load(words + rank * apart, mask=there, other=0, volatile=True)
@@ -87,7 +87,8 @@ def _sendable(word):
 
 @triton.jit
 def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
-    """A number of KIND in words of 32 bits -> float32. NTH: 0, or 1 for the second of 16 bits."""
+    """Returns a number in float32 from words of 32 bits. NTH: 0, or 1 for the second of two 16-bit
+    numbers of KIND."""
     if tl.float32 == KIND:
         number = word.to(tl.float32, bitcast=True)
     else:
@@ -97,7 +98,8 @@ def _number(word, KIND: tl.constexpr, NTH: tl.constexpr):
 
 @triton.jit
 def _word(first, second, KIND: tl.constexpr):
-    """Numbers in float32 -> words of 32 bits, which hold one of KIND, or two."""
+    """Returns words of 32 bits with one float32, or two 16-bit numbers of KIND, from float32
+    numbers."""
     if tl.float32 == KIND:
         word = first.to(tl.int32, bitcast=True)
     else:
@@ -120,7 +122,7 @@ def _sum(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits for the others' words of `at` -> their sum with `own`; puts EMPTY in their place."""
+    """Waits for the others' words of `at`; returns their sum with `own`, and sets them to EMPTY."""
     first, second, missing = _add(words, apart, at, count, own, me, KIND, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
         _await(words, apart, at, 0, count, me, state, most, RANKS, BLOCK)
@@ -133,8 +135,8 @@ def _sum(
 def _add(
     words, apart, at, count, own, me, KIND: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """-> sums of what there is of the first and the second number in each word; where words are
-    EMPTY: 1."""
+    """Returns sums of the available first and second numbers of each word, and a mask: 1 if a word
+    is EMPTY."""
     first, second = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
@@ -152,7 +154,8 @@ def _add(
 def _take(
     words, apart, out, out_apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Copies the others' words to `out` as they are -> where some are EMPTY: 1. As _await."""
+    """Copies the others' words to `out` unchanged; returns a mask: 1 if some are EMPTY. Arguments
+    as in _await."""
     missing = tl.zeros((BLOCK,), tl.int32)
     for rank in tl.static_range(RANKS):
         there = (place + rank * onward < count) & (rank != me)
@@ -177,8 +180,8 @@ def _receive(
     RANKS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Waits for the others' words, copies rank r's to r * out_apart behind `out` [BLOCK], puts
-    EMPTY in their place."""
+    """Waits for the others' words, copies rank r's to `out` [BLOCK] + r * out_apart, and sets them
+    to EMPTY."""
     missing = _take(words, apart, out, out_apart, place, onward, count, me, RANKS, BLOCK)
     if tl.max(missing, axis=0) > 0:
         _await(words, apart, place, onward, count, me, state, most, RANKS, BLOCK)
@@ -188,7 +191,7 @@ def _receive(
 
 @triton.jit
 def _empty(words, apart, place, onward, count, me, RANKS: tl.constexpr, BLOCK: tl.constexpr):
-    tl.debug_barrier()  # a word may be read by another thread than the one that empties it
+    tl.debug_barrier()  # another thread may still read a word that this one empties
     for rank in tl.static_range(RANKS):
         there = (place + rank * onward < count) & (rank != me)
         tl.store(words + rank * apart, tl.full((BLOCK,), -1, words.dtype.element_ty), mask=there)
@@ -210,9 +213,9 @@ def one_shot_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """x [units * UNIT] int32, words of KIND -> out, the sum's words."""
+    """Writes the words of the sum to out. x: [units * UNIT] int32, words of KIND."""
     wait(EARLY)
-    count = units * UNIT  # so the compiler knows what divides it, and moves 16 bytes at a time
+    count = units * UNIT  # the compiler knows a divisor of it, and moves 16 bytes at a time
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
     apart = (count + BLOCK - 1) // BLOCK * BLOCK
@@ -221,7 +224,7 @@ def one_shot_kernel(
         own = _sendable(tl.load(x + at, mask=at < count))
         for step in tl.static_range(
             1, RANKS
-        ):  # each begins with another neighbour: all links are at work
+        ):  # each rank begins with another neighbour, so all links are busy
             theirs = _memory(bases, lane, (me + step) % RANKS, tl.int32)
             tl.store(theirs + me * apart + at, own, mask=at < count)
     mine = _memory(bases, lane, me, tl.int32)
@@ -249,14 +252,13 @@ def two_shots_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Takes and gives what one_shot_kernel does. Of RANKS blocks that lie together rank r adds up
-    the r-th."""
+    """Does the same as one_shot_kernel. Of RANKS adjacent blocks rank r adds up the r-th."""
     wait(EARLY)
     count = units * UNIT
     STEP: tl.constexpr = BLOCK * RANKS
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)
-    # words that one rank sends to another, up to a block
+    # words that one rank sends to another, rounded up to a block
     apart = (count + STEP - 1) // STEP * BLOCK
     along = tl.arange(0, BLOCK)
     for first in range(program * STEP, count, programs * STEP):
@@ -310,8 +312,8 @@ def gather_kernel(
     BLOCK: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """x [count] int32 -> out [RANKS, count], every rank's. Words go in 64 bits, which are never
-    EMPTY."""
+    """Writes every rank's x to out [RANKS, count]. x: [count] int32. Words are sent in 64 bits,
+    which are never EMPTY."""
     wait(EARLY)
     program, programs = tl.program_id(0), tl.num_programs(0)
     calls, lane, bases, most = _begin(addresses, state, room, RANKS, WIDTH)

@@ -1,23 +1,22 @@
-"""Triton's binaries on the disk: an artifact's folder in front of Triton's own cache, and a key
-that is not made anew.
+"""Triton's binaries on disk: an artifact's folder is searched before Triton's own cache, and the
+key of Triton itself is read from a record.
 
-    a kernel       get_group: KEY/NAME.json, NAME.cubin    of an artifact, else Triton's cache, else
-    it is compiled
-    a launcher     get_file: KEY/NAME.SUFFIX.so            the same; a stub in C that Triton
-    compiles for a signature
+  a kernel       get_group: KEY/NAME.json, NAME.cubin: from an artifact, else Triton's cache, else
+                 compiled
+  a launcher     get_file: KEY/NAME.SUFFIX.so: the same; a C stub that Triton compiles for a
+                 signature
 
 KEY is Triton's: a hash of the kernel's source, its signature and options, Triton and ptxas; no
-path, no driver, no name of a GPU. Triton's own cache keeps absolute paths beside it and finds
-nothing in a folder that has moved; here what lies in a folder is what it holds. The part of KEY
-that stands for Triton itself is a hash of 415 MB (0.3 to 1.1 s, in every start): it is recorded,
-beside Triton's cache and in an artifact, and holds as long as Triton's files are the same by
-version and size, and at home by the times of their last change.
+path, no driver, no name of a GPU. Triton's own cache stores absolute paths beside it and finds
+nothing in a folder that has moved; here a folder's content is what lies in it. The part of KEY for
+Triton itself hashes 415 MB (0.3 to 1.1 s at every start). It is recorded, beside Triton's cache and
+in an artifact, and is valid while Triton's files have the same version and size, and beside
+Triton's cache the same modification times.
 
-An artifact's launchers are machine code of the host: who opens an artifact trusts it as a program
-(a hub's snapshot brings none). It knows Triton's seams (`knobs.cache.manager_class`,
-`runtime.cache.triton_key`, how a kernel's source is parsed, and hashed with the functions that it
-calls), as of 3.6 to 3.9.
-"""
+An artifact's launchers are machine code of the host: opening an artifact means trusting it as a
+program (a hub's snapshot brings none). Knows Triton's hooks (`knobs.cache.manager_class`,
+`runtime.cache.triton_key`, the parsing of a kernel's source, and the hashing of called functions)
+of versions 3.6 to 3.9."""
 
 from __future__ import annotations
 
@@ -39,15 +38,15 @@ from penstock.disk import write_whole
 from penstock.errors import PenstockError
 from penstock.kernels.binaries import Binaries
 
-RECORD = "triton.json"  # an artifact's; beside Triton's cache it is HOME_RECORD
+RECORD = "triton.json"  # name in an artifact; beside Triton's cache the name is HOME_RECORD
 HOME_RECORD = "penstock-triton.json"
 _BINARIES_END = (".cubin", ".hsaco")
-# of what Triton writes for a kernel: the rest is for people to read
+# files of a kernel that are kept; the rest is for human readers
 _KEPT = (
     ".json",
     *_BINARIES_END,
 )
-_BINARIES = Binaries()  # Triton's seam is a class that is told a key and nothing else
+_BINARIES = Binaries()  # global, since Triton's hook is a class that receives only a key
 _USUAL = knobs.cache.manager_class or cache.FileCacheManager
 _hash_triton = cache.triton_key
 _hash_called = jit.DependenciesFinder._update_hash
@@ -56,7 +55,7 @@ _PARSING = Lock()
 
 
 def install() -> Binaries:
-    """Puts what is here in Triton's seams; returns what this process knows of its binaries."""
+    """Installs the hooks of this module in Triton; returns the binaries of this process."""
     knobs.cache.manager_class = _manager
     cache.triton_key = _recorded_key
     jit.DependenciesFinder._update_hash = _hash_called_first
@@ -65,39 +64,39 @@ def install() -> Binaries:
 
 
 def _parse_alone(called: jit.JITCallable) -> ast.Module:
-    """Python counts how deep a syntax tree is for all threads together, and raises SystemError
-    where two parse at once (seen with 3.11.7, in one start of 85)."""
+    """Parses a kernel under a lock: Python counts the depth of syntax trees over all threads
+    together, and raises SystemError if two parse at once (seen with 3.11.7, in one start of 85)."""
     with _PARSING:
         tree: ast.Module = _parse(called)
     return tree
 
 
 def _hash_called_first(finder: jit.DependenciesFinder, called: jit.JITCallable) -> None:
-    """Triton takes a called function's constants into a kernel's hash only if the function had been
-    hashed before, by another kernel: the key would hang on which of them is launched first. Now it
-    always has been."""
+    """Hashes a called function before its caller. Triton includes the function's constants in the
+    kernel's hash only if the function was hashed before, by another kernel: keys would depend on
+    the order of launches."""
     called.cache_key  # noqa: B018
     _hash_called(finder, called)
 
 
 def _manager(key: str, override: bool = False, dump: bool = False) -> cache.CacheManager:
-    if override or dump:  # a developer's own folders
+    if override or dump:  # folders of a developer's own
         return _USUAL(key, override=override, dump=dump)
     return _Shelf(key)
 
 
 class _Shelf(cache.CacheManager):
-    """What belongs to one key."""
+    """The files of one key."""
 
     def __init__(self, key: str) -> None:
         self.key = key
 
     @property
     def usual(self) -> cache.CacheManager:
-        return _USUAL(self.key)  # makes a folder: not before it is needed
+        return _USUAL(self.key)  # makes a folder, so only if needed
 
     def get_group(self, filename: str) -> dict[str, str] | None:
-        """Asked for a kernel before it is compiled; None: compile it."""
+        """Looks for a kernel before it is compiled; returns None if it must be compiled."""
         name = filename.removesuffix(".json")
         group = next(self._held(filename), None) or self.usual.get_group(filename) or {}
         if filename not in group or not any(each.endswith(_BINARIES_END) for each in group):
@@ -108,13 +107,12 @@ class _Shelf(cache.CacheManager):
         return group
 
     def put_group(self, filename: str, group: dict[str, str]) -> str:
-        """Told when a kernel has been compiled."""
+        """Stores a kernel after it was compiled."""
         self._keep_kernel(group)
         return self.usual.put_group(filename, group)
 
     def get_file(self, filename: str) -> str | None:
-        """Asked for a launcher before it is compiled,
-        and for other files that we leave to Triton."""
+        """Looks for a launcher before it is compiled; other files are left to Triton."""
         if not filename.endswith(".so"):
             return self.usual.get_file(filename)
         path = next(
@@ -133,7 +131,7 @@ class _Shelf(cache.CacheManager):
         return path
 
     def _held(self, filename: str) -> Iterator[dict[str, str]]:
-        """The artifacts' files of this key, where `filename` is among them."""
+        """Yields the files of this key in each artifact that has `filename`."""
         for folder in _BINARIES.folders:
             if (folder / self.key / filename).is_file():
                 yield {path.name: str(path) for path in (folder / self.key).iterdir()}
@@ -142,8 +140,7 @@ class _Shelf(cache.CacheManager):
         self._keep({name: path for name, path in group.items() if name.endswith(_KEPT)})
 
     def _keep(self, group: dict[str, str]) -> None:
-        """Copies files into the artifact that is being built, and with them the key that they go
-        by."""
+        """Copies files into the artifact being built, with the record of Triton's key."""
         if _BINARIES.into is None:
             return
         folder = _BINARIES.into / self.key
@@ -160,8 +157,8 @@ class _Shelf(cache.CacheManager):
 
 @once
 def _recorded_key() -> str:
-    """In place of `triton_key`: an artifact's record where it is of this Triton, else this
-    machine's, else made."""
+    """Replaces `triton_key`: returns the key of an artifact's record if valid for this Triton, else
+    of this machine's record, else computes it."""
     for folder in _BINARIES.folders:
         if key := _read(folder / RECORD, times=False):
             return key
@@ -171,14 +168,14 @@ def _recorded_key() -> str:
     key = _hash_triton()
     with suppress(
         PenstockError, OSError
-    ):  # a home that cannot be written costs the next start as much again
+    ):  # if the home can't be written, the next start computes it again
         home.parent.mkdir(parents=True, exist_ok=True)
         write_whole(home, json.dumps(_record(key, times=True)).encode())
     return key
 
 
 def _read(path: Path, times: bool) -> str | None:
-    """The key of a record, where it is of this Triton."""
+    """Returns the key of a record if valid for this Triton; else None."""
     try:
         told = json.loads(path.read_text())
     except (OSError, ValueError):
@@ -188,7 +185,7 @@ def _read(path: Path, times: bool) -> str | None:
 
 
 def _record(key: str, *, times: bool) -> dict[str, Any]:
-    """A key, and what it holds for."""
+    """Returns a record: the key, and the files that it is valid for."""
     home = Path(triton.__file__).parent
     hashed = [home / "runtime/cache.py", *(home / "_C").glob("libtriton.*")]
     hashed += [

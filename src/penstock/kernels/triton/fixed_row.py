@@ -1,4 +1,4 @@
-"""Rows in fixed point (kernels/fixed_row.py), as kernels write them. It knows numbers;
+"""Kernel functions that write rows in fixed point (kernels/fixed_row.py). Knows numbers;
 no weight."""
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from penstock.kernels import fixed_row
 LEAST: tl.constexpr = tl.constexpr(fixed_row.LEAST_BITS)
 TOP: tl.constexpr = tl.constexpr(fixed_row.TOP)
 DOWN: tl.constexpr = tl.constexpr(2.0**-fixed_row.TOP)
-# 1.5 * 2**23: a float32 that this is added to ends at the ones
+# 1.5 * 2**23: added to a float32, it rounds it to a whole number
 ROUNDER: tl.constexpr = tl.constexpr(12582912.0)
-ROUNDED: tl.constexpr = tl.constexpr(0x4B400000)  # its bits
+ROUNDED: tl.constexpr = tl.constexpr(0x4B400000)  # bits of ROUNDER
 
 
 @triton.jit
 def store_fixed(values, numbers, scales, sums, block, there, K):
-    """Writes values [B, 16] (rounded to the model's dtype, zeros where a row ends) as the blocks
-    `block` [B] of a row of K numbers, where `there` [B]."""
+    """Writes values [B, 16] (rounded to the model's dtype, zeros past a row's end) as blocks
+    `block` [B] of a row of K numbers, if `there` [B]."""
     values = values.to(tl.float32)
     most = tl.max(values.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=1)
     power = tl.maximum(most & 0x7F800000, LEAST)
     by = ((254 << 23) - power + (TOP << 23)).to(tl.float32, bitcast=True)
     whole = (values * by[:, None] + ROUNDER).to(tl.int32, bitcast=True) - ROUNDED
-    whole = tl.minimum(whole, 32767)  # of a float32
+    whole = tl.minimum(whole, 32767)  # rounding may give 32768
     to = numbers + block[:, None] * 16 + tl.arange(0, 16)[None, :]
     tl.store(to, (whole >> 8).to(tl.int8), mask=there[:, None])
     tl.store(to + K, whole.to(tl.int8), mask=there[:, None])

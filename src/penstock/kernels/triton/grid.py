@@ -1,10 +1,7 @@
-"""Numbers of launches: how many pieces, how large a tile, how much a chip's programs may hold, in
-plain Python.
+"""Launch sizes in plain Python: number of pieces, tile sizes, limits of a program on a chip.
 
-Triton's own `cdiv` and `next_power_of_2` are functions that its kernels may call too, which costs
-the host 4.6 us a call, and an eager step of 16 layers makes 280 of them. It knows numbers and a
-device's kind.
-"""
+Triton's own `cdiv` and `next_power_of_2` are also callable from kernels, which costs the host 4.6
+us a call, and an eager step of 16 layers makes 280 calls. Knows numbers and a device's kind."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ from functools import cache
 
 import torch
 
-# Bytes of shared memory that a program may have, by compute capability; 101,376 on chips for desks
-# and pictures (8.6, 8.9, 12.0). Source: CUDA programming guide, technical specifications.
+# Bytes of shared memory of a program, by compute capability; 101,376 on desktop and graphics chips
+# (8.6, 8.9, 12.0). Source: CUDA programming guide, technical specifications.
 SHARED = {80: 166_912, 90: 232_448, 100: 232_448, 103: 232_448}
 LEAST_SHARED = 101_376
 
@@ -38,19 +35,19 @@ def processors_of(device: torch.device) -> int:
 
 
 def cdiv(whole: int, piece: int) -> int:
-    """Returns how many pieces a whole takes, the last of which may be cut short."""
+    """Returns how many pieces cover the whole; the last one may be shorter."""
     return -(-whole // piece)
 
 
 def next_power_of_2(least: int) -> int:
-    """Returns the smallest power of two that is no smaller; 1 for 0."""
+    """Returns the smallest power of two that is at least `least`; 1 for 0."""
     return 1 << max(0, least - 1).bit_length()
 
 
 def precision_of(dtype: torch.dtype, width: int) -> str:
-    """Returns how attention multiplies numbers of a dtype, of heads so wide: float32's one by one,
-    or by three products of tensor cores (as exact to 2^-21) where one by one takes a compiler
-    minutes (166 s at 512)."""
+    """Returns the precision of attention's products for a dtype and head width. float32 products
+    are exact ("ieee"), or three tensor core products (exact to 2^-21) for widths where exact ones
+    take minutes to compile (166 s at 512)."""
     if dtype != torch.float32:
         return "tf32"
     return "ieee" if width <= 256 else "tf32x3"

@@ -1,1 +1,1 @@
-"""Processes: the application, its connections, and how a server begins and ends."""
+"""The server's processes: the application, its connections, start and end."""

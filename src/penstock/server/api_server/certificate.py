@@ -1,7 +1,6 @@
-"""A certificate with its key, for `--ssl-certfile` and `--ssl-keyfile`: read at the start, and
-again when its files change, so that a renewed one serves new connections without a restart. It
-knows files and TLS; no HTTP.
-"""
+"""TLS certificate and key for `--ssl-certfile` and `--ssl-keyfile`. Reads them at the start, and
+again when the files change, so that new connections get a renewed certificate without a restart.
+Knows files and TLS; no HTTP."""
 
 from __future__ import annotations
 
@@ -14,20 +13,20 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 
-LOOK_AGAIN = 1.0  # seconds between two looks at the files
+LOOK_AGAIN = 1.0  # seconds between two checks of the files
 
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Where they lie, as PEM. keyfile: None where the certificate's file has the key too."""
+    """Paths of the PEM files. keyfile: None if the certificate's file holds the key too."""
 
     certfile: str
     keyfile: str | None = None
 
     @classmethod
     def of(cls, certfile: Path | str | None, keyfile: Path | str | None) -> CertificateFiles | None:
-        """Returns the files, read and held against each other; None where none is given. Raises
-        UsageError."""
+        """Returns the files after checking that they can be used together; None for no files.
+        Raises UsageError."""
         if certfile is None:
             if keyfile is not None:
                 raise UsageError(
@@ -39,9 +38,8 @@ class CertificateFiles:
         return files
 
     def load(self, context: ssl.SSLContext) -> None:
-        """Has a context show this certificate from here on. Raises UsageError where the files
-        cannot be read, are no PEM, don't fit each other, or the key is encrypted; the context is as
-        before then."""
+        """Loads this certificate into `context`. Raises UsageError and leaves the context as it was
+        if the files cannot be read, are not PEM, don't fit each other, or the key is encrypted."""
         for name, file in (("ssl_certfile", self.certfile), ("ssl_keyfile", self.keyfile)):
             try:
                 if file is not None:
@@ -58,10 +56,8 @@ class CertificateFiles:
             return ""
 
         try:
-            for each in (
-                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-                context,
-            ):  # first where nothing can be spoilt
+            # The first context is a trial that cannot spoil the one in use.
+            for each in (ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), context):
                 each.load_cert_chain(self.certfile, self.keyfile, password)
         except (ssl.SSLError, ValueError) as error:
             raise UsageError(
@@ -87,8 +83,8 @@ class CertificateFiles:
         )
 
     async def follow(self, context: ssl.SSLContext) -> None:
-        """Reads the files again when they have changed, until it is cancelled. What cannot be used
-        is told on standard error, and the certificate that serves stays."""
+        """Reads the files again whenever they change, until cancelled. A new certificate that
+        cannot be used is reported on standard error, and the old one stays."""
         seen = self._stamps()
         while True:
             await asyncio.sleep(LOOK_AGAIN)

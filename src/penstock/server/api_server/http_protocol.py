@@ -1,8 +1,7 @@
-"""A connection's limits before uvicorn's: bytes and seconds of a request's head, seconds that a
-reader may take nothing, and how many connections there are. What goes past one ends, with an answer
-in OpenAI's shape where one can still be given. pyproject.toml bounds uvicorn to the versions whose
-protocol this was tried on. It knows HTTP on the wire; no routes.
-"""
+"""Limits of a connection, on top of uvicorn's: bytes and seconds of a request's head, seconds that
+a client may read nothing, and the number of connections. A connection past a limit is closed, with
+an error in OpenAI's form where an answer is still possible. pyproject.toml allows only the versions
+of uvicorn whose protocol this was tested with. Knows HTTP on the wire; no routes."""
 
 from __future__ import annotations
 
@@ -23,17 +22,19 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 from penstock.server.openai.http_limits import HttpLimits
 
-# connections beyond the most: for probes, for those that haven't asked yet, and to tell the others
+# connections beyond the limit: for probes, for clients before their first request, and to refuse
+# the others
 SPARE = 64
-# seconds that what a client still sends is read and thrown away, so that it gets to its answer
+# seconds during which a client's further bytes are read and dropped, so that it can read its answer
 LINGER = 1.0
-OTHER_FILES = 256  # descriptors that are no connections
+OTHER_FILES = 256  # file descriptors that are not connections
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
 def most_connections(limits: HttpLimits, *, files: bool) -> int:
-    """What was said, else what the process may have: its limit on descriptors is raised as far as
-    it goes. files: a connection may hold a second one, of the file that it sends or gets."""
+    """Returns the configured limit, else as many connections as file descriptors allow, after
+    raising the process's limit on descriptors. files: a connection may need a second descriptor,
+    for the file that it uploads or downloads."""
     if limits.max_connections is not None:
         return limits.max_connections
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -45,8 +46,8 @@ def most_connections(limits: HttpLimits, *, files: bool) -> int:
 def http_protocol(
     limits: HttpLimits, *, files: bool = False, access: AccessPolicy | None = None
 ) -> type[asyncio.Protocol]:
-    """The protocol class for uvicorn. files: as above; access: whose pages may read what is refused
-    here."""
+    """Returns the protocol class for uvicorn. files: see most_connections. access: adds the CORS
+    headers of refusals."""
     most = most_connections(limits, files=files)
     parts = {"limits": limits, "most": most, "idle": {}, "access": access or AccessPolicy()}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
@@ -57,23 +58,22 @@ def _no_http(message: str) -> HttpError:
 
 
 def _nothing() -> None:
-    """What an answer that never comes does at its end."""
+    """Does nothing when an answer is complete."""
 
 
 class _RefusedError(Exception):
-    """Ends the parser: what is behind a refusal isn't looked at."""
+    """Stops the parser: bytes after a refusal are not parsed."""
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One client's connection. A head is the request line and the headers."""
+    """One client's connection. "Head" means the request line and the headers."""
 
     limits: HttpLimits
     access: AccessPolicy
-    most: int  # that may wait for an answer
-    # those that wait for none; first the one that has for the longest
+    most: int  # upper bound of connections that wait for an answer
+    # connections that wait for no answer, the longest idle first
     idle: dict[HttpProtocol, None]
-    # uvicorn's attributes are 28, and of more than 30 CPython makes a dict of its own for each
-    # connection.
+    # uvicorn's class has 28 attributes. With more than 30, CPython gives every connection a dict.
     __slots__ = (
         "_answering",
         "_head_bytes",
@@ -87,28 +87,28 @@ class HttpProtocol(HttpToolsProtocol):
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
-        self._head_open = True  # no head has come whole since the last request did
-        self._head_bytes = (
-            0  # of the head that is coming, or of what came since the body's last byte
-        )
-        self._progress = False  # what is being parsed has more in it than a piece of one of these
-        self._refused = False  # answered by us: what still comes is thrown away
-        self._upgrade = False  # the head asks for another protocol, which isn't served
-        self._answering: RequestResponseCycle | None = (
-            None  # what was begun last; `cycle` is what was read last
-        )
+        self._head_open = True  # True until the headers of the next request are complete
+        # bytes of the head being received, or received after the body's last byte
+        self._head_bytes = 0
+        # True if the bytes being parsed held a complete head or part of a body
+        self._progress = False
+        self._refused = False  # True once we have refused: further bytes are dropped
+        self._upgrade = False  # True if the head asks for another protocol, which is not served
+        # the request being answered; `cycle` is the last one read
+        self._answering: RequestResponseCycle | None = None
         self._head_timer: asyncio.TimerHandle | None = None
         self._write_timer: asyncio.TimerHandle | None = None
 
-    # -- the transport's calls
+    # -- callbacks of the transport
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # An answer is two writes. asyncio sets this for sockets that name their protocol, which not
-        # all do; without it each answer on a kept connection took 44 ms (Nagle's algorithm against
-        # delayed acknowledgements).
+        # An answer takes two writes. Without this option each answer on a kept connection took 44
+        # ms (Nagle's algorithm against delayed acknowledgements). asyncio sets it, but only for
+        # sockets that name their protocol.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.transport = _Lingering(transport, self)  # type: ignore[assignment]  # a transport but for its close()
+        # a transport except for close()
+        self.transport = _Lingering(transport, self)  # type: ignore[assignment]
         self.idle[self] = None
         self._wait_for_head()
         if len(self.connections) > self.most + SPARE:
@@ -121,11 +121,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.idle.pop(self, None)
         super().connection_lost(exc)
         self._disconnect()
-        # What is left must not hold itself together: it would lie there until the collector comes,
-        # which is seldom.
+        # Break reference cycles: the garbage collector, which runs rarely, would free them late.
         self._unset_keepalive_if_required()
         for waiting, _ in self.pipeline:
-            waiting.on_response = _nothing  # they are never begun
+            waiting.on_response = _nothing  # waiting requests never begin
         self.pipeline.clear()
         if isinstance(self.transport, _Lingering):
             self.transport.connection = None
@@ -138,7 +137,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse(data)
         if self._refused or self.transport.is_closing():
             return
-        # Of a mixed read its part isn't known; a read is 256 KB at most, and the next counts whole.
+        # A mixed read counts as nothing, since the head's part is unknown. The error is small: a
+        # read has at most 256 KB, and the next one counts in full.
         if not self._progress:
             self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
@@ -147,8 +147,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def _parse(self, data: bytes) -> None:
-        """Parses all of it: behind a request that asks for another protocol the parser stops, and
-        begins anew."""
+        """Parses all of `data`. The parser stops after a request that asks for another protocol; a
+        new one then continues."""
         coming: list[bytes | memoryview] = [data]
         while coming and not self._refused:
             piece = coming.pop()
@@ -161,7 +161,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:  # one that takes nothing is cancelled, as one that goes away
+        if self._write_timer is None:  # a client that reads nothing is cut off, as if it had left
             self._write_timer = self.loop.call_later(
                 self.limits.stall_seconds, self.transport.abort
             )
@@ -173,7 +173,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._write_timer = None
             self.flow.resume_reading()
 
-    # -- the parser's calls
+    # -- callbacks of the parser
 
     def on_message_begin(self) -> None:
         if self._refused:
@@ -182,7 +182,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._head_bytes = 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._head_open:  # else it stands behind a body, and nobody reads it
+        if self._head_open:  # trailers after a body are ignored
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -222,16 +222,16 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def still_sending(self) -> bool:
-        """Asked when the connection is to be closed: whether the client may still send. From here
-        on that is thrown away."""
+        """Returns True if the client may still be sending; called before the connection closes.
+        Further bytes are dropped."""
         sending = self._refused or not self._head_open
         self._refused = True
         return sending
 
-    # -- what goes past a limit
+    # -- refusals
 
     def _beyond(self) -> HttpError | None:
-        """Returns why the head that is here is refused."""
+        """Returns the error if the complete head is past a limit."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             return self._too_large()
@@ -243,17 +243,16 @@ class HttpProtocol(HttpToolsProtocol):
         return None
 
     def _make_room(self) -> None:
-        """Ends the connection that has waited for no answer for the longest; this one, where all
-        others wait."""
+        """Closes the longest idle connection; this one, if all others wait for an answer."""
         oldest = next((each for each in self.idle if each is not self), self)
         del self.idle[oldest]
-        self.connections.discard(oldest)  # it goes when the loop has turned
+        self.connections.discard(oldest)  # uvicorn would remove it only on the loop's next turn
         oldest.transport.abort()
 
     def _without_upgrade(self) -> bytes:
-        """Returns the request's head again, as if it had not asked for another protocol, for a new
-        parser: some clients (Java's) always do, and their bodies are behind it. Nothing where it is
-        refused."""
+        """Returns the request's head without its wish for another protocol, for a new parser: some
+        clients (Java's) always ask, and send their body after it. Returns b"" for a refused
+        request."""
         if not self._upgrade or self._refused:
             return b""
         self._upgrade, self._head_open = False, True
@@ -275,7 +274,7 @@ class HttpProtocol(HttpToolsProtocol):
     def _head_too_slow(self) -> None:
         self._head_timer = None
         if not self._head_bytes:
-            self.transport.close()  # it never asked for anything
+            self.transport.close()  # a client without any request
         else:
             message = (
                 f"the headers took longer than {self.limits.header_seconds:g} s: send them at once"
@@ -287,8 +286,8 @@ class HttpProtocol(HttpToolsProtocol):
         return HttpError(message, status=431, code="headers_too_large")
 
     def _refuse(self, error: HttpError) -> None:
-        """Answers, where there is still place for an answer, and closes. What waited for its turn
-        is never begun."""
+        """Sends the error, if an answer is still possible, and closes. Requests in the pipeline are
+        not begun."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -296,7 +295,7 @@ class HttpProtocol(HttpToolsProtocol):
         begun = self._answering
         answered = begun is not None and begun.response_complete and not self._head_open
         if begun is not None and not begun.response_complete:
-            # in the middle of an answer there is no place for another
+            # no second answer fits into a begun one
             answered = begun.response_started
             self._disconnect()
         if not answered:
@@ -304,7 +303,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _disconnect(self) -> None:
-        """Tells the request that was begun that nobody waits for it: uvicorn tells the one that was
+        """Tells the request being answered that its client has left. uvicorn tells only the request
         read last."""
         if self._answering is not None and not self._answering.response_complete:
             self._answering.disconnected = True
@@ -325,12 +324,13 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Lingering:
-    """A transport that doesn't close on a client that still sends: that would take from it the
-    answer that it hasn't read. It hears the end, and gets LINGER to come to it."""
+    """A transport whose close() waits up to LINGER while the client still sends: closing at once
+    could destroy the answer before the client has read it. The client gets an end of file
+    meanwhile."""
 
     def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:
         self._transport = transport
-        self.connection: HttpProtocol | None = connection  # until it is lost
+        self.connection: HttpProtocol | None = connection  # None once the connection is lost
         self._ending = False
         self.write = transport.write
 
@@ -348,6 +348,6 @@ class _Lingering:
             return
         self._ending = True
         self._transport.resume_reading()
-        if self._transport.can_write_eof():  # TLS has no end of one side alone
+        if self._transport.can_write_eof():  # TLS cannot close one direction alone
             self._transport.write_eof()
         self.connection.loop.call_later(LINGER, self._transport.close)

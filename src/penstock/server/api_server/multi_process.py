@@ -1,8 +1,7 @@
-"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one
-engine or several. This process starts, tells and ends them, keeps the engines, and takes no
-connection; a server that ends unasked ends the service, and so does an only engine. It knows
-processes; no routes.
-"""
+"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one or
+more engines. This process starts, steers and ends them, keeps the engines, and accepts no
+connections. A server that dies ends the service, and so does the death of an only engine. Knows
+processes; no routes."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ WORKER = (sys.executable, "-m", "penstock.server.api_server.worker")
 async def serve_processes(
     config: Config, host: str, port: int, site: Site, count: int, out: TextIO, engine: Sequence[str]
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Raises as serve.serve() does."""
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Raises the errors of `serve`."""
     if not 1 < count <= MOST:
         raise UsageError(
             f"api_server_count must be between 1 and {MOST}, not {count}", param="api_server_count"
@@ -61,15 +60,15 @@ async def serve_processes(
 
 @contextlib.contextmanager
 def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """`count` sockets of one port; the kernel spreads connections evenly over those that listen.
-    Raises as bind()."""
+    """Yields `count` sockets of one port; the kernel spreads connections evenly over those that
+    listen. Raises the errors of `bind`."""
     with contextlib.ExitStack() as stack:
-        with bind(
-            host, port
-        ) as probe:  # shares with nobody: says whether another server has the port
+        # without SO_REUSEPORT, so that bind fails if another server has the port
+        with bind(host, port) as probe:
             family, address = probe.family, probe.getsockname()
-        # Of two services that share a port the kernel would mix the answers. Where the other
-        # doesn't listen yet, the probe cannot tell; this name, which goes with us, can.
+        # If two services shared the port, the kernel would mix their answers. The probe cannot see
+        # one that doesn't listen yet. This abstract socket name can; it disappears with our
+        # process.
         name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             name.bind(f"\0penstock {address[0]} {address[1]}")
@@ -86,14 +85,14 @@ def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]
 
 
 class _Worker:
-    """A server process, as its parent sees it. hear: takes its words of engines."""
+    """A server process, seen from its parent. hear: takes its messages about engines."""
 
     def __init__(
         self, number: int, process: asyncio.subprocess.Process, hear: Callable[[WordUp], None]
     ) -> None:
         self.number, self.process, self._hear = number, process, hear
         self._serves = asyncio.Event()
-        self.why: PenstockError | None = None  # it ended, where it could say that
+        self.why: PenstockError | None = None  # the error that the process reported before its end
         self._reading = asyncio.create_task(self._read())
 
     def say(self, word: Down | ServerStart) -> None:
@@ -101,7 +100,7 @@ class _Worker:
             self.process.stdin.write(msgspec.json.encode(word) + b"\n")
 
     async def ready(self) -> None:
-        """Returns once it serves; raises what it raised."""
+        """Returns once the process serves. Raises its error if it ends first."""
         serves = asyncio.ensure_future(self._serves.wait())
         await asyncio.wait((serves, self._reading), return_when=asyncio.FIRST_COMPLETED)
         serves.cancel()
@@ -112,7 +111,8 @@ class _Worker:
             raise self.why or EngineError(ended)
 
     async def last_words(self) -> PenstockError | None:
-        """What one that has ended was ended by; None where it could not say."""
+        """Waits for the process to end and returns the error that it reported; None if it reported
+        none."""
         await self._reading
         return self.why
 
@@ -130,7 +130,7 @@ class _Worker:
 
 
 class _Service:
-    """The servers' processes and, by their supervisor, the engines'."""
+    """The server processes, and through their supervisor the engine processes."""
 
     def __init__(
         self, config: Config, site: Site, stop: StopSignals, count: int, engine: Sequence[str]
@@ -141,8 +141,8 @@ class _Service:
         self._engines = Supervisor(config, fronts, engine, site.limits.step_timeout)
 
     async def start_servers(self, listeners: list[socket.socket]) -> None:
-        """Raises CapacityError. The sockets are the servers' alone from here on: one that is kept
-        by nobody who accepts would swallow connections."""
+        """Starts the server processes. Raises CapacityError. Closes the sockets in this process:
+        connections to a socket that nobody accepts on would hang."""
         model, replicas = self._config.model, self._config.parallel.data_parallel_size
         board = Board.make(self._count)
         try:
@@ -165,13 +165,14 @@ class _Service:
         self._workers[number].say(word)
 
     async def ready(self) -> bool:
-        """True once all serve. Raises what one of them, or the engines, raised."""
+        """Returns True once all processes serve. Raises the first error of a server or of the
+        engines."""
         await asyncio.gather(self._engines.start(), *(worker.ready() for worker in self._workers))
         return True
 
     async def run(self) -> None:
-        """Until there is a reason to end, and running requests have ended. Raises EngineError for a
-        bad one."""
+        """Runs until there is a reason to end, and then until running requests have ended. Raises
+        EngineError if a server or the only engine died."""
         over = asyncio.ensure_future(self._engines.wait())
         reasons: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stop.first.wait()), over]
         reasons += [asyncio.ensure_future(worker.process.wait()) for worker in self._workers]
@@ -180,8 +181,8 @@ class _Service:
             tell_drain("running requests", self._site.limits.drain_seconds)
             await self._drain()
         else:
-            # Servers end soon after their engine; heard of in either order, it is the engine that
-            # died.
+            # Servers end soon after their engine. Whichever end is noticed first, the engine's is
+            # the cause.
             died, _ = await asyncio.wait((over,), timeout=LAST_WORDS / 2)
             dead = next(
                 (worker for worker in self._workers if worker.process.returncode is not None), None
@@ -191,15 +192,15 @@ class _Service:
                 raise await self._end_of(dead)
         for each in reasons:
             each.cancel()
-        if self._engines.death:  # amid the drain, too; else it ends after its last client
+        # the engine may have died during the drain too; after it, engines end by themselves
+        if self._engines.death:
             raise engine_died(self._engines.death)
 
     async def _end_of(self, dead: _Worker) -> PenstockError:
-        """What the service ends with, whose server ended while its engines serve."""
+        """Returns the error of a service whose server process died while the engines run."""
         why = await dead.last_words()
-        if isinstance(
-            why, EngineError
-        ):  # it saw the only engine fail in a way that only it could see
+        # this server saw the only engine fail in a way that nobody else could see
+        if isinstance(why, EngineError):
             return why
         return EngineError(
             f"API server {dead.number} of {len(self._workers)} {how_ended(dead.process.returncode)}"
@@ -215,7 +216,7 @@ class _Service:
         await self._engines.end(self._stop.second)
 
     async def _drain(self) -> None:
-        """Tells all servers to end and waits for them, no longer than they may take."""
+        """Tells all servers to end, and waits for them up to their time limit."""
         self._engines.retire()
         for worker in self._workers:
             worker.say(ServerDrain())
@@ -228,7 +229,7 @@ class _Service:
         await gone
 
     async def _until_second(self, work: Coroutine[Any, Any, bool]) -> asyncio.Future[bool]:
-        """Waits for work to end, no longer than for a second signal."""
+        """Waits until `work` ends or a second signal arrives."""
         going, second = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.second.wait())
         await asyncio.wait((going, second), return_when=asyncio.FIRST_COMPLETED)
         second.cancel()
@@ -246,7 +247,7 @@ async def _start_process(descriptors: Sequence[int]) -> asyncio.subprocess.Proce
 
 
 async def _ended(processes: Sequence[asyncio.subprocess.Process], seconds: float) -> bool:
-    """Whether all of them have ended within that time."""
+    """Returns True if all processes end within `seconds`."""
     waits = [asyncio.ensure_future(process.wait()) for process in processes]
     _, running = await asyncio.wait(waits, timeout=seconds)
     for each in running:

@@ -1,11 +1,11 @@
-"""Paths of other servers' APIs that this one doesn't have, and what to take instead. It knows paths
-alone."""
+"""Paths of other servers' APIs that this one doesn't have, and what to use instead. Knows only
+paths."""
 
 from __future__ import annotations
 
 _GENERATES = "this server generates text, and has no"
 _CONTROLS = "pausing is a part of /update_weights and /sleep:"
-# How a path begins -> what is said of it; the longest that fits counts.
+# start of a path -> message; the longest match counts
 INSTEAD = {
     "/v1/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
     "/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",

@@ -1,10 +1,9 @@
-"""/openapi.json: what is said of each operation beyond its path, and the JSON Schemas of every
-body.
+"""Builds /openapi.json: a description of each operation, and the JSON Schemas of all bodies.
 
-The forms are told as truly as a schema can: types are msgspec's; null, the ranges of
-SamplingParams, the model's limits and the accepted fields are added. What hangs on several fields,
-or on a prompt's tokens, stands in no schema and is a status of 400. Every error is of one shape,
-whatever its status. It knows operations, forms and facts; no request.
+The request schemas are as exact as a schema can be: msgspec's types, with null, the ranges of
+SamplingParams, the model's limits and the accepted vLLM fields added. Conditions on several fields,
+or on a prompt's tokens, are in no schema and give status 400. All errors have one form. Knows
+operations, forms and facts; no request.
 """
 
 from __future__ import annotations
@@ -31,9 +30,8 @@ from penstock.server.online.buffered import JSON
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What is said of an operation: what it answers with (names of schemas or media types), its
-    body by media type, its query's parameters. again: what it says at 503 is what it says at 200.
-    """
+    """Description of an operation. answers: names of schemas or media types; body: by media type;
+    query: parameters. again: status 503 has the same body as 200."""
 
     answers: tuple[str, ...]
     body: Json | None = None
@@ -47,25 +45,24 @@ BULK: Json = {
 
 
 def in_json(schema: Json, **example: Any) -> Json:
-    """Returns a body of this schema, by its media type. example:
-    the fields of one that is served."""
+    """Returns a JSON body of this schema. example: fields of a valid body."""
     return {JSON: {"schema": schema, **({"example": example} if example else {})}}
 
 
 def asked(name: str, **schema: Any) -> Json:
-    """Returns a parameter of a query."""
+    """Returns a query parameter."""
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
 def page(most: int) -> tuple[Json, ...]:
-    """Returns the parameters of a list in pages."""
+    """Returns the query parameters of a paged list."""
     return asked("after", type="string"), asked("limit", type="integer", minimum=1, maximum=most)
 
 
 _ID = "$response.body#/id"
 _OF_BATCH = {"parameters": {"batch_id": _ID}}
 _OF_FILE = {"parameters": {"file_id": _ID}}
-# What the answer of one operation is to others, for tools that follow operations one after another.
+# Links from an operation's answer to the inputs of others, for tools that call operations in a row.
 _LINKS: dict[str, dict[str, Json]] = {
     "POST /v1/files": {
         "GET /v1/files/{file_id}": _OF_FILE,
@@ -88,8 +85,8 @@ def describe(
     vocabulary: int,
     access: AccessPolicy,
 ) -> Json:
-    """Returns the document of these operations, each with the name of who serves it, for a model of
-    this name, context and vocabulary, with this access policy."""
+    """Returns the OpenAPI document of `operations`, each with its handler's name, for a model of
+    this name, context length and vocabulary size, under this access policy."""
     paths: dict[str, Json] = {}
     ids = {}
     for operation, (name, told) in operations.items():
@@ -136,7 +133,8 @@ def _described(told: Told, path: str, access: AccessPolicy) -> Json:
 
 
 def _content(answers: tuple[str, ...]) -> Json:
-    """A media type without a schema is bytes or text as they come."""
+    """Returns the content of an answer; a media type without a schema stands for plain bytes or
+    text."""
     found: Json = {}
     for answer in answers:
         found |= in_json(ref(answer)) if answer in ANSWERS else {answer: {}}

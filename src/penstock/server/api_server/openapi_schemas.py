@@ -1,4 +1,5 @@
-"""Schemas of /openapi.json: requests from the forms and their ranges, answers by hand."""
+"""Schemas of /openapi.json: requests from the forms and their ranges, answers written by hand.
+Knows forms and limits; no operations."""
 
 from __future__ import annotations
 
@@ -45,7 +46,7 @@ def ref(name: str) -> Json:
 
 
 def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
-    """The forms' components for a model of this name, context and vocabulary."""
+    """Returns the request schemas for a model of this name, context length and vocabulary size."""
     forms = (CompletionForm, ChatForm, ResponsesForm)
     _, found = msgspec.json.schema_components(forms, ref_template=_PREFIX + "{name}")
     told = _ranges(model, longest, vocabulary)
@@ -66,7 +67,7 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
 
 
 def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
-    """Fields of both routes by name."""
+    """Returns the schemas of the fields that completions and chats share, by name."""
     return {
         **{name: _real(*bounds) for name, bounds in RANGES.items()},
         "model": {"type": "string", "enum": [model, ""]},
@@ -112,7 +113,7 @@ def _completion_ranges(vocabulary: int) -> dict[str, Json]:
     several = [{"type": "array", "items": each, "minItems": 1} for each in (TEXT, ids)]
     return {
         "prompt": {"anyOf": [TEXT, ids, *several]},
-        "max_tokens": _whole(0),  # 0 with echo alone
+        "max_tokens": _whole(0),  # 0 is only valid with echo
         "logprobs": _whole(0, MAX_LOGPROBS),
         "best_of": _whole(1, MAX_SAMPLES),
     }
@@ -127,14 +128,14 @@ def _chat_ranges() -> dict[str, Json]:
 
 
 def _harmless(policy: Argument) -> Json:
-    """The values of a field that is accepted and changes nothing."""
+    """Returns the schema of a field that is accepted and changes nothing."""
     if isinstance(policy.taken, type):
         return {**_or_null(_KINDS[policy.taken]), "description": policy.note}
     return {"enum": [*policy.taken, None], "description": policy.note}
 
 
 def _or_null(schema: Json) -> Json:
-    """Adds null, which counts as left out."""
+    """Adds null, which means that the field was left out."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind != _NULL]
     plain = [{key: value for key, value in kind.items() if key != "default"} for kind in kinds]
     found: Json = {"anyOf": [*plain, _NULL]}
@@ -222,7 +223,7 @@ BATCH = _OBJECTS["BatchForm"]
 
 
 def _object(**always: Json) -> Json:
-    """An object that always has these fields."""
+    """Returns the schema of an object with these required fields."""
     return {"type": "object", "required": list(always), "properties": always}
 
 
@@ -298,11 +299,7 @@ ANSWERS: dict[str, Json] = {
     "Live": _object(live={"const": True}),
     "Ready": {
         **_object(ready=_FLAG),
-        "properties": {
-            "ready": _FLAG,
-            "replicas": _WHOLE,
-            "replicas_ready": _WHOLE,
-        },  # those of several replicas
+        "properties": {"ready": _FLAG, "replicas": _WHOLE, "replicas_ready": _WHOLE},
     },
     "Restart": _object(restarting=_WHOLE),
     "EngineState": _object(alive=_FLAG, seconds_since_step=_REAL, step_timeout=_REAL),

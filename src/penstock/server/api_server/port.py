@@ -1,5 +1,5 @@
-"""The port: a socket that holds it before there is anything to serve. It knows addresses; nothing
-that is served."""
+"""Binds the server's port before there is anything to serve. Knows addresses; nothing of the
+service."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from penstock.errors import CapacityError, UsageError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that holds the port and refuses connections until it listens. Raises UsageError,
-    CapacityError."""
+    """Returns a socket that holds the port and refuses connections until it listens. Raises
+    UsageError, CapacityError."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port must be between 0 and 65535, not {port}", param="port")
     try:

@@ -1,6 +1,5 @@
-"""The routes, and the shape of every error: any input at all gets an answer in OpenAI's. Knows
-HTTP; all work is the handlers', what /openapi.json says openapi's.
-"""
+"""The routes, and the answer to every error: any input gets an answer in OpenAI's form. Knows HTTP;
+the handlers do the work, and openapi describes it."""
 
 from __future__ import annotations
 
@@ -63,8 +62,8 @@ def build_app(
     access_log: IO[bytes] | None = None,
     manager: BatchManager | None = None,
 ) -> Starlette:
-    """Returns the ASGI application over a running engine. access_log: where a line for each request
-    goes. manager: files and batches, where there is a state folder."""
+    """Returns the ASGI application over a running engine. access_log: file that gets a line per
+    request. manager: files and batches; None without a state folder."""
     access = access or AccessPolicy()
     routes = [
         ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()
@@ -82,11 +81,10 @@ def build_app(
         return json_response(described())
 
     middleware = [Middleware(AuthMiddleware, access=access)]
-    if (
-        access.origins
-    ):  # around who asks for keys: a preflight brings none, and refusals are for the page to read
+    # Outside authentication: a preflight has no key, and a page must be able to read refusals.
+    if access.origins:
         middleware.insert(0, Middleware(PageAccess, access=access))
-    if access_log is not None:  # around the others, so that refusals are lines too
+    if access_log is not None:  # outermost, so that refusals are logged too
         middleware.insert(0, Middleware(AccessLog, file=access_log))
     errors: dict[Any, Any] = {
         PenstockError: _on_ours,
@@ -102,8 +100,8 @@ def build_app(
 
 
 class ServerRoute(Route):
-    """One operation, `GET /path`, who serves it, over what, and what is told of it. Some load
-    balancers probe by HEAD; nothing else answers to it."""
+    """The route of one operation, given as `GET /path`, with its handler and description. Probes
+    answer HEAD too, which some load balancers use."""
 
     def __init__(
         self,
@@ -119,12 +117,12 @@ class ServerRoute(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        return match, {**child, "route": self}  # for the access log
+        return match, {**child, "route": self}  # read by the access log
 
 
 async def get_root(request: Request) -> Response:
-    """GET /: what this is, for whoever opens it in a browser; no word of the model, since it asks
-    for no key."""
+    """GET /: says what this server is, for a visitor with a browser. Doesn't name the model, since
+    no key is needed."""
     return json_response(WHAT)
 
 
@@ -155,7 +153,7 @@ async def get_version(service: AppState, request: Request) -> Response:
 
 
 async def get_load(service: AppState, request: Request) -> Response:
-    """GET /load: samples that were asked of this process and are not answered yet."""
+    """GET /load: samples requested from this process and not answered yet."""
     return json_response({"server_load": service.request_limits.reqs.total})
 
 
@@ -231,8 +229,8 @@ NO_STATE = "this server keeps no files and no batches: start it with --state-dir
 def _owned(
     work: Callable[[BatchManager, Request, str], Awaitable[Response]],
 ) -> Callable[..., Awaitable[Response]]:
-    """Has it hear whose files and batches a request may see: its key's; where there are no keys,
-    everybody's."""
+    """Passes a handler the name of the request's key, whose files and batches it may see. Without
+    keys everybody sees all."""
 
     @wraps(work)
     async def serve(manager: BatchManager | None, request: Request) -> Response:
@@ -267,16 +265,15 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 
 async def _on_fault(access: AccessPolicy, request: Request, error: Exception) -> Response:
-    # Starlette raises it again after this answer, and uvicorn logs it: a fault of ours is never
-    # silent.
+    # Starlette raises the error again after this answer, and uvicorn logs it.
     response = handlers.refuse(request, FaultError(FAILED))
-    # it is made around all middleware
+    # this handler runs outside all middleware
     response.headers.update(access.answer_headers(request.headers.raw))
     return response
 
 
 def _allowed(request: Request) -> str:
-    """The methods of a path, of all its routes: Starlette names those of the first alone."""
+    """Returns the methods of all routes of a path: Starlette names only the first route's."""
     found: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:

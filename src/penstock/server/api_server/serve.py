@@ -1,7 +1,6 @@
-"""`penstock serve`: a port (taken before the engine loads), an engine in another process, and the
-routes over it, from start to end. It knows uvicorn and the launch of an engine; routes and bodies
-are app's.
-"""
+"""`penstock serve` from start to end: binds the port before the engine loads, starts the engine in
+another process, and serves the routes. Knows uvicorn and the launch of an engine; routes and bodies
+are in routes.py and its handlers."""
 
 from __future__ import annotations
 
@@ -56,21 +55,20 @@ def serve(
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the line
-    at the start names.
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the
+    start line names.
 
-    `api_server_count` processes answer HTTP; with one it is this process. `engine` is the command
-    of the engine's process; benchmarks bring one that computes nothing. Keys are told in
-    api_keys.py, `allowed_hosts` and `allowed_origins` in auth.py, `ssl_certfile` and `ssl_keyfile`
-    in certificate.py; PENSTOCK_API_KEY counts where no key is given, and leaves the environment.
-    `state_dir` is where files and batches live; without one they are not served. `access_log` is a
-    file that a line of JSON for each request is added to; `-` is standard error. parsers: what
-    chats' answers are read with. own_process: this process ends when the server does, and then
-    waits for no thread that still tokenises. Lines that standard output or error doesn't take are
-    lost from here on, and end nothing.
+    api_server_count: processes that answer HTTP; with 1 it is this process. engine: command line of
+    the engine process; benchmarks pass one that computes nothing. Keys: see api_keys.py; if no key
+    is given, PENSTOCK_API_KEY counts; it is removed from the environment. allowed_hosts,
+    allowed_origins: see auth.py. ssl_certfile, ssl_keyfile: see certificate.py. state_dir: folder
+    of files and batches; None: they are not served. access_log: file that gets a line of JSON per
+    request; `-` is standard error. parsers: for tool calls and reasoning in chats' answers.
+    own_process: the process ends with the server, without waiting for threads that still tokenize.
+    Lines that standard output or error doesn't take are lost and raise nothing.
 
-    Raises UsageError (host, port or key that cannot be), CapacityError (port in use), what the
-    engine raises while loading, and EngineError if it dies later.
+    Raises UsageError (invalid host, port or key), CapacityError (port in use), errors of the
+    engine's start, and EngineError if the engine dies later.
     """
     lose_lines()
     if served_model_name == "":
@@ -83,7 +81,8 @@ def serve(
     parsers = parsers or NO_PARSERS
     parsers.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
-    os.environ.pop(ENVIRONMENT, None)  # engines, sandboxes and masks are started with what is left
+    # must not be inherited by engines, sandboxes and mask processes
+    os.environ.pop(ENVIRONMENT, None)
     if keys and allow_admin_without_key:
         message = (
             "there are API keys, and an admin's has these routes: leave"

@@ -1,7 +1,5 @@
-"""What asks a server to end (signals, counted), and the end of a process of ours that a thread
-would hold up: who asked for what it makes was told that the server ends. It knows signals and a
-loop; no server.
-"""
+"""Signals that ask a server to end, counted, and the fast end of a process whose threads would
+delay it. Knows signals and a loop; no server."""
 
 from __future__ import annotations
 
@@ -16,12 +14,11 @@ from typing import Any, TypeVar
 from penstock.errors import PenstockError
 
 Result = TypeVar("Result")
-PATIENCE = 1.0  # seconds; what else there is to do at a process's end takes milliseconds
+PATIENCE = 1.0  # seconds; the other work at a process's end takes milliseconds
 
 
 class StopSignals:
-    """Signals counted: the first asks running requests to end in their time, the second ends them
-    now."""
+    """Counts signals: the first lets running requests end in time, the second ends them now."""
 
     def __init__(self) -> None:
         self.first = asyncio.Event()
@@ -33,8 +30,9 @@ class StopSignals:
 
 @contextlib.contextmanager
 def signals() -> Iterator[StopSignals]:
-    """Inside, SIGINT and SIGTERM are counted. SIGHUP, unless it was ignored at the start (`nohup`),
-    is a first one and never a second: a terminal that closes sends it two or three times."""
+    """Counts SIGINT and SIGTERM inside the block. SIGHUP counts as a first signal, never as a
+    second: a closing terminal sends it two or three times. It stays ignored if it was so at the
+    start (`nohup`)."""
     loop, stop = asyncio.get_running_loop(), StopSignals()
     ours: dict[signal.Signals, Callable[[], None]] = {signal.SIGINT: stop, signal.SIGTERM: stop}
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -49,14 +47,14 @@ def signals() -> Iterator[StopSignals]:
 
 
 async def unless_stopped(work: Coroutine[Any, Any, Result], stop: StopSignals) -> Result | None:
-    """The result of `work`, or None if a signal came first; the work is cancelled then and has
-    ended."""
+    """Returns the result of `work`; None if a signal comes first, after `work` was cancelled and
+    has ended."""
     task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.first.wait())
     try:
         await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
         if task.done() and not (stopped.done() and task.exception() is not None):
             return task.result()
-        # of a signal to the whole terminal the engine may have died first: that is no error
+        # a signal to the whole terminal may kill the engine first: not an error
         task.cancel()
         await asyncio.wait((task,))
         return None
@@ -67,21 +65,21 @@ async def unless_stopped(work: Coroutine[Any, Any, Result], stop: StopSignals) -
 
 @contextlib.contextmanager
 def fast_exit() -> Iterator[None]:
-    """Around what a process is there for: from its end on it has PATIENCE to say what it has to
-    say."""
+    """Ends the process at most PATIENCE seconds after the block, which holds its whole work.
+    Threads that still run are not waited for: their callers know that the server ends."""
     try:
         yield
     except PenstockError as error:
         exit_soon(error.exit_code)
         raise
-    except BaseException:  # a fault of ours, whose traceback is printed meanwhile
+    except BaseException:  # a fault of ours; its traceback is printed meanwhile
         exit_soon(1)
         raise
     exit_soon(0)
 
 
 def exit_soon(code: int) -> None:
-    """The process ends with this code, in PATIENCE at the latest."""
+    """Ends the process with this code after PATIENCE seconds, unless it ends before."""
     timer = threading.Timer(PATIENCE, os._exit, (code,))
     timer.daemon = True
     timer.start()

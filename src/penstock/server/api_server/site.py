@@ -1,6 +1,5 @@
-"""One server over its engines' client, from its first connection to its last, whatever ends it: a
-signal, a dead engine, a fault of uvicorn's. It knows uvicorn; routes and bodies are app's.
-"""
+"""One server over its engines' client, from its first connection to its end by a signal, a dead
+engine or a fault of uvicorn. Knows uvicorn; routes and bodies are in routes.py and its handlers."""
 
 from __future__ import annotations
 
@@ -38,27 +37,23 @@ if TYPE_CHECKING:
     from penstock.replicas.replica_set import EngineClient
     from penstock.text.tokenizer import Tokenizer
 
-LOOK_EVERY = 0.1  # seconds between looks at the engine's life
-LAST_WORDS = 1.0  # seconds that waiting requests get to hear that the engine died
-BACKLOG = 4096  # connections the kernel holds while the loop is busy
-# the collector's thresholds while we serve; Python's own are 700, 10, 10
-COLLECT_EVERY = (
-    20_000,
-    20,
-    20,
-)
+LOOK_EVERY = 0.1  # seconds between checks that the engine lives
+LAST_WORDS = 1.0  # seconds for waiting requests to get the error after the engine died
+BACKLOG = 4096  # connections that the kernel queues while the loop is busy
+# thresholds of the garbage collector while serving; Python's are 700, 10, 10
+COLLECT_EVERY = (20_000, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What a server is called and lets in, whatever engine is behind it."""
+    """A server's name, access policy and limits, independent of its engine."""
 
     name: str
     access: AccessPolicy
     limits: HttpLimits
     access_log: str | None = None
     parsers: AnswerParsers = NO_PARSERS
-    certificate: CertificateFiles | None = None  # it serves HTTPS by
+    certificate: CertificateFiles | None = None  # None: HTTP without TLS
 
     @property
     def scheme(self) -> str:
@@ -74,8 +69,8 @@ async def serve_engine(
     board: Board | None = None,
     state: StateFolder | None = None,
 ) -> None:
-    """Serves until told to stop; `ready` is called once connections are taken. Raises EngineError
-    if it died."""
+    """Serves until told to stop. Calls `ready` once connections are accepted. Raises EngineError if
+    the engine died."""
     first = board is None or board.first
     if first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
@@ -83,7 +78,7 @@ async def serve_engine(
     host, port = listener.getsockname()[:2]
     try:
         listener.listen(BACKLOG)
-    except OSError as error:  # another server took the port while ours was loading
+    except OSError as error:  # another server took the port meanwhile
         raise port_error(host, port, error) from error
 
     def begun() -> None:
@@ -102,7 +97,7 @@ async def serve_engine(
 async def _followed(
     config: uvicorn.Config, certificate: CertificateFiles | None
 ) -> AsyncIterator[None]:
-    """Inside, a certificate that is renewed serves from then on."""
+    """Serves renewed certificates inside the block."""
     if certificate is None:
         yield
         return
@@ -119,8 +114,8 @@ async def _followed(
 async def opened_app(
     client: EngineClient, site: Site, board: Board | None = None, state: StateFolder | None = None
 ) -> AsyncIterator[tuple[Starlette, AppState, BatchManager | None]]:
-    """Inside, the application over an engine, for whoever has connections; what it is over, and its
-    batches. How they end is the caller's: the manager first, then the service."""
+    """Yields the application over an engine for a caller that has connections, with its state and
+    its batch manager. The caller ends the manager first, then the state."""
     check_template(client.tokenizer, site.parsers)
     servers = 1 if board is None else board.servers
     metrics = Metrics(client, site.name, board)
@@ -145,8 +140,8 @@ async def opened_app(
 
 
 async def _begin_sandboxes(service: AppState, *, say: bool) -> None:
-    """Has the first sandbox warm, which takes a second or less, and says where a template can't be
-    served. What else is wrong with it is told to the requests that need it."""
+    """Starts the first sandbox, which takes up to a second, and prints why a chat template cannot
+    be served. Requests that need the template get the error again."""
     tokenizer = service.client.tokenizer
     if tokenizer is None:
         return
@@ -179,8 +174,8 @@ async def _run(
 
 
 def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
-    """Raises UsageError where answers are to be read by a template that the model doesn't have,
-    TokenizerError where it is none."""
+    """Raises UsageError if answers are to be parsed by the model's response template and it has
+    none, TokenizerError if the template is invalid."""
     if parsers.tool_call_parser == TEMPLATE and (
         tokenizer is None or tokenizer.response_template is None
     ):
@@ -191,13 +186,13 @@ def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
 
 
 def line(site: Site, listener: socket.socket) -> str:
-    """What is said once it serves."""
+    """Returns the line to print once the server is ready."""
     host, port = listener.getsockname()[:2]
     return f"penstock serves {site.name} at {url_of(host, port, site.scheme)}/v1"
 
 
 def listens(site: Site, host: str, port: int) -> str:
-    """Returns where it listens and whether it asks for keys."""
+    """Returns a line with the address and whether keys are required."""
     keys = len(site.access.keys)
     who = f"keys: {keys}" if keys else "keys: none"
     if not keys:
@@ -206,7 +201,7 @@ def listens(site: Site, host: str, port: int) -> str:
 
 
 def tell_fit(facts: EngineFacts, err: TextIO) -> None:
-    """Says what was loaded, as which numbers, and how much of KV and rows it has."""
+    """Prints the model, its dtype and device, and how many KV tokens and rows fit."""
     told = facts.about
     what = [facts.model]
     what += (
@@ -223,12 +218,12 @@ def tell_fit(facts: EngineFacts, err: TextIO) -> None:
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Has the garbage collector leave what is loaded alone and look at the rest seldom; almost
-    nothing here is cyclic.
+    """Makes the garbage collector skip all loaded objects and run rarely: almost nothing here is
+    cyclic.
 
-    A full collection with 1,000 streams open held every one of them up for 135 ms, 68 ms without
-    what was loaded, twice a second: p99 behind the engine 125 ms, and 31 ms as it is here
-    (benchmarks/streams.py, 30k events/s, 2 busy cores).
+    With 1,000 open streams a full collection, twice a second, delayed each by 135 ms, and by 68 ms
+    without the loaded objects. The p99 added by the server was 125 ms; with this setting it is 31
+    ms (benchmarks/streams.py, 30k events/s, 2 busy cores).
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -242,8 +237,8 @@ def rare_collections() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers:
-    they would end the process before the engine is closed."""
+    """Uvicorn without its signal handlers,
+    which would end the process before the engine is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -286,9 +281,9 @@ async def _end(
     serving: asyncio.Task[None],
     stop: StopSignals,
 ) -> None:
-    """Lets running requests end, tells the others, and stops the server; batches stop meanwhile, so
-    that neither waits for the other. Raises EngineError if the engine died, by now or meanwhile,
-    and what the server's own task raised."""
+    """Lets running requests end, then refuses the others and stops the server. Batches stop at the
+    same time, so that neither waits for the other. Raises EngineError if the engine died before or
+    meanwhile, and the error of the server's task."""
     died = service.client.gone
     server.should_exit = True
     open_requests = len(server.server_state.tasks)
@@ -319,7 +314,7 @@ async def _end(
 
 
 def tell_drain(what: str, seconds: float) -> None:
-    """What whoever sent the first signal sees while it waits."""
+    """Tells the sender of the first signal what the server waits for."""
     print(
         f"penstock: lets {what} end, for {seconds:g} s at most; a second signal ends it at once",
         file=sys.stderr,
@@ -327,7 +322,7 @@ def tell_drain(what: str, seconds: float) -> None:
 
 
 def engine_died(why: str | None) -> EngineError:
-    """What the process ends with."""
+    """Returns the error that ends the process."""
     return EngineError(
         f"the engine died while serving: {why or 'its last words are above'}; start the server"
         " again"
@@ -335,8 +330,8 @@ def engine_died(why: str | None) -> EngineError:
 
 
 def tell_unserved(folder: Path, err: TextIO) -> None:
-    """Says what the model's own generation_config.json asks for and no answer gets: the same model
-    answers otherwise elsewhere. The engine has read the same file by now, so it is sound."""
+    """Prints the settings of the model's generation_config.json that are not served, since other
+    engines would apply them. The engine has read the file by now, so it is valid."""
     names = read_generation_defaults(folder).unserved
     if names:
         told = ", ".join(name if name.isidentifier() else repr(name) for name in names)

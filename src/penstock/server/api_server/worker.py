@@ -1,6 +1,6 @@
-"""One of several server processes: `python -m penstock.server.api_server.worker`, started by
-multi_process.py alone. The parent speaks on standard input, a line of JSON a word, and its end is
-ours; what we say goes to standard output. It knows serve's parts, and how to join engines.
+"""One of several server processes: `python -m penstock.server.api_server.worker`, started only by
+multi_process.py. The parent writes a line of JSON per message to our standard input; when that
+closes, we exit. Our messages go to standard output. Knows serve's parts, and how to join engines.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from penstock.server.online.metrics import Board
 
 
 class ServerStart(msgspec.Struct):
-    """The first line down. `listener` and `board` are descriptors; this is server `number` of
-    `count`, over `replicas` engines of this `seed`."""
+    """First message from the parent. `listener` and `board` are file descriptors; this is server
+    `number` of `count`, over `replicas` engines of this `seed`."""
 
     listener: int
     board: int
@@ -38,11 +38,11 @@ class ServerStart(msgspec.Struct):
 
 
 class ServerDrain(msgspec.Struct, tag="drain"):
-    """Down: end as on a signal; the second time, now."""
+    """Message from the parent: end as on a signal; a second one means now."""
 
 
 class Serves(msgspec.Struct, tag="serves"):
-    """Up: connections are taken. (Else a CarriedError comes up, with what was raised.)"""
+    """Message to the parent: connections are accepted. A failed start sends CarriedError instead."""
 
 
 Down = ServerDrain | WordDown
@@ -66,7 +66,7 @@ async def _work() -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     first = await lines.readline()
     if not first:
-        return  # the parent was gone before it said anything
+        return  # the parent has died before its first message
     start = msgspec.json.decode(first, type=ServerStart)
     stop = StopSignals()
     client = ReplicaSet(
@@ -91,7 +91,7 @@ async def _work() -> None:
 
 
 async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSignals) -> None:
-    """What the parent says. Its end leaves nobody to serve for."""
+    """Handles the parent's messages. Exits the process when the parent has gone."""
     decoder = msgspec.json.Decoder(Down)
     while heard := await lines.readline():
         word = decoder.decode(heard)
@@ -103,8 +103,7 @@ async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSigna
 
 
 def _say(word: Up) -> None:
-    # Under PYTHONUNBUFFERED sys.stdout is the bare descriptor, whose write may take a part of a
-    # line.
+    # With PYTHONUNBUFFERED sys.stdout is unbuffered, and its write may write only part of a line.
     with open(sys.stdout.fileno(), "wb", closefd=False) as out:
         out.write(msgspec.json.encode(word) + b"\n")
 

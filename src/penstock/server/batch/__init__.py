@@ -1,2 +1,2 @@
-"""Durable batches and files: what is uploaded, run behind online requests,
-and outlives the server."""
+"""Durable files and batches: kept in the state folder through restarts, and run behind online
+requests."""

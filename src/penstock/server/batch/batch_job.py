@@ -1,13 +1,13 @@
-"""One batch from wherever it stands to its end: check the lines, give those without a result one,
-name the files.
+"""BatchJob: brings one batch from its present state to its end: check the lines, compute the
+missing results, name the files.
 
     validating --no good line--> failed
         └─> in_progress --all lines done--> finalizing --files named--> completed
-                 └─cancel─> cancelling --all told---------files named--> cancelled
+                └─cancel─> cancelling --all told---------files named--> cancelled
 
-Each arrow is one transaction, taken after what it says is on the disk: a kill at any moment, or a
-disk that fails (`run` raises), leaves a batch that this file takes up again. It knows the state
-folder; lines are the pipeline's.
+Each arrow is one transaction, taken after its data is on the disk, so that a kill at any moment or
+a failing disk (`run` raises) leaves a batch that can be resumed. Knows the state folder; the
+pipeline runs the lines.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from penstock.server.openai.http_errors import ShuttingDownError
 
 
 class BatchJob:
-    """One batch that isn't over."""
+    """A batch that isn't over."""
 
     def __init__(self, shared: BatchResources, state: StateFolder, row: BatchRow) -> None:
         self._shared, self._state, self._row = shared, state, row
         self._input = state.file_store.path(row.input_file_id)
-        self.cancelled = asyncio.Event()  # by a client
-        self.ending = (
-            False  # the server is: what fails now may be its doing, and the next start finds out
-        )
-        self.held_up = False  # by the disk, since it got on last
-        self._running: Pipeline | None = None  # while lines are at the engine
+        self.cancelled = asyncio.Event()  # set when a client cancels the batch
+        # True while the server ends: a failure may come from that, and the next start decides
+        self.ending = False
+        self.held_up = False  # True after a disk fault, until progress is made
+        self._running: Pipeline | None = None  # set while lines run at the engine
         self._unserved = self._at_work = False
-        self._failure: tuple[str, str] | None = None  # code and message
+        # code and message of the fault that ends the batch
+        self._failure: tuple[str, str] | None = None
         self._eta = Eta()
         self.completed, self.failed = row.completed, row.failed
 
@@ -58,14 +58,14 @@ class BatchJob:
 
     @property
     def at_engine(self) -> bool:
-        """Whether it hears by itself of the engine's end, and has to remember which lines were
-        there."""
+        """True if lines are at the engine: the batch then learns of the engine's end by itself, and
+        must record which lines were there."""
         return self._running is not None
 
     @property
     def expected_end(self) -> int | None:
-        """Unix seconds, by the rate of the last minute and the scheduler's forecast; None where
-        nothing is known: not yet, or not while the disk holds it up."""
+        """Unix seconds of the expected end, from the rate of the last minute and the scheduler's
+        forecast; None while unknown, or while the disk holds the batch up."""
         if self.cancelled.is_set() or self.held_up:
             return None
         if self._running is None:
@@ -75,8 +75,8 @@ class BatchJob:
 
     @property
     def waits_for(self) -> str | None:
-        """What holds it up, in a word: the state folder's disk, that this server has another model,
-        or that others have all places; None while it goes on."""
+        """Reason why the batch waits: "disk" (of the state folder), "model" (the server has another
+        one), "turn" (other batches run); None while it runs."""
         if self.held_up:
             return "disk"
         if self._unserved:
@@ -84,8 +84,8 @@ class BatchJob:
         return None if self._at_work else "turn"
 
     def hold_up(self, error: BaseException) -> None:
-        """Notes that the disk failed it, and says so for whoever runs the server; once until it
-        goes on."""
+        """Marks the batch as held up by the disk, and prints the error, once until it makes
+        progress."""
         if not self.held_up:
             print(
                 f"penstock: {self.id} waits for the state folder's disk ({describe(error)}): see to"
@@ -101,16 +101,16 @@ class BatchJob:
         self.held_up = False
 
     async def run(self) -> None:
-        """Brings the batch to its end; it waits for its turn, and while this server has another
-        model. Raises EngineError where the engine is gone, ShuttingDownError, and the disk's
-        faults: the batch stays where it is, and run again it goes on. Every other fault is the
-        batch's end, not the server's."""
+        """Runs the batch to its end. Waits for its turn, and as long as this server has another
+        model. Raises EngineError, ShuttingDownError and disk faults; the batch then keeps its
+        state, and a later run resumes it. Any other fault ends the batch, not the server."""
         if self._failure is None:
             try:
                 await self._advance()
             except (EngineError, ShuttingDownError, *NO_FAULTS):
                 raise
-            except BaseException as error:  # what a library in Rust raises when it panics, too
+            except BaseException as error:
+                # BaseException, since a panic in a Rust library is no Exception
                 if self.ending or is_disk_fault(error):
                     raise
                 self._failure = self._judge(error)
@@ -132,7 +132,7 @@ class BatchJob:
 
     @contextlib.asynccontextmanager
     async def _slot(self, places: FairSemaphore) -> AsyncIterator[None]:
-        """Waits for a place; a batch that is cancelled has nothing to run and needs none."""
+        """Waits for a place. A cancelled batch has nothing to run and enters without one."""
         async with places.slot(self._row.owner, self.cancelled):
             self._at_work = True
             try:
@@ -141,8 +141,8 @@ class BatchJob:
                 self._at_work = False
 
     async def _until_served(self) -> None:
-        """Waits, where this server has another model than the batch's, until a cancel: a later
-        server may have it. What only has to be named needs no model."""
+        """Waits for a cancel if this server has another model than the batch; a later server may
+        have it. Naming the files needs no model."""
         if (
             self._model == self._shared.lines.service.model
             or self._named
@@ -156,7 +156,7 @@ class BatchJob:
 
     @property
     def _named(self) -> bool:
-        """Whether the results are closed and have ids; all that is left is to name the files."""
+        """True if the results are complete and have ids, so that only their files must be named."""
         row = self._row
         return (
             row.status == "finalizing"
@@ -169,15 +169,16 @@ class BatchJob:
         return self._row.model or self._shared.lines.service.model
 
     def _new_check(self) -> LineCheck:
-        """Returns a check that judges as the first one did, whatever is served now."""
+        """Returns a check with the batch's own model and endpoint, so that it judges as the first
+        one did."""
         facts = self._shared.lines.service.client.facts
         return LineCheck(self._row.endpoint, self._model, facts, self._shared.limits)
 
     # --- the arrows
 
     async def _validate(self) -> None:
-        """Says which lines are bad; the batch goes on if any is good. One that a client cancels
-        before stays without any."""
+        """Checks all lines; the batch goes on if any is good. A batch that is cancelled before has
+        no errors listed."""
         if not self.cancelled.is_set():
             await self._check_input()
             found = await survey(self._input, self._new_check(), self._shared.limits)
@@ -185,12 +186,11 @@ class BatchJob:
             if found.good:
                 values |= {"total": found.lines, "model": self._model}
             await self._move("validating", "in_progress" if found.good else "failed", **values)
-        await self._look()  # where a client cancelled it meanwhile, it is cancelling
+        await self._look()  # becomes cancelling if a client cancelled it meanwhile
 
     async def _fill(self) -> None:
-        """Gives every line its result, closes the results and gives them ids. Raises
-        FileDamagedError where the input has changed since it was checked: lines would be lost
-        without a word."""
+        """Gives every line its result, closes the results and assigns their ids. Raises
+        FileDamagedError if the input has changed since the check: lines would be lost silently."""
         checked = self._row.in_progress_at is not None
         if checked:
             await self._check_input()
@@ -212,7 +212,7 @@ class BatchJob:
         return await asyncio.to_thread(BatchOutput, folder, self.id)
 
     async def _check_input(self) -> None:
-        """Raises FileDamagedError where the input isn't what was uploaded."""
+        """Raises FileDamagedError if the input is not the uploaded file."""
         row = await self._state.attempt(
             self._state.database.file, self._row.input_file_id, self._row.owner
         )
@@ -235,20 +235,20 @@ class BatchJob:
         )
 
     async def _run_lines(self, output: BatchOutput) -> None:
-        """Runs lines until all are done or the batch is cancelled. Where the engine dies it
-        remembers which lines were there, for the server that is started next."""
+        """Runs lines until all are done or the batch is cancelled. If the engine dies, records
+        which lines were there, for the server's next start."""
         self._running = running = self._pipeline(output, self._row.suspects)
         try:
             await running.run(self.cancelled)
         finally:
             if running.evidence:
                 suspects = running.suspects.with_death(running.evidence)
-                with contextlib.suppress(sqlite3.Error, OSError):  # it is noted at the next one
+                with contextlib.suppress(sqlite3.Error, OSError):  # recorded at the next death
                     await self._state.attempt(self._state.database.note, self.id, suspects=suspects)
             self._running = None
 
     async def _name(self, output: BatchOutput) -> None:
-        """Gives closed results the ids that their files will have."""
+        """Assigns the ids that the result files will have."""
         values: dict[str, Any] = {"completed": output.completed, "failed": output.failed}
         values["output_file_id"] = new_file_id() if output.completed else None
         values["error_file_id"] = new_file_id() if output.failed else None
@@ -257,7 +257,7 @@ class BatchJob:
         await self._look()
 
     async def _finish(self) -> None:
-        """Names the files; then they are there and the batch is over, in one transaction."""
+        """Names the files. In one transaction the files appear and the batch is over."""
         state, row = self._state, self._row
         status = "completed" if row.completed + row.failed == row.total else "failed"
         if row.status == "cancelling":
@@ -269,7 +269,8 @@ class BatchJob:
     # --- faults
 
     def _judge(self, error: BaseException) -> tuple[str, str]:
-        """Returns code and message of what ended the batch, and tells whoever runs the server."""
+        """Returns code and message of the fault that ended the batch, and prints it for the
+        operator."""
         if isinstance(error, FileDamagedError):
             print(f"penstock: {self.id} cannot go on: of its input, {error}", file=sys.stderr)
             return "file_damaged", f"of the batch's input: {error}"
@@ -285,8 +286,8 @@ class BatchJob:
         return "internal", "the server failed at this batch; its log says how"
 
     async def _fail(self, code: str, message: str) -> None:
-        """Ends it by a fault, of ours or the disk's; what is done is its owner's all the same,
-        unless that is what is damaged."""
+        """Ends the batch with a fault of ours or of the disk. Its owner still gets the results,
+        unless they are damaged."""
         state, files = self._state, list[FileRow]()
         if code != "state_damaged" and self._row.in_progress_at is not None:
             try:
@@ -294,7 +295,7 @@ class BatchJob:
             except Exception as error:
                 if self.ending or is_disk_fault(error):
                     raise
-                # The fault may show again in what it left.
+                # the fault may occur again in its results
                 print(
                     f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})",
                     file=sys.stderr,
@@ -308,19 +309,19 @@ class BatchJob:
         await state.attempt(state.database.finish, self.id, "failed", files, **columns)
 
     async def _named_rows(self) -> list[FileRow]:
-        """Closes and names what is done. A kill before the batch is over leaves it finalizing, and
-        `_finish` sees by its counts that it failed."""
+        """Closes and names the results so far. A kill before the end leaves the batch finalizing;
+        `_finish` then sees from the counts that it failed."""
         if not self._named:
             output = await self._open_output()
             await asyncio.to_thread(output.close)
             await self._name(output)
         return await self._state.attempt(adopt_output, self._state.file_store, self._row)
 
-    # --- how
+    # --- helpers
 
     async def _count(self, output: BatchOutput) -> None:
-        """Shows what is on the disk; the database has it first,
-        so that no later server shows less."""
+        """Publishes the counts of results on the disk. Writes them to the database first, so that
+        no later server shows less."""
         values = {"completed": output.completed, "failed": output.failed}
         await self._state.attempt(self._state.database.note, self.id, **values)
         if output.completed + output.failed > self.completed + self.failed:

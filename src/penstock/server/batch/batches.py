@@ -1,6 +1,6 @@
 """/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the manager.
 
-It knows HTTP and what a batch is asked to be; how it runs is batch_job's.
+Knows HTTP and the form of a batch request; batch_job runs batches.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
-    """Adds a batch, in the state's thread, so that nobody comes between: the file is there when the
-    batch is. Raises HttpError."""
+    """Adds a batch in the state's thread: the check that its file exists and the insert can't be
+    interleaved with other changes. Raises HttpError."""
     database, most = manager.state.database, manager.limits.max_unfinished
     if file_in(database, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
         raise HttpError(
@@ -105,11 +105,11 @@ def _add(manager: BatchManager, row: BatchRow) -> None:
 
 
 def _check(asked: dict[str, Any]) -> BatchForm:
-    """Raises HttpError, which names the field and says what it must be."""
+    """Converts the body. Raises HttpError, which names the field and its rule."""
     try:
         return msgspec.convert(asked, BatchForm)
     except msgspec.ValidationError as error:
-        said = str(error).rpartition(" - at ")  # before it a client's own words may stand
+        said = str(error).rpartition(" - at ")  # the text before it may quote the client
         missing = said[2].startswith("Object missing")
         name = next(name for name in BatchForm.__struct_fields__ if name in said[2])
         code = (
@@ -123,7 +123,7 @@ def _check(asked: dict[str, Any]) -> BatchForm:
 
 
 async def list_batches(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/batches. Raises as list_files."""
+    """GET /v1/batches. Raises the errors of list_files."""
     asked = query(request, {"after", "limit"})
     limit = limit_of(asked, USUALLY_LISTED, MOST_LISTED)
     rows = await manager.state.call(
@@ -140,7 +140,7 @@ async def get_batch(manager: BatchManager, request: Request, owner: str) -> Resp
 
 
 async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> Response:
-    """POST /v1/batches/ID/cancel: what is done stays. Raises HttpError."""
+    """POST /v1/batches/ID/cancel: finished results stay. Raises HttpError."""
     state, batch_id = manager.state, (await _known(manager, request, owner)).id
     if await state.call(state.database.move, batch_id, ("validating", "in_progress"), "cancelling"):
         job = manager.job_of(batch_id)
@@ -162,8 +162,8 @@ async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRo
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object, with Unix seconds. Ours: `expected_at`, by the measured rate, and
-    `waits_for`."""
+    """OpenAI's batch object; times are Unix seconds. Our own fields: `expected_at`, from the
+    measured rate, and `waits_for`."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -191,7 +191,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:
-    """Returns a batch with its counts as of now."""
+    """Returns a batch with its present counts."""
     job = None if row.over else manager.job_of(row.id)
     told = {
         name: getattr(row, name) for name in BatchObject.__struct_fields__ if hasattr(row, name)

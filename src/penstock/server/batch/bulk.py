@@ -1,11 +1,12 @@
-"""POST /v1/bulk: thousands of prompts in one body, a line each; answers as lines, as they finish.
+"""POST /v1/bulk: thousands of prompts in one body, one per line; answers as lines in the order in
+which they finish.
 
     body --a line at a time, while there is room--> engine --> results --as the reader takes them-->
     client
 
-At the engine are about as many samples as it has rows; results that wait for a slow reader hold
-further lines back. A line that is broken is told by its number, and the others go on. It knows the
-service, lines and one HTTP exchange; no files, no database.
+The engine gets about as many samples as it has rows; results that wait for a slow reader hold back
+further lines. A bad line gets an error with its number, and the others go on. Knows the service,
+lines and one HTTP exchange; no files, no database.
 """
 
 from __future__ import annotations
@@ -43,15 +44,15 @@ from penstock.server.openai.http_limits import LONG_BODY
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.translate import Call
 
-MOST_LINES = 128 * 1024  # of one body
-WAITING = 4 * 1024 * 1024  # bytes of results that a reader may leave before no line is added
-ASK_AGAIN = 0.05  # seconds until it is looked again whether the server's queue has room
-TURN = 16  # lines that are read in one turn of the loop; about 1 ms
+MOST_LINES = 128 * 1024  # lines of one body
+WAITING = 4 * 1024 * 1024  # bytes of results waiting for the reader, above which no line is added
+ASK_AGAIN = 0.05  # seconds between attempts to get a place in the server's queue
+TURN = 16  # lines read in one turn of the event loop, about 1 ms
 NDJSON = "application/x-ndjson"
 
 
 class BulkService:
-    """What all bodies of one server share. room: samples at the engine."""
+    """State shared by all bulk requests of a server. room: limits the samples at the engine."""
 
     def __init__(self, service: AppState) -> None:
         rows = service.client.facts.max_num_seqs
@@ -77,14 +78,14 @@ async def post_bulk(bulk: BulkService, request: Request) -> Response:
 
 
 class BulkStream(Response):
-    """The lines of one answer. What ends all of it early is its last line, an error without a
-    line's number."""
+    """Streams the lines of one answer. An error that ends the whole answer is its last line,
+    without a line number."""
 
     def __init__(self, run: BulkRun, held: ExitStack) -> None:
         super().__init__(
             media_type=NDJSON, headers={"cache-control": "no-cache", "x-request-id": run.id}
         )
-        del self.headers["content-length"]  # not known ahead
+        del self.headers["content-length"]  # unknown in advance
         self._run, self._held = run, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -99,7 +100,8 @@ class BulkStream(Response):
                 last = body_of(error) + b"\n"
             except ClientGoneError:
                 return
-            except Exception:  # a fault of ours: said to this client, raised again for the log
+            except Exception:
+                # a fault of ours: reported to this client, and raised again for the log
                 last = body_of(FaultError(FAILED)) + b"\n"
                 await send({"type": "http.response.body", "body": last, "more_body": False})
                 raise
@@ -117,11 +119,11 @@ class BulkLine:
         self.number, self.custom_id, self.active, self.answer = number, custom_id, active, answer
         self.places = active.call.sampling.n
         self.choices = [b""] * self.places
-        self.marked = False  # as one with news
+        self.marked = False  # True while in the list of lines with news
         self.timer: asyncio.TimerHandle | None = None
 
     def take(self) -> tuple[int, bytes | None]:
-        """Returns the tokens of what has come, and the answer where that was all. Raises
+        """Returns the number of new tokens, and the complete answer if they were the last. Raises
         PenstockError."""
         deltas, over = self.active.take()
         positions = self.active.streams[0].asked.prompt_logprobs
@@ -136,7 +138,7 @@ class BulkLine:
 
 
 class BulkRun:
-    """The lines of one body, until all are answered. closing: set when the server ends."""
+    """Runs the lines of one body until all are answered. closing: set when the server ends."""
 
     def __init__(
         self, bulk: BulkService, key: Key | None, body: bytearray, place: BodyRoom
@@ -155,14 +157,14 @@ class BulkRun:
             bulk.lines.tools, self._service.model, self._service.limits, tenant
         )
         self._open: dict[BulkLine, None] = {}
-        self._ready: list[BulkLine] = []  # of which there is news
-        self._results: list[bytes] = []  # that the client hasn't taken
-        self._waiting = 0  # bytes of these
+        self._ready: list[BulkLine] = []  # lines with news
+        self._results: list[bytes] = []  # results that the client hasn't taken yet
+        self._waiting = 0  # bytes of these results
         self._news, self._taken = asyncio.Event(), asyncio.Event()
 
     async def write(self, send: Send) -> None:
-        """Runs all lines. Raises EngineError where the engine died, ShuttingDownError where the
-        server ends. What still runs however it ends is cancelled."""
+        """Runs all lines and sends their results. Raises EngineError if the engine dies,
+        ShuttingDownError if the server ends. Cancels the lines that still run in any case."""
         feeding = asyncio.create_task(self._feed())
         feeding.add_done_callback(lambda _: self._news.set())
         try:
@@ -182,8 +184,7 @@ class BulkRun:
                 self._leave(line)
 
     async def _send(self, send: Send, budget: ResponseBudget, held: Any) -> None:
-        """Hands results to the connection, which waits for its reader.
-        Their bytes count meanwhile."""
+        """Sends results, waiting for the reader. Their bytes count against the budget meanwhile."""
         while self._results:
             results, self._results = self._results, []
             size, self._waiting = self._waiting, 0
@@ -200,7 +201,7 @@ class BulkRun:
             self._taken.set()
 
     async def _gather(self) -> None:
-        """Makes results of lines that have ended."""
+        """Turns ended lines into results."""
         ready, self._ready = self._ready, []
         for line in ready:
             line.marked = False
@@ -222,7 +223,7 @@ class BulkRun:
             await self._service.yielder.spend(TURN + made)
 
     async def _feed(self) -> None:
-        """Brings lines to the engine, one after the other, as there is room for them."""
+        """Brings lines to the engine one after the other, while there is room."""
         number = 0
         while self._body:
             number += 1
@@ -277,8 +278,8 @@ class BulkRun:
         active.listen(lambda: self._hear(made))
 
     async def _ticket(self, call: Call) -> Ticket:
-        """Waits for a place in the server's queue. Raises HttpError for what the key's limits never
-        let in."""
+        """Waits for a place in the server's queue. Raises HttpError for a request that the key's
+        limits never allow."""
         while True:
             try:
                 return self._service.request_limits.acquire(self._key, call.sampling.n, call.size)

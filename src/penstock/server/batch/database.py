@@ -1,6 +1,5 @@
-"""Files and batches as rows of SQLite (WAL, synced at each commit), each change one transaction.
-One thread calls it. It knows the tables; contents are the file store's, results the journals'.
-"""
+"""Files and batches as rows in SQLite (WAL, synced at each commit); each change is one transaction.
+Used by one thread. Knows the tables; the file store holds contents, the journals results."""
 
 from __future__ import annotations
 
@@ -15,9 +14,9 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 6  # of the tables, kept in the database
-OVER = ("completed", "failed", "cancelled", "expired")  # statuses that nothing follows
-ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # the others
+VERSION = 6  # version of the tables, stored in the database
+OVER = ("completed", "failed", "cancelled", "expired")  # final statuses
+ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # all other statuses
 
 _TABLES = """
 CREATE TABLE files (
@@ -37,13 +36,13 @@ CREATE INDEX files_owner ON files (owner);
 CREATE INDEX batches_owner ON batches (owner);
 CREATE INDEX batches_standing ON batches (owner, status);
 CREATE INDEX batches_input ON batches (input_file_id, status);
-"""  # an index for each question: one owner's pages and counts, a file's user
+"""  # one index per query: an owner's pages and counts, a file's user
 
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One file. owner: the name of the key that it belongs to, "" where there are no keys. sha256:
-    of what was uploaded; None for results."""
+    """One file. owner: name of the API key that it belongs to, "" without keys. sha256: of the
+    uploaded content; None for results."""
 
     id: str
     owner: str
@@ -56,12 +55,11 @@ class FileRow:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One batch, in OpenAI's words; *_at are Unix seconds. metadata and errors: JSON texts. Counts
-    are of lines.
+    """One batch, with OpenAI's field names; *_at are Unix seconds. metadata and errors: JSON texts.
+    Counts are numbers of lines.
 
-    model: the server's name of the model that the batch was made for, and runs with; None where
-    nothing said so, and any will do. suspects: lines that were there when the engine died, as
-    poison_lines writes them.
+    model: the served name of the model that the batch needs; None if any will do. suspects: lines
+    that were at the engine when it died, as poison_lines writes them.
     """
 
     id: str
@@ -95,16 +93,17 @@ Row = TypeVar("Row", FileRow, BatchRow)
 
 
 class BatchDatabase:
-    """The database of one state folder. Every method is one transaction; sqlite3.Error goes
-    through."""
+    """The database of one state folder. Each method is one transaction,
+    and raises sqlite3.Error."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
-        """beside: contents lie beside it already, so that a new database would know none of them.
-        Raises UsageError."""
+        """beside: contents exist already, so a new database would lose track of them. Raises
+        UsageError."""
         if beside and not (path.exists() and path.stat().st_size):
             raise _lost(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        path.chmod(0o600)  # made by an earlier release: names and messages of everybody's are in it
+        # an earlier release may have made it readable, and it holds everybody's names and messages
+        path.chmod(0o600)
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
         self._db.execute("PRAGMA journal_mode = WAL")
@@ -140,12 +139,12 @@ class BatchDatabase:
     def list_files(
         self, owner: str, purpose: str | None, after: str | None, limit: int, order: str
     ) -> list[FileRow] | None:
-        """Returns files in the order of their making (`order` asc or desc) behind `after`; None
-        where that is no file of this owner."""
+        """Returns files in the order of creation (`order` asc or desc) after the file `after`; None
+        if that is no file of this owner."""
         return self._page(FileRow, "files", owner, after, limit, order, purpose)
 
     def remove_file(self, file_id: str, owner: str) -> bool:
-        """Returns False where it isn't there."""
+        """Returns False if the file doesn't exist."""
         return (
             self._db.execute(
                 "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
@@ -157,7 +156,7 @@ class BatchDatabase:
         return self._count("files WHERE owner = ?", owner)
 
     def user_of(self, file_id: str) -> str | None:
-        """Returns a batch that isn't over and reads this file."""
+        """Returns the id of a batch that isn't over and reads this file, or None."""
         statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {ON_ITS_WAY}"
         found = self._db.execute(statement, (file_id,)).fetchone()
         return None if found is None else str(found["id"])
@@ -168,7 +167,7 @@ class BatchDatabase:
         self._insert("batches", [row])
 
     def batch(self, batch_id: str, owner: str | None = None) -> BatchRow | None:
-        """owner None: whoever's it is."""
+        """Returns a batch or None. owner None: of any owner."""
         if owner is None:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
         return self._one(
@@ -176,11 +175,11 @@ class BatchDatabase:
         )
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
-        """Returns the youngest first; None as list_files."""
+        """Returns the newest first; None if `after` is no batch of this owner."""
         return self._page(BatchRow, "batches", owner, after, limit, "desc")
 
     def unfinished(self) -> list[BatchRow]:
-        """Returns those that aren't over, the oldest first."""
+        """Returns the batches that aren't over, oldest first."""
         rows = self._db.execute(
             f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number"
         )
@@ -190,8 +189,8 @@ class BatchDatabase:
         return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
-        """Moves a batch on, if it stands in one of `come_from`; `status`_at is now. Returns False
-        where it doesn't."""
+        """Changes a batch's status if it is one of `come_from`, and sets `status`_at to now.
+        Returns False otherwise."""
         values = {"status": status, f"{status}_at": int(time.time()), **values}
         sets = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" for _ in come_from)
@@ -199,27 +198,27 @@ class BatchDatabase:
         return self._db.execute(statement, (*values.values(), batch_id, *come_from)).rowcount == 1
 
     def note(self, batch_id: str, **values: Any) -> None:
-        """Writes columns of a batch; its status stays."""
+        """Writes columns of a batch other than its status."""
         sets = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
 
     def finish(self, batch_id: str, status: str, files: Iterable[FileRow], **values: Any) -> None:
-        """Ends a batch that isn't over: its files are there and it is over, or neither. values:
-        columns of it."""
+        """Ends a batch that isn't over and adds its files, in one transaction. values: further
+        columns of the batch."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             if self.move(batch_id, ON_ITS_WAY, status, **values):
                 self._insert("files", files)
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # SQLite has rolled back by itself where the disk was full
+            if self._db.in_transaction:  # on a full disk SQLite rolls back by itself
                 self._db.execute("ROLLBACK")
             raise
 
     def known(self) -> tuple[set[str], set[str], set[str]]:
-        """Returns ids: of all files, results that are being named among them; of the batches whose
-        folders stay, those that aren't over and those that failed, for whoever looks into it; and
-        of those whose folders don't."""
+        """Returns three sets of ids: all files, including results that are being named; batches
+        whose folders stay, since they aren't over or failed (for an operator to look at); and
+        batches whose folders can go."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
         kept, over = set[str](), set[str]()
         for batch_id, status, *named in self._db.execute(
@@ -230,7 +229,7 @@ class BatchDatabase:
                 files.update(str(name) for name in named if name is not None)
         return files, kept, over
 
-    # --- how
+    # --- helpers
 
     def _insert(self, table: str, rows: Iterable[FileRow | BatchRow]) -> None:
         for row in rows:
@@ -292,5 +291,5 @@ def _row(kind: type[Row], row: sqlite3.Row) -> Row:
 
 
 def encoded(value: Any) -> str:
-    """Returns JSON for a column."""
+    """Returns a value as JSON text for a column."""
     return json.dumps(value, separators=(",", ":"))

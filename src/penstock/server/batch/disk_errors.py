@@ -1,7 +1,7 @@
-"""What may go wrong with the state folder's disk: which faults pass, which are damage, and what
-clients are told.
+"""Faults of the state folder's disk: which are temporary, which are damage, and the clients'
+errors.
 
-It knows errors; no file, no database.
+Knows errors; no file, no database.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _FULL = (
 
 
 class StorageError(HttpError):
-    """The state folder's disk is full, or fails."""
+    """Raised when the state folder's disk is full or fails."""
 
     status, code = 507, "storage"
 
 
 class FileDamagedError(HttpError):
-    """What the disk has of a content is not what was kept there; to ask for it again is no use."""
+    """Raised when a content on the disk is not the one that was stored; retrying is no use."""
 
     status, code = 500, "file_damaged"
 
@@ -40,8 +40,7 @@ class FileDamagedError(HttpError):
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Returns whether the disk or the database failed in a way that may pass: trying again can
-    help."""
+    """Returns True for a temporary fault of the disk or the database, which may pass on a retry."""
     cause = error.__cause__ if isinstance(error, CapacityError | JournalError) else error
     return isinstance(cause, OSError | sqlite3.OperationalError) and not isinstance(
         cause, FileNotFoundError
@@ -49,16 +48,16 @@ def is_disk_fault(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns whether what a batch wrote is gone, or isn't what its journals say: nobody but us
-    touches those files."""
+    """Returns True if a batch's own files are missing or differ from its journals: only we write
+    them."""
     missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
     return missing or (isinstance(error, JournalError) and error.__cause__ is None)
 
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raises StorageError for what the disk or the database raises in the block; no path of ours is
-    in it."""
+    """Raises StorageError for errors of the disk or the database in the block; its message has no
+    path."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -76,8 +75,8 @@ def _storage_error(error: OSError | sqlite3.Error) -> StorageError:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error in a few words; a journal's by its cause, since it tells the user of a
-    command what to do."""
+    """Returns an error in a few words. Takes a journal error's cause, since its message addresses
+    the user of a command."""
     cause = (
         error.__cause__
         if isinstance(error, PenstockError) and error.__cause__ is not None

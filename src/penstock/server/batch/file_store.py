@@ -1,12 +1,12 @@
-"""Contents of files on disk, whole or not there at all. It knows a folder; no database, no HTTP.
+"""Contents of files on disk, each complete or absent. Knows a folder; no database, no HTTP.
 
     DIR/files/file-...          finished contents, each synced before it got its name
-    DIR/files/file-....part     what is being written; swept away at a start
-    DIR/batches/batch_.../      what a batch has written so far: two journals (journal.py)
-    DIR/unknown/DATE-.../       contents and folders that a start found and no row knew
+    DIR/files/file-....part     contents being written; removed at a start
+    DIR/batches/batch_.../      results of an unfinished batch: two journals (journal.py)
+    DIR/unknown/DATE-.../       contents and folders that a start found without a row
 
-Names are made by the server and checked here again: nothing that a client sends becomes a path.
-Everything here blocks, so threads call it; each part of one content one at a time.
+The server makes the names, and they are checked again here: no client's text becomes a path. All
+methods block, so threads call them; calls for one content must not overlap.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from penstock.server.batch.disk_errors import FileDamagedError, describe
 
 FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
-_PART = ".part"  # ends the name of a content that is being written
+_PART = ".part"  # suffix of a content that is being written
 _DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
-_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # opening a link, a folder, a socket
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # errno of opening a link, a folder, a socket
 
 
 def new_file_id() -> str:
@@ -60,18 +60,18 @@ class FileStore:
         return not any(any(each.iterdir()) for each in (self.files, self.batches))
 
     def path(self, file_id: str) -> Path:
-        """Returns where a file's content lies."""
+        """Returns the path of a file's content."""
         if FILE_ID.fullmatch(file_id) is None:
             raise ValueError("no id of a file")
         return self.files / file_id
 
     def draft(self, file_id: str) -> ContentDraft:
-        """Opens a content that is to be written."""
+        """Opens a new content for writing."""
         return ContentDraft(self.path(file_id))
 
     def adopt(self, source: Path, file_id: str) -> int:
-        """Makes a synced file the content of this id, which it may be already, and returns its
-        bytes."""
+        """Renames a synced file to the content of this id, unless that has been done, and returns
+        its size in bytes."""
         target = self.path(file_id)
         if not target.exists():
             os.rename(source, target)
@@ -79,11 +79,11 @@ class FileStore:
         return target.stat().st_size
 
     def remove(self, file_id: str) -> None:
-        """Takes a content away; what stays by a fault goes at the next start."""
+        """Removes a content; if that fails, the next start does it."""
         _take_away(self.path(file_id))
 
     def batch_folder(self, batch_id: str) -> Path:
-        """Returns where a batch writes; makes it where it isn't."""
+        """Returns a batch's working folder, and creates it if necessary."""
         if BATCH_ID.fullmatch(batch_id) is None:
             raise ValueError("no id of a batch")
         folder = self.batches / batch_id
@@ -92,16 +92,15 @@ class FileStore:
         return folder
 
     def remove_batch(self, batch_id: str) -> None:
-        """Takes away what a batch wrote on its way;
-        what stays by a fault goes at the next start."""
+        """Removes a batch's working folder; if that fails, the next start does it."""
         shutil.rmtree(self.batches / batch_id, ignore_errors=True)
 
     def sweep(
         self, files: Collection[str], batches: Collection[str], over: Collection[str]
     ) -> None:
-        """Removes what a kill left: drafts, and folders of batches that are `over`. Whatever else
-        is in neither list is moved aside, and said, since a database that was put back from a copy
-        knows less than there is."""
+        """Removes what a kill left: drafts, and folders of batches that are `over`. Moves
+        everything else that is unknown aside, and prints so: a database restored from a backup
+        knows less than the folder."""
         strange = []
         for path in self.files.iterdir():
             if _DRAFT.fullmatch(path.name) and not path.is_dir():
@@ -117,7 +116,7 @@ class FileStore:
             self._move_aside(strange)
 
     def _move_aside(self, paths: Sequence[Path]) -> None:
-        """Moves them to a new folder, each below its folder's name."""
+        """Moves the paths into a new folder, each below its parent's name."""
         unknown = self._folder / "unknown"
         unknown.mkdir(mode=0o700, exist_ok=True)
         place = Path(
@@ -134,14 +133,15 @@ class FileStore:
 
 
 class ContentDraft:
-    """A file's content on its way to the disk. Left without `keep`, it goes. Its methods raise
-    OSError."""
+    """A content that is being written. `drop` removes it unless `keep` was called. Its methods
+    raise OSError."""
 
     def __init__(self, target: Path) -> None:
         self._target, self._part = target, _part_of(target)
         self.size = 0
         self._hash = hashlib.sha256()
-        self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115 - closed by keep or drop
+        # closed by keep or drop
+        self._file: BinaryIO = open(self._part, "xb", buffering=0)  # noqa: SIM115
 
     def write(self, data: bytes) -> None:
         view = memoryview(data)
@@ -152,15 +152,16 @@ class ContentDraft:
 
     @property
     def sha256(self) -> str:
-        """The hash of what was written."""
+        """SHA-256 of the bytes written, in hex."""
         return self._hash.hexdigest()
 
     def sync(self) -> None:
-        """Does what takes long of `keep`, where that is called in a thread that others wait for."""
+        """Does the slow part of `keep` in advance, where `keep` runs in a thread that others wait
+        for."""
         os.fsync(self._file.fileno())
 
     def keep(self) -> None:
-        """Leaves it synced, named, and the name synced; or nothing of it there."""
+        """Syncs the content, gives it its name, and syncs the name; on an error removes it."""
         os.fsync(self._file.fileno())
         self._file.close()
         os.rename(self._part, self._target)
@@ -171,15 +172,15 @@ class ContentDraft:
             raise
 
     def drop(self) -> None:
-        """Takes away what was written, unless it was kept."""
-        with contextlib.suppress(OSError):  # what could not be written is not wanted any more
+        """Removes the content unless it was kept."""
+        with contextlib.suppress(OSError):  # errors of an unwanted content don't matter
             self._file.close()
         _take_away(self._part)
 
 
 def open_content(path: Path, size: int | None = None) -> BufferedReader:
-    """Opens a content to be read; no link is followed, and no pipe. size: bytes that it must have.
-    Raises FileDamagedError, OSError."""
+    """Opens a content for reading, but no link or pipe. size: its expected bytes. Raises
+    FileDamagedError, OSError."""
     try:
         file = open(path, "rb", opener=_open_no_link)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError as error:
@@ -201,16 +202,16 @@ def open_content(path: Path, size: int | None = None) -> BufferedReader:
 
 
 def check_content(path: Path, size: int, sha256: str | None) -> None:
-    """Raises FileDamagedError where a content isn't the one that was kept; by its bytes' count
-    alone where no hash of them is known. OSError where it can't be read."""
+    """Raises FileDamagedError if a content differs from the stored one, by its SHA-256, or by its
+    size if no hash is known. Raises OSError if it can't be read."""
     with open_content(path, size) as file:
         if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise FileDamagedError("its bytes are others than were kept")
 
 
 def close_behind(file: BinaryIO) -> None:
-    """Closes what was read, behind a read that is under way: a disk may never answer that, so a
-    thread waits for it."""
+    """Closes a file in a thread: it waits for a read under way,
+    and a disk may never answer that."""
     asyncio.get_running_loop().run_in_executor(None, file.close)
 
 
@@ -223,8 +224,8 @@ def _part_of(path: Path) -> Path:
 
 
 def _take_away(path: Path) -> None:
-    """Removes a file that nobody knows any more, by a draft's name: where the disk fails, or a kill
-    comes, it stays until the next start's sweep."""
+    """Removes a file, after renaming it to a draft: if the disk fails or a kill comes, the next
+    start removes it."""
     try:
         if path.suffix != _PART:
             path = path.rename(_part_of(path))

@@ -1,7 +1,7 @@
 """/v1/files: upload, list, get, content, delete. OpenAI's objects over the database and the file
 store.
 
-It knows HTTP and the state folder; no batches but for the question whether one still reads a file.
+Knows HTTP and the state folder; of batches only whether one still reads a file.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from penstock.server.online.buffered import JSON
 from penstock.server.online.intake import declared_size
 from penstock.server.openai.http_errors import HttpError
 
-FORM_BYTES = 64 * 1024  # of a form's body beside its file's
+FORM_BYTES = 64 * 1024  # bytes of a form beyond its file
 MOST_LISTED = 10_000
-READ_BYTES = 256 * 1024  # of a content that are read at a time
-# of an upload that gather before they are written: about what a slow one holds
+READ_BYTES = 256 * 1024  # bytes of a content that are read at a time
+# bytes of an upload that gather before they are written; a slow upload holds about as much
 WRITE_BYTES = 64 * 1024
 _DIGITS = 9
 
 
 async def post_file(manager: BatchManager, request: Request, owner: str) -> Response:
-    """POST /v1/files. Raises HttpError, StorageError; nothing is left on the disk then."""
+    """POST /v1/files. Raises HttpError, StorageError, and then leaves nothing on the disk."""
     most = manager.limits.max_file_bytes
     if declared_size(request) > most + FORM_BYTES:
         raise too_large(most)
@@ -50,7 +50,7 @@ async def post_file(manager: BatchManager, request: Request, owner: str) -> Resp
 async def _take(
     manager: BatchManager, request: Request, parser: UploadParser, owner: str
 ) -> FileRow:
-    """Leaves content and row of an upload, or nothing of it. Raises HttpError, StorageError."""
+    """Stores content and row of an upload, or nothing. Raises HttpError, StorageError."""
     state, file_id = manager.state, new_file_id()
     draft = await state.call(_draft, manager, file_id, owner)
     try:
@@ -73,18 +73,18 @@ async def _take(
     return row
 
 
-# In the state's thread, which nobody stops amid these.
+# The next three functions run in the state's thread, and can't be interrupted.
 
 
 def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
-    """Raises HttpError, OSError."""
+    """Opens a draft for an upload. Raises HttpError, OSError."""
     _check_room(manager, owner)
     return manager.state.file_store.draft(file_id)
 
 
 def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
-    """Leaves content and row, or neither. Raises HttpError, OSError, sqlite3.Error."""
-    _check_room(manager, row.owner)  # others may have come meanwhile
+    """Stores content and row, or neither. Raises HttpError, OSError, sqlite3.Error."""
+    _check_room(manager, row.owner)  # other uploads may have ended meanwhile
     draft.keep()
     try:
         manager.state.database.add_file(row)
@@ -94,7 +94,7 @@ def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
 
 
 def _check_room(manager: BatchManager, owner: str) -> None:
-    """Raises HttpError; waiting changes nothing, so it is no 429."""
+    """Raises HttpError if the owner has too many files; not a 429, since waiting doesn't help."""
     most = manager.limits.max_files
     if manager.state.database.count_files(owner) >= most:
         message = (
@@ -106,8 +106,8 @@ def _check_room(manager: BatchManager, owner: str) -> None:
 async def _receive(
     manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft
 ) -> None:
-    """Reads the body as long as it keeps coming; its file goes to the disk WRITE_BYTES at a time,
-    and nothing of it is held. Raises HttpError, StorageError, ShuttingDownError."""
+    """Reads the body while it keeps coming, and writes its file to the disk WRITE_BYTES at a time.
+    Raises HttpError, StorageError, ShuttingDownError."""
     state, most, size = manager.state, manager.limits.max_file_bytes, 0
     try:
         async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
@@ -126,7 +126,7 @@ async def _receive(
 
 
 def _check_upload(upload: UploadParser) -> str:
-    """The file's name. Raises HttpError."""
+    """Returns the file's name. Raises HttpError."""
     for name in upload.fields:
         if name.startswith("expires_after"):
             message = "expires_after is not served: files stay until they are deleted"
@@ -173,9 +173,8 @@ async def get_file(manager: BatchManager, request: Request, owner: str) -> Respo
 
 
 async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as they are. Where the disk fails amid them the answer
-    breaks off, and the client sees it by the length. Raises HttpError, FileDamagedError,
-    StorageError."""
+    """GET /v1/files/ID/content: the bytes as stored. If the disk fails meanwhile the answer breaks
+    off, which the client sees from its length. Raises HttpError, FileDamagedError, StorageError."""
     row = await known_file(manager, request, owner)
     try:
         with storage_errors():
@@ -183,7 +182,7 @@ async def get_content(manager: BatchManager, request: Request, owner: str) -> Re
                 open_content, manager.state.file_store.path(row.id), row.bytes
             )
     except FileDamagedError:
-        await known_file(manager, request, owner)  # somebody may have deleted it just now
+        await known_file(manager, request, owner)  # another request may have deleted it just now
         raise
     headers = {
         "content-length": str(row.bytes),
@@ -218,14 +217,14 @@ async def delete_file(manager: BatchManager, request: Request, owner: str) -> Re
 
 
 async def known_file(manager: BatchManager, request: Request, owner: str) -> FileRow:
-    """Returns the row of the file that a path names. Raises HttpError."""
+    """Returns the row of the file in the request's path. Raises HttpError."""
     return await manager.state.call(
         file_in, manager.state.database, request.path_params["file_id"], owner
     )
 
 
 def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
-    """Does the same in the state's thread."""
+    """Returns the row of a file; runs in the state's thread. Raises HttpError."""
     row = database.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:
         raise not_found("there is no file of this id: GET /v1/files lists them", param)
@@ -250,7 +249,7 @@ def file_object(row: FileRow) -> FileObject:
     return msgspec.convert(row, FileObject, from_attributes=True)
 
 
-# --- what both routes need of HTTP
+# --- HTTP helpers of both routes
 
 
 def reply(content: Any) -> Response:
@@ -258,7 +257,7 @@ def reply(content: Any) -> Response:
 
 
 def page(found: list[Any], limit: int) -> Response:
-    """Answers with a list of at most `limit` objects; `found` has one more where there are more."""
+    """Answers with a list of at most `limit` objects; `found` has one more if more exist."""
     shown = found[:limit]
     ids = (shown[0].id, shown[-1].id) if shown else (None, None)
     more = len(found) > limit
@@ -280,12 +279,12 @@ def not_found(message: str, param: str) -> HttpError:
 
 
 def conflict(message: str, param: str) -> HttpError:
-    """Returns the error for what stands against it now and may not later."""
+    """Returns the 409 for a request that the present state forbids."""
     return HttpError(message, status=409, code="conflict", param=param)
 
 
 def query(request: Request, known: set[str]) -> dict[str, str]:
-    """Returns the query's values. Raises HttpError for one that isn't known."""
+    """Returns the query's values. Raises HttpError for an unknown name."""
     for name in request.query_params:
         if name not in known:
             shown = name[:80]
@@ -296,7 +295,7 @@ def query(request: Request, known: set[str]) -> dict[str, str]:
 
 
 def limit_of(asked: dict[str, str], usual: int, most: int) -> int:
-    """Raises HttpError."""
+    """Returns the query's limit. Raises HttpError."""
     text = asked.get("limit")
     if text is None:
         return usual

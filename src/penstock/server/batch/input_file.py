@@ -1,10 +1,9 @@
-"""The lines of a batch's input: read as bytes, judged one by one, all bad ones told with their
-numbers.
+"""The lines of a batch's input: read as bytes, checked one by one, bad ones reported by number.
 
-A line ends at `\\n` and nowhere else; numbers count from 1, blank lines too, which are skipped.
-Memory: 16 to 32 bytes a custom_id. A file read again has the same verdicts, and a custom_id is the
-first line's that has it, good or bad. It knows the two routes' forms; no engine, no database, no
-tokens. Source of the form: OpenAI's "Batch API" guide.
+Only `\\n` ends a line. Numbers count from 1 and include blank lines, which are skipped. Memory: 16
+to 32 bytes per custom_id. A file read again gets the same results; a custom_id belongs to the first
+line that has it, good or bad. Knows the two routes' forms; no engine, no database, no tokens.
+Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from penstock.server.openai.http_limits import LONG_BODY
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
-# at a time: of a file of two bytes a line, what stands for them in memory is fifty times as large
+# lines read at a time: lines of two bytes take fifty times their size in memory
 READ_LINES = 4_096
-SLICE = 0.002  # seconds of checking in one turn of the loop
-LONGEST_MESSAGE = 300  # characters of what is said of one line
-MOST_SPANS = 1_000  # of numbers of bad lines; of more, their count and the last
+SLICE = 0.002  # seconds of checking in one turn of the event loop
+LONGEST_MESSAGE = 300  # characters of the message about one line
+MOST_SPANS = 1_000  # spans of bad lines' numbers; beyond, their count and the last number
 _BOM = b"\xef\xbb\xbf"
 
 
 class _Named(msgspec.Struct):
-    """What has to be right of a line for it to be told by its name."""
+    """The field of a line that suffices to report its errors by custom_id."""
 
     custom_id: str
 
 
 @dataclass(slots=True)
 class InputSurvey:
-    """What the check of a whole file found. errors: OpenAI's objects, in the order of the lines.
-    Without a good line there is nothing to run, of which the errors tell why."""
+    """Result of checking a whole file. errors: OpenAI's error objects in the order of the lines;
+    they explain why there is nothing to run if no line is good."""
 
     lines: int = 0
     good: int = 0
@@ -67,7 +66,7 @@ _names = msgspec.json.Decoder(_Named)
 
 
 def _name_in(line: bytes) -> str | None:
-    """Returns the custom_id of a line whose form is bad otherwise."""
+    """Returns the custom_id of a line that is invalid otherwise, or None."""
     try:
         return _names.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -75,8 +74,8 @@ def _name_in(line: bytes) -> str | None:
 
 
 async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[int, bytes]]:
-    """Yields (number, line without its end) of the lines that hold anything; read in a thread, some
-    at a time. A line that is too long comes cut, one byte past the limit. Raises OSError,
+    """Yields (number, line without its end) of the lines that aren't blank; reads in a thread, some
+    lines at a time. A too long line is cut one byte past the limit. Raises OSError,
     FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
     try:
@@ -90,8 +89,7 @@ async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[
 
 
 def _opened(path: Path) -> BufferedReader:
-    """Opens a file behind the mark that some editors begin one with: it counts for no line's
-    length."""
+    """Opens a file after its byte order mark, if any, which counts for no line's length."""
     file = open_content(path)
     try:
         if file.read(len(_BOM)) != _BOM:
@@ -103,9 +101,8 @@ def _opened(path: Path) -> BufferedReader:
 
 
 def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list[tuple[int, bytes]]:
-    """Reads the next lines that hold anything, with their numbers: about limits.read_bytes
-    together, and READ_LINES at most; none where none is left. last: the number of the line before.
-    """
+    """Reads the next non-blank lines with their numbers: about limits.read_bytes in total, at most
+    READ_LINES; an empty list at the end. last: number of the line before."""
     lines: list[tuple[int, bytes]] = []
     size, longest = 0, limits.max_line_bytes
     while (
@@ -130,8 +127,8 @@ def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list
 
 
 def _skip_blank(file: BufferedReader) -> int:
-    """Steps over lines that hold nothing, as far as they are in the buffer, and says how many: a
-    file may be full of them, which one by one would take minutes."""
+    """Skips blank lines as far as the buffer reaches, and returns their number: a file may be full
+    of them, and reading them one by one would take minutes."""
     ahead = file.peek()
     blank = len(ahead) - len(ahead.lstrip())
     end = ahead.rfind(b"\n", 0, blank) + 1
@@ -140,8 +137,8 @@ def _skip_blank(file: BufferedReader) -> int:
 
 
 class LineCheck:
-    """Judges each line of one batch's file once, in their order. endpoint, model: the batch's, by
-    the server's name."""
+    """Checks each line of one batch's file once, in order. endpoint, model: the batch's; the model
+    by its served name."""
 
     def __init__(
         self, endpoint: str, model: str, facts: EngineFacts, limits: BatchJobLimits
@@ -150,7 +147,7 @@ class LineCheck:
         self._taken = KeySet()
 
     def line(self, data: bytes) -> BatchLine:
-        """Returns the line, if it can be run. Raises LineError."""
+        """Returns the line if it can be run. Raises LineError."""
         if len(data) > self._limits.max_line_bytes:
             raise LineError(
                 f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long"
@@ -173,7 +170,7 @@ class LineCheck:
         return line
 
     def _take(self, custom_id: str) -> LineError | None:
-        """Makes a custom_id this line's; returns what stands against it."""
+        """Claims a custom_id for this line; returns the error if it is invalid or taken."""
         try:
             check_id(custom_id)
         except LineError as error:
@@ -196,7 +193,7 @@ class LineCheck:
         check_model(form.model, self._model)
 
     def _check_model(self, form: CompletionForm | ChatForm) -> None:
-        """Raises HttpError."""
+        """Checks the form's model. Raises HttpError."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
         self._check_any(form)
@@ -205,8 +202,8 @@ class LineCheck:
 async def verdicts(
     path: Path, check: LineCheck, limits: BatchJobLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
-    """Yields (number, the line or why it is bad) for every line, a little in each turn of the loop;
-    long ones in a thread. Raises OSError."""
+    """Yields (number, the line or its error) for every line, in turns with the event loop; long
+    lines are checked in a thread. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
         if len(data) > LONG_BODY:
@@ -226,9 +223,9 @@ def _verdict(check: LineCheck, data: bytes) -> BatchLine | LineError:
 
 
 def _without_frames(error: LineError) -> LineError:
-    """Takes the tracebacks off an error and those it came from: frames that hold an error which
-    holds them stay, and the whole check with them, until the garbage collector comes, and that
-    comes seldom."""
+    """Removes the tracebacks of an error and of its causes: their frames refer to the error, and
+    this cycle would keep the whole check in memory until the garbage collector runs, which is rare.
+    """
     each: BaseException | None = error
     while each is not None:
         each.__traceback__ = None
@@ -237,10 +234,10 @@ def _without_frames(error: LineError) -> LineError:
 
 
 async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputSurvey:
-    """Judges every line. Raises OSError."""
+    """Checks every line. Raises OSError."""
     found = InputSurvey()
     told_bytes = 0
-    beyond = LineNumbers(MOST_SPANS)  # bad lines past those told in full
+    beyond = LineNumbers(MOST_SPANS)  # bad lines after those listed in full
     async for number, verdict in verdicts(path, check, limits):
         found.lines += 1
         if found.lines > limits.max_lines:
@@ -264,7 +261,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
 
 
 def told(error: LineError, longest: int = LONGEST_MESSAGE) -> str:
-    """Returns what is said of a line, of bounded length."""
+    """Returns the error's message, cut to `longest` characters."""
     message = str(error)
     return message if len(message) <= longest else message[: longest - 3] + "..."
 

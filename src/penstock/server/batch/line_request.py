@@ -1,6 +1,6 @@
-"""One line of a batch as a request: line in, result out, without HTTP. Lines run in the background
-(schedule/admission.py). It knows the service and its engine's client; no files, no database.
-"""
+"""One line of a batch as a request, from the line to its result, without HTTP. Lines run in the
+background (schedule/admission.py). Knows the service and its engine's client; no files, no
+database."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ from penstock.server.openai.translate import Call, make_call
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream
 
-# lines of all batches, beside online ones: a text of 32 MiB makes some hundred megabytes of ids
+# lines of all batches tokenized at once: a text of 32 MiB makes some hundred megabytes of ids
 PREPARED_AT_ONCE = 2
-BATCHES = "batches"  # whose turns at the sandboxes all lines' are
-ID_BYTES = 40  # that a token's id takes in a list of Python's
-# What ends a task or the process. All else is a fault of what was done: a library in Rust that
-# panics raises a BaseException that is no Exception, and would end nothing and be heard by nobody.
+BATCHES = "batches"  # owner of all lines' turns at the sandboxes
+ID_BYTES = 40  # bytes of a token id in a Python list
+# Exceptions that end a task or the process. All others are faults of the work itself; a panic in a
+# Rust library raises a BaseException that is no Exception, which would otherwise be lost.
 NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 Result = TypeVar("Result")
@@ -58,7 +58,7 @@ class LineRequest:
         self, preparer: LinePreparer, line: BatchLine, call: Call, answer: BaseAnswer
     ) -> None:
         self._preparer, self._line, self._call, self._answer = preparer, line, call, answer
-        self._streams: list[Stream] = []  # of the last `outcome`
+        self._streams: list[Stream] = []  # streams of the last call of `outcome`
 
     @property
     def sequences(self) -> int:
@@ -66,11 +66,11 @@ class LineRequest:
 
     @property
     def size(self) -> int:
-        """Bytes that the line takes, about, until it has its outcome."""
+        """Approximate bytes that the line takes until it has its outcome."""
         return len(self._line.body) + ID_BYTES * self._call.prompt_tokens
 
     def evidence(self) -> int:
-        """Returns what the engine's death says against this line, in points of poison_lines."""
+        """Returns the points (poison_lines) that the engine's death counts against this line."""
         client = self._preparer.service.client
         if client.open_at_death.isdisjoint(self._streams):
             return 0
@@ -81,10 +81,10 @@ class LineRequest:
         )
 
     async def outcome(self, *, alone: bool) -> LineOutcome | None:
-        """Runs it. None where there is no room for its answer beside others': it can be run again.
-        alone: there are no others, so an answer without room is too large. Raises EngineError where
-        the engine died, ShuttingDownError where the server ends: then the line has had no outcome.
-        Every other fault is the line's own."""
+        """Runs the line. Returns None if its answer finds no room beside others; it can then run
+        again. alone: no others run, so an answer without room is too large. Raises EngineError if
+        the engine dies and ShuttingDownError if the server ends, without an outcome. Any other
+        fault becomes the line's outcome."""
         preparer, service, call = self._preparer, self._preparer.service, self._call
         self._streams = []
         try:
@@ -99,7 +99,7 @@ class LineRequest:
                 running.cancel()
         except NO_FAULTS:
             raise
-        except TimeoutError:  # the engine gives none: it is the line's own timeout
+        except TimeoutError:  # only from the line's timeout: the engine raises none
             return preparer.failed(self._line, too_late())
         except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
             if isinstance(error, AnswerTooLargeError) and not alone:
@@ -109,7 +109,7 @@ class LineRequest:
 
 
 def result_of_killer(custom_id: str) -> LineOutcome:
-    """Returns the outcome of a line with which the engine died, again and again."""
+    """Returns the outcome of a line that ran each time the engine died."""
     message = (
         "the engine died each time that this line ran: change it, and tell whoever runs the server"
     )
@@ -122,8 +122,8 @@ def result_of_killer(custom_id: str) -> LineOutcome:
 
 
 def result_of_bad(error: LineError, number: int) -> LineOutcome:
-    """Returns the outcome of a line that the check found bad: the route's answer, where it has a
-    custom_id."""
+    """Returns the outcome of a line that the check found bad: the error that the route would
+    answer, if it has a custom_id."""
     if error.custom_id is None:
         return unrun(number, error.code, f"line {number}: {told(error)}")
     return answered(
@@ -132,19 +132,18 @@ def result_of_bad(error: LineError, number: int) -> LineOutcome:
 
 
 def result_of_cancelled(custom_id: str) -> LineOutcome:
-    """Returns the outcome of a good line that a cancel came before."""
+    """Returns the outcome of a good line that a cancel kept from running."""
     return unrun(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
 class LinePreparer:
-    """Makes requests of lines. answers: theirs, from the first sample's end until they are on the
-    disk; they have as much room as online ones have, and of their own, so that neither costs the
-    others theirs."""
+    """Turns lines into requests. answers: bytes of their answers, from the first sample's end until
+    they are on the disk; as large as the online requests' budget and separate from it."""
 
     def __init__(self, service: AppState) -> None:
         self.service = service
         self.answers = ResponseBudget(service.responses.most)
-        # the end waits for none, as service's
+        # shutdown doesn't wait for this thread
         self._threads = ThreadPoolExecutor(1, "penstock-batch")
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         client, check = service.client, service.patterns.check
@@ -158,12 +157,12 @@ class LinePreparer:
             service.parsers,
             service.forms,
         )
-        # where faults of ours came from, each told once in full
+        # places in the source of faults already printed in full
         self._told: set[tuple[str, int]] = set()
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:
-        """Reads and tokenises a line of this owner's; an outcome at once where that shows that it
-        cannot run. Raises as LineRequest.outcome."""
+        """Reads and tokenizes an owner's line; returns its outcome if it cannot run. Raises the
+        errors of LineRequest.outcome."""
         service = self.service
         try:
             form = await self._aside(line.form) if len(line.body) > LONG_BODY else line.form()
@@ -172,28 +171,28 @@ class LinePreparer:
             answer = await answer_to(call, service.model, service.spellings)
         except NO_FAULTS:
             raise
-        except BaseException as error:  # noqa: BLE001 - as above
+        except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
             return self.failed(line, error)
         return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Tokenises a few lines at a time, so that their ids fit into memory; online texts come in
+        """Tokenizes a few lines at a time, which bounds their memory; online texts get turns in
         between."""
         async with self._sandboxed:
             return await self.service.turns.run_aside(self.service.sandboxes, jobs, BATCHES)
 
     def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Runs work in a thread of lines alone, so that online work finds its own free."""
+        """Runs work in a thread for lines only, so that online work finds its own threads free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @property
     def tools(self) -> PromptTools:
-        """What lines are made into ids with."""
+        """Tools that turn lines into token ids."""
         return self._tools
 
     def failed(self, line: BatchLine, error: BaseException) -> LineOutcome:
-        """Returns the outcome of a line that ended in an error; those of the engine and the server
-        are raised again."""
+        """Returns the outcome of a line that ended in an error. Raises errors of the engine and the
+        server again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = new_request_id()
@@ -201,8 +200,8 @@ class LinePreparer:
         return answered(line.custom_id, status, request_id, self.fault(error, request_id))
 
     def fault(self, error: BaseException, request_id: str) -> bytes:
-        """Returns the JSON of an error that a line ended in; one that is no error of the line's
-        goes to the log too."""
+        """Returns the JSON of the error that ended a line. Logs an error that isn't the line's
+        fault."""
         if isinstance(error, PenstockError):
             return body_of(error)
         self._tell(error, request_id)
@@ -211,7 +210,8 @@ class LinePreparer:
         )
 
     def _tell(self, error: BaseException, request_id: str) -> None:
-        """A batch may meet the same fault 50,000 times."""
+        """Logs a fault; its traceback only once, since a batch may meet the same fault 50,000
+        times."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno or 0)
         where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"

@@ -1,7 +1,6 @@
-"""All batches of a server: takes up those that a kill left, starts new ones, stops and reports
-them; a few run side by side, and one that the disk failed is run again after a pause. It knows jobs
-and the state folder; no HTTP.
-"""
+"""All batches of a server: resumes the unfinished ones, starts, stops and reports them. A few run
+side by side; a batch that hit a disk fault runs again after a pause. Knows jobs and the state
+folder; no HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +19,7 @@ from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.app_state import AppState
 from penstock.server.openai.http_errors import ShuttingDownError
 
-LOOK_EVERY = 0.1  # seconds between looks whether a replica is ready
+LOOK_EVERY = 0.1  # seconds between checks whether a replica is ready
 
 
 class BatchManager:
@@ -38,13 +37,13 @@ class BatchManager:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def go_on(self) -> None:
-        """Takes up what an earlier server left. Raises StorageError."""
+        """Resumes the batches that an earlier server left. Raises StorageError."""
         for row in await self.state.call(self.state.database.unfinished):
             self.start(row)
 
     def start(self, row: BatchRow) -> None:
-        """Runs a batch that is in the database, once, whether who made it says so or `go_on`, whose
-        look came just after that; where the server ends, the next one does."""
+        """Runs a batch of the database, unless it runs already: its creator and `go_on` may both
+        start it. While the server ends it is left to the next one."""
         if self._ending or row.id in self._jobs:
             return
         self._jobs[row.id] = job = BatchJob(self.shared, self.state, row)
@@ -52,16 +51,14 @@ class BatchManager:
         task.add_done_callback(lambda _: self._forget(row.id))
 
     def job_of(self, batch_id: str) -> BatchJob | None:
-        """Returns the job of a batch that isn't over."""
+        """Returns the job of a batch that isn't over, or None."""
         return self._jobs.get(batch_id)
 
     async def end(self, hurry: asyncio.Event | None = None, *, died: bool = False) -> None:
-        """Stops all jobs where they are; a start with the same folder goes on with them. Files are
-        still served.
+        """Stops all jobs; a server with the same folder resumes them. Files are still served.
 
-        died: the engine did; those with lines there hear of it by themselves, a little later than
-        the process's end is seen, and remember it. A disk that takes too long is not waited for,
-        and not much longer once `hurry` is set.
+        died: the engine died; jobs with lines at the engine get a moment to notice that and to
+        record it. The wait for the disk is bounded, and cut short once `hurry` is set.
         """
         self._ending = True
         hurry, limits = hurry or asyncio.Event(), self.limits
@@ -85,8 +82,8 @@ class BatchManager:
     async def _wait(
         self, tasks: set[asyncio.Task[None]], hurry: asyncio.Event, seconds: float
     ) -> int:
-        """Waits for so many seconds at most, a moment longer once `hurry` is set; returns how many
-        haven't ended."""
+        """Waits up to `seconds`, and only a moment longer once `hurry` is set. Returns how many
+        tasks haven't ended."""
         if not tasks:
             return 0
         ended, hurried = (
@@ -107,23 +104,23 @@ class BatchManager:
         return sum(not task.done() for task in tasks)
 
     async def _run(self, job: BatchJob) -> None:
-        """Runs a batch until it is over, again after each fault of the disk: a pause twice as long
-        each time, the first one's length where it got on meanwhile."""
+        """Runs a batch until it is over, again after each disk fault. The pause doubles each time,
+        and starts anew after progress."""
         pause = 0.0
         while True:
             try:
                 await job.run()
                 return
             except ShuttingDownError:
-                return  # the batch goes on with the next server
+                return  # the next server resumes the batch
             except EngineError:
                 if not await self._engines_go_on():
-                    return  # the server ends and says why; the batch goes on with the next one
+                    return  # the server ends and reports it; the next one resumes the batch
                 continue
             except NO_FAULTS:
                 raise
-            except BaseException as error:  # noqa: BLE001 - said, and the server goes on
-                if not is_disk_fault(error):  # not even its failure could be written down
+            except BaseException as error:  # noqa: BLE001 - logged, and the server goes on
+                if not is_disk_fault(error):  # even its failure could not be recorded
                     print(f"penstock: {job.id} stands still until the next start:", file=sys.stderr)
                     traceback.print_exception(error)
                     return
@@ -140,7 +137,8 @@ class BatchManager:
             await asyncio.sleep(pause)
 
     async def _engines_go_on(self) -> bool:
-        """Whether engines are left, one of which died, or will be again: then once one is ready."""
+        """Waits for a ready engine after one has died. Returns False if all are gone or the server
+        ends."""
         client = self.shared.lines.service.client
         while not (client.alive or client.gone or self._ending):
             await asyncio.sleep(LOOK_EVERY)

@@ -1,10 +1,10 @@
-"""The results of one batch: two journals, one of outputs and one of errors; an input's line is in
-one of them, once.
+"""The results of one batch in two journals, one of outputs and one of errors; each input line is in
+exactly one.
 
-A line's key is its custom_id or, where it has none, its number. The journals' data files hold the
-lines that clients fetch, so finishing is giving them a name. Everything that touches the disk
-blocks: it is called in threads, one at a time. It knows the lines' shape, the journal, a batch's
-row and the file store; no engine.
+A line's key is its custom_id, or its number if it has none. The journals' data files hold the lines
+that clients fetch, so that finishing a batch only renames them. Disk access blocks: it runs in
+threads, one call at a time. Knows the lines' form, the journal, a batch's row and the file store;
+no engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class LineOutcome:
-    """What became of a line: what the output file says of it, or the error file where it isn't
-    good, without its end. key: its custom_id or, where it has none of its own, its number."""
+    """Result of a line. text: its line in the output file, or in the error file if not good,
+    without a newline. key: its custom_id, or its number if it has none of its own."""
 
     key: str | int
     good: bool
@@ -38,15 +38,14 @@ class LineOutcome:
 
 
 def answered(custom_id: str, status: int, request_id: str, body: bytes) -> LineOutcome:
-    """Returns the outcome of a request: `body` is the answer's JSON, an error's where status isn't
-    200."""
+    """Returns the outcome of a request. body: the answer's JSON, an error's if status isn't 200."""
     response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, _encode(request_id), body)
     return LineOutcome(custom_id, status == 200, _line(custom_id, response, b"null"))
 
 
 def unrun(key: str | int, code: str, message: str) -> LineOutcome:
-    """Returns the outcome of a line that became no request: one without a custom_id of its own, and
-    one that a cancel came before."""
+    """Returns the outcome of a line that became no request: without a custom_id of its own, or
+    cancelled before it ran."""
     custom_id = key if isinstance(key, str) else None
     return LineOutcome(
         key, False, _line(custom_id, b"null", _encode({"code": code, "message": message}))
@@ -60,8 +59,8 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
 
 
 class BatchOutput:
-    """Opens where a killed server left off. Every method raises JournalError, CapacityError; after
-    either it is closed, and opened again it goes on: what was committed is there, once."""
+    """Opens where a killed server left off. All methods raise JournalError and CapacityError, which
+    close it; opened again it resumes with all committed outcomes."""
 
     def __init__(self, folder: Path, batch_id: str) -> None:
         self._output = Journal(folder / OUTPUT, {"batch": batch_id, "holds": "output"})
@@ -73,12 +72,11 @@ class BatchOutput:
         self.completed, self.failed = len(self._output), len(self._errors)
 
     def has(self, key: str | int) -> bool:
-        """Returns whether a line has its outcome; while another thread writes, too."""
+        """Returns True if a line has its outcome; may run while another thread writes."""
         return key in self._output or key in self._errors
 
     def put(self, outcomes: Sequence[LineOutcome]) -> None:
-        """Brings outcomes to the disk, and counts them then;
-        none that is there is written again."""
+        """Writes outcomes to the disk and then counts them; skips those that are there."""
         for outcome in outcomes:
             journal = self._output if outcome.good else self._errors
             if outcome.key not in journal:
@@ -98,7 +96,7 @@ class BatchOutput:
 
 
 def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
-    """Makes closed results the files of the ids that the row has; again, where a kill came between.
+    """Moves closed results to the files with the ids in the row. May be repeated after a kill.
     Raises OSError."""
     folder = store.batch_folder(row.id)
     named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
@@ -110,12 +108,12 @@ def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
 
 
 def error_list(errors: Sequence[dict[str, Any]]) -> str:
-    """Returns OpenAI's list of a batch's errors, for its column."""
+    """Returns OpenAI's list of a batch's errors as JSON for its column."""
     return encoded({"object": "list", "data": errors})
 
 
 def with_fault(errors: str | None, code: str, message: str) -> str:
-    """Returns such a list with one error of the whole batch before those of its lines."""
+    """Returns the list with an error of the whole batch before the lines' errors."""
     earlier = [] if errors is None else json.loads(errors)["data"]
     return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
 

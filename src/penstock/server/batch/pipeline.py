@@ -1,12 +1,12 @@
-"""The middle of a batch: lines without a result go to the engine, outcomes to the disk, until none
-is left.
+"""Runs a batch's lines: those without a result go to the engine, their outcomes to the disk, until
+none is left.
 
     input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then
     counts
 
-A kill at any line of this, or a disk that fails, costs what was not committed: it is computed
-again. Lines with which the engine died before come behind the others (poison_lines). It knows
-lines, room and journals; no database, no status.
+A kill at any point, or a failing disk, loses only uncommitted outcomes, which are computed again.
+Lines that were at the engine when it died come after the others (poison_lines). Knows lines, room
+and journals; no database, no status.
 """
 
 from __future__ import annotations
@@ -36,19 +36,17 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.openai.batch_line import BatchLine, LineError
 
-AHEAD = (
-    8  # one row in so many: sequences at the engine beyond its rows, so that it never waits for us
-)
-MORE_ROOM = (
-    4  # times as much room, for a line that is tried again since there was none for its answer
-)
-MEAN_OF = 16  # lines, about, whose answers say how large the next ones may be
-LARGE_AT_ONCE = 2  # large lines that wait for room, with all of their ids
+# samples at the engine beyond its rows, one per so many rows, so that it never waits for us
+AHEAD = 8
+# factor of a line's room at each retry after its answer found none
+MORE_ROOM = 4
+MEAN_OF = 16  # lines, about, over which the size of answers is averaged
+LARGE_AT_ONCE = 2  # large lines that may wait for room with all of their ids
 
 
 class BatchResources:
-    """What all batches of a server share. checks, places: batches that are checked, and run, at
-    once. room: sequences and bytes of lines at the engine."""
+    """State shared by all batches of a server. checks, places: limit the batches that are checked
+    and that run at once. room: limits samples and bytes of lines at the engine."""
 
     def __init__(self, service: AppState, limits: BatchJobLimits) -> None:
         rows = service.client.facts.max_num_seqs
@@ -62,13 +60,13 @@ class BatchResources:
 
 
 class Pipeline:
-    """Gives each line of `path` that `output` doesn't have its outcome. new_check: makes a check
-    with the batch's own measure. counted: called each time that outcomes are on the disk. suspects:
-    of earlier deaths. cancelled: good lines aren't run any more. owner: whose the rows are, in the
-    engine's queue.
+    """Computes the outcome of each line of `path` that `output` lacks.
 
-    evidence: once the engine has died, what that says against lines that were there, by their
-    numbers."""
+    new_check: makes a check with the batch's model and endpoint. counted: called each time that
+    outcomes are on the disk. suspects: points from earlier deaths. cancelled: don't run good lines
+    any more. owner: owner of the lines in the engine's queue. evidence: after the engine's death,
+    points against lines that were there, by line number.
+    """
 
     def __init__(
         self,
@@ -86,21 +84,21 @@ class Pipeline:
         self._output, self._counted = output, counted
         self._outbox: asyncio.Queue[LineOutcome | None] = asyncio.Queue()  # None: no more will come
         self._owner, self._cancelled = owner, cancelled
-        self._answer_bytes = 0.0  # of a sequence, in the mean
-        self._kept = 0  # bytes of outcomes that are not on the disk
-        self._stage = 0  # of the suspects, whose turn it is
-        self._at_engine: dict[int, LineRequest] = {}  # by their lines' numbers
+        self._answer_bytes = 0.0  # mean bytes of a sample's answer
+        self._kept = 0  # bytes of outcomes that are not on the disk yet
+        self._stage = 0  # stage of the suspects whose turn it is
+        self._at_engine: dict[int, LineRequest] = {}  # requests by line number
         self.suspects, self.evidence = suspects, dict[int, int]()
 
     @property
     def in_flight(self) -> int:
-        """Lines at the engine."""
+        """Number of lines at the engine."""
         return len(self._at_engine)
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Runs until all lines have a result, or `stopped`. However it ends, what was computed is
-        written first, if that can be. Raises EngineError where the engine died, and what the disk
-        raises."""
+        """Runs until all lines have a result or `stopped` is set. In any case writes the computed
+        outcomes first, if the disk allows. Raises EngineError if the engine dies, and the disk's
+        errors."""
         writing = asyncio.create_task(self._write())
         feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(stopped.wait())
@@ -121,7 +119,7 @@ class Pipeline:
         self._let_go(self._kept)
 
     async def _feed(self) -> None:
-        """Brings every line to its outcome."""
+        """Brings every line to its outcome, stage by stage."""
         begun = time.monotonic()
         stage: int | None = 0
         while stage is not None:
@@ -132,7 +130,7 @@ class Pipeline:
             stage = self.suspects.stage_after(stage)
 
     async def _pass(self) -> None:
-        """Does the same for all lines of this stage."""
+        """Runs all lines of the present stage."""
         try:
             async with asyncio.TaskGroup() as rows:
                 async for number, found in verdicts(
@@ -152,7 +150,7 @@ class Pipeline:
     async def _begin(
         self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError
     ) -> None:
-        """Brings a line to the engine, or its outcome to the outbox where that is known without."""
+        """Brings a line to the engine, or its outcome to the outbox if it need not run."""
         if isinstance(found, LineError):
             await self._bring(result_of_bad(found, number))
         elif self._cancelled:
@@ -171,8 +169,8 @@ class Pipeline:
                 await inside.wait()
 
     async def _row(self, number: int, request: LineRequest, inside: asyncio.Event) -> None:
-        """Runs a line until it has its outcome; `inside` is set once it is at the engine, and the
-        next one may come."""
+        """Runs a line until it has its outcome. Sets `inside` once it is at the engine, so that the
+        next line may start."""
         tries = 0
         while not await self._ran(number, request, tries, inside):
             tries += 1
@@ -180,8 +178,9 @@ class Pipeline:
     async def _ran(
         self, number: int, request: LineRequest, tries: int, inside: asyncio.Event
     ) -> bool:
-        """Returns whether it has an outcome. Its room is free once that is in the outbox, so a slow
-        disk slows the engine down; while many answers wait for the disk, no line is added."""
+        """Returns True if the line has an outcome. Its room is freed after that is in the outbox,
+        so that a slow disk slows the engine; while many answers wait for the disk, no line is
+        added."""
         room, answers = self._shared.room, self._shared.lines.answers
         weight = self._weight(request, tries)
         alone = tries > 0 and weight == room.capacity
@@ -197,7 +196,7 @@ class Pipeline:
                 ) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
-        except EngineError:  # the first line that hears of it; the others are cancelled then
+        except EngineError:  # the first line that notices the death; the others are cancelled
             if not self.evidence:
                 found = {each: there.evidence() for each, there in self._at_engine.items()}
                 self.evidence = {each: points for each, points in found.items() if points}
@@ -207,10 +206,9 @@ class Pipeline:
             room.release(*weight)
 
     def _weight(self, request: LineRequest, tries: int) -> tuple[int, int]:
-        """Returns how much of the room a line takes: its sequences, or more, so that if all of the
-        room were full of answers twice as large as they are here, there would be memory for them.
-        One that had none for its own takes more with each try, and all of the room in the end; so
-        do suspects."""
+        """Returns how much room a line takes: its samples, or more, so that memory would suffice if
+        the whole room held answers of twice the mean size. A line whose answer found no room takes
+        more at each retry, finally all of it; so do suspects."""
         capacity, most = self._shared.room.capacity, self._shared.lines.answers.most
         share = max(1.0, 2 * self._answer_bytes * capacity[0] / most) * MORE_ROOM**tries
         sequences = math.ceil(request.sequences * share)
@@ -221,8 +219,8 @@ class Pipeline:
         return sequences, request.size
 
     async def _bring(self, outcome: LineOutcome) -> None:
-        """Puts it into the outbox; it counts until it is on the disk, or given up with the whole of
-        this. Who brings one waits while the disk has many before it."""
+        """Puts an outcome into the outbox, and waits while the disk is far behind. Its bytes count
+        until it is on the disk or the pipeline ends."""
         size = len(outcome.text)
         self._kept += size
         self._shared.lines.answers.keep(size)
@@ -234,11 +232,11 @@ class Pipeline:
         self._shared.lines.answers.let_go(size)
 
     async def _write(self) -> None:
-        """Brings outcomes to the disk, some at a time, until no more come."""
+        """Writes outcomes to the disk, several at a time, until no more come."""
         last = False
         while not last:
             found = [await self._outbox.get()]
-            if found[0] is not None:  # others come soon, and share its sync
+            if found[0] is not None:  # others come soon and share the sync
                 await asyncio.sleep(self._shared.limits.commit_seconds)
             while not self._outbox.empty():
                 found.append(self._outbox.get_nowait())
@@ -250,8 +248,8 @@ class Pipeline:
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Runs work to its end; a cancel that comes amid it is raised then. Who waits for a thread that
-    writes must not go while it writes."""
+    """Runs work to its end and raises a cancellation only afterwards: a caller must not leave while
+    a thread writes for it."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -263,14 +261,14 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-RATE_SPAN = 60.0  # seconds that the measured rate looks back
+RATE_SPAN = 60.0  # seconds over which the rate is measured
 
 
 class Eta:
-    """Counts of lines done, and when they were."""
+    """Estimates a batch's end from the counts of finished lines over time."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # (when, lines done)
+        self._seen: deque[tuple[float, int]] = deque()  # (time, lines done)
 
     def note(self, done: int) -> None:
         now = time.monotonic()
@@ -279,13 +277,13 @@ class Eta:
             self._seen.popleft()
 
     def expected_end(self, total: int, forecast: float = 0.0, there: int = 0) -> int | None:
-        """Unix seconds; None where nothing is known yet. The time since the last line counts: while
-        the online load leaves a batch nothing, its end goes away.
+        """Returns the expected end in Unix seconds; None while unknown. The time since the last
+        line counts, so that the end recedes while online load leaves a batch nothing.
 
-        forecast: seconds until all that the engine has is done, as its scheduler expects, with
-        `there` lines of this batch among it; those to come take as long, as many at once. Of rate
-        and forecast the later end counts: long lines end in waves, and just behind one the rate is
-        far too good; half done, they look too short to the other.
+        forecast: seconds until the engine has finished its present work, by its scheduler, with
+        `there` lines of this batch among it; later lines are assumed to take as long, as many at
+        once. The later of the two estimates counts: long lines end in waves, just after which the
+        rate is too optimistic; in the middle of a wave the forecast is.
         """
         (first, before), (_, done) = (
             (self._seen[0], self._seen[-1]) if self._seen else ((0.0, 0), (0.0, 0))

@@ -1,7 +1,6 @@
 """The state folder: database, contents and lock of a server that keeps files and batches. One
-thread does its work on the disk: `await state.call(state.database.file, ...)`. It knows the
-folder's parts; no HTTP, no engine.
-"""
+thread does its disk work: `await state.call(state.database.file, ...)`. Knows the folder's parts;
+no HTTP, no engine."""
 
 from __future__ import annotations
 
@@ -24,11 +23,11 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 _OURS = frozenset({"state.sqlite", "files", "batches", "lock"})
-_BESIDE = frozenset({"lost+found"})  # of a disk of its own
+_BESIDE = frozenset({"lost+found"})  # exists on a separate disk
 
 
 class StateFolder:
-    """An open state folder. Raises UsageError where it cannot be one, CapacityError where it is in
+    """An open state folder. Raises UsageError for an unsuitable folder, CapacityError if it is in
     use."""
 
     def __init__(self, folder: Path) -> None:
@@ -52,8 +51,8 @@ class StateFolder:
         *values: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Runs work in the state's thread and returns what it gives. Raises StorageError for a
-        fault of the disk."""
+        """Runs work in the state's thread and returns its result. Raises StorageError for a disk
+        fault."""
         with storage_errors():
             return await self.attempt(work, *values, **named)
 
@@ -63,12 +62,12 @@ class StateFolder:
         *values: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Does the same, and raises whatever `work` raises."""
+        """Runs work like `call`, but raises its own errors."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: work(*values, **named))
 
     def close(self) -> None:
-        """Closes it after the last call; what the thread still has to do is done first."""
+        """Closes the folder after the thread has finished its work; no calls may follow."""
         self._thread.shutdown()
         self.database.close()
         os.close(self._lock)
@@ -76,7 +75,7 @@ class StateFolder:
 
 @contextlib.contextmanager
 def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
-    """Opens the state of a folder for a block; None where there is no folder. Raises as
+    """Opens the state folder for a block; yields None without a folder. Raises the errors of
     StateFolder."""
     if folder is None:
         yield None
@@ -89,7 +88,7 @@ def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raises UsageError for a folder of something else: nobody would look for files there."""
+    """Raises UsageError for a folder with other contents: nobody would look for files there."""
     try:
         names = {each.name for each in folder.iterdir()}
     except FileNotFoundError:
@@ -107,7 +106,8 @@ def _check_ours(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Takes the folder's lock, which goes with the process however it ends."""
+    """Takes the folder's lock; the kernel releases it when the process ends in any way. Raises
+    UsageError, CapacityError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

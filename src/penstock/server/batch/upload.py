@@ -1,6 +1,6 @@
-"""Multipart bodies: parts to fields and one file, which is taken as it comes.
+"""Multipart bodies: splits them into fields and one file, which is taken as it arrives.
 
-It knows HTTP's form; not what the fields mean, and no disk. Parsing is python-multipart's (RFC
+Knows HTTP's form; not what the fields mean, and no disk. python-multipart does the parsing (RFC
 7578).
 """
 
@@ -21,9 +21,9 @@ LONGEST_NAME = 255  # characters of a file's name that are kept
 
 
 class UploadParser:
-    """Takes a body piece by piece: `fields` by name, the file's name, and in `pending` what belongs
-    to the file, until that is taken. It and its parser hold each other, and what is pending, until
-    `close`."""
+    """Parses a body piece by piece. `fields`: by name; `filename`; `pending`: bytes of the file
+    that wait for `take`. Call `close` at the end: the parser and this object refer to each other,
+    and would keep the pending bytes in memory."""
 
     def __init__(self, content_type: str, max_bytes: int) -> None:
         kind, options = parse_options_header(content_type)
@@ -35,7 +35,7 @@ class UploadParser:
         self.pending = bytearray()
         self._max_bytes, self._size = max_bytes, 0
         self._parts, self._over = 0, False
-        self._name, self._data = "", bytearray()  # of the part that comes
+        self._name, self._data = "", bytearray()  # name and data of the part being received
         self._headers: dict[bytes, bytes] = {}
         self._header, self._value = bytearray(), bytearray()
         callbacks: Any = {
@@ -54,18 +54,18 @@ class UploadParser:
             )
 
     def write(self, data: bytes) -> None:
-        """Raises HttpError."""
+        """Parses a piece of the body. Raises HttpError."""
         with _well_formed():
             self._parser.write(data)
 
     def take(self, most: int) -> bytes:
-        """Returns what has gathered of the file, so many bytes of it at most."""
+        """Returns at most `most` of the pending bytes of the file."""
         data = bytes(self.pending[:most])
         del self.pending[:most]
         return data
 
     def end(self) -> UploadParser:
-        """Returns itself, after the last piece. Raises HttpError where parts are missing."""
+        """Returns itself after the last piece. Raises HttpError if the body is incomplete."""
         if not self._over:
             raise _malformed()
         return self
@@ -131,7 +131,7 @@ def _well_formed() -> Iterator[None]:
 
 
 def too_large(max_bytes: int) -> HttpError:
-    """Returns the error for a file of more bytes than are taken."""
+    """Returns the error for a file above the size limit."""
     message = f"the file is larger than {max_bytes} bytes: part it"
     return HttpError(message, status=413, code="body_too_large", param="file")
 
@@ -141,7 +141,7 @@ def _malformed() -> HttpError:
 
 
 def _clean(filename: str) -> str:
-    """A name for showing: no path, no control characters, of bounded length. It never becomes a
-    path here."""
+    """Returns a name for display: no path, no control characters, bounded length. Never used as a
+    path."""
     name = filename.replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(letter for letter in name if letter.isprintable())[-LONGEST_NAME:]

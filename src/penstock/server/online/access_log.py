@@ -1,8 +1,7 @@
-"""AccessLog: a line of JSON for each request (docs/observing.md), without a word of its prompt or
-its answer: a route is the served path's pattern, an error its `code` and `param`. Probes and
-/metrics are left out; a line that cannot be written ends no request. It knows HTTP messages and a
-call's metrics; nothing of bodies.
-"""
+"""AccessLog: a line of JSON per request (docs/observing.md) with nothing of its prompt or answer:
+the route is the path's pattern, an error its `code` and `param`. Leaves out probes and /metrics. A
+line that cannot be written never fails a request. Knows HTTP messages and a call's metrics; no
+bodies."""
 
 from __future__ import annotations
 
@@ -21,13 +20,13 @@ from penstock.server.online.metrics import CallMetrics
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, names_of, status_of
 
 STDERR = "-"
-STDERR_FILE = 2  # its descriptor
+STDERR_FILE = 2  # file descriptor
 WHAT = "the access log"
 
 
 def open_log(where: str | None) -> Any:
-    """A context of the file that lines are appended to; `-` is standard error, None no log. Raises
-    UsageError."""
+    """Returns a context manager of the log file, opened for appending. `-` is standard error, None
+    no log. Raises UsageError."""
     if where is None:
         return nullcontext()
     try:
@@ -41,7 +40,7 @@ def open_log(where: str | None) -> Any:
 
 
 class AccessLog:
-    """Around the whole application, so that refusals are lines too."""
+    """ASGI middleware around the whole application, so that refusals are logged too."""
 
     def __init__(self, app: ASGIApp, file: IO[bytes]) -> None:
         self._app, self._file = app, file
@@ -63,7 +62,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, sent)
-        except Exception:  # the answer to a fault of ours is made outside of us
+        except Exception:  # the answer to a fault of ours is made outside this middleware
             if seen["status"] == CLOSED_BY_CLIENT:
                 fault = FaultError(FAILED)
                 seen["status"], scope.setdefault("state", {})["refused"] = (
@@ -73,7 +72,7 @@ class AccessLog:
             raise
         finally:
             line = _line(scope, seen["status"], seen["id"], time.perf_counter() - began)
-            # in one write: lines of several servers don't mix
+            # one write per line, so that lines of several servers don't mix
             self._file.write(msgspec.json.encode(line) + b"\n")
 
 
@@ -81,7 +80,7 @@ def _line(scope: Scope, status: Any, request_id: Any, seconds: float) -> dict[st
     state, key = scope.get("state", {}), key_of(scope)
     line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "method": scope["method"],  # the parser takes methods of HTTP alone
+        "method": scope["method"],  # the HTTP parser accepts only known methods
         "route": getattr(scope.get("route"), "path", None),
         "status": status,
         "key": None if key is None else key.name,

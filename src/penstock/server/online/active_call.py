@@ -1,7 +1,5 @@
-"""A call on its way: its streams of the engine, merged, and what ends it early: a client that goes
-away, a server that shuts down, a deadline, an engine that dies. It knows the engine by its client
-alone; no bodies and no answers.
-"""
+"""A running call: its merged engine streams, and its early end by a client that leaves, a deadline,
+a shutdown or a dead engine. Knows the engine's client; no bodies and no answers."""
 
 from __future__ import annotations
 
@@ -30,12 +28,13 @@ Result = TypeVar("Result")
 
 
 class ClientGoneError(Exception):
-    """The client closed its connection before its answer was whole."""
+    """Raised when the client closed its connection before its answer was complete."""
 
 
 class ActiveCall:
-    """The streams of one call, one a prompt, from submission to their end; its place in the limits
-    goes with them. background: nobody waits for it (a batch's line), so its time is no latency."""
+    """The streams of one call, one per prompt, from submission to end. Holds the call's place in
+    the limits meanwhile. background: no client waits (a line of a batch), so its times are not
+    counted as latencies."""
 
     def __init__(
         self,
@@ -71,8 +70,8 @@ class ActiveCall:
             raise
 
     async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-        """What there is to send, as it comes: (prompt, its deltas), several prompts' together.
-        Raises PenstockError."""
+        """Yields the deltas to send as they come: (prompt index, its deltas), those of several
+        prompts together. Raises PenstockError."""
         with self._forms_named():
             if len(self.streams) == 1:
                 async for deltas in self.streams[0]:
@@ -86,12 +85,12 @@ class ActiveCall:
         self._finish()
 
     def listen(self, hear: Callable[[], None]) -> None:
-        """Has `hear` called when `take` has something to give. For a call of one prompt."""
+        """Has `hear` called when `take` has new deltas. For a call with one prompt."""
         (stream,) = self.streams
         stream.listen(hear)
 
     def take(self) -> tuple[list[Delta], bool]:
-        """Returns what has come, in place of `steps`, and whether that was the last of it. Raises
+        """Returns the new deltas, and True if they are the last; an alternative to `steps`. Raises
         PenstockError."""
         (stream,) = self.streams
         with self._forms_named():
@@ -102,7 +101,7 @@ class ActiveCall:
         return deltas, over
 
     def cancel(self) -> None:
-        """Ends what still runs; nothing after the last delta."""
+        """Cancels the streams that still run; does nothing after the last delta."""
         if self._open:
             for stream in self.streams:
                 stream.cancel()
@@ -121,8 +120,8 @@ class ActiveCall:
 
     @contextlib.contextmanager
     def _forms_named(self) -> Iterator[None]:
-        """Around what the engine says: a form that it refuses is called by the field that it came
-        from."""
+        """Renames the field in the engine's UsageErrors about the answer format to the one that the
+        client sent."""
         try:
             yield
         except UsageError as error:
@@ -147,9 +146,8 @@ class ActiveCall:
 
 
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-    """Merges the deltas of several streams; what came in one turn of the loop is handed on
-    together, and each stream is asked again only when that was taken: meanwhile it keeps what
-    comes."""
+    """Merges the deltas of several streams. All deltas of one turn of the event loop are yielded
+    together; while the caller handles them, the streams keep their next ones."""
     ready, news = dict[int, None](), asyncio.Event()
     left = set(range(len(streams)))
 
@@ -178,9 +176,9 @@ async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, li
 async def until_gone(
     work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
 ) -> Result:
-    """Runs `work`. Raises ClientGoneError if the client leaves first, ShuttingDownError if the
-    server does, HttpError at the deadline; the work is cancelled then, and has ended when this
-    raises."""
+    """Runs `work` and returns its result. Raises ClientGoneError if the client leaves first,
+    ShuttingDownError at the server's shutdown, HttpError at the deadline, each after `work` was
+    cancelled and has ended."""
     left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))

@@ -1,6 +1,5 @@
-"""API keys: who may ask, under which name, and how much at once. Keys are held as their SHA-256
-alone, and each is compared in constant time. It knows strings and files; no HTTP.
-"""
+"""API keys: who may send requests, under which name, and how much at once. Only the SHA-256 of a
+key is kept, and compared in constant time. Knows strings and files; no HTTP."""
 
 from __future__ import annotations
 
@@ -21,26 +20,26 @@ from penstock.errors import UsageError
 
 ENVIRONMENT = "PENSTOCK_API_KEY"
 LONGEST = 512  # characters of a key
-NAMED_BY = 8  # hex digits of its digest that a key without a name is called by
-MOST = 10_000  # keys: each is looked at for each request, about 1 us
+NAMED_BY = 8  # hex digits of the digest that name a key without a name
+MOST = 10_000  # keys; each request is compared with all of them, at about 1 us per key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """One key. `name`: what its files and batches belong to, and what logs say. `digest`: SHA-256
-    of its UTF-8, in hex. The limits are as request_limits.py's, of this key alone; None: only those
-    hold. admin: whether it may have the service's replicas restarted."""
+    """An API key. `name`: owner of its files and batches, also used in logs. `digest`: SHA-256 of
+    the key's UTF-8 bytes, in hex. Its limits hold beside the server's (request_limits.py); None:
+    only the server's. admin: True if the key may use the admin routes."""
 
     name: str
     digest: str
-    number: int = 0  # from 1 on, in the order of the keys
+    number: int = 0  # position among the keys, from 1
     max_num_queued_reqs: int | None = None
     max_num_queued_tokens: int | None = None
     admin: bool = False
 
 
 class _FileKey(msgspec.Struct, forbid_unknown_fields=True):
-    """A `[[key]]` of the API key file."""
+    """A `[[key]]` table of the API key file."""
 
     name: Annotated[str, Meta(min_length=1, max_length=64)]
     key: str | None = None
@@ -54,7 +53,7 @@ _FIELDS = _FileKey.__struct_fields__
 
 
 def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
-    """Returns the key that was shown."""
+    """Returns the key with this text, or None."""
     digest, found = hashlib.sha256(shown).hexdigest(), None
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
@@ -65,8 +64,8 @@ def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
 def gather_keys(
     given: Sequence[str], file: Path | None, environment: Mapping[str, str]
 ) -> tuple[Key, ...]:
-    """The keys of the options and of the file. The environment's counts where neither names one.
-    Raises UsageError."""
+    """Returns the keys of the options and of the file; the environment's if there are none. Raises
+    UsageError."""
     source = "--api-key"
     if not given and file is None and ENVIRONMENT in environment:
         given, source = [environment[ENVIRONMENT]], f"{ENVIRONMENT}, or unset it"
@@ -85,9 +84,9 @@ def gather_keys(
 
 
 def read_key_file(path: Path) -> list[Key]:
-    """Keys of a TOML file, a `[[key]]` each: `name`, `key` or `sha256` (hex, of the key), and the
-    key's own max_num_queued_reqs and max_num_queued_tokens where it has some, `admin = true` for an
-    operator's. Raises UsageError; no message says a key."""
+    """Reads the keys of a TOML file, one `[[key]]` table each: `name`; `key` or `sha256` (hex);
+    optionally max_num_queued_reqs and max_num_queued_tokens; `admin = true` for an operator. Raises
+    UsageError; no message contains a key."""
     try:
         if path.stat().st_mode & stat.S_IWOTH:
             raise UsageError(
@@ -114,7 +113,7 @@ def read_key_file(path: Path) -> list[Key]:
 
 
 def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
-    """Line and column alone: what else a parser says of a file may be words of it, and they are
+    """Returns only the line and column of a parser's error: its text may quote the file, which is
     secret."""
     if isinstance(error, UnicodeDecodeError):
         line = 1 + error.object[: error.start].count(b"\n")
@@ -124,8 +123,8 @@ def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
 
 
 def _file_key(entry: Any, place: int) -> Key:
-    """Fields are told with a `=` behind them, as TOML writes them: without it they would come out
-    as options, which two of them are too (cli/exit_codes.py)."""
+    """Returns one key of the file. Raises UsageError, with field names followed by `=`: otherwise
+    cli/exit_codes.py would print two of them as options."""
     where = f"[[key]] number {place} of the API key file"
     try:
         read = msgspec.convert(entry, _FileKey)
@@ -150,9 +149,9 @@ def _file_key(entry: Any, place: int) -> Key:
 
 
 def _plain_key(key: Any, source: str) -> Key:
-    """source: where to look for it. Printable ASCII, since it travels in a header. It is called by
-    its digest: what belongs to it (files, batches) stays its own, whatever keys come and go beside
-    it."""
+    """Returns a key named by its digest, so that its files and batches stay its own when other keys
+    come and go. source: where the key was given, for the error. Raises UsageError; a key must be
+    printable ASCII, since it travels in a header."""
     if (
         not isinstance(key, str)
         or not 0 < len(key) <= LONGEST

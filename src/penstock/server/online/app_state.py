@@ -1,7 +1,6 @@
-"""The service: what every route is handed, and what all requests of one process share.
+"""AppState: the state that all requests of one server process share.
 
-It knows the engine's client, the limits, and what is bounded for all together; no request of its
-own, no HTTP.
+Knows the engine's client, the limits and the shared bounded resources; no single request, no HTTP.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from penstock.text.parsers.reader import AnswerParsers
 if TYPE_CHECKING:
     from penstock.replicas.replica_set import EngineClient
 
-MOST_SANDBOXES = 8  # processes; a third of a core tokenises what an H200 prefills of a 1B model
-NO_TENANT = 0  # whose requests are where there are no keys; those count from 1
+MOST_SANDBOXES = 8  # processes; a third of a core tokenizes what an H200 prefills of a 1B model
+NO_TENANT = 0  # number of requests without a key; keys count from 1
 
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """What every route is handed. `closing` is set, by `close`, when running requests have to end.
-    `servers`: how many processes share the engine; `keys`: the API keys that share it, and its
-    limits; `parsers`: what chats' answers are read with."""
+    """State passed to every route. `closing`: set by `close` when running requests must end.
+    `servers`: processes that share the engine. `keys`: API keys that share it and its limits.
+    `parsers`: for tool calls and reasoning in chats' answers."""
 
     client: EngineClient
     model: str
@@ -51,9 +50,8 @@ class AppState:
     created: int = field(default_factory=lambda: int(time.time()))
     servers: int = 1
     keys: Sequence[Key] = ()
-    admin_without_key: bool = (
-        False  # whether routes of an admin are anybody's, where there are no keys
-    )
+    # True: without API keys the admin routes are open to everybody
+    admin_without_key: bool = False
     parsers: AnswerParsers = field(default_factory=AnswerParsers)
     forms: CheckedForms = field(default_factory=CheckedForms, init=False)
     request_limits: RequestLimits = field(init=False)
@@ -63,14 +61,14 @@ class AppState:
     responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     yielder: Yielder = field(init=False)
-    # for long work; no end waits
+    # threads for long work; shutdown doesn't wait for them
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)
-    # of long bodies
+    # thread that parses long bodies
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
-    sandbox_pool: SandboxPool | None = None  # made when it is first needed
-    turns: SandboxTurns = field(init=False)  # at them
+    sandbox_pool: SandboxPool | None = None  # created at the first use
+    turns: SandboxTurns = field(init=False)  # turns at the sandboxes
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
-    # whether it was told that a client sends cache marks
+    # True once the note about cache marks was printed
     marked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -95,7 +93,7 @@ class AppState:
 
     @property
     def sandboxes(self) -> SandboxPool:
-        """Where chats and long texts become token ids."""
+        """Processes that turn chats and long texts into token ids."""
         if self.sandbox_pool is None:
             tokenizer = self.client.tokenizer
             assert tokenizer is not None, "whoever has text to tokenise has looked"
@@ -104,8 +102,7 @@ class AppState:
         return self.sandbox_pool
 
     def tell_marks(self, body: bytearray) -> None:
-        """Says once, on standard error, that cache marks change nothing, when the first body brings
-        some."""
+        """Prints once, at the first body with cache marks, that they change nothing."""
         if not self.marked and b'"cache_control"' in body:
             self.marked = True
             line = (
@@ -115,18 +112,18 @@ class AppState:
             print(f"penstock: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Whoever still waits hears of the end."""
+        """Makes all waiting requests end with the shutdown error."""
         self.closing.set()
         self.body_timeouts.close()
 
     def close_sandboxes(self) -> None:
-        """Ends their processes, when nobody is left who waits for one."""
+        """Ends the sandbox processes; to be called when no request waits for one."""
         if self.sandbox_pool is not None:
             self.sandbox_pool.close()
         self.patterns.close()
 
     def readiness(self) -> dict[str, Any]:
-        """Whether it serves; of several replicas, how many do."""
+        """Returns whether the server is ready; with several replicas also how many are."""
         each = self.client.each()
         several = (
             {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)}
@@ -136,8 +133,8 @@ class AppState:
         return {"ready": self.ready, **several}
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
-        """What is known of the engine, and whether that is well: it lives, and completes steps
-        while it has work."""
+        """Returns the engine's state, and True if it is healthy: alive, and completing steps while
+        it has work."""
         age, allowed = self.client.step_age, self.limits.step_timeout
         well = self.client.alive and age < allowed * LATE
         return {
@@ -147,14 +144,14 @@ class AppState:
         }, well
 
     def deadline(self, asked: float | None) -> float | None:
-        """Returns when a request whose body is here must be over, on the loop's clock: after its
-        own `timeout`, but no later than the server's."""
+        """Returns the deadline of a request whose body has arrived, in the event loop's time: the
+        earlier of its own `timeout` and the server's."""
         allowed = [
             seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None
         ]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
 
     def tenant_of(self, owner: str) -> int:
-        """Whose a batch's requests are for the engine: its key's, as that key's others; nobody's if
-        the key is gone."""
+        """Returns the number of a batch owner's key, under which the engine schedules its requests;
+        NO_TENANT if the key is gone."""
         return self._tenants.get(owner, NO_TENANT)

@@ -1,11 +1,11 @@
-"""Who gets in: the API key of a request, and where there are none, that no web page asks in its
-user's name.
+"""Access control: the API key of a request, and protection from web pages that send requests in
+their visitor's name.
 
-Without keys Host must be an address, a name of this machine or one that was allowed (else DNS
-rebinding gets in), and Origin, where there is one, Host's own, loopback or allowed: an address is
-nobody's to rebind, but anybody's to serve pages from. With keys neither is asked unless hosts were
-allowed by name, since a page has no key of its own. Pages of allowed origins get in too (cors.py).
-It knows headers; no bodies, no limits.
+Without keys, Host must be an address, a name of this machine or an allowed host (against DNS
+rebinding), and Origin, if present, must have the same host as Host, be loopback or allowed: an
+address can't be rebound, but anybody can serve pages from one. With keys both are checked only if
+hosts were allowed by name, since a page has no key. Pages of allowed origins are let in too
+(cors.py). Knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations
@@ -25,16 +25,15 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of, error_headers, names_of
 
 ROOT = "/"
-OPEN_PATHS = ("/health", "/health/live", ROOT)  # what may be asked without a key
-# what begins so is answered in any crowd, and is no line of the access log
+OPEN_PATHS = ("/health", "/health/live", ROOT)  # paths that need no key
+# prefixes of paths that are answered at any load and left out of the access log
 PROBES = (
     "/health",
     "/metrics",
 )
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
-# RFC 3986's authority without its userinfo, of which no Host or Origin has one; names as DNS has
-# them.
+# RFC 3986's authority without userinfo, which no Host or Origin has; names as in DNS
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _AUTHORITY = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?"
@@ -42,15 +41,15 @@ _AUTHORITY = re.compile(
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LAST_PORT = 65_535
 
-Headers = Iterable[tuple[bytes, bytes]]  # names in small letters
+Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """keys: none lets in everybody. hosts: names or addresses beside this machine's own; `*` is
-    any. admin_without_key: where there are no keys, everybody may change weights, put the engine to
-    sleep, and restart it; else nobody. origins: of pages of other sites that may ask, as browsers
-    write them."""
+    """Rules of access to a server. keys: empty lets everybody in. hosts: allowed beside this
+    machine's own names and addresses; `*` is any. origins: allowed origins of other sites' pages,
+    as browsers write them. admin_without_key: without keys, everybody may use the admin routes
+    (weights, sleep, restart); else nobody."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -59,12 +58,12 @@ class AccessPolicy:
 
     @property
     def asks_host(self) -> bool:
-        """Whether Host and Origin are looked at."""
+        """True if Host and Origin are checked."""
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
 
     def answer_headers(self, headers: Headers) -> dict[str, str]:
-        """Returns what lets the page that asks read an answer that is made outside of the
-        application."""
+        """Returns the CORS headers for an answer that is made outside the application, so that an
+        allowed page can read it."""
         origin = next((value.decode("latin-1") for value in _values(headers, b"origin")), None)
         return (
             {"access-control-allow-origin": origin, "vary": "Origin"}
@@ -74,7 +73,8 @@ class AccessPolicy:
 
 
 def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None:
-    """Refuses a server that others can reach and that asks for no key. Raises UsageError."""
+    """Raises UsageError for a server that others can reach and that has no keys, unless
+    allow_no_key."""
     if access.keys or allow_no_key or is_loopback(host):
         return
     raise UsageError(
@@ -86,8 +86,8 @@ def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address to listen on is reached from this machine alone. A name counts by its
-    addresses; one that has none is left to bind(), which says so."""
+    """Returns True if only this machine can reach the address to listen on. A name counts by its
+    addresses; a name without any gives True, and bind() then reports it."""
     try:
         found = {
             info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
@@ -98,7 +98,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Names and addresses as they are compared. Raises UsageError."""
+    """Returns names and addresses in the form in which they are compared. Raises UsageError."""
     found = []
     for host in hosts:
         plain = ANY_HOST if host == ANY_HOST else _plain(host)
@@ -112,8 +112,8 @@ def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
-    """Returns origins as browsers write them: in small letters, without a scheme's own port. Raises
-    UsageError."""
+    """Returns origins as browsers write them: in lower case, without the scheme's default port.
+    Raises UsageError."""
     found = []
     for given in origins:
         scheme = _SCHEME.match(given)
@@ -139,8 +139,8 @@ def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
 
 
 class AuthMiddleware:
-    """Lets through what may come in, and leaves its key in the request's state; liveness needs
-    none."""
+    """Refuses requests without access, and stores the key of the others in the request's state.
+    Liveness probes need no key."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         self._app, self._access = app, access
@@ -154,7 +154,7 @@ class AuthMiddleware:
                     scope["headers"], may_lack_host=may_lack_host
                 )
             except HttpError as error:
-                scope.setdefault("state", {})["refused"] = names_of(error)  # for the access log
+                scope.setdefault("state", {})["refused"] = names_of(error)  # read by the access log
                 headers = error_headers(error) | (
                     {"www-authenticate": "Bearer"} if error.status == 401 else {}
                 )
@@ -164,8 +164,8 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     def find(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
-        """Returns the key of a request with these headers; None where the server has none.
-        may_lack_host: it speaks HTTP/1.0, which may leave Host out. Raises HttpError."""
+        """Returns the key of a request with these headers; None if the server has no keys.
+        may_lack_host: the request is HTTP/1.0, which may leave out Host. Raises HttpError."""
         key = self._find_key(headers) if self._access.keys else None
         if self._access.asks_host:
             self._check_page(headers, may_lack_host)
@@ -209,15 +209,15 @@ def _not_ours(message: str) -> HttpError:
 
 
 def key_of(scope: Scope) -> Key | None:
-    """The key that a request came with; None where the server has none."""
+    """Returns the key of a request; None if the server has no keys."""
     key: Key | None = scope.get("state", {}).get("key")
     return key
 
 
 def _host_of(authority: str) -> str | None:
-    """The name or address of `name`, `name:port`, `address:port` or `[address]:port`, as they are
-    compared; None where it is none of these to the letter: what is read loosely here may be read
-    otherwise elsewhere."""
+    """Returns the host of `name`, `name:port`, `address:port` or `[address]:port` in its form for
+    comparison; None for any other text: a lenient parser could read it differently from other
+    programs."""
     found = _AUTHORITY.fullmatch(authority)
     if found is None or int(found["port"] or 0) > _LAST_PORT:
         return None
@@ -226,14 +226,14 @@ def _host_of(authority: str) -> str | None:
 
 
 def _page_of(origin: str) -> str | None:
-    """The host of an Origin, as _host_of."""
+    """Returns the host of an Origin, as _host_of does."""
     scheme = _SCHEME.match(origin)
     return None if scheme is None else _host_of(origin[scheme.end() :])
 
 
 def _plain(host: str) -> str | None:
-    """A name, one dot at its end or none, or an address, as they are compared; None where it is
-    neither."""
+    """Returns the form for comparison of an address or a name (without a final dot); None for other
+    text."""
     address = _address_of(host)
     if address is not None:
         return str(address)
@@ -242,8 +242,8 @@ def _plain(host: str) -> str | None:
 
 
 def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns an address without a zone (`%eth0`),
-    which is one machine's own and of any spelling."""
+    """Returns the IP address; None for a zone (`%eth0`), which has a meaning on one machine only,
+    and for other text."""
     try:
         return None if host is None or "%" in host else ipaddress.ip_address(host)
     except ValueError:
@@ -251,7 +251,8 @@ def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Addre
 
 
 def _is_own(host: str) -> bool:
-    """Whether pages of this host are of the asker's own machine."""
+    """Returns True if the host is a loopback address, so that its pages come from the user's own
+    machine."""
     address = _address_of(host)
     return address is not None and address.is_loopback
 

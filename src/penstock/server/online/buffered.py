@@ -1,7 +1,6 @@
-"""Bodies in one go, of tens of megabytes perhaps: paced while written, so that the loop turns,
-counted and bounded while held, handed to the connection in pieces. It knows bytes; no calls, no
-engine.
-"""
+"""Bodies that are sent as a whole, perhaps tens of megabytes: written in turns with the event loop,
+counted and bounded while held, and passed to the connection in pieces. Knows bytes; no calls, no
+engine."""
 
 from __future__ import annotations
 
@@ -20,21 +19,21 @@ JSON = "application/json"
 
 
 def json_response(content: Any, status: int = 200) -> Response:
-    """Returns a small answer."""
+    """Returns a small JSON answer."""
     return Response(msgspec.json.encode(content), status_code=status, media_type=JSON)
 
 
 class Yielder:
-    """Lets the loop turn while answers are written: samples of one step may bring a million tokens
-    at once."""
+    """Lets the event loop run while answers are written: the samples of one step may hold a million
+    tokens."""
 
     def __init__(self, turn: int) -> None:
         self._turn = self._left = turn
         self._turning = asyncio.Lock()
 
     async def spend(self, work: int) -> None:
-        """After so many tokens. One writer at a time waits for a turn; those that come meanwhile
-        wait for theirs."""
+        """Counts written tokens, and after `turn` of them gives the event loop a turn. Writers wait
+        one at a time."""
         self._left -= work
         if self._left > 0:
             return
@@ -44,7 +43,7 @@ class Yielder:
 
 
 class AnswerTooLargeError(HttpError):
-    """A whole answer that there is no room for: of all that are held it was the largest."""
+    """Raised for a buffered answer without room: the largest of all when the bytes ran out."""
 
     status, code = 400, "answer_too_large"
 
@@ -54,8 +53,8 @@ class AnswerTooLargeError(HttpError):
 
 
 class BufferedBody:
-    """The pieces of one body. Its bytes are counted from `put` to `take`, or to the end of its
-    `with`."""
+    """The pieces of one body. Their bytes count from `put` until `take`, or until the `with` block
+    ends."""
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes]) -> None:
         self._budget, self.pieces = budget, pieces
@@ -76,19 +75,19 @@ class BufferedBody:
         self._budget.remove(self)
 
     def put(self, at: int, piece: bytes) -> None:
-        """Raises AnswerTooLargeError, also where it was given up since the last time."""
+        """Stores a piece. Raises AnswerTooLargeError, also if the body was given up earlier."""
         self.check()
         self.pieces[at] = piece
         self._budget.add(self, len(piece))
         self.check()
 
     def check(self) -> None:
-        """Raises AnswerTooLargeError where it was given up."""
+        """Raises AnswerTooLargeError if the body was given up."""
         if self.given_up:
             raise AnswerTooLargeError
 
     def take(self) -> tuple[bytes, bool]:
-        """The next piece of it, and whether there is more."""
+        """Returns the next piece, and True if more follow."""
         begin, size = self._taken, 0
         while self._taken < len(self.pieces) and size < self._budget.piece:
             size += len(self.pieces[self._taken])
@@ -99,26 +98,27 @@ class BufferedBody:
         return data, self._taken < len(self.pieces)
 
     def give_up(self) -> None:
-        """Lets its bytes go, whoever still waits for them."""
+        """Drops the body's pieces, even if a request still waits for them."""
         self.given_up = True
         self.pieces.clear()
         self._budget.remove(self)
 
 
 class ResponseBudget:
-    """Whole bodies: being written, or on their way. Past `most` bytes the largest is given up, so
-    that one that asks for too much, or reads too slowly, costs itself and not the others. What is
-    kept is done, and never given up: others that are being written are, for it."""
+    """Counts the bytes of whole bodies, while written and while sent. Past `most` bytes the largest
+    one is given up, so that a request that asks for too much, or is read too slowly, fails alone.
+    Kept bodies are complete and never given up; those being written are given up instead."""
 
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
         self.most, self.piece = most, piece
-        self.bytes = 0  # of all
-        self.kept = 0  # of those that are kept
+        self.bytes = 0  # bytes of all bodies
+        self.kept = 0  # bytes of kept bodies
         self._held: set[BufferedBody] = set()
         self._less_kept = asyncio.Event()
 
     def hold(self, pieces: list[bytes]) -> BufferedBody:
-        """For a `with`; the list is the holder's from here on."""
+        """Returns a context manager that counts `pieces` as one body. The list belongs to it from
+        then on."""
         return BufferedBody(self, pieces)
 
     def add(self, held: BufferedBody, size: int) -> None:
@@ -127,13 +127,13 @@ class ResponseBudget:
         self._count(size)
 
     def remove(self, held: BufferedBody) -> None:
-        """Idempotent."""
+        """Stops counting a body. Idempotent."""
         self.bytes -= held.bytes
         held.bytes = 0
         self._held.discard(held)
 
     def keep(self, size: int) -> None:
-        """Counts a body that is done, until it is let go."""
+        """Counts the bytes of a finished body until `let_go`."""
         self.kept += size
         self._count(size)
 
@@ -143,7 +143,7 @@ class ResponseBudget:
         self._less_kept.set()
 
     async def until_kept(self, most: int) -> None:
-        """Waits until no more than so many bytes are kept."""
+        """Waits until at most `most` bytes are kept."""
         while self.kept > most:
             self._less_kept.clear()
             await self._less_kept.wait()
@@ -152,14 +152,15 @@ class ResponseBudget:
         self.bytes += size
         while self.bytes > self.most:
             largest = max(self._held, key=lambda each: each.bytes, default=None)
-            if largest is None or not largest.bytes:  # all of it is kept
+            if largest is None or not largest.bytes:  # the rest are kept bodies
                 return
             largest.give_up()
 
 
 class BufferedResponse(Response):
-    """A body that is there in pieces, handed on as the connection takes them. One that is given up
-    meanwhile stays without its end, and the connection is closed: its length was said."""
+    """A response from pieces in memory, sent as the connection takes them. If it is given up
+    meanwhile, the rest is not sent and the connection closes, since its length has been announced.
+    """
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes], request_id: str) -> None:
         size = sum(map(len, pieces))

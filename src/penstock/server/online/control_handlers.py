@@ -1,7 +1,7 @@
-"""What an operator or a training loop has done to a running server: other weights, an empty cache,
-sleep, restarts.
+"""Handlers that control a running server, for operators and training loops: update weights, reset
+the prefix cache, sleep, restart.
 
-Where there are keys, an admin's. It knows requests and the engine's client; no answers.
+With API keys they need an admin's key. Knows requests and the engine's client; no answers.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 
 
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """model_path: a folder that the engine can read; or shared: what another process of its machine
-    says of its own. weights_version: what answers are stamped with from here on, null: the folder's
-    name.   mode: `wait` for what runs, `keep` it going with the new weights, or `abort` it."""
+    """A body of /update_weights. model_path: a folder that the engine can read. shared: weights
+    that another process of the engine's machine shares; one of the two is given. weights_version:
+    version that later answers name, null: the folder's name. mode: `wait` for running requests,
+    `keep` them going with the new weights, or `abort` them."""
 
     model_path: str | None = None
     shared: SharedWeights | None = None
@@ -35,8 +36,8 @@ class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 
 async def post_update_weights(state: AppState, request: Request) -> Response:
-    """POST /update_weights: answers once every engine has them. Raises PenstockError; the old ones
-    stay then."""
+    """POST /update_weights: answers once every engine has the weights. Raises PenstockError; the
+    old weights then stay."""
     _check_admin(state, request, "change weights")
     with state.intake.place() as place:
         raw = read_object(await state.intake.read(request, place), state.limits)
@@ -54,14 +55,13 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
     try:
         word = Control(UPDATE, form.mode, form.model_path or "", form.weights_version, form.shared)
         await state.client.control(word)
-    except CheckpointError as error:  # of the weights, not of this server
+    except CheckpointError as error:  # the weights are at fault, not this server
         raise HttpError(str(error), param="shared" if form.shared else "model_path") from error
     return json_response({"success": True, "weights_version": state.client.weights_version})
 
 
 def _check_known(shared: dict[str, Any]) -> None:
-    """Raises HttpError for a field that says nothing here: msgspec passes those of dataclasses
-    over."""
+    """Raises HttpError for an unknown field: msgspec ignores those of dataclasses."""
     for each, form in (
         ("memories", SharedStretch),
         ("tensors", SharedTensor),
@@ -76,7 +76,8 @@ def _check_known(shared: dict[str, Any]) -> None:
 
 
 def _check_numbers(shared: SharedWeights) -> None:
-    """Raises HttpError for a number that no memory has, and no message to the engine holds."""
+    """Raises HttpError for a number outside the range of memory sizes and of messages to the
+    engine."""
     sizes = [("size", memory.size) for memory in shared.memories]
     for tensor in shared.tensors:
         sizes += [
@@ -90,7 +91,7 @@ def _check_numbers(shared: SharedWeights) -> None:
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
-    """POST /reset_prefix_cache: no prompt that comes finds what was computed so far. Raises
+    """POST /reset_prefix_cache: later prompts find nothing that was cached before. Raises
     PenstockError."""
     _check_admin(state, request, "empty caches")
     await state.client.control(Control(PREFIX_CACHE, mode="keep"))
@@ -98,8 +99,8 @@ async def post_reset_prefix_cache(state: AppState, request: Request) -> Response
 
 
 async def post_sleep(state: AppState, request: Request) -> Response:
-    """POST /sleep?level=1&mode=wait: gives the device's memory back; requests that come wait for
-    /wake_up. Raises PenstockError."""
+    """POST /sleep?level=1&mode=wait: frees the device's memory; new requests wait for /wake_up.
+    Raises PenstockError."""
     _check_admin(state, request, "put the engine to sleep")
     asked = _query(request, "level", "mode")
     level, named = asked.get("level", ["1"])[-1], asked.get("mode", ["wait"])[-1]
@@ -118,7 +119,7 @@ async def post_sleep(state: AppState, request: Request) -> Response:
 
 
 async def post_wake_up(state: AppState, request: Request) -> Response:
-    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again, without tags all of it.
+    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again; without tags, all of it.
     Raises PenstockError."""
     _check_admin(state, request, "wake the engine up")
     tags = _query(request, "tags").get("tags")
@@ -127,18 +128,18 @@ async def post_wake_up(state: AppState, request: Request) -> Response:
 
 
 async def get_is_sleeping(state: AppState, request: Request) -> Response:
-    """GET /is_sleeping: whether weights or KV of any engine sleep."""
+    """GET /is_sleeping: returns true while weights or KV cache of any engine are asleep."""
     return json_response({"is_sleeping": bool(state.client.asleep)})
 
 
 def _slept(state: AppState) -> Response:
-    """What still sleeps: weights that were dropped do until they are given."""
+    """Returns the parts that still sleep: dropped weights do so until the next update."""
     asleep = list(state.client.asleep)
     return json_response({"success": True, "is_sleeping": bool(asleep), "asleep": asleep})
 
 
 def _query(request: Request, *names: str) -> dict[str, list[str]]:
-    """The query, by name. Raises HttpError where it asks for what isn't known."""
+    """Returns the query parameters by name. Raises HttpError for an unknown one."""
     found: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         if name not in names:
@@ -150,13 +151,13 @@ def _query(request: Request, *names: str) -> dict[str, list[str]]:
 
 
 async def get_weights_version(state: AppState, request: Request) -> Response:
-    """GET /weights_version: of the answers that begin now."""
+    """GET /weights_version: the version that new answers are made with."""
     return json_response({"weights_version": state.client.weights_version})
 
 
 async def post_restart(state: AppState, request: Request) -> Response:
-    """POST /admin/restart: all replicas, one at a time. Raises UsageError where there is one alone,
-    HttpError."""
+    """POST /admin/restart: restarts all replicas, one at a time. Raises UsageError if there is only
+    one, HttpError."""
     _check_admin(state, request, "restart replicas")
     state.client.restart()
     return json_response({"restarting": len(state.client.each())})

@@ -1,7 +1,5 @@
-"""Answers to pages of other sites, by `--allowed-origin`: a page's preflight, which brings no key,
-and the headers without which a browser keeps an answer from it. It knows headers; who gets in is
-auth's.
-"""
+"""Answers to pages of other sites, for `--allowed-origin`: preflights, which have no key, and the
+headers that let a page read an answer. Knows headers; auth.py decides who gets in."""
 
 from __future__ import annotations
 
@@ -14,20 +12,20 @@ from penstock.server.online.auth import AccessPolicy
 from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 
-# headers that pages may read
+# answer headers that pages may read
 SHOWN = (
     "retry-after",
     "www-authenticate",
     "x-request-id",
     "x-should-retry",
 )
-KEPT = 600  # seconds for which a browser need not ask again
+KEPT = 600  # seconds for which a browser may cache a preflight
 
 
 class PageAccess(CORSMiddleware):
-    """Is Starlette's, for the origins of an access policy, with refusals in OpenAI's form. Any
-    header may be sent, as the official client sends a dozen of its own; no cookies are read, so
-    none are allowed."""
+    """Starlette's middleware for the origins of an access policy, with refusals in OpenAI's form.
+    Any request header is allowed, since the official client sends a dozen of its own; cookies are
+    not, since none are read."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         super().__init__(

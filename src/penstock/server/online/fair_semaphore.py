@@ -1,7 +1,7 @@
-"""A semaphore with weights that is fair between owners: batches that run side by side, lines at the
-engine, and keys whose chats are rendered.
+"""A weighted semaphore that is fair between owners: batches that run side by side, lines at the
+engine, keys whose chats are rendered.
 
-It knows weights and owners; no batches, no lines, no keys. All of it is one event loop's.
+Knows weights and owners; no batches, lines or keys. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """Room for so many places and bytes at once. What comes free goes to the owner who holds the
-    fewest places, and between equals to who came first; nobody passes the one whose turn it is.
+    """A semaphore with a number of places and bytes. Freed room goes to the owner with the fewest
+    places, between equals to the first in line; nobody overtakes the one whose turn it is.
 
-    The bound of places is passed by the last one that is let in: with lines of 300 samples and room
-    for 576, a second one is there before the first one's last samples end, so that the engine's
-    rows don't drain line by line. Bytes are memory, and their bound is kept; but whoever needs more
-    than there is at all is let in alone.
+    The last one let in may exceed the places: with lines of 300 samples and 576 places, the second
+    line enters before the first one's last samples end, so that the engine's rows don't drain line
+    by line. The bound on bytes is strict, since they are memory; only a request larger than the
+    whole bound is let in, alone.
     """
 
     def __init__(self, places: int, bytes: int = 0) -> None:
         self.capacity = (places, bytes)
         self._taken = (0, 0)
-        self._held: Counter[str] = Counter()  # places, by owner
-        self._waiting: list[_Waiter] = []  # empty while there is room for the next
+        self._held: Counter[str] = Counter()  # places by owner
+        self._waiting: list[_Waiter] = []  # empty while the next one has room
 
     async def acquire(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
         """Waits for room and takes it."""
@@ -47,12 +47,12 @@ class FairSemaphore:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._let_in()
-            else:  # let in and cancelled in the same moment
+            else:  # let in and cancelled at the same moment
                 self.release(places, bytes, owner)
             raise
 
     def take(self, owner: str) -> bool:
-        """Takes a place where there is one and nobody waits. Returns whether it did."""
+        """Takes a place if one is free and nobody waits. Returns True if it did."""
         free = not self._waiting and self._fits((1, 0))
         if free:
             self._add(owner, (1, 0))
@@ -64,7 +64,7 @@ class FairSemaphore:
 
     @contextlib.asynccontextmanager
     async def slot(self, owner: str, waived: asyncio.Event) -> AsyncIterator[None]:
-        """Holds one place for the block; once `waived` is set, goes in without one."""
+        """Holds one place inside the block; enters without a place once `waived` is set."""
         entering, waiving = (
             asyncio.ensure_future(self.acquire(owner=owner)),
             asyncio.ensure_future(waived.wait()),

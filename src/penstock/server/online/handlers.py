@@ -1,6 +1,5 @@
-"""One HTTP exchange: body in, a call run, answer out as one body or as events. It knows requests
-and responses; what they look like is forms', translate's and answers'.
-"""
+"""One HTTP exchange: read a body, run a call, answer with one body or with events. Knows requests
+and responses; forms, translate and answers define their content."""
 
 from __future__ import annotations
 
@@ -38,15 +37,14 @@ from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
-UNWATCHED = (
-    0.005  # seconds of work for a request in which nobody looks whether its client is still there
-)
+# seconds of work for a request before we start to watch whether its client is still there
+UNWATCHED = 0.005
 Result = TypeVar("Result")
 
 
 class EventStream(Response):
-    """Server-sent events of a running call: one `send` a step, as bytes, or one for about a piece
-    of them."""
+    """Server-sent events of a running call: one `send` per step, or several if a step's events
+    exceed a piece."""
 
     def __init__(
         self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None
@@ -55,7 +53,7 @@ class EventStream(Response):
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-request-id": answer.id},
         )
-        del self.headers["content-length"]  # not known ahead
+        del self.headers["content-length"]  # unknown in advance
         self._state, self._active, self._answer = state, active, answer
         self._deadline = deadline
 
@@ -69,8 +67,8 @@ class EventStream(Response):
         except ClientGoneError:
             return
         except Exception:
-            # a fault of ours: said to this client, raised again for the log; no other request's
-            # matter
+            # A fault of ours: reported to this client, and raised again for the log. Other requests
+            # go on.
             self._active.cancel()
             last = self._answer.error_event(FaultError(FAILED))
             await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -94,9 +92,8 @@ class EventStream(Response):
                     ]
                     pieces += made
                     size += sum(map(len, made))
-                    if (
-                        size >= limits.piece_bytes
-                    ):  # first events may say a whole prompt again, each of them
+                    # each first event may repeat a whole prompt
+                    if size >= limits.piece_bytes:
                         await send(
                             {
                                 "type": "http.response.body",
@@ -115,9 +112,9 @@ class EventStream(Response):
 async def buffer_answer(
     state: AppState, active: ActiveCall, answer: BaseAnswer, responses: ResponseBudget | None = None
 ) -> list[bytes]:
-    """Returns the body in pieces, counted among `responses`, or the server's. A choice becomes
-    bytes when its sample ends, so that little is left to do at the last end. Raises PenstockError;
-    AnswerTooLargeError where there is no room for what is there of it."""
+    """Returns the body in pieces, which count against `responses` or else the server's budget. Each
+    choice is encoded when its sample ends, so that little is left to do after the last one. Raises
+    PenstockError; AnswerTooLargeError if its bytes run out of room."""
     n, yielder = active.call.sampling.n, state.yielder
     likely = 1 + (active.call.logprobs or 0)
     with (responses or state.responses).hold([b""] * active.call.choices) as held:
@@ -152,8 +149,7 @@ async def post_generate(state: AppState, request: Request) -> Response:
 
 
 async def post_responses(state: AppState, request: Request) -> Response:
-    """POST /v1/responses: a chat by another form. Raises PenstockError, whose `param` is that
-    form's."""
+    """POST /v1/responses: a chat in another form. Raises PenstockError with that form's `param`."""
     try:
         return await _post(state, request, read_responses)
     except UsageError as error:
@@ -162,7 +158,7 @@ async def post_responses(state: AppState, request: Request) -> Response:
 
 
 async def post_scoring(state: AppState, request: Request) -> Response:
-    """POST /generative_scoring: a completion by another form. Raises PenstockError."""
+    """POST /generative_scoring: a completion in another form. Raises PenstockError."""
     return await _post(state, request, read_scoring)
 
 
@@ -171,20 +167,20 @@ async def _post(
     request: Request,
     read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm],
 ) -> Response:
-    """Serves a request from its body on. There must be room for it before the body is read, and
-    before it is tokenised. Raises PenstockError, ClientGoneError."""
+    """Serves a request from its body on. Checks for room before reading the body and before
+    tokenizing it. Raises PenstockError, ClientGoneError."""
     key = key_of(request.scope)
     state.request_limits.check(key)
     work = None
     try:
-        with state.intake.place() as place:  # until all that is left of the body is token ids
+        with state.intake.place() as place:  # held until the body has become token ids
             form = await read_body(state, request, place, read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
             tenant = NO_TENANT if key is None else key.number
             call = await make_call(form, work.prompt_tools, tenant)
-            # it may be hundreds of MB of what the call doesn't need, and the answer may take hours
+            # may be hundreds of MB that the call doesn't need, while the answer may take hours
             del form
             ticket.adjust(call.size)
         return await _answer(work, call)
@@ -200,15 +196,16 @@ async def read_body(
     place: BodyRoom,
     read: Callable[[bytearray, HttpLimits], Result],
 ) -> Result:
-    """Receives and reads a body; a long one in a thread, one after the other, unless its client
-    leaves first: the loop has its turns meanwhile. Raises PenstockError, ClientGoneError."""
+    """Receives and parses a body. Long bodies are parsed in a thread, one at a time, so that the
+    event loop goes on; parsing is dropped if the client leaves. Raises PenstockError,
+    ClientGoneError."""
     body = await state.intake.read(request, place)
     state.tell_marks(body)
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
     with state.intake.waiting(len(body)):
         work = asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
-        del body  # it goes with the work
+        del body  # the worker thread owns the body
         return await until_gone(work, request.receive, state.closing)
 
 
@@ -217,7 +214,7 @@ async def _answer(work: RequestWork, call: Call) -> Response:
     state, request = work.state, work.request
     answer = await answer_to(call, state.model, state.spellings)
     active = ActiveCall(state, call, work.ticket)
-    request.state.call_metrics = active.call_metrics  # for the access log
+    request.state.call_metrics = active.call_metrics  # read by the access log
     if call.stream:
         return EventStream(state, active, answer, work.deadline)
     try:
@@ -228,8 +225,8 @@ async def _answer(work: RequestWork, call: Call) -> Response:
 
 
 class RequestWork:
-    """What is done for one request before its answer begins. Its client's leaving, its deadline and
-    the server's end cut it short."""
+    """Work for one request before its answer begins. Its client's leaving, its deadline and the
+    server's shutdown cancel it."""
 
     def __init__(
         self, state: AppState, request: Request, ticket: Ticket, deadline: float | None
@@ -238,7 +235,7 @@ class RequestWork:
 
     @property
     def prompt_tools(self) -> PromptTools:
-        """What the request's body is made into ids with."""
+        """Tools that turn the request's body into token ids."""
         state, client = self.state, self.state.client
         return PromptTools(
             client.facts,
@@ -252,27 +249,27 @@ class RequestWork:
         )
 
     def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
-        """Runs `work`; raises as until_gone."""
+        """Runs `work`; raises the errors of until_gone."""
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Renders and tokenises in a sandbox. Where many want one, keys take turns."""
+        """Renders and tokenizes in a sandbox. When sandboxes are short, API keys take turns."""
         return await self.state.turns.run(self.state.sandboxes, jobs, self.ticket.owner, self._soon)
 
     async def check_pattern(self, pattern: str) -> None:
-        """Has a pattern of stop_when looked at in its process. Raises UsageError."""
+        """Checks a pattern of stop_when in its own process. Raises UsageError."""
         await self._soon(self.state.patterns.check(pattern))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the pool of threads. If nobody waits for it any more it is dropped, unless
-        it has begun."""
+        """Runs `work` in the thread pool. If the request ends first, work that has not begun is
+        dropped."""
         return await self._soon(
             asyncio.get_running_loop().run_in_executor(self.state.threads, work)
         )
 
     async def _soon(self, work: Awaitable[Result]) -> Result:
-        """Runs `work`, and watches the client only past UNWATCHED: that takes 0.2 ms, and most work
-        is done before."""
+        """Runs `work`, and watches the client only after UNWATCHED seconds: watching costs 0.2 ms,
+        and most work ends before."""
         task = asyncio.ensure_future(work)
         if task.done():
             return task.result()
@@ -285,6 +282,6 @@ class RequestWork:
 
 
 def refuse(request: Request, error: PenstockError) -> Response:
-    """The answer to a request that ended in an error of ours."""
-    request.state.refused = names_of(error)  # for the access log
+    """Returns the answer to a request that ended in an error of ours."""
+    request.state.refused = names_of(error)  # read by the access log
     return Response(body_of(error), status_of(error), error_headers(error), media_type=JSON)

@@ -1,6 +1,5 @@
-"""Bodies on their way in: seconds and bytes of each, and bytes of all together, until they are
-token ids. It knows HTTP messages; no form, no engine.
-"""
+"""Incoming bodies: time and size limits of each, and of all together until they are token ids.
+Knows HTTP messages; no form, no engine."""
 
 from __future__ import annotations
 
@@ -14,20 +13,21 @@ from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
-# bytes of a body; a text of 32 MiB may be 128 MiB of characters, by one of them
+# bytes above which a body counts as large; a text of 32 MiB becomes 128 MiB if one of its
+# characters needs four bytes
 LARGE = 1024 * 1024
-# one part in so many of what may be on its way in is left to long bodies: half-sent ones bar no
-# short one
+# long bodies may use one part in so many of the receiving room, so that half-sent ones block no
+# short ones
 OF_LONG = 4
-TRY_AGAIN = 1  # seconds after which bodies that had no room are sent again
+TRY_AGAIN = 1  # seconds for Retry-After when there is no room for a body
 
 
-# bytes a second that a body has to come with, once its first seconds are over
+# bytes per second at which a body must arrive after its first seconds
 BODY_RATE = 16 * 1024
 
 
 class BodyTimeouts:
-    """Those of one service, until it ends."""
+    """Timeouts of one service's incoming bodies."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Timeout] = set()
@@ -35,9 +35,9 @@ class BodyTimeouts:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float, what: str) -> AsyncIterator[Callable[[int], None]]:
-        """For as long as a body comes; what this gives is to be told how many bytes are here, by
-        and by: they give it more time. Raises HttpError, which calls it `what`, and
-        ShuttingDownError."""
+        """Limits the time of the block, which receives a body. Yields a function to call with the
+        number of bytes received so far, which extends the time. Raises HttpError, which calls the
+        body `what`, and ShuttingDownError."""
         if self._closed:
             raise shutting_down()
         begun = asyncio.get_running_loop().time()
@@ -48,7 +48,7 @@ class BodyTimeouts:
                     yield lambda size: self._more(patience, begun + seconds + size / BODY_RATE)
                 finally:
                     self._open.discard(patience)
-        except TimeoutError:  # a disk raises none
+        except TimeoutError:  # only from the timeout: files raise no TimeoutError
             if self._closed:
                 raise shutting_down() from None
             message = (
@@ -60,7 +60,7 @@ class BodyTimeouts:
             ) from None
 
     def close(self) -> None:
-        """The server ends: whoever waits for a body waits no more."""
+        """Ends all waits for bodies, for a shutdown."""
         self._closed = True
         for patience in self._open:
             if not patience.expired():
@@ -72,7 +72,7 @@ class BodyTimeouts:
 
 
 class BodyRoom:
-    """What a body takes until it is token ids, the end of its `with`, while it is a large one."""
+    """The room that a large body takes until it has become token ids or its `with` block ends."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -86,8 +86,8 @@ class BodyRoom:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """The body has, or will have, so many bytes. Raises HttpError; what is alone may be larger
-        than all room."""
+        """Takes room for a body of `size` bytes. Raises HttpError if there is none; a body that is
+        alone may exceed the whole room."""
         intake = self._intake
         if size <= max(LARGE, self._bytes):
             return
@@ -97,7 +97,7 @@ class BodyRoom:
         self._bytes = size
 
     def left(self, size: int) -> None:
-        """Only so many bytes of the body are left."""
+        """Frees the room of all but `size` bytes of the body."""
         if size < self._bytes:
             size = size if size > LARGE else 0
             self._intake.large -= self._bytes - size
@@ -115,30 +115,30 @@ def _busy() -> HttpError:
 
 
 def declared_size(request: Request) -> int:
-    """Returns the bytes that a body says it has; 0 where it doesn't say."""
+    """Returns the body's length from its header; 0 without one."""
     declared = request.headers.get("content-length", "")
     return int(declared[:99]) if declared.isascii() and declared.isdigit() else 0
 
 
 class Intake:
-    """Bodies on their way in. Of several servers each has its part of the room for large ones."""
+    """Receives bodies. Each of several servers has an equal part of the room for large ones."""
 
     def __init__(self, limits: HttpLimits, timeouts: BodyTimeouts, servers: int = 1) -> None:
         self.limits, self._timeouts = limits, timeouts
         self.most_large = limits.max_large_bytes // servers
-        self.bytes = 0  # of bodies that are being received
-        self.large = 0  # of large ones that are not token ids yet
-        self._waiting = 0  # of those that are here, and wait to be read
+        self.bytes = 0  # bytes of bodies being received
+        self.large = 0  # bytes of large bodies that are not token ids yet
+        self._waiting = 0  # bytes of complete bodies that wait to be parsed
 
     def place(self) -> BodyRoom:
-        """Around what is done with one body."""
+        """Returns the room for one body, a context manager around its handling."""
         return BodyRoom(self)
 
     @contextlib.contextmanager
     def waiting(self, size: int) -> Iterator[None]:
-        """While a body that is here waits to be read. Raises HttpError where as many bytes as large
-        ones may have wait: bodies of a megabyte, which aren't large, would take as much memory as
-        somebody sends."""
+        """Counts a complete body while it waits to be parsed. Raises HttpError past the bound for
+        large bodies: many bodies of a megabyte each, which aren't large, would otherwise fill the
+        memory."""
         if self._waiting and self._waiting + size > self.most_large:
             raise _busy()
         self._waiting += size
@@ -148,8 +148,8 @@ class Intake:
             self._waiting -= size
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """Reads the whole body. Raises HttpError, of one that is too large as soon as it is known
-        to be; ShuttingDownError."""
+        """Reads the whole body. Raises HttpError, for a too large body as soon as its size is
+        known, and ShuttingDownError."""
         limits = self.limits
         declared = declared_size(request)
         if declared > limits.max_body_bytes:

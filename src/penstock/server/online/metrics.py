@@ -1,9 +1,9 @@
-"""Numbers for Prometheus: vLLM's names after the colon, so that a dashboard needs only its prefix
-changed.
+"""Metrics for Prometheus, under vLLM's names after the colon, so that a dashboard needs only
+another prefix.
 
-Counters and gauges are the engine's own; histograms are filled here, and added up over processes on
-a board in shared memory. Times to first token and between tokens are of streamed answers alone. It
-knows the client's stats and calls.
+Counters and gauges come from the engine. Histograms are filled here, and added up over server
+processes on a board in shared memory. Times to the first token and between tokens count streamed
+answers only. Knows the client's stats and calls.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _GAUGES = {
         "Until all that the engine has is done, at that rate; 0 else.",
     ),
 }
-# the same, of stats that there are only where the engine knows what its device can do at most
+# gauges that exist only where the engine knows its device's peak rates
 _LIMIT_GAUGES = {
     "hardware_limit": (
         "hardware_limit_perc",
@@ -93,8 +93,8 @@ _COUNTERS = {
 
 
 class Histogram:
-    """Counts by bucket; one observation is a bisection and two additions (prometheus-client's own
-    takes a lock)."""
+    """A histogram for Prometheus. An observation is a bisection and two additions;
+    prometheus-client's own takes a lock."""
 
     __slots__ = ("_bounds", "_counts", "_help", "_sum", "name")
 
@@ -109,16 +109,15 @@ class Histogram:
 
     @property
     def numbers(self) -> list[float]:
-        """Counts by bucket, then the sum of what was observed: all that adds up over processes."""
+        """Counts by bucket, then the sum of the observations; all add up over processes."""
         return [*self._counts, self._sum]
 
     def metric(self, labels: Mapping[str, str], numbers: Sequence[float]) -> Metric:
-        """Prometheus' form of `numbers`: these, or those of several processes added up."""
+        """Returns Prometheus' form of `numbers`, which may be added up over several processes."""
         family = HistogramMetricFamily("penstock:" + self.name, self._help, labels=list(labels))
         total, buckets = 0, []
-        for bound, count in zip(
-            (*map(str, self._bounds), "+Inf"), numbers, strict=False
-        ):  # the sum comes last
+        # the sum comes after the counts
+        for bound, count in zip((*map(str, self._bounds), "+Inf"), numbers, strict=False):
             total += int(count)
             buckets.append((bound, total))
         family.add_metric(list(labels.values()), buckets, numbers[-1])
@@ -126,25 +125,26 @@ class Histogram:
 
 
 class Board:
-    """A row of numbers a server process, in memory that all of them share. Each writes its own row
-    and reads all.
+    """Shared memory with a row of numbers per server process. Each process writes its own row and
+    reads all.
 
-    The numbers only grow and one is written at a time, so sums never fall, whichever process is
-    asked.
+    The numbers only grow and are written one at a time, so that their sums never fall, whichever
+    process computes them.
     """
 
-    _WIDTH = 512  # numbers that a row has room for; Metrics has about 270
+    _WIDTH = 512  # numbers in a row; Metrics has about 270
 
     def __init__(self, descriptor: int, row: int, rows: int) -> None:
         memory = mmap.mmap(descriptor, rows * self._WIDTH * 8)
         self._numbers = np.frombuffer(memory, np.float64).reshape(rows, self._WIDTH)
         self._row = row
         self.servers = rows
-        self.first = row == 0  # the process that says what is to be said once
+        self.first = row == 0  # True in the one process that prints messages of the service
 
     @classmethod
     def make(cls, rows: int) -> int:
-        """A descriptor of empty memory for so many processes; it goes when the last of them has."""
+        """Returns a file descriptor of zeroed memory for `rows` processes, freed when the last one
+        closes it."""
         descriptor = os.memfd_create("penstock-metrics")
         os.truncate(descriptor, rows * cls._WIDTH * 8)
         return descriptor
@@ -158,8 +158,8 @@ class Board:
 
 
 class Metrics:
-    """All metrics of one server; a collector of its own registry. `board`: where it is one of
-    several processes."""
+    """All metrics of one server, as a collector with its own registry. `board`: given if the server
+    has several processes."""
 
     def __init__(self, client: EngineClient, model: str, board: Board | None = None) -> None:
         self._client = client
@@ -203,7 +203,7 @@ class Metrics:
         self._registry.register(self)
 
     def collect(self) -> Iterator[Metric]:
-        """Every metric."""
+        """Yields every metric."""
         yield from self._of_engines()
         names, values = list(self._labels), list(self._labels.values())
         success = CounterMetricFamily(
@@ -219,8 +219,8 @@ class Metrics:
             yield histogram.metric(self._labels, list(islice(numbers, len(histogram.numbers))))
 
     def _of_engines(self) -> Iterator[Metric]:
-        """What engines say of themselves; of several, each with its number as a label, while it
-        lives."""
+        """Yields the engines' metrics; of several, those of each live one with its number as a
+        label."""
         each = self._client.each()
         names, values = list(self._labels), list(self._labels.values())
         weights = GaugeMetricFamily(
@@ -238,7 +238,7 @@ class Metrics:
             yield ready
             names.append("replica")
             yield self._restarts(each, names)
-        # A replica's are empty until its engine has first spoken, and then whole.
+        # A replica's stats are empty until its engine's first message, and complete afterwards.
         told = [
             (_labelled(values, number, len(each)), one.stats)
             for number, one in enumerate(each)
@@ -267,7 +267,7 @@ class Metrics:
         return restarts
 
     def share(self) -> list[float]:
-        """Puts this process's numbers on the board, and gives those of all processes added up."""
+        """Puts this process's numbers on the board, and returns the sums over all processes."""
         numbers: list[float] = [*self.finished.values()]
         for histogram in self._histograms:
             numbers += histogram.numbers
@@ -281,7 +281,7 @@ class Metrics:
         return tuple(each for each in vars(self).values() if isinstance(each, Histogram))
 
     def text(self) -> bytes:
-        """The page of /metrics."""
+        """Returns the page of /metrics."""
         return generate_latest(self._registry)
 
 
@@ -290,27 +290,26 @@ def _labelled(values: list[str], replica: int, count: int) -> list[str]:
 
 
 class CallMetrics:
-    """A call's tokens, ends and times. background: nobody waits for it, so its times are no
-    latencies."""
+    """Tokens, finish reasons and times of one call. background: no client waits, so its times are
+    not counted as latencies."""
 
     def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
-        # Not the call itself: this lives with the connection, whose cycle the collector may leave
-        # for minutes, and a call holds its prompts.
+        # Keeps no reference to the call, which holds its prompts: this object lives as long as the
+        # connection, whose reference cycle may stay for minutes.
         self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
         self._most = call.sampling.max_tokens
         self.prompt_tokens = call.prompt_tokens
-        self.made = 0  # tokens
-        self.first: float | None = (
-            None  # seconds until the first of them was here, or drawn where none is streamed
-        )
+        self.made = 0  # tokens made
+        # seconds until the first token arrived; without streaming, until it was sampled
+        self.first: float | None = None
         self.ends: dict[str, int] = {}  # finish reason -> samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
-        # (prompt, sample) -> [its last delta's time, tokens]
+        # (prompt, sample) -> [time of its last delta, tokens]
         self._samples: dict[tuple[int, int], list[float]] = {}
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
-        """News of prompt `at`; 0.6 us a delta, of which a streamed token is one."""
+        """Counts new deltas of prompt `at`; takes 0.6 us per delta, or per streamed token."""
         now, streamed, samples = (
             time.perf_counter(),
             self.stream and not self._background,
@@ -335,7 +334,7 @@ class CallMetrics:
                 self._end(delta.finish_reason)
 
     def close(self, streams: Sequence[Stream]) -> None:
-        """All of it came: what is known of whole calls alone."""
+        """Observes the values that are known only at the end of a complete call."""
         metrics, longest = (
             self._metrics,
             int(max((tokens for _, tokens in self._samples.values()), default=0)),
@@ -354,7 +353,7 @@ class CallMetrics:
         self._samples.clear()
 
     def cut(self) -> None:
-        """It was cancelled, or failed, before all samples had ended."""
+        """Counts the unfinished samples of a cancelled or failed call as aborted."""
         left = self.choices - sum(self.ends.values())
         if left > 0:
             self._metrics.finished["abort"] += left

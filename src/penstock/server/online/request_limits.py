@@ -1,9 +1,10 @@
-"""How much may be open at once before the engine, whose it is, and when to come again.
+"""Limits of requests that wait or run before the engine, shared between API keys, and the time for
+Retry-After.
 
-Bounded are samples and prompt tokens (a prompt counts once, whatever n is) that were accepted and
-not yet answered. Half of each bound is shared out between the keys; the other half is whose comes
-first. What alone is larger than a bound is taken when nothing else is open; so is, of several
-servers, what a key asks of one beyond an equal part of its limit. It knows counts and keys; no
+Counts samples and prompt tokens (once per prompt, whatever n is) that were accepted and not yet
+answered. Half of each limit is divided between the keys; the other half goes to the first that
+come. A request larger than a limit is accepted when nothing else is open. With several servers each
+has an equal part of a key's limit, which a single request may exceed. Knows counts and keys; no
 bodies, no engine.
 """
 
@@ -17,19 +18,18 @@ from collections.abc import Callable
 from penstock.server.online.api_keys import Key
 from penstock.server.openai.http_errors import HttpError
 
-QUEUED_A_ROW = 8  # samples that may be open for each row of the engine, unless it is said
-# prompt tokens that may be open, unless it is said: 0.6 GB where all are one by one
+QUEUED_A_ROW = 8  # default limit: open samples per row of the engine
+# default limit: open prompt tokens; 0.6 GB if every prompt is one token
 QUEUED_TOKENS = 16 * 1024 * 1024
-WINDOW = 10.0  # seconds with work over which the drain is measured
-FIRST_WAIT = (
-    5  # seconds, while there was work for less than WINDOW and nothing is known of the drain
-)
-LONGEST_WAIT = 60  # seconds; the official clients wait no longer than this for a Retry-After
-NOBODY = ""  # whose requests are where there are no keys
+WINDOW = 10.0  # seconds with work over which the drain rate is measured
+# seconds to wait while the drain rate is unknown: there was work for less than WINDOW
+FIRST_WAIT = 5
+LONGEST_WAIT = 60  # seconds; the official clients follow a Retry-After no longer than this
+NOBODY = ""  # owner of requests without a key
 
 
 class QueueFullError(HttpError):
-    """No room within the limits, or in a key's part of them, at this moment."""
+    """Raised when the limits, or a key's part of them, have no room at this moment."""
 
     status, code = 429, "queue_full"
 
@@ -38,37 +38,37 @@ class QueueFullError(HttpError):
 
 
 class Pool:
-    """One bounded quantity, and who holds how much of it. `most` is never passed, but by one that
-    is alone."""
+    """One limited quantity, and how much of it each key holds. Only a request that is alone may
+    exceed `most`."""
 
     def __init__(self, most: int, keys: int, clock: Callable[[], float]) -> None:
         self.most = most
         self.total = 0
         self._clock = clock
-        self._worked = 0.0  # seconds with anything open, up to the last time that nothing was
-        self._since = 0.0  # where anything is open: since when
-        # over the last WINDOW of it: [second, amount given back]
+        self._worked = 0.0  # seconds with anything open, until the last time that nothing was
+        self._since = 0.0  # while anything is open: the time since when
+        # within the last WINDOW seconds of work: [second, amount given back]
         self._drained: deque[list[float]] = deque()
         keys = max(keys, 1)
-        # each key's alone; of many keys 1, if it can be
+        # part reserved for each key; with many keys 1, if possible
         self._own = max(most // (2 * keys), min(most // keys, 1))
         self._shared = most - self._own * keys
         self._held: dict[str, int] = {}
 
     def worked(self) -> float:
-        """A clock that stands still while nothing is open: rest says nothing of how fast things
-        drain."""
+        """Returns the seconds with work so far. Idle time doesn't count: it says nothing about the
+        drain rate."""
         return self._worked + (self._clock() - self._since if self.total else 0.0)
 
     def held(self, name: str) -> int:
         return self._held.get(name, 0)
 
     def room(self, name: str) -> int:
-        """How much more this key may take; 0 and less: nothing."""
+        """Returns how much more this key may take; 0 or less means nothing."""
         return max(self._own - self.held(name), 0) + self._shared
 
     def add(self, name: str, amount: int) -> None:
-        """Takes; a negative amount is given back."""
+        """Takes `amount`; a negative one gives back."""
         before = self.held(name)
         after = before + amount
         self._shared -= max(after - self._own, 0) - max(before - self._own, 0)
@@ -81,7 +81,7 @@ class Pool:
             self._held.pop(name, None)
 
     def give_back(self, name: str, amount: int) -> None:
-        """Gives back what is done with."""
+        """Gives back `amount` after its work is done."""
         self.add(name, -amount)
         second = math.floor(self.worked())
         if not self._drained or self._drained[-1][0] != second:
@@ -89,15 +89,15 @@ class Pool:
         self._drained[-1][1] += amount
 
     def rate(self) -> float:
-        """Returns how much is given back a second."""
+        """Returns the amount given back per second."""
         now = self.worked()
         while self._drained and self._drained[0][0] < now - WINDOW:
             self._drained.popleft()
         return sum(amount for _, amount in self._drained) / min(max(now, 1.0), WINDOW)
 
     def wait_for(self, amount: int, name: str) -> int:
-        """Seconds until this key may expect to find that much room, and a tenth of all, as things
-        drain now."""
+        """Returns the seconds until this key may expect room for `amount`, and for a tenth of the
+        limit, at the present drain rate."""
         missing = max(amount - self.room(name), self.most // 10, 1)
         if rate := self.rate():
             return min(max(math.ceil(missing / rate), 1), LONGEST_WAIT)
@@ -105,9 +105,9 @@ class Pool:
 
 
 class RequestLimits:
-    """Who may come in. Of several server processes each has one with its part of the bounds, so
-    that together they never accept more. A request asks three times: `check` by its head, `acquire`
-    once its body is read, `adjust` once it is tokenised."""
+    """Accepts or refuses requests. Each of several server processes has its own part of the limits,
+    so that together they never accept more. A request is checked three times: `check` at its head,
+    `acquire` after its body is read, `adjust` after it is tokenized."""
 
     def __init__(
         self,
@@ -123,8 +123,8 @@ class RequestLimits:
         self._servers = servers
 
     def check(self, key: Key | None, reqs: int = 1, tokens: int = 1) -> None:
-        """Raises QueueFullError where there is no room, and HttpError for what the key's own limits
-        never let in. reqs 0: they are there already."""
+        """Raises QueueFullError if there is no room, and HttpError for more than the key's own
+        limits ever allow. reqs 0: the samples are counted already."""
         if reqs:
             self._check(
                 self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples"
@@ -138,8 +138,8 @@ class RequestLimits:
         )
 
     def acquire(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
-        """Returns a request's place. `tokens` is about how many: its text isn't tokenised yet.
-        Raises as check."""
+        """Returns a request's ticket. `tokens`: an estimate, since the text isn't tokenized yet.
+        Raises the errors of check."""
         self.check(key, reqs, tokens)
         return Ticket(self, key, reqs, tokens)
 
@@ -155,9 +155,8 @@ class RequestLimits:
                 )
                 raise HttpError(message, code="key_limit")
             held = pool.held(name)
-            if (
-                held and held + amount > limit // self._servers
-            ):  # what the key has nothing beside is within its limit
+            # a request that is the key's only one passes within its whole limit
+            if held and held + amount > limit // self._servers:
                 self.refused += 1
                 message = (
                     f"this API key has its {limit} {what} open: wait for answers before sending"
@@ -176,7 +175,7 @@ class RequestLimits:
 
 
 class Ticket:
-    """One request's place. Releasing it is idempotent."""
+    """The samples and tokens that one request holds. Releasing them is idempotent."""
 
     def __init__(self, limits: RequestLimits, key: Key | None, reqs: int, tokens: int) -> None:
         self._limits, self._key = limits, key
@@ -187,12 +186,12 @@ class Ticket:
 
     @property
     def owner(self) -> str:
-        """The name of the key whose request it is; of all without one it is the same."""
+        """Name of the request's key; NOBODY without a key."""
         return self._name
 
     def adjust(self, tokens: int) -> None:
-        """Takes the prompt tokens as they are now known. Raises as check, where they are more than
-        there is room for; none are held then."""
+        """Replaces the estimate by the real number of prompt tokens. Raises the errors of check if
+        there is no room; the request then holds no tokens."""
         pool, about = self._limits.tokens, self._tokens
         pool.add(self._name, -about)
         self._tokens = 0
@@ -202,14 +201,14 @@ class Ticket:
         self._tokens = tokens
 
     def ended(self, samples: int) -> None:
-        """So many of its samples have ended."""
+        """Gives back `samples` that have ended."""
         samples = min(samples, self._reqs)
         self._reqs -= samples
         if samples:
             self._limits.reqs.give_back(self._name, samples)
 
     def release(self) -> None:
-        """It is answered, however that went."""
+        """Gives back all that the request still holds, whatever its end was."""
         self.ended(self._reqs)
         tokens, self._tokens = self._tokens, 0
         if tokens:

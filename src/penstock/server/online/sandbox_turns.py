@@ -1,7 +1,7 @@
-"""SandboxTurns: whose job is done next in the sandboxes of one server. Owners take turns; long
-jobs, and all of batches, leave one sandbox to short ones, which would else wait for all of them.
+"""SandboxTurns: the order of jobs in the sandboxes of one server. Owners take turns. Long jobs, and
+all jobs of batches, leave one sandbox to short ones, which would otherwise wait behind them.
 
-It knows jobs and owners; no request, no line.
+Knows jobs and owners; no requests, no lines of batches.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from penstock.sandbox.sandbox_process import (
 )
 from penstock.server.online.fair_semaphore import FairSemaphore
 
-LONG = 65_536  # letters of plain text that a job is as much work as; 10 ms of tokenising, or more
-A_SIGN = 4  # letters that any other sign costs as much as: it may be as many tokens
-A_PART = 16  # the same of a message, a field, an entry of a list
-OF_A_FORM = 16  # the same of a letter of a form: 5,000 properties, 160 KB, took 0.9 s
+LONG = 65_536  # ASCII letters: a job of at least this cost is long; 10 ms of tokenizing or more
+A_SIGN = 4  # letters that a non-ASCII character counts as: it may be as many tokens
+A_PART = 16  # letters that a message, a field or a list entry counts as
+# letters that a letter of a schema counts as: 160 KB with 5,000 properties took 0.9 s
+OF_A_FORM = 16
 
 Result = TypeVar("Result")
 
 
 class Soon(Protocol):
-    """Waits for work, for as long as somebody wants it."""
+    """Awaits work while its client stays."""
 
     def __call__(self, work: Awaitable[Result], /) -> Awaitable[Result]: ...
 
 
 class SandboxTurns:
-    """The turns of one server, which has so many sandboxes at most. every: all jobs'.   long: of
-    long ones, one less."""
+    """Turns at the sandboxes of one server, of which there are at most `most`. every: for all jobs.
+    long: for long jobs, one fewer."""
 
     def __init__(self, most: int) -> None:
         self.every, self.long = FairSemaphore(most), FairSemaphore(most - 1)
@@ -47,14 +48,15 @@ class SandboxTurns:
     async def run(
         self, pool: SandboxPool, jobs: Sequence[Job], owner: str, soon: Soon
     ) -> list[Reply]:
-        """Does jobs for somebody who waits for them; several each in its own turn. Raises as
+        """Runs jobs that a client waits for, each in its own turn. Raises the errors of
         SandboxPool.run."""
         if len(jobs) == 1:
             return await self._one(pool, jobs[0], owner, soon, is_long(jobs[0]))
         return await soon(self._several(pool, jobs, owner, all_long=False))
 
     async def run_aside(self, pool: SandboxPool, jobs: Sequence[Job], owner: str) -> list[Reply]:
-        """Does jobs that nobody waits for, as long ones. Raises as SandboxPool.run."""
+        """Runs jobs that no client waits for, as long ones.
+        Raises the errors of SandboxPool.run."""
         return await self._several(pool, jobs, owner, all_long=True)
 
     async def _several(
@@ -86,8 +88,8 @@ async def _plainly(work: Awaitable[Result], /) -> Result:
 
 
 def is_long(job: Job) -> bool:
-    """Returns whether a job is more work than LONG letters of text. No more of it is looked at than
-    says so."""
+    """Returns True if a job costs more than LONG letters of text.
+    Stops looking once that is known."""
     if isinstance(job, GrammarJob):
         return OF_A_FORM * job.asked.size > LONG
     if isinstance(job, TokensJob):

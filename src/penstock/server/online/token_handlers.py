@@ -1,7 +1,5 @@
-"""Text to token ids and back over HTTP, in vLLM's shapes: what evaluation tools and RL loops ask a
-server for that has the only copy of a tokenizer. It knows requests, forms and the tokenizer; no
-engine.
-"""
+"""Text to token ids and back over HTTP, in vLLM's forms, for evaluation tools and RL loops that
+have no tokenizer of their own. Knows requests, forms and the tokenizer; no engine."""
 
 from __future__ import annotations
 
@@ -24,13 +22,13 @@ from penstock.server.openai.translate import size_of
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-# of a text in UTF-8: as many tokens at most, 170 MB while they are made, a second or two
+# UTF-8 bytes of a text; at most as many tokens, 170 MB while they are made, one or two seconds
 MOST_BYTES = 1_000_000
-FEW_IDS = 1_024  # that the event loop decodes by itself; about 1 ms
+FEW_IDS = 1_024  # ids that the event loop decodes itself, in about 1 ms
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
-    """POST /tokenize: a text, or a chat as the model's template renders it. Raises PenstockError,
+    """POST /tokenize: a text, or a chat rendered by the model's template. Raises PenstockError,
     ClientGoneError."""
     tokenizer, most = _tokenizer(state), state.client.facts.max_model_len
     key = key_of(request.scope)
@@ -58,8 +56,8 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
 
 
 async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork) -> bytes:
-    """Returns a text's tokens: also of one that is longer than the context, whose length is what
-    many want to know."""
+    """Returns a text's tokens as JSON. The text may be longer than the context: many clients want
+    its length."""
     if len(job.text) <= LONG_TEXT:
         ids = tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
         return tokens_json(ids, most, tokenizer if job.spelt else None)
@@ -72,7 +70,7 @@ async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork
 
 
 async def post_detokenize(state: AppState, request: Request) -> Response:
-    """POST /detokenize: the text of token ids, special tokens' too. Raises PenstockError."""
+    """POST /detokenize: token ids to text, with special tokens. Raises PenstockError."""
     tokenizer, key = _tokenizer(state), key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
@@ -96,8 +94,8 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
 
 
 async def get_tokenizer_info(state: AppState, request: Request) -> Response:
-    """GET /tokenizer_info: what a client needs to know of special tokens and templates. Raises
-    HttpError."""
+    """GET /tokenizer_info: special tokens, chat template and sizes for clients.
+    Raises HttpError."""
     tokenizer = _tokenizer(state)
     told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

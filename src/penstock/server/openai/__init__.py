@@ -1,1 +1,1 @@
-"""OpenAI's bodies: JSON to checked calls, and deltas to answers."""
+"""OpenAI's request and response bodies: JSON to checked calls, and deltas to answers."""

@@ -1,7 +1,6 @@
-"""Forms that answers are to have (structured_outputs, response_format, tools): read from a body's
-fields, looked at in the sandbox, and called by the field that they came from where they cannot be
-served. It knows fields; how a tool is called is answer_reading's.
-"""
+"""Answer formats (structured_outputs, response_format, tools): read from a body's fields and
+checked in the sandbox. Errors name the field that a format came from. Knows fields; answer_reading
+defines how tools are called."""
 
 from __future__ import annotations
 
@@ -14,12 +13,13 @@ from penstock.server.openai.forms import BaseForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools
 
-STRUCTURED = "structured_outputs"  # what all forms are to whoever compiles them
-TAG_FIELDS = ("structures", "triggers", "format")  # of a response_format
+STRUCTURED = "structured_outputs"  # parameter name of all formats in the compiler's errors
+# fields of a response_format of type structural_tag
+TAG_FIELDS = ("structures", "triggers", "format")
 _OUR_LARK = re.compile(
     r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL
 )
-# of structured_outputs, also beside another form
+# fields of structured_outputs that are also allowed beside another format
 _WHITE = (
     "disable_any_whitespace",
     "whitespace_pattern",
@@ -27,8 +27,8 @@ _WHITE = (
 
 
 def field_of(form: BaseForm, *, of_tools: bool = False) -> str:
-    """Returns which field of a body the form of its answers came from. of_tools: tools are all that
-    holds them."""
+    """Returns the name of the body's field that the answer format came from. of_tools: only tools
+    constrain the answers."""
     if of_tools:
         return "tools"
     free = form.response_format is None or form.response_format.type == "text"
@@ -36,14 +36,14 @@ def field_of(form: BaseForm, *, of_tools: bool = False) -> str:
 
 
 def renamed(error: UsageError, field: str) -> UsageError:
-    """Returns a fault of a form as one of this field; any other as it is."""
+    """Returns an error about the format with `field` as its param; any other error unchanged."""
     if error.param != STRUCTURED:
         return error
     return HttpError(error.rule.replace(STRUCTURED, field, 1), param=field)
 
 
 def structured(form: BaseForm) -> StructuredOutputsParams | None:
-    """The form that answers are to have. Raises HttpError."""
+    """Returns the answer format. Raises HttpError."""
     asked, given = (
         form.response_format,
         None if form.structured_outputs is None else form.structured_outputs.given,
@@ -60,7 +60,8 @@ def structured(form: BaseForm) -> StructuredOutputsParams | None:
     given = given or {}
     white = {name: given[name] for name in _WHITE if name in given}
     if asked is None or asked.type == "text":
-        # Beside tools alone: their arguments have no white space as it is.
+        # Beside tools without another format the setting has no effect: their arguments have no
+        # white space anyway.
         idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(
             form, "tools", None
         )
@@ -88,8 +89,8 @@ def structured(form: BaseForm) -> StructuredOutputsParams | None:
 
 
 async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -> None:
-    """Raises HttpError for a form that cannot be served, in the words of who compiles it; in the
-    sandbox, whose limits it may pass. field: where it came from."""
+    """Compiles the answer format in the sandbox. Raises HttpError for one that cannot be served, or
+    that exceeds the sandbox's limits. field: its name in the body."""
     if sampling.structured_outputs is None:
         return
     if tools.tokenizer is None:
@@ -104,7 +105,7 @@ async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -
     except HttpError:
         raise
     except UsageError as error:
-        if error.param == "prompt":  # it passed the sandbox's limits
+        if error.param == "prompt":  # exceeded the sandbox's limits
             message = (
                 f"{field} cannot be served: to compile this takes too much time or memory: make it"
                 " simpler"

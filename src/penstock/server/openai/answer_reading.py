@@ -1,6 +1,5 @@
-"""How a chat's answers are read, and held: which calls they may make, which they must, where a
-model's reasoning ends. It knows forms and text.parsers; no tokens, no answer's JSON.
-"""
+"""How a chat's answers are parsed and constrained: which tools they may or must call, where
+reasoning ends. Knows forms and text.parsers; no tokens, no answer's JSON."""
 
 from __future__ import annotations
 
@@ -39,12 +38,12 @@ from penstock.text.parsers.tool import Tool
 if TYPE_CHECKING:
     from penstock.text.parsers.response_template import ResponseTemplate
 
-MakeReader = Callable[[], Reader]  # one for each answer
+MakeReader = Callable[[], Reader]  # called once per answer
 
 
 def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
-    """Raises HttpError where the model is to decide whether it calls a tool, and the server wasn't
-    started for that."""
+    """Raises HttpError if the model may decide whether to call a tool and the server wasn't started
+    for that."""
     if form.called_tools and not form.must_call and not parsers.enable_auto_tool_choice:
         message = (
             "tool_choice auto needs a server started with --enable-auto-tool-choice and"
@@ -54,8 +53,8 @@ def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
 
 
 class AnswerReading:
-    """What one chat asks for, once its prompt is there. sampling: as it is without tools and
-    reasoning."""
+    """Parsing and constraints of one chat's answers, made after its prompt. sampling: the
+    parameters without the constraints of tools and reasoning."""
 
     def __init__(
         self, form: ChatForm, sampling: SamplingParams, prompt: TokenizedPrompt, tools: PromptTools
@@ -72,7 +71,7 @@ class AnswerReading:
         known = named if named in FORMATS else format_of(source)
         self._format: CallFormat | None = FORMATS[known] if self._called else None
         self._thinking: Thinking | None = None
-        self._wrapped: tuple[str, str] | None = None  # marks that may stand around what is said
+        self._wrapped: tuple[str, str] | None = None  # marks that may enclose the content
         self._marks_of_thought = THINK
         self._harmony = tools.parsers.harmony
         parser = None if self._harmony else tools.parsers.reasoning_parser
@@ -85,7 +84,7 @@ class AnswerReading:
 
     @property
     def reader(self) -> MakeReader | None:
-        """What makes the reader of each answer; None where its text is all content."""
+        """Factory of readers, one for each answer; None if the whole text is content."""
         if self._harmony:
             names = frozenset(tool.name for tool in self._called)
             return partial(HarmonyReader, self._prompt.ending, names=names, parallel=self._parallel)
@@ -116,19 +115,18 @@ class AnswerReading:
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
-        """The model's own template, where it reads the answer: calls that are held are written in a
-        format of ours."""
+        """The model's response template, if it parses the answer; None for constrained calls, which
+        are written in a format of ours."""
         in_format = self._form.must_call or (self._called and self._asked is not None)
         return None if in_format else self._template
 
     def held(self) -> SamplingParams:
-        """Returns the sampling that holds answers to what they must be, and shows what readers look
-        for. Raises HttpError."""
+        """Returns the sampling parameters with the grammar of the answer, and with the special
+        tokens visible that readers need. Raises HttpError."""
         sampling, form, whole = self._sampling, self._asked, self._around()
         if whole is not None:
-            if (
-                form is None or self._form.must_call
-            ):  # an answer that calls a tool has no content to hold
+            # an answer that calls a tool has no content to constrain
+            if form is None or self._form.must_call:
                 made = StructuredOutputsParams(around=whole)
             else:
                 made = replace(form, around=whole)
@@ -142,8 +140,8 @@ class AnswerReading:
         return sampling
 
     def _around(self) -> str | None:
-        """The grammar of the whole answer; None where the form, or nothing, is all that holds it.
-        Raises HttpError."""
+        """Returns the grammar of the whole answer; None if only the answer format, or nothing,
+        constrains it. Raises HttpError."""
         must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
         strict = self._strict
         if self._harmony and (must or strict or form is not None):
@@ -180,7 +178,7 @@ class AnswerReading:
 
     @property
     def _are_held(self) -> bool:
-        """Whether each call of the answer is held by a grammar."""
+        """True if a grammar constrains every call of the answer."""
         return self._form.must_call or bool(
             self._called and (self._strict or self._asked is not None)
         )

@@ -1,6 +1,5 @@
 """Deltas to answers: one JSON body at the end, or server-sent events as bytes, joined from pieces
-that are encoded once. It knows a call, deltas and JSON; no engine, no HTTP.
-"""
+that are encoded once. Knows a call, deltas and JSON; no engine, no HTTP."""
 
 from __future__ import annotations
 
@@ -33,10 +32,9 @@ _GOING_ON = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
 
 
 class BaseAnswer:
-    """What both routes share. `choice` is prompt-major: prompt * n + sample.
+    """Base of all answers. The index `choice` is prompt * n + sample.
 
-    `prompt_positions` is the stream's prompt_logprobs of the delta's prompt, wherever one is asked
-    for.
+    `prompt_positions`: the stream's prompt_logprobs of the delta's prompt.
     """
 
     prefix = ""
@@ -55,15 +53,15 @@ class BaseAnswer:
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
         self._begun: set[int] = set()  # choices that have sent their first event
-        self._made: dict[int, int] = {}  # choice -> its tokens so far, where each event tells them
-        self._about_prompts: dict[int, bytes] = {}  # prompt -> the end of its choices
+        self._made: dict[int, int] = {}  # choice -> its tokens so far, if every event reports them
+        self._about_prompts: dict[int, bytes] = {}  # prompt -> JSON that ends each of its choices
 
-    # -- what the routes give
+    # -- methods for subclasses
 
-    tells_prompt = True  # whether token ids that are asked for are also the prompt's
+    tells_prompt = True  # True if return_token_ids also returns the prompt's ids
 
     def _named(self, kind: str) -> dict[str, Any]:
-        """What a body, and each event, begins with."""
+        """Returns the fields that begin the body and each event."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
@@ -85,7 +83,7 @@ class BaseAnswer:
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """The finished choice of a sample's one delta."""
+        """Returns the JSON of a finished choice from the sample's only delta."""
         at = choice // self._call.sampling.n
         prompt = self._call.prompts[at]
         pieces = [b'{"index":%d' % choice, self._choice_text(choice, prompt, delta)]
@@ -97,7 +95,7 @@ class BaseAnswer:
         return b"".join(pieces)
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
-        """The body in pieces, of the choices in their order."""
+        """Returns the body in pieces; choices in order."""
         pieces = [_encode(self._top)[:-1] + b',"%b":[' % self.entries.encode()]
         for choice in choices:
             pieces += (choice, b",")
@@ -107,7 +105,7 @@ class BaseAnswer:
     def _ending(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
     ) -> list[bytes]:
-        """What a choice says of its sample behind the text, in a body and in an event."""
+        """Returns a choice's fields after the text, in a body or an event."""
         pieces = [b',"logprobs":', b"null"]
         if self._call.logprobs is not None:
             pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
@@ -124,8 +122,8 @@ class BaseAnswer:
         return pieces
 
     def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
-        """What every choice of a prompt says of it, and the choice's end: written once, whatever n
-        is."""
+        """Returns the fields about the prompt that end each of its choices;
+        encoded once for all n."""
         about = (
             b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
         )
@@ -138,7 +136,8 @@ class BaseAnswer:
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """The event of one delta; empty where it says nothing (text held back, say)."""
+        """Returns the event of one delta; b"" if it has nothing to say (text held back, for
+        example)."""
         first = choice not in self._begun
         plain = (
             delta.finish_reason is None
@@ -159,7 +158,7 @@ class BaseAnswer:
         return b"".join(pieces)
 
     def _shown(self, choice: int, delta: Delta, *, first: bool, needed: bool) -> bytes:
-        """What an event says of the text; empty where that is nothing, unless it is needed."""
+        """Returns the text part of an event; b"" if it is empty and not needed."""
         if not needed:
             return self._event_text(delta.text, first=False) if delta.text else b""
         prompt = self._call.prompts[choice // self._call.sampling.n]
@@ -168,25 +167,24 @@ class BaseAnswer:
         )
 
     def _counted(self, choice: int, delta: Delta) -> bytes:
-        """An event's end with what the choice has had so far, this delta included, as vLLM counts
-        it."""
+        """Returns an event's end with the choice's token counts, this delta included, as vLLM
+        counts."""
         made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
         prompt = self._call.prompts[choice // self._call.sampling.n]
         return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
 
     def last(self, usage: dict[str, Any]) -> bytes:
-        """What a stream ends with: the counts, where they were asked for."""
+        """Returns the end of a stream, with the usage event if it was requested."""
         return (
             self._usage_head + _encode(usage) + b"}\n\n" if self._call.include_usage else b""
         ) + DONE
 
     def error_event(self, error: PenstockError) -> bytes:
-        """What a stream ends with that ends in an error: the status is sent, so it comes as an
-        event."""
+        """Returns an error as the last event: the HTTP status has been sent already."""
         return b"data: " + body_of(error) + b"\n\n"
 
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """A prompt's tokens count once, whatever n is."""
+        """Returns the token counts; a prompt counts once, whatever n is."""
         made = 0 if self._call.only_prompt else completion_tokens
         return _counts(self._call.prompt_tokens, made) | {
             "prompt_tokens_details": {"cached_tokens": cached_tokens}
@@ -217,7 +215,7 @@ class CompletionAnswer(BaseAnswer):
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        # choice -> characters of the tokens listed so far, where more are to come
+        # choice -> characters of the tokens listed so far, while more will come
         self._offsets: dict[int, int] = {}
         self._prompt_texts: dict[int, str] = {}
         self._prompt_lists: dict[int, Listed] = {}
@@ -244,7 +242,8 @@ class CompletionAnswer(BaseAnswer):
         parts: list[Listed] = []
         end = self._offsets.get(choice, 0)
         if first and self._call.echo:
-            if positions is None and delta.finish_reason == "abort":  # before its prompt was scored
+            # aborted before the prompt was scored
+            if positions is None and delta.finish_reason == "abort":
                 positions = [None] * len(prompt.ids)
             parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
             end = parts[-1].end
@@ -260,8 +259,8 @@ class CompletionAnswer(BaseAnswer):
     def _prompt_listed(self, at: int, prompt: TokenizedPrompt, positions: Any) -> Listed:
         found = self._prompt_lists.get(at)
         if found is None:
-            # Counted from the end: the prompt's text may lack what its first tokens spell, BOS or a
-            # space.
+            # Counted from the end: the prompt's text may lack a BOS or a space that its first
+            # tokens spell.
             spelt = sum(len(self._spell.text(token)) for token in prompt.ids)
             begin = len(self._opening(at * self._call.sampling.n, prompt)) - spelt
             found = self._prompt_lists[at] = completion_logprobs(
@@ -271,7 +270,7 @@ class CompletionAnswer(BaseAnswer):
 
 
 class ChatAnswer(BaseAnswer):
-    """The answer of /v1/chat/completions. The role comes with a choice's first event."""
+    """The answer of /v1/chat/completions. A choice's first event has the role."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 

@@ -1,12 +1,12 @@
-"""Reads a line of work, for batches on a server (`penstock batch`), /v1/bulk and `penstock run`; and
-writes many lines' numbers in one line: 1-3, 7, 9-12. A line is in OpenAI's envelope, or the body
-alone with a name in it:
+"""Parses lines of work, for batches on a server (`penstock batch`), /v1/bulk and `penstock run`;
+prints many line numbers in short: 1-3, 7, 9-12. A line has OpenAI's envelope, or is the body alone
+with a name in it:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
     {"custom_id": "a", "messages": [...]}        {"id": 7, "prompt": "..."}
 
-It knows the two routes' forms; no file, no engine, and no tokens: a prompt that is too long shows
-when it is run. Source of the form: OpenAI's "Batch API" guide.
+Knows the two routes' forms; no file, no engine, no tokens: a too long prompt is found when the line
+runs. Source of the form: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ LONGEST_ID = 512  # characters of a custom_id
 
 
 class LineError(HttpError):
-    """A line that cannot be run; `code` is OpenAI's where it has one. custom_id: the line's, where
-    it has one of its own. answer: what the route would say to the line's body, where that is what
-    is bad."""
+    """Raised for a line that cannot be run. `code`: OpenAI's where one exists. custom_id: the
+    line's, if valid and its own. answer: the route's error for the line's body, if the body is at
+    fault."""
 
     code: str
 
@@ -58,7 +58,7 @@ class LineError(HttpError):
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """One line, its body not yet read."""
+    """A line whose body is not parsed yet."""
 
     custom_id: str
     method: str
@@ -66,7 +66,7 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
     body: msgspec.Raw
 
     def form(self) -> CompletionForm | ChatForm:
-        """Reads the body's form. Raises HttpError."""
+        """Parses the body. Raises HttpError."""
         return (read_completion if self.url == COMPLETIONS else read_chat)(bytes(self.body))
 
 
@@ -104,7 +104,7 @@ def _plain_line(line: bytes) -> PlainLine | None:
 
 
 def parse_line(line: bytes) -> BatchLine:
-    """Reads a line but for its body. Raises LineError."""
+    """Parses a line except for its body. Raises LineError."""
     try:
         return _decoder.decode(line)
     except msgspec.ValidationError as error:
@@ -128,7 +128,7 @@ def parse_line(line: bytes) -> BatchLine:
 
 
 def check_id(custom_id: str) -> None:
-    """Raises LineError."""
+    """Raises LineError for an invalid custom_id."""
     if not 0 < len(custom_id) <= LONGEST_ID:
         message = f"custom_id must have 1 to {LONGEST_ID} characters"
         raise LineError(message, code="invalid_custom_id", param="custom_id")
@@ -137,8 +137,8 @@ def check_id(custom_id: str) -> None:
 def read_request(
     line: BatchLine, facts: SamplingFacts, more: Callable[[CompletionForm | ChatForm], None]
 ) -> tuple[CompletionForm | ChatForm, SamplingParams]:
-    """Returns the line's form and its sampling, over the model's defaults. more: what else whoever
-    runs it asks of a form. Raises LineError."""
+    """Returns the line's form and its sampling parameters, over the model's defaults. more: further
+    checks of the form by the caller. Raises LineError."""
     if line.method != "POST":
         raise LineError("method must be POST", code="invalid_method", param="method")
     if line.url not in ENDPOINTS:
@@ -156,17 +156,17 @@ def read_request(
         raise LineError(str(error), code=code, param=param, answer=error) from error
 
 
-MOST_SPANS = 25_000  # 3 MB; as many as the 50,000 lines of a batch can make
+MOST_SPANS = 25_000  # 3 MB; the 50,000 lines of a batch can't make more
 
 
 class LineNumbers:
-    """Numbers that come in growing order, kept as spans: a file whose every line is bad costs no
-    more memory than one with a single bad line. Past `most` spans, only their count and the last
-    are told."""
+    """Growing numbers, stored as spans, so that a file in which every line is bad takes no more
+    memory than one with a single bad line. Past `most` spans only the count and the last number are
+    kept."""
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._most = most
-        self._spans: list[list[int]] = []  # first and last
+        self._spans: list[list[int]] = []  # [first, last] of each span
         self._size = self._untold = self._last = 0
 
     def __len__(self) -> int:
@@ -174,7 +174,7 @@ class LineNumbers:
 
     @property
     def first(self) -> int:
-        """The lowest; there must be one."""
+        """The lowest number; requires at least one."""
         return self._spans[0][0]
 
     def add(self, number: int) -> None:
@@ -194,21 +194,18 @@ class LineNumbers:
         return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")
 
 
-# bad rows told in full, of those beyond the numbers alone; characters of what is said of one
-TOLD, LONGEST = (
-    20,
-    500,
-)
+# bad rows listed in full (of more, only numbers); characters of a row's message
+TOLD, LONGEST = 20, 500
 
 
 class BadRows:
-    """Rows that cannot be run, told together."""
+    """Collects rows that cannot be run, for one common error."""
 
     def __init__(self) -> None:
         self._told, self._beyond = list[str](), LineNumbers()
 
     def add(self, number: int, message: str) -> None:
-        """Notes a row; numbers come in growing order."""
+        """Adds a bad row; numbers must grow."""
         if len(self._told) < TOLD:
             self._told.append(
                 message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."
@@ -217,7 +214,7 @@ class BadRows:
             self._beyond.add(number)
 
     def refuse(self) -> None:
-        """Raises UsageError where there are any."""
+        """Raises UsageError if there are bad rows."""
         count = len(self._told) + len(self._beyond)
         many = (
             f"{count:,} rows are bad: mend them or take them out, none was run: "

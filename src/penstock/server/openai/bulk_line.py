@@ -1,11 +1,11 @@
-"""Reads one line of /v1/bulk, the body of a completion or a chat in any form of `batch_line`, and
-writes its answer, one line of JSON:
+"""Parses one line of /v1/bulk, the body of a completion or a chat in any form of `batch_line`, and
+writes its answer as a line of JSON:
 
     {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}
     {"line": 1, "custom_id": "a", "id": "cmpl-...", ...}
 
-Of lines that differ in prompt and custom_id alone the other fields are read once. `packed` answers
-hold ids and logprobs as bytes. It knows forms and deltas; no engine, no HTTP.
+For lines that differ only in prompt and custom_id the other fields are parsed once. `packed`
+answers hold ids and logprobs as bytes. Knows forms and deltas; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from penstock.server.openai.prompt_ids import PromptTools, completion_prompts
 from penstock.server.openai.tool_forms import Json
 from penstock.server.openai.translate import Call, CompletionParams, completion_params, make_call
 
-KEPT = 256  # sets of fields that needn't be read again
-ANY_PROMPT = [0]  # in place of the prompt, where the other fields are read
+KEPT = 256  # most recent sets of fields that are kept parsed
+ANY_PROMPT = [0]  # placeholder while the other fields are parsed
 _encode = msgspec.json.Encoder().encode
 
 
 def read_line(line: bytes, limits: HttpLimits) -> Json:
-    """The line's object. Raises HttpError."""
+    """Returns the line's object. Raises HttpError."""
     return read_object(line, limits)
 
 
@@ -64,21 +64,21 @@ def named(raw: Json) -> tuple[str | None, Json]:
 
 @dataclass(frozen=True, slots=True)
 class _Shared:
-    """What lines have in common that differ in their prompts."""
+    """Parsed fields shared by lines that differ only in their prompts."""
 
     params: CompletionParams
     packed: bool
 
 
 class BulkReader:
-    """Makes calls of the lines of one body."""
+    """Makes calls from the lines of one body."""
 
     def __init__(self, tools: PromptTools, model: str, limits: HttpLimits, tenant: int) -> None:
         self._tools, self._model, self._limits, self._tenant = tools, model, limits, tenant
         self._known: OrderedDict[bytes, _Shared] = OrderedDict()
 
     async def read(self, raw: Json) -> tuple[Call, bool]:
-        """Returns a line's call, and whether its answer is packed. Raises UsageError."""
+        """Returns a line's call, and True if its answer is packed. Raises UsageError."""
         if "messages" in raw:
             return await self._chat(raw), False
         prompt = raw.pop("prompt", None)
@@ -127,7 +127,7 @@ class BulkReader:
 
 
 def _check_packed(form: CompletionForm) -> None:
-    """Raises HttpError."""
+    """Raises HttpError for a field that a packed answer can't hold."""
     for name in ("echo", "prompt_logprobs", "return_token_ids"):
         if getattr(form, name):
             raise HttpError(
@@ -141,8 +141,8 @@ def _check_packed(form: CompletionForm) -> None:
 
 
 class PackedAnswer(CompletionAnswer):
-    """Choices without text: ids as int32 and their logprobs as float32, little-endian,
-    in base64."""
+    """Choices without text: token ids as int32 and their logprobs as float32, little-endian, in
+    base64."""
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
@@ -163,7 +163,7 @@ class PackedAnswer(CompletionAnswer):
 
 
 def _chosen(delta: Delta) -> Any:
-    """The logprob of each drawn token, [tokens]."""
+    """Returns the logprob of each sampled token, [tokens]."""
     scores = delta.logprobs or []
     if isinstance(scores, LazyLogprobs):
         return scores.columns[1]
@@ -175,5 +175,5 @@ def _packed(values: Any, kind: str) -> str:
 
 
 def told(number: int, custom_id: str | None, body: bytes) -> bytes:
-    """Returns a line of the answer: `body`, an object, behind whose it is."""
+    """Returns a line of the answer: `body`, a JSON object, with line number and custom_id added."""
     return b'{"line":%d,"custom_id":%b,%b\n' % (number, _encode(custom_id), body[1:])

@@ -1,6 +1,5 @@
-"""Forms of answers that were looked at and can be served: agents send the same tools with every
-request, and a look takes milliseconds of a sandbox. It knows digests alone.
-"""
+"""CheckedForms: answer formats that were compiled successfully before. Agents send the same tools
+with every request, and a check takes milliseconds in a sandbox. Knows only digests."""
 
 from __future__ import annotations
 
@@ -11,24 +10,24 @@ import msgspec
 
 from penstock.request import StructuredOutputsParams
 
-KEPT = 4_096  # forms
+KEPT = 4_096  # formats
 
 
 class CheckedForms:
-    """The last forms of one server that were found good."""
+    """The most recent valid answer formats of one server."""
 
     def __init__(self) -> None:
         self._seen: OrderedDict[bytes, None] = OrderedDict()
 
     def has(self, form: StructuredOutputsParams) -> bool:
-        """Returns whether it was found good before."""
+        """Returns True if the format was found valid before."""
         key = _digest(form)
         if key in self._seen:
             self._seen.move_to_end(key)
         return key in self._seen
 
     def add(self, form: StructuredOutputsParams) -> None:
-        """Keeps that it is good."""
+        """Remembers that a format is valid."""
         self._seen[_digest(form)] = None
         if len(self._seen) > KEPT:
             self._seen.popitem(last=False)

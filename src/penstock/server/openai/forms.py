@@ -1,7 +1,6 @@
-"""OpenAI's bodies: JSON bytes to a checked form, or an error that names the field. Ranges of
-sampling are SamplingParams', tokens translate's, fields that no form declares
-unsupported_fields.py's. It knows no engine, no text, no HTTP.
-"""
+"""OpenAI's request bodies: JSON bytes to a checked form, or an error that names the field.
+SamplingParams checks sampling ranges, translate token ids, unsupported_fields the fields that no
+form declares. Knows no engine, no text, no HTTP."""
 
 from __future__ import annotations
 
@@ -27,14 +26,14 @@ from penstock.server.openai.unsupported_fields import (
 from penstock.text.chat import OPTIONS, check_options
 from penstock.text.parsers.tool import Tool, check_tools
 
-# What msgpack carries, and str() writes: an integer of 5,000 digits ends here.
+# integers that msgpack can carry; larger ones, of 5,000 digits say, are refused here
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """include_usage: one more event at the end, with the tokens' counts. continuous_usage_stats:
-    counts in every event too, as vLLM has it: only with include_usage, which it brings along where
-    that isn't said."""
+    """Options of a stream. include_usage: send one more event at the end with the token counts.
+    continuous_usage_stats: send the counts in every event too, as vLLM does; needs include_usage,
+    and sets it if that is left out."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool = False
@@ -45,8 +44,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's: a schema with a name, which changes nothing, as the description does. Unless
-    strict, what of the schema isn't known is passed over. No schema: any object."""
+    """OpenAI's schema with a name. Name and description change nothing. Unless strict, unknown
+    keywords of the schema are ignored. No schema: any object."""
 
     name: str | None = None
     description: str | None = None
@@ -55,8 +54,8 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's: text is free. And vLLM's structural_tag, whose other fields are
-    text.structural_tag's."""
+    """OpenAI's response_format; `text` sets no format. The other fields belong to vLLM's
+    structural_tag (see text.structural_tag)."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchema | None = None
@@ -66,8 +65,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's, and lenient. Exactly one of the first five, or structural_tag;
-    request.StructuredOutputsParams says what they are."""
+    """vLLM's structured_outputs, with `lenient` added. Exactly one of the first five, or
+    structural_tag; request.StructuredOutputsParams explains them."""
 
     json: str | Json | None = None
     regex: str | None = None
@@ -81,7 +80,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def given(self) -> Json:
-        """What was said."""
+        """The fields that were given."""
         return {
             name: value
             for name in self.__struct_fields__
@@ -90,20 +89,20 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Which answers of the n samples end a request; request.StopWhen says what they are."""
+    """Condition on the n samples that ends a request; see request.StopWhen."""
 
     pattern: str
     agree: Int = 1
 
     @property
     def made(self) -> StopWhen:
-        """Raises UsageError."""
+        """The condition as a StopWhen. Raises UsageError."""
         return StopWhen(pattern=self.pattern, agree=self.agree)
 
 
 class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What both routes take. None is "not said": the model's or the route's default. An empty
-    `model` is not said."""
+    """Fields of both routes. None means not given: the model's or the route's default applies. An
+    empty `model` counts as not given."""
 
     model: str | None = None
     n: Int | None = None
@@ -138,7 +137,7 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stop_when: StopWhenForm | None = None
-    format_field: ClassVar[str] = "response_format"  # what the body calls that
+    format_field: ClassVar[str] = "response_format"  # name of the answer format's field in the body
 
     def __post_init__(self) -> None:
         self.model = self.model or None
@@ -175,7 +174,7 @@ class ChatForm(BaseForm, kw_only=True):
 
     @property
     def called_tools(self) -> list[Tool]:
-        """The tools that an answer may call: all, the one that is named, or none."""
+        """The tools that an answer may call: all, the named one, or none."""
         choice = self.tool_choice
         if choice == "none":
             return []
@@ -191,12 +190,12 @@ FormT = TypeVar("FormT", bound=Struct)
 
 
 def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> CompletionForm:
-    """A completion's form. Raises HttpError."""
+    """Parses a completion's body. Raises HttpError."""
     return completion_form(read_object(body, limits), limits)
 
 
 def completion_form(raw: Json, limits: HttpLimits) -> CompletionForm:
-    """Returns the form of a body's object. Raises HttpError."""
+    """Returns the form of a body's JSON object. Raises HttpError."""
     raw = sift(raw, CompletionForm.__struct_fields__, COMPLETION)
     _sift_stream_options(raw)
     _sift_forms(raw)
@@ -219,18 +218,18 @@ def completion_form(raw: Json, limits: HttpLimits) -> CompletionForm:
 
 
 def prompts_in(prompt: Any) -> int:
-    """How many prompts a body's `prompt` is.
-    What begins with a whole number is one of token ids."""
+    """Returns the number of prompts in a body's `prompt`. A list that begins with an integer is one
+    prompt of token ids."""
     return len(prompt) if isinstance(prompt, list) and prompt and type(prompt[0]) is not int else 1
 
 
 def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
-    """A chat's form. Raises HttpError."""
+    """Parses a chat's body. Raises HttpError."""
     return chat_form(read_object(body, limits), limits)
 
 
 def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
-    """Returns the form of a body's object. Raises HttpError."""
+    """Returns the form of a body's JSON object. Raises HttpError."""
     raw = sift(raw, ChatForm.__struct_fields__, CHAT)
     _sift_stream_options(raw)
     _sift_forms(raw)
@@ -251,7 +250,7 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
 
 
 def check_chat(form: ChatForm) -> None:
-    """Raises HttpError, UsageError for what no prompt makes right."""
+    """Checks what doesn't depend on the prompt. Raises HttpError, UsageError."""
     if form.top_logprobs is not None and not 0 <= form.top_logprobs <= MAX_LOGPROBS:
         rule = f"top_logprobs must be between 0 and {MAX_LOGPROBS}"
         raise HttpError(NO_VOCABULARY if form.top_logprobs == -1 else rule, param="top_logprobs")
@@ -291,13 +290,12 @@ def _check_length(messages: list[Any], limits: HttpLimits) -> None:
 
 
 def read_object(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Json:
-    """The body's JSON object; what it holds is counted before it is made. Raises HttpError."""
+    """Returns the body's JSON object, after checking the number of its values. Raises HttpError."""
     check_values(body, limits)
     try:
         raw = msgspec.json.decode(body)
-    except (
-        msgspec.ValidationError
-    ) as error:  # a number that no double and no integer of use can hold
+    # a number outside the range of a double, or an integer too large to use
+    except msgspec.ValidationError as error:
         raise HttpError("the body has a number that is out of range: make it smaller") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise HttpError(
@@ -319,7 +317,7 @@ def _reason(error: Exception, body: bytes | bytearray) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """What is wrong with JSON that cannot be read, and at which byte."""
+    """Returns what is wrong with invalid JSON, and at which byte."""
     if isinstance(error, UnicodeDecodeError):
         return "a string is not UTF-8"
     return str(error).removeprefix("JSON is malformed: ")
@@ -338,7 +336,7 @@ def _sift_stream_options(raw: Json) -> None:
 
 
 def _sift_forms(raw: Json) -> None:
-    """Names unknown fields of the forms that answers are to have."""
+    """Raises HttpError for unknown fields of the answer formats and of stop_when."""
     for name, form in (
         ("structured_outputs", StructuredOutputs),
         ("response_format", ResponseFormat),
@@ -351,20 +349,20 @@ def _sift_forms(raw: Json) -> None:
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
-# behind it msgspec names the place, in words of ours; before it a client's own may stand
+# msgspec names the place after this mark; the text before it may quote the client
 _AT = " - at `$"
 
 
 def convert(raw: Json, form: type[FormT], where: str = "") -> FormT:
-    """Returns the form of a JSON object that lies at `where` in a body. Raises HttpError, which
-    names the place."""
+    """Converts the JSON object at `where` in a body to its form. Raises HttpError, which names the
+    place."""
     try:
         return msgspec.convert(raw, form, strict=True)
     except msgspec.ValidationError as error:
         what, at, place = str(error).rpartition(_AT)
         what, inner = (what, place.removesuffix("`")) if at else (place, "")
         named = (where + inner).removeprefix(".") or None
-        # a client's own words are not said again
+        # don't quote the client's value
         what = re.sub(r"enum value .*", "value", what, flags=re.DOTALL)
         what = what.replace("`", "").replace("array", "list").replace(" | null", "")
         message = f"{named}: {what[0].lower()}{what[1:]}" if named else what

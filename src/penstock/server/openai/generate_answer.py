@@ -1,6 +1,7 @@
-"""The answer of /inference/v1/generate: ids, and their logprobs as a chat's or in columns; no text.
+"""The answer of /inference/v1/generate: token ids, and their logprobs as in chats or in columns; no
+text.
 
-It knows a call, deltas and JSON; no engine, no HTTP.
+Knows a call, deltas and JSON; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -24,8 +25,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GenerateAnswer(BaseAnswer):
-    """vLLM's GenerateResponse, and its events. Of one prompt alone,
-    of which it says nothing again."""
+    """vLLM's GenerateResponse and its events, for a single prompt, whose ids it doesn't repeat."""
 
     tells_prompt = False
     _of_prompt = b"null"
@@ -56,7 +56,7 @@ class GenerateAnswer(BaseAnswer):
         return b"}"
 
     def body(self, choices: list[bytes], usage: Json) -> list[bytes]:
-        """The body in pieces, of the choices in their order."""
+        """Returns the body in pieces; choices in order."""
         pieces = super().body(choices, usage)
         pieces[-1] = (
             pieces[-1][:-1]
@@ -68,8 +68,8 @@ class GenerateAnswer(BaseAnswer):
 
 
 def columns_of(ids: list[int], scores: Any, top: int) -> Json:
-    """The logprobs of tokens, a list a field: of each its own and its rank, and the `top`
-    likeliest, -1 where there is none."""
+    """Returns the logprobs of tokens as one list per field: each token's own logprob and rank, and
+    the `top` likeliest ids with their logprobs; -1 where there is none."""
     if isinstance(scores, LazyLogprobs):
         _, chosen, rank, likely, values = scores.columns
         return {

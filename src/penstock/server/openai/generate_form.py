@@ -1,5 +1,5 @@
-"""vLLM's token-in, token-out body: ids and sampling parameters, as a completion's form. It knows
-forms; no engine.
+"""vLLM's body with token ids in and out: ids and sampling parameters, read as a completion's form.
+Knows forms; no engine.
 
 {"token_ids": [1, 2], "sampling_params": {"max_tokens": 16, "logprobs": 0}}
 """
@@ -25,8 +25,9 @@ from penstock.server.openai.unsupported_fields import COMPLETION, LONGEST_NAME, 
 from penstock.vllm_arguments.argument import Argument, named
 
 _OWN = {"request_id", "token_ids", "sampling_params", "logprobs_format"}
-_OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}  # beside sampling_params
-# Of a completion, what says how to sample, and not what the answer shows beside ids.
+# fields beside sampling_params
+_OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}
+# fields allowed in sampling_params: a completion's, except those for how the answer looks
 _INSIDE = (
     {*BaseForm.__struct_fields__, "logprobs"}
     - _OUTSIDE
@@ -56,8 +57,8 @@ REQUEST_ID = "[A-Za-z0-9_.:-]{1,128}"
 
 
 class GenerateForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What of the body is no completion's. logprobs_format: `content`, as chats have it, or
-    `columns`, a list a field."""
+    """The fields that a completion doesn't have. logprobs_format: `content`, as in chats, or
+    `columns`, one list per field."""
 
     token_ids: list[int]
     sampling_params: Json
@@ -66,7 +67,7 @@ class GenerateForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokensForm(CompletionForm, kw_only=True):
-    """A completion of token ids, that answers with token ids."""
+    """A completion from token ids whose answer is token ids."""
 
     request_id: str | None = None
     columns: bool = False
@@ -100,7 +101,8 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
 
 
 def _sampling(raw: Json) -> Json:
-    """The sampling parameters that say something; null counts as left out. Raises HttpError."""
+    """Returns the sampling parameters that were given; null counts as left out.
+    Raises HttpError."""
     for name in sorted(raw.keys() & ({*_OUTSIDE, *CompletionForm.__struct_fields__} - _INSIDE))[:1]:
         where = f"sampling_params.{name[:LONGEST_NAME]}"
         raise HttpError(

@@ -1,7 +1,7 @@
-"""Errors over HTTP: which status an error has, and its OpenAI-shaped body.
+"""Errors over HTTP: an error's status and its body in OpenAI's form.
 
-It knows the error tree and JSON; no route, no engine. A body says `{"error": {message, type, param,
-code}}`, as the official clients read it. Messages name fields, never echo long input.
+Knows the error classes and JSON; no route, no engine. The body is `{"error": {message, type, param,
+code}}`, as the official clients read it. Messages name fields, and never repeat long input.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from penstock.errors import (
     UsageError,
 )
 
-LONGEST_MESSAGE = 600  # characters; a message that quotes a value never carries a megabyte of it
-FAILED = "the server failed at this request; its log says how"  # a FaultError's words
+# characters; keeps a message that quotes a value from carrying a megabyte of it
+LONGEST_MESSAGE = 600
+FAILED = "the server failed at this request; its log says how"  # message of a FaultError
 DIED = (
     "the engine died, and the server ends: send the request again once it runs, or to another one"
 )
-RESTART = 5  # seconds in which a replica may be back
-CLOSED_BY_CLIENT = (
-    499  # the client left before its answer began, as nginx has it: nobody reads it, it is for logs
-)
+RESTART = 5  # seconds for Retry-After: a replica may be back by then
+# the client left before its answer began; nginx's status, seen only in logs
+CLOSED_BY_CLIENT = 499
 
 
 class HttpError(UsageError):
-    """A fault of the request that has a status or a code of its own."""
+    """An error of the request with its own status or code."""
 
     status = 400
     code: str | None = None
@@ -54,9 +54,8 @@ class HttpError(UsageError):
 
 
 def too_late() -> HttpError:
-    """What a request hears that took longer than it, or the server, allows. Clients that try again
-    by themselves would only take the same time again: the header, which the official ones read,
-    tells them not to."""
+    """Returns the error of a request that took longer than it or the server allows. Its header
+    tells the official clients not to retry, since they would only take as long again."""
     message = (
         "not answered in its time: give a longer timeout where the server allows one, or ask for"
         " less"
@@ -67,7 +66,7 @@ def too_late() -> HttpError:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Raises HttpError for a model that isn't the one that is served; None is any."""
+    """Raises HttpError for a model other than the served one; None matches any."""
     if asked is not None and asked != served:
         message = (
             f"the model asked for is not served here; this server has {served}: ask for it by that"
@@ -77,16 +76,16 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 class ShuttingDownError(PenstockError):
-    """The server is on its way out; the request was not finished."""
+    """Raised when the server shuts down before the request is finished."""
 
 
 def shutting_down() -> ShuttingDownError:
-    """What whoever still waits hears."""
+    """Returns the error for requests that still wait at a shutdown."""
     return ShuttingDownError("the server is shutting down: send the request again, to another one")
 
 
 class SampleError(PenstockError):
-    """A sample that the engine gave up, with what it said."""
+    """Raised for a sample that the engine gave up, with the engine's message."""
 
 
 _KINDS = {
@@ -98,11 +97,11 @@ _KINDS = {
 }
 
 
-# Of an error that has none of its own, the first that it is one of: its status and its code.
+# Errors without a status of their own, by the first class that matches: status and code.
 _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
     (ContextLengthError, 400, "context_length_exceeded"),
     (UsageError, 400, None),
-    (CapacityError, 400, None),  # this machine has no room for it, however long it waits
+    (CapacityError, 400, None),  # this machine can never run the request
     (ReplicaError, 500, "replica_died"),
     (NoReplicaError, 503, "no_replica"),
     (EngineError, 500, "engine_dead"),
@@ -114,8 +113,7 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """The headers of an error's answer: an id of its own, as whole answers have, and those of its
-    kind."""
+    """Returns the headers of an error's answer: a new request id, and those of its kind."""
     own = error.headers if isinstance(error, HttpError) else {}
     if isinstance(error, NoReplicaError):
         own = {"retry-after": str(RESTART)}
@@ -123,7 +121,7 @@ def error_headers(error: PenstockError) -> dict[str, str]:
 
 
 def new_request_id() -> str:
-    """Returns an id for what got no answer that has one."""
+    """Returns a request id for an answer that has no id of its own."""
     return f"req_{secrets.token_hex(16)}"
 
 
@@ -140,16 +138,16 @@ def code_of(error: PenstockError) -> str | None:
 
 
 def names_of(error: PenstockError) -> tuple[str | None, str | None]:
-    """An error's code and param, as its body has them."""
+    """Returns an error's code and param, as in its body."""
     return code_of(error), None if error.param is None else _clean(error.param)
 
 
 def body_of(error: PenstockError) -> bytes:
-    """The JSON body of any error of ours."""
+    """Returns the JSON body of any error of ours."""
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
-    # an engine's own words may name paths, for the log alone
+    # the engine's own message may name paths, and is only for the log
     message = str(error) if ours else DIED
     return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
@@ -157,7 +155,8 @@ def body_of(error: PenstockError) -> bytes:
 def error_body(
     message: str, *, kind: str, param: str | None = None, code: str | None = None
 ) -> bytes:
-    """`{"error": ...}` with what UTF-8 cannot carry replaced, and a message of bounded length."""
+    """Returns `{"error": ...}`, with characters that UTF-8 cannot encode replaced, and the message
+    cut."""
     if len(message) > LONGEST_MESSAGE:
         message = message[: LONGEST_MESSAGE - 3] + "..."
     fields = {

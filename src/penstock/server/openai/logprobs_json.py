@@ -1,8 +1,9 @@
-"""Log-probabilities as the three APIs write them: OpenAI's completions, OpenAI's chat, vLLM's
+"""Log-probabilities in three JSON forms: OpenAI's completions, OpenAI's chat, vLLM's
 prompt_logprobs.
 
-A sample's come as columns (LazyLogprobs) and go straight into bytes, no object a token. JSON has no
--inf, so the floor is -9999, as in vLLM. It knows positions and how a token is spelt; no HTTP.
+A sample's logprobs come as columns (LazyLogprobs) and are written straight to bytes, without an
+object per token. JSON has no -inf, so the lowest value is -9999, as in vLLM. Knows positions and
+the spelling of tokens; no HTTP.
 """
 
 from __future__ import annotations
@@ -27,24 +28,24 @@ _encoder = msgspec.json.Encoder()
 
 
 class Tables(NamedTuple):
-    """By token id; each [size]."""
+    """Spellings for completions, by token id; each [size]."""
 
     words: list[bytes]  # b'"word"'
     lengths: NDArray[np.int32]  # characters
-    # equal where the spelling is (its hash: an accident is one in 2**64 a pair)
+    # equal for equal spellings (a hash: a pair collides once in 2**64)
     same: NDArray[np.int64]
 
 
 class ChatTables(NamedTuple):
-    """By token id; each [size]."""
+    """Pieces of JSON for chats, by token id; each [size]."""
 
     leads: list[bytes]  # b'{"token":"word","logprob":'
     ends: list[bytes]  # b',"bytes":[119,111,114,100]'
 
 
 class Spelling:
-    """Spells one vocabulary of `size` ids: a token's text, or `token_id:N` with `as_ids` or without
-    a tokenizer."""
+    """Spells a vocabulary of `size` ids: each token as its text, or as `token_id:N` with `as_ids`
+    or without a tokenizer."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int, *, as_ids: bool = False) -> None:
         self._size = size
@@ -55,15 +56,15 @@ class Spelling:
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
 
     def bytes(self, token: int) -> list[int]:
-        """The token's own bytes: of a torn character the part that it has,
-        not the text's U+FFFD."""
+        """Returns the token's own bytes: for a part of a character that part, not the text's
+        U+FFFD."""
         if self._tokenizer is None:
             return list(self.text(token).encode())
         return list(self._tokenizer.token_bytes[token])
 
     @cached_property
     def tables(self) -> Tables:
-        """Made at first use: 80 ms at 128,256 tokens."""
+        """Spellings for completions. Made at first use: 80 ms for 128,256 tokens."""
         texts = list(map(self.text, range(self._size)))
         words = _lines(texts)
         lengths = np.fromiter(map(len, texts), np.int32, self._size)
@@ -71,22 +72,22 @@ class Spelling:
 
     @cached_property
     def chat_tables(self) -> ChatTables:
-        """Made at first use: 120 ms at 128,256 tokens."""
+        """Pieces of JSON for chats. Made at first use: 120 ms for 128,256 tokens."""
         leads = [b'{"token":' + word + b',"logprob":' for word in self.tables.words]
         ends = [b',"bytes":' + line for line in _lines(list(map(self.bytes, range(self._size))))]
         return ChatTables(leads, ends)
 
     async def prepare(self, *, chat: bool) -> None:
-        """Makes the tables that an answer with logprobs needs, in a thread, so that the loop turns
-        meanwhile."""
+        """Makes the tables that an answer with logprobs needs in a thread, so that the event loop
+        goes on."""
         name = "chat_tables" if chat else "tables"
         if name not in self.__dict__:
-            async with self._making:  # of many first requests one makes them
+            async with self._making:  # many first requests may come at once, and one makes them
                 await asyncio.to_thread(getattr, self, name)
 
 
 class TokenSpellings:
-    """The two ways to spell of one server, shared by all its answers."""
+    """The two spellings of one server (as text, as ids), shared by all its answers."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int) -> None:
         self.tokenizer = tokenizer
@@ -98,20 +99,21 @@ class TokenSpellings:
 
 
 def _lines(values: list[Any]) -> list[bytes]:
-    """Each value as JSON, encoded in one call: JSON has no newline but between values."""
+    """Returns each value as JSON, encoded in one call: encoded JSON has newlines only between
+    values."""
     return _encoder.encode_lines(values).split(b"\n")[:-1]
 
 
 LOWEST = -9999.0
-# fewer tokens than this, as in an event, cost less as dicts: a numpy call costs as much as a token
+# fewer tokens, as in an event, are faster as dicts: a numpy call costs as much as a token
 FEW = 3
 Positions = Sequence[PositionLogprobs | None]
 _encode = msgspec.json.Encoder().encode
 
 
 class Listed(NamedTuple):
-    """OpenAI's completions object for some tokens: its four lists as JSON without their brackets,
-    and the offset where the text of these tokens ends."""
+    """Lists of OpenAI's completions object for some tokens: four lists as JSON without their
+    brackets, and the offset where the text of these tokens ends."""
 
     tokens: bytes
     chosen: bytes
@@ -121,7 +123,7 @@ class Listed(NamedTuple):
 
 
 def completion_object(parts: Sequence[Listed]) -> bytes:
-    """OpenAI's completions object of parts that follow one another."""
+    """Returns OpenAI's completions object of parts in order."""
     if len(parts) == 1:
         tokens, chosen, top, offsets, _ = parts[0]
     else:
@@ -135,8 +137,8 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 def completion_logprobs(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """Writes the object of these tokens; `offset` is where their text begins, below 0 where its
-    first tokens are not shown: they are at 0."""
+    """Returns the lists for these tokens. `offset`: where their text begins; below 0 if its first
+    tokens are not shown, which then get offset 0."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
@@ -148,7 +150,7 @@ def completion_logprobs(
     if likely.shape[1]:
         top = _with_likely(tokens, chosen, likely, values, tables)
     else:
-        # b":-0.5},{" each but the last
+        # b":-0.5},{" for each except the last
         rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")
         top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
@@ -163,7 +165,8 @@ def completion_logprobs(
 
 
 def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
-    """One token without likely ones, as nearly every event of a stream has it."""
+    """Returns the lists for one token without likely ones, the case of nearly every event of a
+    stream."""
     _check_length((token,), position)
     word, number = spell.tables.words[token], _encode(_floor(float(position.columns[1][0])))
     end = offset + int(spell.tables.lengths[token])
@@ -177,8 +180,8 @@ def _with_likely(
     values: NDArray[Any],
     tables: Tables,
 ) -> bytes:
-    """Each position's own token and its likely ones. Of ids of one spelling its own stays, else the
-    likeliest: an object has a key once."""
+    """Returns each position's own token and its likely ones. Since an object has each key once, of
+    several ids with one spelling only the own token or the likeliest stays."""
     ids = np.concatenate((tokens[:, None], likely), axis=1)  # [t, 1 + k]
     missing, same = ids < 0, tables.same[ids]
     stays = ~missing
@@ -195,13 +198,13 @@ def _with_likely(
 
 
 def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> bytes:
-    """OpenAI's chat object for these tokens, with the `top` likeliest of each."""
+    """Returns OpenAI's chat object for these tokens, with the `top` likeliest of each."""
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
         return _encode(_plain_chat(ids, positions, spell, top))
     _check_length(ids, positions)
     tokens, chosen, _, likely, values = positions.columns
     entries, scores, there = tokens[:, None], chosen[:, None], np.ones((len(ids), 1), np.bool_)
-    # what stands before an entry, by its place: an end, and a beginning
+    # JSON before each entry, by its place: the end of the previous one and a beginning
     before = [b',"top_logprobs":[]},']
     if top:
         before = [b"}]},", b',"top_logprobs":['] + [b"},"] * top
@@ -227,8 +230,8 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
 def _likeliest(
     tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], top: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Picks the `top` best of each position's own token and its likely ones: (ids, numbers, which
-    there are), each [t, <= top]. Equals stay in order, its own token first."""
+    """Returns the `top` best of each position's own token and its likely ones: (ids, logprobs, mask
+    of valid entries), each [t, <= top]. Equal values stay in order, the own token first."""
     there = (likely >= 0) & (likely != tokens[:, None])
     ids = np.concatenate((tokens[:, None], likely), axis=1).astype(np.int64)
     scores = np.concatenate((np.fmax(chosen, LOWEST)[:, None], np.fmax(values, LOWEST)), axis=1)
@@ -242,13 +245,14 @@ def _likeliest(
 
 
 def _numbers(values: NDArray[Any]) -> bytes:
-    """The numbers with commas between them; NaN and what lies below the floor are the floor."""
+    """Returns the numbers with commas in between; NaN and values below the lowest become the
+    lowest."""
     return _encode(np.fmax(values, LOWEST).tolist())[1:-1]
 
 
 def _alternating(*columns: Iterable[bytes]) -> bytes:
-    """The first piece of every column, then the second of every one, and so on, to the end of the
-    shortest."""
+    """Joins the first piece of every column, then the second of every column, and so on, to the end
+    of the shortest."""
     return b"".join(chain.from_iterable(zip(*columns, strict=False)))
 
 
@@ -261,13 +265,14 @@ def _check_length(ids: Sequence[int], positions: Positions) -> None:
 
 
 def _floor(value: float) -> float:
-    return value if value > LOWEST else LOWEST  # also what NaN becomes
+    return value if value > LOWEST else LOWEST  # NaN becomes LOWEST too
 
 
 def _plain_completion(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """None is "no value", as for a prompt's first token."""
+    """Returns the lists for positions that are dicts, or None where a token has no logprob (a
+    prompt's first one)."""
     tokens: list[str] = []
     chosen: list[float | None] = []
     top: list[dict[str, float] | None] = []
@@ -283,10 +288,8 @@ def _plain_completion(
             continue
         chosen.append(_floor(position[token].logprob))
         row = {word: _floor(position[token].logprob)}
-        for (
-            other,
-            value,
-        ) in position.items():  # ids of one spelling: the chosen one, else the likeliest
+        # several ids with one spelling: the chosen one stays, else the likeliest
+        for other, value in position.items():
             row.setdefault(spell.text(other), _floor(value.logprob))
         top.append(row)
     lists = [_encode(each)[1:-1] for each in (tokens, chosen, top, offsets)]
@@ -313,7 +316,7 @@ def _chat_entry(token: int, logprob: float, spell: Spelling) -> dict[str, Any]:
 
 
 def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any] | None]:
-    """vLLM's: a position is null or {token id: {logprob, rank, decoded_token}}."""
+    """Returns vLLM's form: a position is null or {token id: {logprob, rank, decoded_token}}."""
     return [None if position is None else _vllm_position(position, spell) for position in positions]
 
 

@@ -1,4 +1,4 @@
-"""Messages of a chat's body: their form, and what is said of fields that aren't served. It knows no
+"""Messages of a chat's body: their form, and errors for fields that aren't served. Knows no
 tokenizer."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ROLES: tuple[str, ...] = get_args(Role)
 
 
 class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A piece of a message's content."""
+    """A text part of a message's content."""
 
     type: Literal["text"]
     text: str
@@ -25,7 +25,7 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
     """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a
-    tool's says which call it answers."""
+    tool's names the call that it answers."""
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -37,19 +37,20 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """Parts are joined by line ends, as vLLM does for templates that take text."""
+        """The content as text; parts are joined by line ends, as vLLM does for templates that take
+        text."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
         return self.content or ""
 
     @property
     def thought(self) -> str | None:
-        """Reasoning, by either name."""
+        """Reasoning under either of its two names."""
         return self.reasoning_content if self.reasoning is None else self.reasoning
 
     @property
     def size(self) -> int:
-        """Characters."""
+        """Number of characters."""
         calls = sum(
             len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ()
         )
@@ -65,7 +66,8 @@ _BELONGS = {
 
 
 def sift_message(raw: Any, where: str) -> Any:
-    """Names what isn't served in a message; types are the form's to check."""
+    """Removes null fields of a message. Raises HttpError for fields that aren't served; the form
+    checks the types."""
     if not isinstance(raw, dict):
         return raw
     kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
@@ -99,7 +101,8 @@ def sift_message(raw: Any, where: str) -> Any:
 
 
 def _call(raw: Any, where: str) -> Any:
-    """Names what isn't served in a call of an earlier answer."""
+    """Removes null fields of an earlier answer's call. Raises HttpError for fields that aren't
+    served."""
     function = raw.get("function") if isinstance(raw, dict) else None
     if not isinstance(function, dict):
         return raw

@@ -1,7 +1,6 @@
-"""Output items of /v1/responses: pieces of an answer gathered into reasoning, messages and calls,
-with the events that tell of each as it grows. It knows pieces and OpenAI's names; no tokens, no
-encoding.
-"""
+"""Output items of /v1/responses: gathers pieces of an answer into reasoning, messages and calls,
+and makes the events that report each as it grows. Knows pieces and OpenAI's names; no tokens, no
+encoding."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from penstock.server.openai.read_answers import new_call_id
 from penstock.text.parsers.pieces import AnswerPiece
 
 Json = dict[str, Any]
-Event = tuple[str, Json]  # type behind `response.`, and what it says
+Event = tuple[str, Json]  # event type without `response.`, and its fields
 
 
 def new_id(prefix: str) -> str:
@@ -20,17 +19,17 @@ def new_id(prefix: str) -> str:
 
 
 class OutputItems:
-    """The items of one answer in their order; the last one grows until something else comes, or
-    `close`."""
+    """The items of one answer in order. The last one grows until another kind of piece,
+    or `close`."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
         self._open: Json | None = None
         self._call = -1
-        self._texts: list[str] = []  # of the open one
+        self._texts: list[str] = []  # texts of the open item
 
     def take(self, piece: AnswerPiece) -> list[Event]:
-        """Returns the events of one more piece."""
+        """Adds a piece. Returns its events."""
         kind = {"reasoning": "reasoning", "content": "message"}.get(piece.kind, "function_call")
         events: list[Event] = []
         if self._open is None or self._open["type"] != kind or piece.kind == "name":
@@ -43,7 +42,7 @@ class OutputItems:
         return [*events, (f"{name}.delta", {**self._place(), **more, "delta": piece.text})]
 
     def close(self, status: str) -> list[Event]:
-        """Ends the item that is open, with `status`. Returns its events."""
+        """Ends the open item with `status`. Returns its events."""
         item, text = self._open, "".join(self._texts)
         if item is None:
             return []
@@ -91,7 +90,7 @@ class OutputItems:
         return {"item_id": self._open["id"], "output_index": len(self.items) - 1}
 
     def _growing(self) -> tuple[str, Json]:
-        """What the open item's events are called, and what they all say."""
+        """Returns the name of the open item's events, and fields that all of them have."""
         assert self._open is not None
         if self._open["type"] == "function_call":
             return "function_call_arguments", {}

@@ -1,4 +1,5 @@
-"""Which answer a call gets: its route's, with a reader or without. It knows the answers alone."""
+"""Picks the answer class of a call, by its route and whether its text is parsed. Knows only the
+answers."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
-    """Returns the answer of the call's route, once the tables that it writes with are there."""
+    """Returns the answer of the call's route, after making the tables that it needs."""
     if call.scoring is not None:
         return ScoringAnswer(call, model, spellings)
     if call.logprobs is not None:

@@ -1,7 +1,6 @@
-"""Prompts of bodies as token ids: texts, ids and chats. Chats, long texts and many go to the
-sandbox; many ids are looked at in turns of the event loop. It knows forms, the tokenizer and the
-model's facts; no sampling.
-"""
+"""Prompts of bodies as token ids: from texts, ids and chats. Chats, long texts and many texts go to
+the sandbox; many ids are checked in turns of the event loop. Knows forms, the tokenizer and the
+model's facts; no sampling."""
 
 from __future__ import annotations
 
@@ -28,29 +27,29 @@ if TYPE_CHECKING:
     from penstock.request import StopWhen
     from penstock.text.tokenizer import Tokenizer
 
-LONG_TEXT = 4_096  # characters; about 2 ms of tokenising
-A_TEXT = 64  # characters that a text costs as much as, however short it is
-ENDING = 1_024  # characters of a rendered chat that say how its answer begins
-MANY_PARTS = 256  # messages, calls and tools of a chat that the loop doesn't put together itself
-# characters of several texts that are sent to the sandbox at once; others come in between
+LONG_TEXT = 4_096  # characters; about 2 ms of tokenizing
+A_TEXT = 64  # characters of work that each text adds, however short it is
+ENDING = 1_024  # last characters of a rendered chat, which tell how its answer begins
+MANY_PARTS = 256  # messages, calls and tools of a chat above which a thread prepares its job
+# characters of several texts that go to the sandbox as one job; other jobs run in between
 A_JOB = 262_144
 
 Result = TypeVar("Result")
-# does jobs there, for as long as somebody waits for them
+# runs jobs in a sandbox, until they are done or their client leaves
 Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]
 
 
 class Aside(Protocol):
-    """Does work in a thread, off the loop."""
+    """Runs work in a thread, off the event loop."""
 
     def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTools:
-    """What bodies are made into calls with. check_pattern: looks at a pattern of stop_when.
-    turn_ids: token ids that are looked at in one turn of the loop. parsers: what chats' answers are
-    read with. forms: those of answers that needn't be looked at again."""
+    """Tools that turn bodies into calls. check_pattern: checks a pattern of stop_when. turn_ids:
+    token ids checked in one turn of the event loop. parsers: for tool calls and reasoning in chats'
+    answers. forms: answer formats known to be valid."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
@@ -64,8 +63,8 @@ class PromptTools:
 
 @dataclass(slots=True)
 class TokenizedPrompt:
-    """`text` is what was sent, where it was text and none of it was cut off. ending: the last of
-    what a chat became."""
+    """A prompt as token ids. `text`: the text sent, if nothing of it was cut off. ending: the end
+    of a rendered chat."""
 
     ids: list[int]
     text: str | None = None
@@ -85,7 +84,7 @@ async def check_stop_when(stop_when: StopWhen | None, tools: PromptTools) -> Non
 async def completion_prompts(
     prompt: str | list[Any], form: CompletionForm, tools: PromptTools
 ) -> list[TokenizedPrompt]:
-    """Returns `prompt`, the form's or one in its place, as ids. Raises HttpError,
+    """Returns the ids of `prompt`, which replaces the form's own. Raises HttpError,
     ContextLengthError."""
     if isinstance(prompt, str):
         return await _text_prompts([prompt], form, tools)
@@ -137,9 +136,10 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
 async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list[Reply]:
     try:
         return await tools.sandboxed(jobs)
-    except HttpError:  # not of the text: it took too long, say
+    except HttpError:  # an error of the sandbox (too slow, say), not of the text
         raise
-    except TokenizerError as error:  # no template in this model: asking it to chat is the fault
+    except TokenizerError as error:
+        # the model has no chat template, so a chat request is the client's error
         raise HttpError(str(error), param=_param(form)) from error
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param=_param(form)) from error
@@ -152,7 +152,7 @@ async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list
 async def _id_prompts(
     prompts: list[list[Any]], form: CompletionForm, tools: PromptTools
 ) -> list[TokenizedPrompt]:
-    """Checks token ids; none is looked at of what is too long, or cut off."""
+    """Checks token ids. Ids that are cut off, or belong to a too long prompt, are not looked at."""
     keep = _kept(form)
     for ids in prompts:
         check_length(len(ids) if keep is None else min(len(ids), keep), form, tools.facts)
@@ -179,7 +179,7 @@ def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> TokenizedPrompt:
 
 
 def _kept(form: BaseForm) -> int | None:
-    """How many tokens of a prompt are kept at most, the last ones; None: all."""
+    """Returns the number of last tokens of a prompt to keep; None: all. Raises HttpError."""
     keep = form.truncate_prompt_tokens
     if keep is not None and keep < 1:
         raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
@@ -194,7 +194,8 @@ def _cut(prompt: TokenizedPrompt, form: BaseForm) -> TokenizedPrompt:
 
 
 async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
-    """The messages, rendered by the model's template. Raises HttpError, ContextLengthError."""
+    """Returns the messages as rendered by the model's template. Raises HttpError,
+    ContextLengthError."""
     if tools.tokenizer is None:
         raise HttpError(
             "chat needs a tokenizer, and this server has none: send token ids to completions"
@@ -232,8 +233,8 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
 
 
 def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
-    """The template's further variables, with how much is to be thought. Raises HttpError where it
-    reads no such."""
+    """Returns the template's further variables, with the reasoning effort. Raises HttpError if the
+    template doesn't read that."""
     effort, given = form.reasoning_effort, form.chat_template_kwargs
     if effort is None:
         return given
@@ -249,8 +250,7 @@ def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
 
 
 def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
-    """Returns the template that a chat is rendered by.
-    Raises HttpError where the model has none."""
+    """Returns the template that renders a chat. Raises HttpError if the model has none."""
     try:
         return pick_template(tokenizer.chat_templates, tools=bool(form.tools))
     except TokenizerError as error:
@@ -258,8 +258,8 @@ def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
-    """Raises ContextLengthError for so many characters that no tokens can make them fit, where all
-    are asked for."""
+    """Raises ContextLengthError if so many characters can't fit as tokens, unless the prompt is to
+    be cut."""
     most = facts.max_model_len * tokenizer.longest
     if form.truncate_prompt_tokens is None and size > most:
         raise ContextLengthError(
@@ -274,7 +274,7 @@ def _param(form: BaseForm) -> str:
 
 
 def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
-    """Raises ContextLengthError."""
+    """Raises ContextLengthError for a prompt that leaves no room for an output token."""
     if size >= facts.max_model_len:
         raise ContextLengthError(
             f"{too_long(facts.max_model_len)}, {size} tokens, and one at least is to be made: "
@@ -284,7 +284,7 @@ def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
 
 
 def check_id(token: int, vocab_size: int, param: str) -> None:
-    """Raises HttpError."""
+    """Raises HttpError for a token id outside the vocabulary."""
     if not 0 <= token < vocab_size:
         message = (
             f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
@@ -293,7 +293,7 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
 
 
 def plain_messages(form: ChatForm) -> list[Json]:
-    """Returns a chat's messages as text.chat checks them."""
+    """Returns a chat's messages in the form that text.chat checks."""
     return [_plain(message) for message in form.messages]
 
 

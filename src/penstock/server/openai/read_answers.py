@@ -1,6 +1,5 @@
-"""Answers of chats whose text is read: reasoning and tool calls told apart from content, in one
-body or event by event. It knows pieces and OpenAI's JSON; how they are found is text.parsers'.
-"""
+"""Answers of chats whose text is parsed: separates reasoning and tool calls from content, in one
+body or event by event. Knows pieces and OpenAI's JSON; text.parsers finds the pieces."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from penstock.server.openai.prompt_ids import TokenizedPrompt
     from penstock.server.openai.translate import Call
 
-TOOL_CALLS = "tool_calls"  # the finish_reason of an answer that called one
+TOOL_CALLS = "tool_calls"  # finish_reason of an answer with tool calls
 _encode = msgspec.json.Encoder().encode
 
 
@@ -28,12 +27,12 @@ def new_call_id() -> str:
 
 
 class ReadChatAnswer(ChatAnswer):
-    """The answer of /v1/chat/completions where a parser reads it. Reasoning goes by vLLM's name of
-    today and by its older one."""
+    """The answer of /v1/chat/completions if a parser reads it. Reasoning appears under vLLM's
+    present name and its older one."""
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        self._readers: dict[int, Reader] = {}  # of choices that have begun
+        self._readers: dict[int, Reader] = {}  # readers of choices that have begun
 
     def _read(self, choice: int, delta: Delta) -> list[AnswerPiece]:
         assert self._call.reader is not None, "who picked this answer has looked"
@@ -67,8 +66,7 @@ class ReadChatAnswer(ChatAnswer):
 
 
 def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
-    """Returns what a message, or a delta, says of these pieces;
-    nothing of what there is none of."""
+    """Returns the fields of a message, or of a delta, for these pieces; leaves out empty ones."""
     texts: dict[str, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
     arguments: dict[int, list[str]] = {}

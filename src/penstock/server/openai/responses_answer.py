@@ -1,9 +1,9 @@
-"""Answers of /v1/responses: one body, or OpenAI's events in their order. It knows a call, output
-items and JSON; no HTTP.
+"""Answers of /v1/responses: one body, or OpenAI's events in order. Knows a call, output items and
+JSON; no HTTP.
 
-First come created and in_progress, then each output item from output_item.added to
-output_item.done, then completed, or incomplete where max_output_tokens or the context cut the
-answer. An error is an event of its own, and the last.
+The events are created and in_progress, then those of each output item from output_item.added to
+output_item.done, then completed, or incomplete if max_output_tokens or the context cut the answer.
+An error is an event, and the last one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 class ResponsesAnswer(BaseAnswer):
-    """The answer of /v1/responses, to one sample."""
+    """The answer of /v1/responses, for one sample."""
 
     prefix, kind, event_kind = "resp", "response", "response"
 
@@ -41,20 +41,21 @@ class ResponsesAnswer(BaseAnswer):
         self._items = OutputItems()
         self._reader: Reader = call.reader() if call.reader is not None else AnswerReader()
         self._tokens: list[int] = []
-        self._number = 0  # of the next event
+        self._number = 0  # number of the next event
         self._status = "in_progress"
-        self._why = ""  # it is incomplete
-        self._stamp: dict[str, str] = {}  # of weights that were changed under the server
+        self._why = ""  # reason for being incomplete
+        # version of the weights, if they were updated while serving
+        self._stamp: dict[str, str] = {}
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """The finished output of the sample's one delta."""
+        """Returns the finished output from the sample's only delta."""
         self._take(delta)
         return _encode(self._items.items)
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
-        """The whole response."""
+        """Returns the whole response."""
         return [
             _encode(
                 {
@@ -68,7 +69,7 @@ class ResponsesAnswer(BaseAnswer):
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """The events of one delta."""
+        """Returns the events of one delta."""
         begin: list[Event] = []
         if not self._number:
             begin = [
@@ -78,12 +79,12 @@ class ResponsesAnswer(BaseAnswer):
         return self._told([*begin, *self._take(delta)])
 
     def last(self, usage: dict[str, Any]) -> bytes:
-        """The event of the whole response."""
+        """Returns the event with the whole response."""
         whole = {**self._response(), "output": self._items.items, "usage": self._counts(usage)}
         return self._told([(self._status, {"response": whole})])
 
     def error_event(self, error: PenstockError) -> bytes:
-        """The last event of a response that ends in an error."""
+        """Returns the last event of a response that ends in an error."""
         told = msgspec.json.decode(body_of(error))["error"]
         return self._event_bytes(
             "error", {name: told[name] for name in ("code", "message", "param")}
@@ -97,7 +98,8 @@ class ResponsesAnswer(BaseAnswer):
             pieces += self._reader.end(stopped=delta.finish_reason == "stop")
         events = [event for piece in pieces for event in self._items.take(piece)]
         if ended:
-            if not self._items.items:  # so that the next turn has this one's
+            # an empty message, so that the next turn can send this one back
+            if not self._items.items:
                 events += self._items.take(AnswerPiece("content", ""))
             if delta.weights_version is not None:
                 self._stamp = {"weights_version": delta.weights_version}
@@ -107,7 +109,7 @@ class ResponsesAnswer(BaseAnswer):
         return events
 
     def _response(self) -> dict[str, Any]:
-        """All but its output and its counts."""
+        """Returns the response without its output and counts."""
         sampling, cut = self._call.sampling, self._status == "incomplete"
         return {
             "id": self.id,

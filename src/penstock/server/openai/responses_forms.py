@@ -1,12 +1,10 @@
-"""OpenAI's /v1/responses, its body: read and turned into the chat that it is. Nothing is stored, so
-what a response needs of earlier ones comes in `input`. It knows both forms; how a chat is run is
-translate's.
+"""Bodies of OpenAI's /v1/responses: reads them and converts them to a chat. Nothing is stored, so
+earlier responses come in `input`. Knows both forms; translate runs the chat.
 
     instructions, then `input`: a text, or items
       message                  a message of its role
-      reasoning                the reasoning of what the assistant says behind it, else a message of
-      its own
-      function_call            a call in the assistant's message before it, else in one of its own
+      reasoning                reasoning of the assistant's next message, else of an empty one
+      function_call            a call in the assistant's previous message, else in a new one
       function_call_output     a tool's message
 """
 
@@ -41,7 +39,7 @@ from penstock.server.openai.tool_forms import (
 )
 from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift, unmarked_tools
 
-# Fields of the chat that a fault may be of -> what a response's body calls them.
+# chat fields in errors -> their names in a response's body
 PARAMS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -60,14 +58,14 @@ class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The function that is to be called."""
+    """The function that must be called."""
 
     type: Literal["function"]
     name: str
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The form of the text: free, any JSON object, or JSON by a schema."""
+    """The format of the text: free, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -77,14 +75,14 @@ class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What the text is to be like."""
+    """Options of the text."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """How much is to be thought. summary: there is none, the reasoning itself is given."""
+    """Amount of reasoning. summary: accepted, but the reasoning itself is returned."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
@@ -113,14 +111,15 @@ class ResponsesForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesChat(ChatForm, kw_only=True):
-    """The chat that a response's body is. asked: what its answer says again of the body."""
+    """The chat that a response's body becomes. asked:
+    fields of the body that the answer repeats."""
 
     asked: Json
     format_field: ClassVar[str] = "text.format"
 
 
 def read_responses(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ResponsesChat:
-    """A response's form, as a chat. Raises HttpError."""
+    """Parses a response's body to a chat. Raises HttpError."""
     raw = sift(read_object(body, limits), ResponsesForm.__struct_fields__, RESPONSES)
     if "input" not in raw:
         raise HttpError("input is missing: text, or a list of items", param="input")
@@ -188,7 +187,7 @@ def _format(form: ResponsesForm) -> ResponseFormat | None:
 
 
 def _asked(raw: Json, form: ResponsesForm) -> Json:
-    """What an answer says again of its body, with what counts where nothing was said."""
+    """Returns the fields of the body that its answer repeats, with defaults for missing ones."""
     text = raw.get("text") or {}
     reasoning = raw.get("reasoning") or {}
     return {
@@ -207,7 +206,7 @@ def _asked(raw: Json, form: ResponsesForm) -> Json:
 
 
 class ItemMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message; of an earlier response it has an id and a status."""
+    """A message; one from an earlier response has an id and a status."""
 
     role: Role
     content: str | list[Json]
@@ -229,7 +228,7 @@ class ItemCall(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ItemOutput(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a called function gave."""
+    """The output of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -259,7 +258,7 @@ _TEXTS = ("input_text", "output_text", "text", "reasoning_text")
 
 
 def _messages(form: ResponsesForm) -> list[Message]:
-    """Returns the messages that a body's instructions and input are. Raises HttpError."""
+    """Returns the chat messages of a body's instructions and input. Raises HttpError."""
     turns = _Turns()
     if form.instructions is not None:
         turns.found.append(Message(role="system", content=form.instructions))
@@ -287,15 +286,15 @@ def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemRe
 
 
 class _Turns:
-    """The messages that items are. What the assistant thinks, says and calls without a word of
-    others is one message, unless it says something anew."""
+    """Converts items to messages. The assistant's reasoning, text and calls in a row are one
+    message, until it says something new."""
 
     def __init__(self) -> None:
         self.found: list[Message] = []
-        self._thought: str | None = None  # of what the assistant says next
+        self._thought: str | None = None  # reasoning of the assistant's next text
 
     def take(self, item: ItemMessage | ItemCall | ItemOutput | ItemReasoning, where: str) -> None:
-        """Puts one more item into the messages. Raises HttpError."""
+        """Adds an item to the messages. Raises HttpError."""
         if isinstance(item, ItemReasoning):
             text = Message(
                 role="assistant", content=_content(item.content or item.summary, f"{where}.content")
@@ -323,13 +322,12 @@ class _Turns:
             turn.content = said.content if turn.content is None else turn.text + said.text
 
     def end(self) -> None:
-        """Puts reasoning that nothing was said behind into the messages."""
+        """Adds reasoning that no text followed."""
         if self._thought is not None:
             self._turn()
 
     def _turn(self, *, anew: bool = False) -> Message:
-        """Returns the assistant's message that goes on, or a new one, with the reasoning that came
-        before."""
+        """Returns the assistant's current message, or a new one, with the preceding reasoning."""
         if anew or not self.found or self.found[-1].role != "assistant":
             self.found.append(Message(role="assistant"))
         turn = self.found[-1]
@@ -342,7 +340,7 @@ class _Turns:
 
 
 def _content(content: str | list[Json], where: str) -> str | list[TextPart]:
-    """Returns text, or parts of it. Raises HttpError for other parts."""
+    """Returns the text or text parts. Raises HttpError for other parts."""
     if isinstance(content, str):
         return content
     parts = []

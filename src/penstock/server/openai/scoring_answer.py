@@ -1,5 +1,5 @@
-"""The answer of /generative_scoring, a score an item: deltas with labels' logprobs to JSON. It
-knows a call and deltas.
+"""The answer of /generative_scoring, one score per item: deltas with the labels' logprobs to JSON.
+Knows a call and deltas.
 
 {"object": "list", "data": [{"index": 0, "object": "score", "score": 0.9, "label_probs": [...]}],
 "usage": ...}
@@ -18,7 +18,7 @@ from penstock.server.openai.answers import BaseAnswer
 
 
 class ScoringAnswer(BaseAnswer):
-    """One body; there are no events of it."""
+    """A single body; scores are not streamed."""
 
     prefix, kind, entries = "generative-scoring", "list", "data"
 
@@ -32,9 +32,8 @@ class ScoringAnswer(BaseAnswer):
             "score": None,
             "label_probs": None,
         }
-        if (
-            delta.finish_reason != "abort"
-        ):  # before it was scored, by what was done between two steps
+        # an abort between two steps may come before the item was scored
+        if delta.finish_reason != "abort":
             told["label_probs"] = probs = label_probs(
                 delta, softmax=self._call.scoring.apply_softmax
             )

@@ -1,9 +1,9 @@
-"""Bodies of vLLM's /generative_scoring: a completion of one token an item, of which labels'
-probabilities are told.
+"""Bodies of vLLM's /generative_scoring: for each item a completion of one token, whose answer is
+the labels' probabilities.
 
     {"query": text or ids, "items": [texts or lists of ids], "label_token_ids": [ids]}
 
-It knows the body and its prompts; how its answer looks is scoring_answer's.
+Knows the body and its prompts; scoring_answer makes the answer.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ SCORING_SCHEMA: Json = {
 
 
 class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body, as vLLM has it. item_first: items stand before the query. apply_softmax: among the
-    labels, else among all tokens."""
+    """vLLM's body. item_first: put items before the query. apply_softmax: normalise over the
+    labels, else over the vocabulary."""
 
     query: str | list[Any]
     items: list[Any]
@@ -66,8 +66,8 @@ class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoringForm(CompletionForm, kw_only=True):
-    """The completion that a body is: a prompt for each item, before the query stands before or
-    behind it."""
+    """The completion that a body becomes. Its prompts are the items; the query is added as token
+    ids."""
 
     body: ScoringBody
 
@@ -105,7 +105,8 @@ def read_scoring(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Scoring
 
 
 async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[TokenizedPrompt]:
-    """Returns query and item of each item as ids. Raises HttpError, ContextLengthError."""
+    """Returns the token ids of query and item together, for each item. Raises HttpError,
+    ContextLengthError."""
     asked = form.body
     for token in asked.label_token_ids:
         check_id(token, tools.facts.vocab_size, "label_token_ids")
@@ -126,8 +127,8 @@ async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[Tokeniz
 async def _parts(
     given: str | list[Any], name: str, form: ScoringForm, tools: PromptTools, *, special: bool
 ) -> list[TokenizedPrompt]:
-    """Parts of prompts as ids. Raises HttpError, ContextLengthError, of the field that they came
-    by."""
+    """Returns parts of prompts as ids. Raises HttpError and ContextLengthError with the body's
+    field `name`."""
     try:
         return await completion_prompts(
             given, msgspec.structs.replace(form, add_special_tokens=special), tools

@@ -1,6 +1,6 @@
-"""Bodies of /tokenize and /detokenize (vLLM's): a completion's or a chat's prompt, and token ids.
+"""Bodies of vLLM's /tokenize and /detokenize: the prompt of a completion or a chat, and token ids.
 
-It knows JSON and the forms of the two routes whose prompts these are; no tokenizer.
+Knows JSON and the forms of the two routes with such prompts; no tokenizer.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from penstock.server.openai.forms import (
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 
-MOST_IDS = 1_000_000  # of a body of /detokenize; its values are counted before it is read
+MOST_IDS = 1_000_000  # ids in a body of /detokenize; counted before it is parsed
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeForm:
-    """A prompt to tokenise: `form` is what the route would take whose prompt it is. spelt: whether
-    tokens' spellings are told too (`return_token_strs`)."""
+    """A prompt to tokenize. `form`: as its own route would read it. spelt: return the tokens'
+    spellings too (`return_token_strs`)."""
 
     form: CompletionForm | ChatForm
     spelt: bool
 
 
 def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokenizeForm:
-    """Reads the body of POST /tokenize: `prompt`, a text, or `messages` as a chat's. Raises
+    """Reads the body of POST /tokenize: `prompt`, one text, or `messages` as in a chat. Raises
     HttpError."""
     raw = read_object(body, limits)
     spelt = _flag(raw, "return_token_strs")
@@ -52,7 +52,7 @@ def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokeni
 def read_detokenize(
     body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL
 ) -> tuple[str | None, Int32]:
-    """Reads the body of POST /detokenize: (the model that is asked for, ids). Raises HttpError."""
+    """Reads the body of POST /detokenize: returns (requested model, ids). Raises HttpError."""
     raw = read_object(body, replace(limits, max_values=MOST_IDS + 2))
     model, tokens = raw.pop("model", None), raw.pop("tokens", None)
     if raw:

@@ -1,7 +1,5 @@
-"""OpenAI's forms of tools: what a chat's body says of those that may be called, of calls that were
-made, and of which is to be called now. It knows JSON's shapes; how models write calls is
-text.parsers'.
-"""
+"""OpenAI's forms of tools: those that may be called, calls that were made, and the choice of a
+tool. Knows JSON's shapes; text.parsers knows how models write calls."""
 
 from __future__ import annotations
 
@@ -41,13 +39,13 @@ class ToolForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class FunctionName(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The function that is to be called."""
+    """The name of the function that must be called."""
 
     name: str
 
 
 class NamedTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The tool that is to be called."""
+    """The tool that must be called."""
 
     type: Literal["function"]
     function: FunctionName
@@ -64,9 +62,9 @@ class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call in an earlier answer, as it was given."""
+    """A call in an earlier answer, as that contained it."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # of a streamed call; some clients keep it
+    index: int | None = None  # part of streamed calls, which some clients send back

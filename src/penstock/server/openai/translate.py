@@ -1,7 +1,5 @@
-"""Bodies to requests: the SamplingParams of a form, and with its prompts (prompt_ids.py) a call,
-all that the answer needs to know. It knows forms and the model's facts; it submits nothing and
-builds no answer.
-"""
+"""Bodies to calls: the SamplingParams of a form and its prompts (prompt_ids.py), with all that the
+answer needs to know. Knows forms and the model's facts; submits nothing and builds no answer."""
 
 from __future__ import annotations
 
@@ -54,7 +52,7 @@ LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
 MAX_STOP_TOKENS = 1_024  # stop_token_ids
 MAX_SALT_LENGTH = 1_024  # characters
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
-# Fields of a form that go into SamplingParams under their own name.
+# fields of a form that have the same name in SamplingParams
 _SAMPLING = [
     knob.name
     for knob in fields(SamplingParams)
@@ -64,8 +62,8 @@ _SAMPLING = [
 
 
 class SamplingFacts(Protocol):
-    """What of a model bounds sampling, and its own defaults: an engine's facts, or those of none in
-    particular."""
+    """A model's limits for sampling, and its own defaults: an engine's facts, or those without a
+    particular model."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -77,8 +75,8 @@ class SamplingFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokensOnly:
-    """How an answer without text is to look. request_id: as the client named it.   columns:
-    logprobs' form."""
+    """Settings of an answer without text. request_id: the client's.   columns:
+    logprobs in columns."""
 
     request_id: str | None
     columns: bool
@@ -86,12 +84,12 @@ class TokensOnly:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One body, ready for the engine, and how its answer is to look.
+    """One body, ready for the engine, and the settings of its answer.
 
-    echo: the prompt stands before the text.             only_prompt: max_tokens 0 with echo; the
-    one token is dropped. logprobs: how many, or None.                         prompt_logprobs:
-    asked for by name, beside those of echo. include_usage: one more event tells the counts.
-    continuous_usage: every other event tells them too.
+    echo: put the prompt before the text. only_prompt: max_tokens 0 with echo; the one sampled token
+    is dropped. logprobs: number of likely tokens, or None. prompt_logprobs: number requested by
+    this name; echo may need others. include_usage: send a last event with the token counts.
+    continuous_usage: send the counts in every event too.
     """
 
     prompts: list[TokenizedPrompt]
@@ -99,7 +97,8 @@ class Call:
     stream: bool
     include_usage: bool
     chat: bool = False
-    answers: bool = False  # with a message of its own, which goes on with none of the prompt's
+    # samples are messages of their own, and don't continue the prompt's last one
+    answers: bool = False
     continuous_usage: bool = False
     echo: bool = False
     only_prompt: bool = False
@@ -107,15 +106,15 @@ class Call:
     prompt_logprobs: int | None = None
     return_token_ids: bool = False
     tokens_as_ids: bool = False
-    timeout: float | None = None  # seconds from the body to the answer's end
-    tenant: int = 0  # whose it is, for the engine's line
-    salt: int = 0  # whose cached blocks it shares
-    reader: MakeReader | None = None  # of each answer; None: its text is all content
+    timeout: float | None = None  # seconds from the body to the end of the answer
+    tenant: int = 0  # number of the API key in the engine's queue
+    salt: int = 0  # requests with the same salt share cached blocks
+    reader: MakeReader | None = None  # makes a reader per answer; None: all text is content
     include_reasoning: bool = True
-    tokens_only: TokensOnly | None = None  # the answer is /inference/v1/generate's
-    scoring: ScoringBody | None = None  # labels' probabilities are told, no text
-    form_field: str = STRUCTURED  # of the body, that the form of its answers came from
-    asked: Json | None = None  # what the answer of /v1/responses says again of its body
+    tokens_only: TokensOnly | None = None  # set for /inference/v1/generate
+    scoring: ScoringBody | None = None  # set for /generative_scoring, which returns no text
+    form_field: str = STRUCTURED  # field of the body that the answer format came from
+    asked: Json | None = None  # fields of the body that the answer of /v1/responses repeats
 
     @property
     def choices(self) -> int:
@@ -127,7 +126,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        """What request limits count as prompt tokens."""
+        """Tokens that count against the request limits."""
         sampling = self.sampling
         form = (
             0
@@ -143,10 +142,9 @@ class Call:
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
-    """Returns the choices that a form asks for, and about how many prompt tokens it has, before
-    anything is checked or tokenised. Four characters are a token, about, in any language that has
-    words; an entry of logit_bias takes more memory than a token, and counts as one, as an allowed
-    id does."""
+    """Returns the number of choices of a form and an estimate of its prompt tokens, before anything
+    is checked or tokenized. Four characters count as a token, which is about right in any language
+    with words. An entry of logit_bias or allowed_token_ids counts as a token too."""
     choices, tokens = _prompts_size(form)
     return choices, tokens + len(form.logit_bias or ()) + len(form.allowed_token_ids or ())
 
@@ -169,12 +167,12 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
 
 
 def _tools_size(form: ChatForm) -> int:
-    """Characters of its tools, about."""
+    """Returns the approximate number of characters of the tools."""
     return len(msgspec.json.encode(form.tools)) if form.tools else 0
 
 
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant: int = 0) -> Call:
-    """Raises UsageError."""
+    """Turns a form into a call. Raises UsageError."""
     if isinstance(form, ScoringForm):
         prompts = await scoring_prompts(form, tools)
         params = await completion_params(form, tools)
@@ -211,14 +209,14 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant:
 
 @dataclass(frozen=True, slots=True)
 class CompletionParams:
-    """What of a completion doesn't hang on its prompt: good for many of them."""
+    """The part of a completion that doesn't depend on its prompt, usable for many prompts."""
 
     form: CompletionForm
     sampling: SamplingParams
     only_prompt: bool
 
     def call(self, prompts: list[TokenizedPrompt], facts: EngineFacts, tenant: int = 0) -> Call:
-        """Raises ContextLengthError."""
+        """Returns the call for these prompts. Raises ContextLengthError."""
         form = self.form
         tokens_only = None
         if isinstance(form, TokensForm):
@@ -260,7 +258,7 @@ async def completion_params(
 
 
 def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
-    """Returns what can be said of a form before its prompt is read. Raises UsageError."""
+    """Returns the sampling parameters of a form before its prompt is read. Raises UsageError."""
     if isinstance(form, CompletionForm):
         return _completion_sampling(form, facts, detokenize=True)
     return _chat_sampling(form, facts)
@@ -322,7 +320,7 @@ def sampling_of(
 
 
 def _check_asked(form: BaseForm) -> None:
-    """What no prompt makes right: so none is tokenised for it."""
+    """Raises HttpError for fields that no prompt can make valid, before the prompt is tokenized."""
     if form.stream and form.prompt_logprobs is not None:
         raise HttpError(
             "prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs"
@@ -338,7 +336,7 @@ def _check_asked(form: BaseForm) -> None:
 
 
 def _check_sizes(form: BaseForm, vocab_size: int) -> None:
-    """What the body's own limit leaves room for, and no answer needs."""
+    """Raises HttpError for lists that are longer than any answer needs."""
     if form.stop_token_ids is not None and len(form.stop_token_ids) > MAX_STOP_TOKENS:
         raise HttpError(
             f"stop_token_ids holds at most {MAX_STOP_TOKENS} ids: send fewer",
@@ -358,8 +356,9 @@ async def _check_texts(sampling: SamplingParams, tools: PromptTools) -> None:
 
 
 async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Has the tokens that can end a stop string found off the loop, where that was not done before:
-    the engine's client asks for them on it, and a body's worst take 200 ms. Raises UsageError."""
+    """Computes, in a thread, the tokens that can end a stop string, unless they are known: the
+    engine's client would do it on the event loop, where a body's worst strings take 200 ms. Raises
+    UsageError."""
     tokenizer = tools.tokenizer
     if tokenizer is None or not sampling.stop:
         return
@@ -371,8 +370,8 @@ async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
 
 
 async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Raises UsageError for bad words that cannot be told in tokens, before anything of the body
-    goes to the engine."""
+    """Raises UsageError for bad words without a tokenization,
+    before the body goes to the engine."""
     tokenizer, words = tools.tokenizer, sampling.bad_words
     if words and tokenizer is None:
         raise HttpError(
@@ -422,7 +421,7 @@ def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def _salt(text: str | None) -> int:
-    """The engine's number of a salt: two texts have one by an accident of 1 in 2^62."""
+    """Returns the engine's number for a salt; two texts collide once in 2^62."""
     if text is None:
         return 0
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,8 +1,7 @@
-"""What becomes of each field that OpenAI or vLLM have and our forms don't: accepted where it asks
-for nothing or for what is done anyway (null always), else a 400 that names the field and the way
-out; an empty list of what alone may come too. It knows names and values, no form and no engine. A
-field is said as an argument of vLLM's is (vllm_arguments.py).
-"""
+"""Policies for the fields of OpenAI and vLLM that our forms lack. Such a field is accepted with
+values that change nothing (always null), else refused with a 400 that names it and an alternative.
+Knows names and values, no form and no engine. A policy is an Argument, as for vLLM's arguments
+(vllm_arguments.py)."""
 
 from __future__ import annotations
 
@@ -29,8 +28,7 @@ _AS_SAMPLING = (
     "thinking_token_budget",
 )
 
-# Both routes. Names of vLLM's that people send are here too, so that the answer says more than
-# "unknown".
+# Fields of both routes. vLLM's names that people send are listed too, for a better error.
 BOTH: dict[str, Argument] = {
     **{name: SAMPLING[name] for name in _AS_SAMPLING},
     **named("user safety_identifier", str, _TAG),
@@ -59,9 +57,8 @@ BOTH: dict[str, Argument] = {
         (),
         "say structured_outputs: {json: ..., whitespace_pattern: ...}",
     ),
-    **named(
-        "guided_json", (), "say structured_outputs: {json: ...}"
-    ),  # {} is a schema too: any JSON
+    # no value is accepted: {} is a schema too, for any JSON
+    **named("guided_json", (), "say structured_outputs: {json: ...}"),
     **named("guided_regex", (), "say structured_outputs: {regex: ...}"),
     **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),
     **named("guided_grammar", (), "say structured_outputs: {grammar: ...}"),
@@ -150,8 +147,7 @@ RESPONSES: dict[str, Argument] = {
     **named("n", (1,), "a response is one sample: /v1/chat/completions has n"),
 }
 
-# Marks of Anthropic's for what to cache, which clients send to every server: in messages, their
-# parts, and tools.
+# Anthropic's cache marks, which clients send to every server: in messages, message parts, tools
 CACHE_MARK = named(
     "cache_control", dict, "marks what to cache; our cache finds equal beginnings by itself"
 )
@@ -177,9 +173,8 @@ CALLED: dict[str, Argument] = {  # a function that an earlier answer called
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")
 
-BY_FORM: dict[
-    str, Mapping[str, Argument]
-] = {  # what is told of in /openapi.json, by the form's name
+# policies listed in /openapi.json, by the form's name
+BY_FORM: dict[str, Mapping[str, Argument]] = {
     "CompletionForm": COMPLETION,
     "ChatForm": CHAT,
     "ResponsesForm": RESPONSES,
@@ -194,8 +189,8 @@ BY_FORM: dict[
 
 
 def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
-    """Returns what of a part or a tool its form reads: without its cache mark. Raises HttpError for
-    a mark that is no object; types and other names are the form's to check."""
+    """Returns a part or a tool without its cache mark. Raises HttpError for a mark that is no
+    object; the form checks types and other names."""
     if not isinstance(raw, dict) or raw.keys().isdisjoint(CACHE_MARK):
         return raw
     return sift(
@@ -204,8 +199,8 @@ def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
 
 
 def unmarked_tools(tools: Any, form: type[Struct], function: type[Struct] | None = None) -> Any:
-    """Returns the tools of a body without cache marks; function: the form of what a tool's
-    `function` is."""
+    """Returns the tools of a body without cache marks. function:
+    the form of a tool's `function`."""
     if not isinstance(tools, list):
         return tools
     found = [unmarked(tool, form, f"tools[{at}]") for at, tool in enumerate(tools)]
@@ -222,8 +217,8 @@ def sift(
     policies: Mapping[str, Argument],
     where: str = "",
 ) -> dict[str, Any]:
-    """The fields of `raw` that the form reads. null counts as left out. Raises HttpError for a
-    field that is unknown, or has no place here; `where` stands before its name."""
+    """Returns the fields of `raw` that the form reads; null counts as left out. Raises HttpError
+    for a field that is unknown or not allowed here. where: prefix of the field's name in errors."""
     kept: dict[str, Any] = {}
     for name, value in raw.items():
         if name in known:

@@ -1,2 +1,2 @@
-"""What an answer's text holds: reasoning, tool calls and the rest, told apart as it comes; and
-grammars that hold it to calls. It knows texts and schemas; no tokens, no HTTP."""
+"""parsers: split an answer's text into reasoning, tool calls and content as it comes; and write
+grammars that force valid calls. Knows texts and schemas; no tokens, no HTTP."""

@@ -1,13 +1,13 @@
-"""How one answer is held: the grammar of the whole of it, around the form that was asked for, and
-calls.
+"""answer_grammar: the grammar of a whole answer, around the requested structured output (`@form`)
+and tool calls.
 
     start: thought? calls                 an answer that must call a tool
-    start: thought? (calls | @form)       one that may, or has a form
-    start: thought? free                  text, in which each call that begins is held
+    start: thought? (calls | @form)       one that may call a tool, or has a structured output
+    start: thought? free                  text in which each call, once begun, must be valid
     start: thought? @form
 
-Marks that are special tokens of the vocabulary are named as tokens: no text spells those. It knows
-formats and Lark; no token ids.
+Marks that are special tokens of the vocabulary are named as tokens, since no text spells them.
+Knows formats and Lark; no token ids.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from penstock.text.parsers.reader import CallFormat
 from penstock.text.parsers.reasoning import THINK, Thinking, token_of
 from penstock.text.parsers.tool import Tool, lark_text
 
-TEXT = "TEXT: /(?s:.*)/\n"  # special tokens are no text
+TEXT = "TEXT: /(?s:.*)/\n"  # matches no special tokens
 THOUGHT = "THOUGHT: /(?s:.*)/\nBEHIND: /[ \\r\\n]{0,4}/\n"
 SPACE = "SPACE: /[ \\t\\r\\n]{0,4}/\n"
-PLAIN = "PLAIN: /([^{<\\s](?s:.*))?/\n"  # that begins like no call without marks
+PLAIN = "PLAIN: /([^{<\\s](?s:.*))?/\n"  # text that doesn't begin like a call without marks
 
 
 def around(
@@ -35,11 +35,11 @@ def around(
     special: Container[str] = (),
     marks: tuple[str, str] = THINK,
 ) -> str:
-    """Returns the Lark of a whole answer, in which `@form` stands for the form that was asked for,
-    if there is one.
+    """Returns the Lark of a whole answer; `@form` stands for the requested structured output, if
+    form is True.
 
-    calls, tools: what may be called, or, must_call, has to be; several times, if parallel. special:
-    the vocabulary's special tokens. marks: around a thought.
+    calls, tools: format and tools of calls; must_call: at least one call; parallel: several calls.
+    special: the vocabulary's special tokens. marks: the marks around a thought.
     """
     if calls is None or not tools:
         answer, rules = "@form", ""
@@ -57,7 +57,7 @@ def around(
 
 
 def _call(calls: CallFormat, tools: Sequence[Tool], special: Container[str]) -> tuple[str, str]:
-    """One call, and the rules that it takes."""
+    """Returns the Lark of one call, and its rules."""
     rules = calls.call_rest(tools)
     if calls.marks is None:
         return "call_rest", rules
@@ -66,7 +66,7 @@ def _call(calls: CallFormat, tools: Sequence[Tool], special: Container[str]) -> 
 
 
 def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str]) -> tuple[str, str]:
-    """Text with calls in it, and the rules that it takes. only: calls alone."""
+    """Returns the Lark of text with calls in it, and its rules. only: the Lark of calls alone."""
     if calls.marks is None:
         return f"({only} | PLAIN)", PLAIN
     begin, end = calls.marks
@@ -78,7 +78,7 @@ def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str])
 def _thought(
     thinking: Thinking, special: Container[str], marks: tuple[str, str]
 ) -> tuple[str, str]:
-    """The thought before an answer, and the rules that it takes."""
+    """Returns the Lark of the thought before an answer, and its rules."""
     begin, end = marks
     rules = THOUGHT + _up_to("thought", "THOUGHT", end, special)
     return {
@@ -89,7 +89,7 @@ def _thought(
 
 
 def _mark(mark: str, special: Container[str]) -> str:
-    """A mark that is a special token, begins with one, or is plain text."""
+    """Returns the Lark of a mark that is a special token, begins with one, or is plain text."""
     if mark in special:
         return mark
     if (token := token_of(mark)) in special:
@@ -98,6 +98,6 @@ def _mark(mark: str, special: Container[str]) -> str:
 
 
 def _up_to(rule: str, text: str, mark: str, special: Container[str]) -> str:
-    """The rule of a text up to the first such mark, and the mark."""
+    """Returns the rule for text up to the first such mark, and the mark."""
     lazy = "" if mark in special else "[lazy]"
     return f"{rule}{lazy}: {text} {_mark(mark, special)}\n"

@@ -1,9 +1,9 @@
-"""Arguments that are written as bare text between tags, read by their tool's schema: `5` is a
-number where the schema has one, and a text where it has that.
+"""argument_text: converts arguments written as bare text between tags to JSON by their tool's
+schema: `5` becomes a number or a string, as the schema says.
 
     Arguments(tool).read(key, text)    the argument in JSON
 
-It knows tools and schemas; no tags.
+Knows tools and schemas; no tags.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.text.parsers.schema_branches import Branch, Plain, Schema, branche
 from penstock.text.parsers.tool import Tool
 
 _NUMBERS = frozenset(("integer", "number"))
-# what a schema without a type is about
+# keywords from which the type of a schema without `type` is inferred
 _INFERRED = {
     "object": ("properties", "additionalProperties", "patternProperties"),
     "array": ("items", "prefixItems"),
@@ -39,9 +39,9 @@ _PYTHONS = ("None", "True", "False")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One alternative of a tool's arguments: the schemas of those that have names, in order, which
-    of these must be there, and the schema of any others; None: there are no others. plain: what it
-    was made of."""
+    """One alternative of a tool's arguments. named: schemas of named arguments, in order; required:
+    names that must be present; others: schema of all other arguments, None: no others allowed.
+    plain: the branch it was made from."""
 
     named: Mapping[str, Schema]
     required: frozenset[str]
@@ -49,12 +49,12 @@ class Shape:
     plain: Branch
 
     def schema_of(self, key: str) -> Schema | None:
-        """Returns an argument's schema; None where there is no such argument."""
+        """Returns an argument's schema; None if there is no such argument."""
         return self.named.get(key, self.others)
 
 
 def shapes_of(tool: Tool) -> list[Shape]:
-    """Returns the alternatives of a tool's arguments; none where nothing fits its schema. Raises
+    """Returns the alternatives of a tool's arguments; none if nothing matches its schema. Raises
     UsageError."""
     found = (_shape(branch) for branch in branches(tool.schema, tool.schema))
     return [shape for shape in found if shape is not None]
@@ -93,7 +93,7 @@ def _property(plain: Plain, key: str) -> Schema:
 
 
 def _all(schemas: list[Schema]) -> Schema:
-    """The schema of what fits all of these."""
+    """Returns the schema that combines all of these."""
     said = [schema for schema in schemas if schema is not True and schema != {}]
     if len(said) < 2:
         return said[0] if said else True
@@ -102,9 +102,8 @@ def _all(schemas: list[Schema]) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One branch of an argument's schema. kinds: JSON's types that it has; text, where it says
-    nothing of them; an integer is of the kind number too. values: all that it has, where it lists
-    them."""
+    """One branch of an argument's schema. kinds: its JSON types (string if it names none; integers
+    are numbers too). values: all allowed values, if it lists them, else None."""
 
     kinds: frozenset[str]
     values: list[Any] | None
@@ -112,7 +111,8 @@ class Alternative:
 
     @classmethod
     def of(cls, branch: Branch) -> Alternative:
-        """Returns what a branch has. Kinds and values are those that all of it has."""
+        """Returns the alternative of a branch. Kinds and values are the intersection over its
+        schemas."""
         kinds: frozenset[str] | None = None
         values: list[Any] | None = None
         for plain in branch:
@@ -133,11 +133,12 @@ class Alternative:
 
     @property
     def others(self) -> frozenset[str]:
-        """The kinds beside text."""
+        """The kinds other than string."""
         return self.kinds - {"string"}
 
     def fits(self, made: str) -> bool:
-        """Whether JSON fits it, as far as that shows: a list or an object by its kind."""
+        """Returns True if JSON matches this alternative, as far as this is checked: a list or an
+        object only by its type."""
         if made[0] in "{[" and self.values is None:
             return {"{": "object", "[": "array"}[made[0]] in self.kinds
         try:
@@ -206,8 +207,8 @@ def _in_bounds(plain: Plain, value: Any) -> bool:
 
 
 class ArgumentText:
-    """How one argument's text is read. free: it may be any text; named: the texts that the schema
-    lists; others: the kinds that it may be beside a text."""
+    """Reader of one argument's text. free: any string is allowed; named: strings listed by the
+    schema; others: allowed types other than string."""
 
     def __init__(self, alternatives: list[Alternative]) -> None:
         self.alternatives = alternatives
@@ -218,8 +219,8 @@ class ArgumentText:
         self.others = frozenset(kind for each in alternatives for kind in each.others)
 
     def read(self, text: str) -> str:
-        """Returns the argument in JSON: what of the kinds that its schema has the text is, else a
-        text."""
+        """Returns the argument in JSON: a value of another type the schema allows, if the text is
+        one, else a string."""
         plain = text.strip(SPACE)
         made = (
             None
@@ -235,25 +236,25 @@ class ArgumentText:
         return json_text_of(plain if plain in self.named and not self.free else text)
 
     def fits(self, made: str) -> bool:
-        """Whether JSON fits the schema, as far as that shows."""
+        """Returns True if JSON matches the schema, as far as this is checked."""
         return any(each.fits(made) for each in self.alternatives)
 
 
 class Arguments:
-    """The arguments of one call, as they come: what was read narrows which of the schema's
-    alternatives is meant. names: those that the schema names. others: whether there may be more."""
+    """Arguments of one call, as they come: each one read narrows the alternatives of the schema.
+    names: argument names in the schema. others: True if further arguments are allowed."""
 
     def __init__(self, tool: Tool) -> None:
         self._root = tool.schema
         try:
             self._shapes = shapes_of(tool)
-        except (UsageError, RecursionError):  # what is no schema says nothing of its arguments
+        except (UsageError, RecursionError):  # an invalid schema says nothing about its arguments
             self._shapes = []
         self.names = {key for shape in self._shapes for key in shape.named}
         self.others = not self._shapes or any(shape.others is not None for shape in self._shapes)
 
     def text(self, key: str) -> ArgumentText:
-        """Returns how an argument is read. One that the schema doesn't know is a text."""
+        """Returns the reader of an argument. Arguments unknown to the schema are strings."""
         found = [each for shape in self._shapes for each in self._alternatives(shape, key)]
         return ArgumentText(found or [Alternative.of([])])
 

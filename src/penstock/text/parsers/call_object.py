@@ -1,5 +1,5 @@
-"""One tool call written as a JSON object, `{"name": ..., "arguments": {...}}`, as it comes: what
-Hermes and Llama 3 share. It knows the object; what stands around it is theirs.
+"""CallObject: one tool call written as a JSON object, `{"name": ..., "arguments": {...}}`, as it
+comes; shared by Hermes and Llama 3. Knows the object; not the text around it.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from penstock.text.parsers.json_mending import mended
 from penstock.text.parsers.pieces import AnswerPiece
 
 ARGUMENTS = ("arguments", "parameters")
-EMPTY = ("null", "[]", '""')  # arguments that are none
+EMPTY = ("null", "[]", '""')  # values that mean no arguments
 
 
 class CallObject:
-    """Call number `call`. named: its name went out, as its arguments began or the object ended.
-    raw: all that was fed, while it isn't; where the object turns out to be no call, that is text.
-    rest: the text behind what is over. names: what a call may be of."""
+    """Call number `call`. named: the name was returned, since the arguments began or the object
+    ended. raw: the text fed so far, until named; it becomes content if the object is no call. rest:
+    the text after the object. names: allowed names."""
 
     def __init__(self, call: int, names: Container[str]) -> None:
         self._call, self._names, self._scanner = call, names, ObjectScanner()
         self.named, self.raw = False, ""
         self._broken = False
         self._name: str | None = None
-        self._name_text = ""  # as it stands
-        self._key: str | None = None  # of the arguments
-        self._arguments: list[str] = []  # that did not go out yet
-        self._whole = False  # all of them have come
+        self._name_text = ""  # the name's JSON text so far
+        self._key: str | None = None  # key of the arguments
+        self._arguments: list[str] = []  # not returned yet
+        self._whole = False  # all arguments have come
 
     @property
     def done(self) -> bool:
@@ -47,7 +47,7 @@ class CallObject:
         return self._scanner.rest
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the call's pieces that this text brings."""
+        """Returns the pieces of the call in this text."""
         if not self.named:
             self.raw += text
         self._take(self._scanner.feed(text))
@@ -58,8 +58,8 @@ class CallObject:
         return found
 
     def end(self, *, stopped: bool) -> list[AnswerPiece]:
-        """Returns what was held back of a call that has no end. stopped: the model meant it to end
-        there."""
+        """Returns the held pieces of a call without an end. stopped: True if the model ended the
+        answer."""
         self._take(self._scanner.end(closed=stopped))
         found = self._told(ended=stopped)
         if not stopped and not self.named and self._name is not None:
@@ -85,8 +85,7 @@ class CallObject:
             self._broken = True
 
     def _told(self, *, ended: bool) -> list[AnswerPiece]:
-        """Returns the name, once it is certain that this is a call, and what there is of its
-        arguments."""
+        """Returns the name, once this is certainly a call, and new parts of its arguments."""
         if self._name is None or self._broken:
             return []
         if self.named:
@@ -109,8 +108,8 @@ class CallObject:
 
 
 def _object_of(text: str) -> str:
-    """What arguments that are no object say: some models write the object into a string, or null.
-    Empty: nothing."""
+    """Returns the JSON object of arguments that are no object: some models write the object as a
+    string, or null. "" if there is none."""
     if text in EMPTY:
         return "{}"
     made = mended(json.loads(text)) if text.startswith('"') else None

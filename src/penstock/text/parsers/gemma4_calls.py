@@ -1,9 +1,9 @@
-"""Tool calls as Gemma 4 writes them, each between marks of its own:
+"""gemma4_calls: tool calls in Gemma 4's format, each between marks:
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,where:{rooms:[1,2]}}<tool_call|>
 
-Keys are bare, texts stand between `<|"|>`; JSON's own strings are read too. It knows this format
-alone. Source: Gemma 4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
+Keys are bare, strings are quoted by `<|"|>`; JSON strings are read too. Knows this format alone.
+Source: Gemma 4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from penstock.text.parsers.json_mending import json_text_of
 from penstock.text.parsers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END, QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-DEEPEST = 64  # objects and lists in each other
+DEEPEST = 64  # levels of nested objects and lists
 _HEAD = re.compile(r"\s*call:([A-Za-z0-9_.:/-]+)\s*(?=\{)")
 _KEY = re.compile(r"\s*([^\s{}\[\],:\"]+)\s*:")
 _SPACE = re.compile(r"\s*")
@@ -25,7 +25,7 @@ _JSON = json.JSONDecoder()
 
 
 def read_calls(text: str) -> list[tuple[str, str]]:
-    """Returns the call, its name and its arguments in JSON; none where it is no call alone."""
+    """Returns the call as [(name, arguments in JSON)]; [] if the text is not exactly one call."""
     head = _HEAD.match(text)
     if head is None:
         return []
@@ -37,7 +37,7 @@ def read_calls(text: str) -> list[tuple[str, str]]:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Returns a value, and where the text goes on behind it. Raises ValueError for what is none."""
+    """Returns a value, and the position after it. Raises ValueError if there is none."""
     at = _past_space(text, at)
     if depth > DEEPEST:
         raise ValueError("too deep")
@@ -48,12 +48,12 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _members(text, at, depth)
     try:
         return _JSON.raw_decode(text, at)
-    except RecursionError:  # it holds no lists, but a text may
+    except RecursionError:  # only near the interpreter's recursion limit
         raise ValueError("too deep") from None
 
 
 def _members(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """An object or a list, whose bracket stands at `at`."""
+    """Returns an object or a list, whose opening bracket is at `at`, and the position after it."""
     is_object, close = text[at] == "{", {"{": "}", "[": "]"}[text[at]]
     keyed: dict[str, Any] = {}
     listed: list[Any] = []
@@ -74,7 +74,7 @@ def _members(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
-    """A key, bare or a text, and where its value begins."""
+    """Returns a key, bare or quoted, and the position of its value."""
     if (bare := _KEY.match(text, at)) is not None and not text.startswith(QUOTE, at):
         return bare[1], bare.end()
     key, at = _value(text, at, 0)
@@ -91,8 +91,8 @@ def _past_space(text: str, at: int) -> int:
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: a name, and an
-    object of JSON."""
+    """Returns Lark whose rule `call_rest` is the text between a call's marks: a name, and a JSON
+    object."""
     bodies = " | ".join(
         f"{lark_text(f'call:{tool.name}')} arguments_{at}" for at, tool in enumerate(tools)
     )

@@ -1,13 +1,12 @@
-"""Harmony, gpt-oss's form of answers: messages in channels, one of thought, one of calls, one the
-answer.
+"""harmony: gpt-oss's format of answers: messages in channels for thought, calls and the answer.
 
     <|channel|>analysis<|message|>...<|end|>
-    <|start|>assistant<|channel|>commentary to=functions.NAME
-    <|constrain|>json<|message|>{...}<|call|>
+    <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
+        <|call|>
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Source: the published description of the format (OpenAI, "harmony response format"). It knows the
+Source: the published description of the format (OpenAI, "harmony response format"). Knows the
 format and pieces.
 """
 
@@ -22,9 +21,10 @@ from penstock.text.parsers.pieces import AnswerPiece, find_mark, portions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _STOPS = ("<|end|>", "<|call|>", "<|return|>")
-ENDS = (*_STOPS, START, CHANNEL)  # of a message; the last two where its own end is missing
-HEADER_ENDS = (MESSAGE, *_STOPS, START)  # the others where the message's mark is missing
-# a prompt ends with a role, and `to=` may follow
+ENDS = (*_STOPS, START, CHANNEL)  # ends of a message; the last two count if its own end is missing
+# ends of a header; all but MESSAGE count if the message mark is missing
+HEADER_ENDS = (MESSAGE, *_STOPS, START)
+# a prompt ends with a role, which `to=` may follow
 HEADER_BEGINS = (
     START,
     CHANNEL,
@@ -35,35 +35,36 @@ HEADER_BEGINS = (
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([A-Za-z0-9_.:/-]{1,128})")
 _THOUGHT = re.compile(r"<\|channel\|>\s*analysis")
 _TO = r"\s*(?:to=[\w.:/-]+)?\s*"
-# A header as far as it goes, where no mark is behind it: the rest is a message's text.
+# The longest header if no mark follows it: the rest is a message's text.
 _HEADER = re.compile(
     rf"\s*(?:<\|start\|>\s*\w*)?{_TO}(?:<\|channel\|>\s*(?:analysis|commentary|final|\w{{0,16}}$))?{_TO}"
     r"(?:<\|constrain\|>\s*\w*\s*|json\s*(?=\{|$))?"
 )
-LONGEST_HEADER = 1_024  # characters; what is longer is none
+LONGEST_HEADER = 1_024  # characters; longer text is no header
 
 Kind = Literal["reasoning", "content", "call", "nothing"]
 
 
 class HarmonyReader:
-    """Reads one answer. prompt: the end of what it was made behind. names: the functions that may
-    be called; None: any. parallel: more than one call is told of."""
+    """Reads one answer. prompt: the end of the prompt. names: functions that may be called; None:
+    any. parallel: report more than one call."""
 
     def __init__(
         self, prompt: str, *, names: Container[str] | None = None, parallel: bool = True
     ) -> None:
         self._names, self._parallel = names, parallel
-        # of the open message; None: a header
+        # kind of the open message; None: in a header
         self._kind: Kind | None = "content" if prompt.endswith(MESSAGE) else None
-        self._beside: Kind = "content"  # what a call's message is, if it is no call
+        self._beside: Kind = "content"  # kind of a call's message if it turns out to be no call
         self._held = ""
-        self._name, self._body = "", ""  # of the call that is open; its text, while it didn't begin
+        # name of the open call, and its text until the arguments begin
+        self._name, self._body = "", ""
         self._arguments: JsonMender | None = None
         self.called = 0
         self.thought_length = 0
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings, in their order."""
+        """Returns the pieces of this text, in order."""
         found: list[AnswerPiece] = []
         for part in portions(text):
             self._held += part
@@ -72,8 +73,8 @@ class HarmonyReader:
         return found
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and a call with it; else
-        a limit cut it."""
+        """Returns the held pieces. stopped: True if the model ended the answer, and so an open
+        call; False if a limit cut it."""
         text, self._held = self._held, ""
         found = self._told(text) if self._kind is not None else self._unmarked(text)
         if stopped:
@@ -85,7 +86,7 @@ class HarmonyReader:
         return found
 
     def _step(self, found: list[AnswerPiece]) -> bool:
-        """Reads on as far as one mark; False: more text is needed."""
+        """Reads up to the next mark; returns False if more text is needed."""
         if self._kind is None:
             return self._header(found)
         at, mark = find_mark(self._held, ENDS)
@@ -127,7 +128,7 @@ class HarmonyReader:
             self._name, self._body, self._arguments = to[2], "", None
 
     def _unmarked(self, text: str) -> list[AnswerPiece]:
-        """Begins a message whose mark is missing, behind as much of its text as is no header."""
+        """Begins a message without a message mark, at the end of its header; returns its pieces."""
         header = _HEADER.match(text)
         assert header is not None, "all of it may be missing"
         self._open(header[0])
@@ -144,8 +145,8 @@ class HarmonyReader:
         return [AnswerPiece("reasoning" if self._kind == "reasoning" else "content", text)]
 
     def _told_of_call(self, text: str) -> list[AnswerPiece]:
-        """Returns what a call's text says. Where no object begins, it is no call; behind the object
-        is text."""
+        """Returns the pieces of a call's text. Without an object it is no call; text after the
+        object is content."""
         found: list[AnswerPiece] = []
         self._body += text
         if self._arguments is None:
@@ -169,8 +170,8 @@ class HarmonyReader:
         return found
 
     def _end_call(self) -> list[AnswerPiece]:
-        """Returns what is missing of the call that is open, if one is. One without a text has no
-        arguments."""
+        """Returns the missing pieces of an open call, if any. A call without text has
+        no arguments."""
         if self._kind != "call":
             return []
         if self._arguments is None:

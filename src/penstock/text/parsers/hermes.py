@@ -1,10 +1,10 @@
-"""Tool calls as Hermes, Qwen 2.5 and Qwen 3 write them:
+"""hermes: tool calls in the format of Hermes, Qwen 2.5 and Qwen 3:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
     </tool_call>
 
-It knows this format alone. Source: the chat templates of these models.
+Knows this format alone. Source: the chat templates of these models.
 """
 
 from __future__ import annotations
@@ -18,26 +18,26 @@ from penstock.text.parsers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _BESIDE = (
-    " \t\r\n,;[]}"  # models write several calls into one tag, as a list too, and brackets too many
+    # models write several calls into one tag, sometimes as a list, or too many brackets
+    " \t\r\n,;[]}"
 )
 
 
 class HermesParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
-    in the content."""
+    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
+    content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._names = frozenset(tool.name for tool in tools)
         self._object: CallObject | None = None
-        self._opened = (
-            ""  # the mark in front of a call, and what stands beside it, while it may be none
-        )
-        self._in_tag = False  # the mark behind a call is to come
-        self._at_object = False  # where another call may begin in the same tag
+        self._opened = ""  # the mark and other text before a call, until the call is certain
+        self._in_tag = False  # True until the mark after a call has come
+        self._at_object = False  # True where another call may begin in the same tag
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer; else it is cut."""
+        """Returns the held pieces. stopped: True if the model ended the answer, False if it was
+        cut."""
         found: list[AnswerPiece] = []
         text = self._opened + self._text
         if self._object is not None:
@@ -48,7 +48,7 @@ class HermesParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it
+        """Takes one step through the text. Returns True if another may follow before more text
         comes."""
         if self._object is not None:
             return self._in_call(self._object, found)
@@ -65,8 +65,8 @@ class HermesParser(TurningParser):
         return bool(mark)
 
     def _beside_call(self, found: list[AnswerPiece]) -> bool:
-        """In front of a call's object, or behind one,
-        where the mark or another object is to come."""
+        """Handles text before or after a call's object, where a mark or another object
+        must follow."""
         text = self._text.lstrip(_BESIDE)
         beside = self._text[: len(self._text) - len(text)]
         if not text or (self._in_tag and text != END and END.startswith(text)):
@@ -104,8 +104,7 @@ class HermesParser(TurningParser):
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these
-    tools."""
+    """Returns Lark whose rule `call_rest` is the text between a call's marks, for these tools."""
     heads = [lark_text(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,5 +1,5 @@
-"""The members of one JSON object, as its text comes: which value a piece of text belongs to, and
-where the object ends. What is no object is found out as soon as it shows. It knows JSON alone.
+"""json_members: splits a JSON object into its members as its text comes, and finds its end. Text
+that is no object is detected as early as possible. Knows JSON alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.text.parsers.json_mending import SPACE, JsonMender
 
 
 class Member(NamedTuple):
-    """More text of a key's value, in JSON; last: the value ends with it."""
+    """Further text of a key's value, in JSON; last: True if the value ends with it."""
 
     key: str
     text: str
@@ -19,19 +19,20 @@ class Member(NamedTuple):
 
 
 class ObjectScanner:
-    """Reads one object. done: it has ended; broken: it is none. rest: the text behind either."""
+    """Reads one object. done: it has ended; broken: the text is no object. rest: the text after it,
+    or from the fault on."""
 
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
         self._expects = (
-            "{"  # what may stand next: `{`, a key, `:`, a value or, as `,`, a comma or the end
+            "{"  # expected next: `{`, a key, `:`, a value, or `,` for a comma or the end
         )
-        self._key = ""  # in JSON, until it has ended
-        self._part: JsonMender | None = None  # the key or the value that is open
+        self._key = ""  # JSON text until the key has ended, then decoded
+        self._part: JsonMender | None = None  # the open key or value
 
     def feed(self, text: str) -> list[Member]:
-        """Returns what this text adds to values."""
+        """Returns the parts of values in this text."""
         found: list[Member] = []
         while text and not (self.done or self.broken):
             if self._part is None:
@@ -44,8 +45,7 @@ class ObjectScanner:
         return found
 
     def end(self, *, closed: bool) -> list[Member]:
-        """Returns what is held back of the value that is open; closed:
-        with what is missing of it."""
+        """Returns the held part of the open value; closed: also closes the value."""
         if self._part is None or self._expects != "value":
             return []
         text = self._part.close() if closed else self._part.cut()
@@ -68,7 +68,7 @@ class ObjectScanner:
             self.broken = True
 
     def _mark(self, text: str) -> str:
-        """Reads a mark, or begins a key or a value. Returns the text behind it."""
+        """Reads a mark, or begins a key or a value. Returns the text after it."""
         text = text.lstrip(SPACE)
         letter = text[:1]
         if letter == "{" == self._expects:

@@ -1,7 +1,7 @@
-"""Makes RFC 8259's JSON of what models write, as it comes. JSON goes through as it stands. Mended
-are Python's words and quotes, raw line ends and stray escapes in strings, brackets left out, commas
-too many; to texts, bare words, NaN and numbers past a double's range. It knows JSON's grammar; no
-schemas, no calls.
+"""json_mending: repairs JSON written by models into RFC 8259's, as it comes; valid JSON is not
+changed. Repairs Python's words and quotes, raw newlines and stray escapes in strings, missing
+brackets and extra commas; bare words, NaN and numbers beyond a double's range become strings. Knows
+JSON's grammar; no schemas, no calls.
 """
 
 from __future__ import annotations
@@ -11,9 +11,7 @@ import math
 import re
 from typing import Any
 
-DEEPEST = (
-    256  # brackets inside each other; readers of JSON have limits, Python's own at about 1,000
-)
+DEEPEST = 256  # levels of nesting; readers of JSON have limits, Python's own at about 1,000
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]+")
 _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-\x1f]""")}
@@ -26,26 +24,24 @@ _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 class JsonMender:
-    """Reads one JSON value. done: it has ended; broken: no mending makes it JSON; rest: the text
-    behind either."""
+    """Reads one JSON value. done: it has ended; broken: it cannot be repaired; rest: the text after
+    it, or from the fault on."""
 
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
-        self._expects = (
-            "value"  # what may stand next: a value, a key, `:`, or, as `,`, a comma or an end
-        )
-        self._open: list[str] = []  # closing brackets of what is open
-        self._quote = ""  # of the open string
-        self._held = ""  # a word or an escape that more text may go on with
-        self._between = ""  # space, and the comma, in front of what comes next
+        self._expects = "value"  # expected next: a value, a key, `:`, or `,` for a comma or an end
+        self._open: list[str] = []  # missing closing brackets
+        self._quote = ""  # quote of the open string
+        self._held = ""  # an incomplete word or escape
+        self._between = ""  # space and comma before the next token
 
     @property
     def over(self) -> bool:
         return self.done or self.broken
 
     def feed(self, text: str) -> str:
-        """Returns the JSON that this text brings."""
+        """Returns the JSON of this text."""
         text, self._held = self._held + text, ""
         out: list[str] = []
         at = 0
@@ -55,11 +51,11 @@ class JsonMender:
         return "".join(out)
 
     def cut(self) -> str:
-        """Returns what was held back of a value that is cut short."""
+        """Returns the held text of a value that is cut short."""
         return "" if self._quote or self.over or not self._held else self._between + self._held
 
     def close(self) -> str:
-        """Ends the value where it stands. Returns what of it is missing."""
+        """Ends the value at this point. Returns the missing JSON."""
         out: list[str] = []
         if self._quote:
             self._end_string(out)
@@ -78,14 +74,14 @@ class JsonMender:
         self._between = ""
 
     def _ended(self) -> None:
-        """A key or a value has ended."""
+        """Notes the end of a key or a value."""
         if self._expects == "key":
             self._expects = ":"
         else:
             self._expects, self.done = ",", not self._open
 
     def _token(self, text: str, at: int, out: list[str]) -> int:
-        """Reads one token outside of strings. Returns where the next begins."""
+        """Reads one token outside strings. Returns the position after it."""
         letter = _TUPLE.get(text[at], text[at])
         if (space := _SPACE.match(text, at)) is not None:
             self._between += space[0] if self._open else ""
@@ -104,7 +100,7 @@ class JsonMender:
         ):
             out.append(self._between.replace(",", ""))
             self._between, bracket = "", ""
-            while bracket != letter:  # one that was left out is closed with it
+            while bracket != letter:  # close missing brackets too
                 bracket = self._open.pop()
                 out.append(bracket)
             self._expects = "value"
@@ -132,7 +128,8 @@ class JsonMender:
         return at + 1
 
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
-        """Reads on inside a string, as far as one mark. Returns where it stands then."""
+        """Reads inside a string, up to and including the next mark. Returns the
+        position after it."""
         mark = _IN_STRING[self._quote].search(text, at)
         if mark is None:
             out.append(text[at:])
@@ -148,7 +145,7 @@ class JsonMender:
         elif _ESCAPE_BEGUN.fullmatch(text, mark.start()) is not None:
             self._held = text[mark.start() :]
             return len(text)
-        elif text[mark.end()] == "'":  # JSON has no escape of it
+        elif text[mark.end()] == "'":  # JSON has no such escape
             out.append("'")
             return mark.end() + 1
         else:
@@ -162,17 +159,17 @@ class JsonMender:
 
 
 def mended(text: str, *, close: bool = False) -> str | None:
-    """Returns a text as one JSON value; None where no mending makes it one. close: ends what is
-    open."""
+    """Returns a text repaired to one JSON value; None if impossible. close: closes an unfinished
+    value."""
     mender = JsonMender()
-    made = mender.feed(text + " ")  # which ends a bare word
+    made = mender.feed(text + " ")  # the space ends a bare word
     if close and text and not mender.over:
         made += mender.close()
     return made if mender.done and not mender.rest.strip(SPACE) else None
 
 
 def json_text_of(value: Any) -> str:
-    """Returns a Python value as JSON: floats that are not finite as texts, and halves of surrogates
+    """Returns a Python value as JSON: non-finite floats as strings, and lone surrogates
     as escapes."""
     text = json.dumps(value, ensure_ascii=False)
     try:
@@ -185,8 +182,7 @@ def json_text_of(value: Any) -> str:
 
 
 def _json_word(word: str, *, key: bool) -> str:
-    """Returns a bare word as JSON. A number is one if it is finite; what is no word of JSON's is a
-    text."""
+    """Returns a bare word as JSON: a finite number, a word of JSON, or else a string."""
     if not key and (known := _WORDS.get(word.lower())) is not None:
         return known
     if not key and _NUMBER.fullmatch(word) is not None and _is_finite(word):

@@ -1,10 +1,10 @@
-"""Tool calls as Llama 3.1 and later write them: the answer is one object, or several behind each
-other.
+"""llama3_json: tool calls in the format of Llama 3.1 and later: the answer is one object, or
+several in sequence.
 
     {"name": "get_weather", "parameters": {"city": "Paris"}}; {"name": ...}
 
-`<|python_tag|>` may stand before it. An answer in JSON begins likewise: only the name of a tool
-makes it a call. It knows this format alone. Source: the model card's prompt format.
+`<|python_tag|>` may stand before it. An answer in JSON begins the same way: only a tool's name
+makes it a call. Knows this format alone. Source: the model card's prompt format.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ _BETWEEN = " \t\r\n;,"
 
 
 class Llama3JsonParser(TurningParser):
-    """Finds the calls of one answer: those that it begins with. Behind them all is content."""
+    """Finds the calls at the beginning of one answer; all text after them is content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._names = frozenset(tool.name for tool in tools)
         super().__init__()
         self._object: CallObject | None = None
-        self._plain = False  # the rest is content
+        self._plain = False  # True if the rest is content
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer; else it is cut."""
+        """Returns the held pieces. stopped: True if the model ended the answer, False if it was
+        cut."""
         found: list[AnswerPiece] = []
         held = self._text.lstrip(_BETWEEN) if self._calls else self._text
         if self._object is not None:
@@ -39,7 +40,7 @@ class Llama3JsonParser(TurningParser):
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it
+        """Takes one step through the text. Returns True if another may follow before more text
         comes."""
         if self._plain:
             text, self._text = self._text, ""
@@ -50,7 +51,7 @@ class Llama3JsonParser(TurningParser):
         text = self._text.lstrip(_BETWEEN if self._calls else None)
         begun = text.removeprefix(TAG).lstrip()
         if not begun or (text != TAG and TAG.startswith(text)):
-            return False  # it may become the tag, or there is nothing but space so far
+            return False  # only space so far, or an incomplete tag
         self._plain = begun[0] != "{"
         if not self._plain:
             self._object, self._text = CallObject(self._calls, self._names), begun
@@ -69,7 +70,7 @@ class Llama3JsonParser(TurningParser):
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is a call of one of these tools; it has no marks."""
+    """Returns Lark whose rule `call_rest` is a call of one of these tools, without marks."""
     heads = [lark_text(f'{{"name": {json.dumps(tool.name)}, "parameters": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,5 +1,5 @@
-"""Pieces: what a parser makes of an answer's text, in order; and how a text is searched for marks
-that may come in parts. It knows no format.
+"""pieces: the output of parsers, in order; and the search for marks that may arrive in parts. Knows
+no format.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ PORTION = 4_096  # characters
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """Some text of one kind. name: a call begins, and this is its tool's; arguments: more of its
-    JSON. call: which, for these two, from 0."""
+    """Text of one kind. name: a call to the tool of this name begins; arguments: further JSON of
+    its arguments. call: number of the call for these two kinds, from 0."""
 
     kind: Literal["reasoning", "content", "name", "arguments"]
     text: str
@@ -22,28 +22,28 @@ class AnswerPiece:
 
 
 class CallParser(Protocol):
-    """Finds tool calls in a text that comes in parts. The pieces hold all of it, but for the
+    """Finds tool calls in a text that comes in parts. The pieces hold all of the text except the
     format's marks."""
 
     def feed(self, text: str) -> list[AnswerPiece]: ...
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and a call that has no
-        end is ended; else a limit cut it, and the call stays as far as it came."""
+        """Returns the held pieces. stopped: True if the model ended the answer: a call without an
+        end is ended. False if a limit cut it: the call stays incomplete."""
         ...
 
 
 class TurningParser:
-    """What call parsers have in common that go through a text mark by mark: each turn takes what it
-    can of `_text`."""
+    """Base of call parsers that go through a text mark by mark; each turn takes as much as possible
+    from `_text`."""
 
     def __init__(self) -> None:
         self._content = ContentBuffer()
-        self._text = ""  # not looked at yet
+        self._text = ""  # not processed yet
         self._calls = 0
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings."""
+        """Returns the pieces of this text."""
         found: list[AnswerPiece] = []
         self._text += text
         while self._text and self._turn(found):
@@ -51,14 +51,14 @@ class TurningParser:
         return found
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it
+        """Takes one step through the text. Returns True if another may follow before more text
         comes."""
         raise NotImplementedError
 
 
 class Reader(Protocol):
-    """Reads one answer's text as it comes. called: calls that have begun; thought_length:
-    characters before the answer itself, of reasoning and its marks."""
+    """Reads one answer's text as it comes. called: number of calls begun; thought_length:
+    characters before the answer itself, i.e. reasoning and its marks."""
 
     @property
     def called(self) -> int: ...
@@ -69,15 +69,15 @@ class Reader(Protocol):
 
 
 def portions(text: str, size: int = PORTION) -> Iterator[str]:
-    """Yields a text in parts: an answer may be one mark behind the other, and at each what is left
-    is looked at."""
+    """Yields a text in parts of `size` characters: an answer may consist of marks, and at each one
+    the rest of the text is searched."""
     for at in range(0, len(text), size):
         yield text[at : at + size]
 
 
 def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
-    """Returns where the first of the marks begins, and which; where there is none, "", and where
-    what may become one begins (the text's length, if nothing does)."""
+    """Returns the position of the first mark, and the mark. Without one, returns the position of
+    text that may become a mark (or the text's length), and ""."""
     found = min(((at, mark) for mark in marks if (at := text.find(mark)) >= 0), default=None)
     if found is not None:
         return found
@@ -89,14 +89,14 @@ def find_mark(text: str, marks: Sequence[str]) -> tuple[int, str]:
 
 
 class ContentBuffer:
-    """Content on its way out. Space at its end waits: in front of a call it is the format's, and is
-    dropped."""
+    """Content to be returned. Space at its end is held back: before a call it belongs to the format
+    and is dropped."""
 
     def __init__(self) -> None:
         self._space = ""
 
     def put(self, text: str) -> list[AnswerPiece]:
-        """Returns what can go out."""
+        """Returns the content that is certain."""
         text = self._space + text
         shown = text.rstrip()
         self._space = text[len(shown) :]
@@ -106,6 +106,6 @@ class ContentBuffer:
         self._space = ""
 
     def end(self, *, behind_call: bool = False) -> list[AnswerPiece]:
-        """Returns the space at the end of all; behind a call it is the format's too."""
+        """Returns the space at the end of the answer; after a call it belongs to the format too."""
         text, self._space = "" if behind_call else self._space, ""
         return [AnswerPiece("content", text)] if text else []

@@ -1,6 +1,5 @@
-"""How one answer is read: `AnswerReader` parts its text into reasoning, calls and content. Parsers
-and formats are told apart here, by vLLM's names. It knows the parsers; no request of HTTP, no
-tokens.
+"""reader: `AnswerReader` splits an answer's text into reasoning, calls and content. Lists the
+parsers and formats by vLLM's names. Knows the parsers; no HTTP requests, no tokens.
 """
 
 from __future__ import annotations
@@ -30,8 +29,8 @@ MakeParser = Callable[[Sequence[Tool]], CallParser]
 
 
 class CallFormat(NamedTuple):
-    """How a family of models writes calls. call_rest: Lark of a call between its marks, if it has
-    any. held_parser: of answers that this Lark holds, where models' own take another."""
+    """Format of a model family's calls. call_rest: Lark of a call between its marks (if it has
+    any). held_parser: parser of answers enforced by this Lark, if it differs from parser."""
 
     parser: MakeParser
     call_rest: Callable[[Sequence[Tool]], str]
@@ -39,8 +38,8 @@ class CallFormat(NamedTuple):
     held_parser: MakeParser | None = None
 
 
-TEMPLATE = "response_template"  # the parser that a model brings itself
-# vLLM's names of what reads harmony: calls and thought, thought
+TEMPLATE = "response_template"  # the parser defined by the model's own files
+# vLLM's names of harmony's parsers: of calls and thought, of thought
 HARMONY, HARMONY_THOUGHT = (
     "openai",
     "openai_gptoss",
@@ -78,8 +77,8 @@ FORMATS: dict[str, CallFormat] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerParsers:
-    """What a server reads answers with: names of FORMATS and reasoning.FORMATS.
-    enable_auto_tool_choice: a request may leave it to the model whether it calls a tool."""
+    """Parsers of a server's answers: names from FORMATS and reasoning.FORMATS.
+    enable_auto_tool_choice: requests may let the model choose whether to call a tool."""
 
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
@@ -87,11 +86,11 @@ class AnswerParsers:
 
     @property
     def harmony(self) -> bool:
-        """Whether answers are read as gpt-oss writes them."""
+        """Returns True if answers are in gpt-oss's format."""
         return self.tool_call_parser == HARMONY or self.reasoning_parser == HARMONY_THOUGHT
 
     def check(self) -> None:
-        """Raises UsageError."""
+        """Raises UsageError for unknown or contradictory parsers."""
         known: dict[str, Sequence[str]] = {
             "tool_call_parser": [*FORMATS, TEMPLATE, HARMONY],
             "reasoning_parser": [*reasoning.FORMATS, HARMONY_THOUGHT],
@@ -119,7 +118,7 @@ class AnswerParsers:
 
 
 NO_PARSERS = AnswerParsers()
-# What no other format's templates have.
+# text that only this format's templates contain
 _WRITTEN_SO = {
     "<arg_key>": "glm45",
     MINIMAX_M2.begin: "minimax_m2",
@@ -130,8 +129,8 @@ _WRITTEN_SO = {
 
 
 def format_of(template: str) -> str:
-    """Returns the format that a chat template writes earlier calls in, where nobody has said one:
-    hermes, where it writes none."""
+    """Returns the format in which a chat template writes earlier calls, used if no parser is named;
+    hermes if it writes none."""
     for mark, name in _WRITTEN_SO.items():
         if mark in template:
             return name
@@ -143,8 +142,9 @@ def format_of(template: str) -> str:
 
 
 class AnswerReader:
-    """One answer's text, as it comes, to pieces. parallel: more than one call is told of; others
-    are dropped. wrapped: marks that may stand around what is said, marks: around what is thought.
+    """Splits one answer's text into pieces, as it comes. parallel: report more than one call;
+    False: drop the others. wrapped: marks that may stand around the answer; marks: around its
+    reasoning.
     """
 
     def __init__(
@@ -161,21 +161,22 @@ class AnswerReader:
             parallel,
             None if wrapped is None else reasoning.Unwrapped(*wrapped),
         )
-        self.called = 0  # calls that have begun
+        self.called = 0  # number of calls begun
 
     @property
     def thought_length(self) -> int:
-        """Characters of the text before the answer: of reasoning and its marks."""
+        """Number of characters before the answer: reasoning and its marks."""
         return self._reasoning.length
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings, in their order."""
+        """Returns the pieces of this text, in order."""
         return [
             piece for part in portions(text) for piece in self._read(*self._reasoning.feed(part))
         ]
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer; else a limit cut it."""
+        """Returns the held pieces. stopped: True if the model ended the answer, False if a limit
+        cut it."""
         found = self._read(*self._reasoning.end())
         if self._wrapping is not None:
             found += self._told(self._wrapping.end())

@@ -1,14 +1,13 @@
-"""Reasoning, kept apart: what a model thinks between `<think>` and `</think>` before it answers.
-Where the prompt ends says how the answer begins: templates open the thought themselves, or have it
-closed already.
+"""reasoning: separates reasoning, between `<think>` and `</think>`, from the answer. The prompt's
+end shows how the answer begins: templates may open the thought themselves, or close it already.
 
     qwen3, glm45, glm47          the model writes `<think>`, unless the template has
-    ernie45                      so it does, and the answer may stand in `<response>` and
-    `</response>`
+    ernie45                      the same, and the answer may stand in `<response>` and
+                                 `</response>`
     deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
-    gemma4                       as qwen3, in marks of its own
+    gemma4                       like qwen3, with other marks
 
-It knows these marks and texts. Source: the chat templates of these models.
+Knows these marks and texts. Source: the chat templates of these models.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ from penstock.text.parsers.pieces import find_mark
 
 THINK = OPEN, CLOSE = "<think>", "</think>"
 FORMATS = ("qwen3", "deepseek_r1", "ernie45", "gemma4", "glm45", "glm47", "minimax_m2")
-MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}  # of who doesn't write THINK
+MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}  # marks of formats without THINK
 AT_ONCE = ("deepseek_r1", "minimax_m2")
-WRAPPED = {"ernie45": ("<response>", "</response>")}  # what may stand around an answer
-Thinking = Literal["open", "may open", "closed"]  # as the answer begins
+WRAPPED = {"ernie45": ("<response>", "</response>")}  # marks that may stand around an answer
+Thinking = Literal["open", "may open", "closed"]  # state at the start of the answer
 
 
 def token_of(mark: str) -> str:
-    """Returns the special token that a mark begins with, where the vocabulary has it."""
+    """Returns the beginning of a mark that may be a special token, up to ">"."""
     return mark[: mark.find(">") + 1]
 
 
 def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
-    """Returns how an answer begins behind this prompt's end. inside_answer: the prompt's end is the
-    answer's own beginning, so that a thought may have been opened further up in it."""
+    """Returns how an answer begins after this prompt's end. inside_answer: the prompt's end is the
+    beginning of the answer itself, so a thought may have been opened earlier in it."""
     begin, end = MARKS.get(name, THINK)
     begin, ending = begin.rstrip(), prompt.rstrip()
     if inside_answer and begin in prompt:
@@ -45,20 +44,20 @@ def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> T
 
 
 class ReasoningParser:
-    """Parts one answer's text into reasoning and what follows. Space beside the marks belongs to
+    """Splits one answer's text into reasoning and the rest. Space beside the marks belongs to
     neither."""
 
     def __init__(self, thinking: Thinking, marks: tuple[str, str] = THINK) -> None:
         self._begins, self._ends = marks
-        self._held = ""  # not decided on yet
+        self._held = ""  # text not assigned yet
         self._at = "answer" if thinking == "closed" else "start"
         self._open = thinking == "open"
-        self._thought = self._spoken = False  # it has begun, and some of it was said
+        self._thought = self._spoken = False  # the thought has begun; some of its text was returned
         self._fed = 0
-        self.length = 0  # characters up to the answer, or of all where that hasn't begun
+        self.length = 0  # characters before the answer, or of all text until it begins
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Returns the reasoning and the answer that this text brings."""
+        """Returns the reasoning and the answer in this text."""
         if self._at == "answer":
             return "", text
         self._held += text
@@ -76,14 +75,14 @@ class ReasoningParser:
         return reasoning, answer
 
     def end(self) -> tuple[str, str]:
-        """Returns what was held back."""
+        """Returns the held reasoning and answer."""
         text, self._held = self._held, ""
         if self._at == "thought" or (self._at == "start" and self._open):
             return text.rstrip(), ""
         return "", "" if self._at == "behind" else text
 
     def _begin(self) -> bool:
-        """Decides whether a thought begins. Returns whether enough is there to say."""
+        """Decides whether a thought begins. Returns False if more text is needed."""
         text = self._held.lstrip()
         if text != self._begins and self._begins.startswith(text):
             return False
@@ -107,16 +106,17 @@ class ReasoningParser:
 
 
 class Unwrapped:
-    """A text without the marks that may stand around it, and the space beside them."""
+    """Removes the marks that may stand around a text, and the space beside them."""
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin, end
         self._held = ""
-        self._at = "start"  # then "within", "open" without the first mark, and "behind" the last
-        self._spoken = False  # some of what is within
+        # then "within" the marks, "open" without the first mark, or "behind" the last mark
+        self._at = "start"
+        self._spoken = False  # True once some text within was returned
 
     def feed(self, text: str) -> str:
-        """Returns what of the text this brings."""
+        """Returns the new part of the text without marks."""
         self._held += text
         if self._at == "start" and not self._starts():
             return ""
@@ -134,12 +134,12 @@ class Unwrapped:
         return shown
 
     def end(self) -> str:
-        """Returns what was held back."""
+        """Returns the held text."""
         text, self._held = self._held, ""
         return text
 
     def _starts(self) -> bool:
-        """Decides whether the first mark is there. Returns whether enough is there to say."""
+        """Decides whether the first mark is present. Returns False if more text is needed."""
         text = self._held.lstrip()
         if text != self._begin and self._begin.startswith(text):
             return False

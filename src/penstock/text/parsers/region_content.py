@@ -1,5 +1,5 @@
-"""What a region of a response_template holds, read: JSON and its dialects, tags, lines of keys and
-values; and what a transform makes of it. It knows texts; no marks, no message. Source:
+"""region_content: reads the content of a response_template's region: JSON and its dialects, tags,
+lines of keys and values; and applies transforms. Knows texts; no marks, no message. Source:
 transformers' `utils/chat_parsing`.
 """
 
@@ -18,9 +18,8 @@ Args = Mapping[str, Any]
 
 
 def parse_content(text: str, kind: str, args: Args, patience: float) -> Any:
-    """Returns what the text of a region is. patience: seconds that a regex of the template may
-    take. Raises ValueError where it isn't that, TimeoutError, and KeyError where the template
-    leaves something out."""
+    """Returns the value of a region's text. patience: seconds per regex of the template. Raises
+    ValueError for invalid text, TimeoutError, and KeyError if the template lacks an argument."""
     if kind == "json":
         return _json(text, args)
     if kind == "xml-inline":
@@ -56,8 +55,8 @@ def _value(text: str, args: Args, patience: float) -> Any:
 
 
 def _json(text: str, args: Args) -> Any:
-    """JSON; string_delims: other marks of strings than quotes, unquoted_keys: keys that are bare
-    words."""
+    """Returns the value of JSON text; args: string_delims: further string delimiters,
+    unquoted_keys: keys may be bare words."""
     strings: list[str] = []
 
     def kept(match: Any) -> str:
@@ -82,8 +81,8 @@ def _json(text: str, args: Args) -> Any:
 
 
 def transformed(transform: Any, scope: Args) -> Any:
-    """Returns the transform, with what `{name}` and `{name.key}` stand for. Raises KeyError,
-    TypeError."""
+    """Returns the transform with `{name}` and `{name.key}` replaced by their values. Raises
+    KeyError or TypeError."""
     if isinstance(transform, dict):
         return {key: transformed(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):

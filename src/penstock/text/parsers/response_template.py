@@ -1,16 +1,16 @@
-"""Answers read by a model's own `response_template`, where its tokenizer_config.json has one:
-regions of text that open and close at marks, each a field of the message.
+"""response_template: reads answers by the model's own `response_template` in its
+tokenizer_config.json, if there is one: regions of text that open and close at marks, each a field
+of the message.
 
-    fields            name -> region; the one without an opening mark is where an answer begins, and
-    between the others
+    fields            name -> region; the region without an opening mark holds the answer's start
+                      and all text between other regions
     open, close       literals, or lists of them; open_pattern, close_pattern: regexes
-    content           how a region is read: text, json, xml-inline, kv-lines; what `transform` makes
-    of it
-    start_anchor      what the prompt's own part of the answer begins behind
+    content           format of a region: text, json, xml-inline, kv-lines; `transform` converts it
+    start_anchor      mark before the part of the answer that the prompt contains
 
-A template comes with a model, from anybody: its regexes run under a limit of time. It says how a
-call is read, not how it is written, so it holds nothing. It knows the template alone. Source:
-transformers' `utils/chat_parsing`.
+A template comes with a model and may come from anyone, so its regexes have a time limit. It says
+how to read a call, not how to write one, so no grammar is made from it. Knows the template alone.
+Source: transformers' `utils/chat_parsing`.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from penstock.text.parsers.pieces import AnswerPiece, ContentBuffer, portions
 from penstock.text.parsers.region_content import CONTENTS, parse_content, transformed
 from penstock.text.parsers.tool import Tool
 
-LOOKED_AT = 256  # characters at once, by each regex, behind each mark
-PATIENCE = 0.1  # seconds that a regex may take
+LOOKED_AT = 256  # characters searched at once, by each regex, after each mark
+PATIENCE = 0.1  # seconds per regex
 KINDS = {
     "content": "content",
     "reasoning_content": "reasoning",
@@ -56,8 +56,8 @@ Pattern = Any  # regex.Pattern
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What opens or closes a region. grows: a match at the text's end may become another with more
-    text."""
+    """The opening or closing mark of a region. grows: a match at the text's end may change with
+    more text."""
 
     pattern: Pattern
     grows: bool
@@ -65,7 +65,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A field of the message."""
+    """A field of the message and its marks."""
 
     name: str
     open: Mark | None
@@ -78,7 +78,7 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """A template, read. implicit: the region without an opening mark."""
+    """A parsed template. implicit: the region without an opening mark."""
 
     regions: tuple[Region, ...]
     implicit: Region | None
@@ -86,8 +86,8 @@ class ResponseTemplate:
 
 
 def read_template(spec: Any) -> ResponseTemplate:
-    """Returns the template of tokenizer_config.json. Raises TokenizerError for what is none, or
-    isn't known."""
+    """Returns the template in tokenizer_config.json. Raises TokenizerError for an invalid or
+    unsupported one."""
     if (
         not isinstance(spec, dict)
         or spec.get("version", 1) != 1
@@ -147,7 +147,7 @@ def _wrong(what: str) -> TokenizerError:
 
 
 class Found(NamedTuple):
-    """A mark in a text, of the region that it opens or closes."""
+    """A mark found in a text, and the region it opens or closes."""
 
     opens: bool
     region: Region
@@ -155,24 +155,24 @@ class Found(NamedTuple):
 
 
 class TemplateReader:
-    """One answer's text, as it comes, to pieces. prompt: its end; what of it stands behind the
-    anchor is the answer's own beginning. tools: those that may be called; without any, calls are
-    text. parallel: more than one is told of."""
+    """Splits one answer's text into pieces, as it comes. prompt: the prompt's end; its part after
+    the anchor is the beginning of the answer. tools: tools that may be called; without any, calls
+    are text. parallel: report more than one call."""
 
     def __init__(
         self, template: ResponseTemplate, prompt: str, tools: Sequence[Tool], *, parallel: bool
     ) -> None:
         self._template, self._parallel = template, parallel
         self._tools = {tool.name: tool for tool in tools}
-        self._text = ""  # not looked at yet
+        self._text = ""  # not processed yet
         self._region = template.implicit
-        self._opening = ""  # the mark of the open region, as it stood
+        self._opening = ""  # text of the open region's mark
         self._captures: dict[str, str] = {}
-        self._body: list[str] = []  # of calls, which are read when they are whole
-        self._space = ContentBuffer()  # of a text: space at its ends is no part of it
+        self._body: list[str] = []  # text of calls, which are read once whole
+        self._space = ContentBuffer()  # holds back space at a text's ends, which is not part of it
         self._spoken = False
-        self._past = 0  # characters looked at
-        self._idle = 0  # marks behind each other that held no text
+        self._past = 0  # characters processed
+        self._idle = 0  # consecutive marks without text
         self.called = self.thought_length = 0
         begun = [
             match.end() for match in template.anchor.pattern.finditer(prompt, timeout=PATIENCE)
@@ -184,8 +184,8 @@ class TemplateReader:
             self._body, self._past = [], -len(self._text)
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces that this text brings, in order. Raises TokenizerError where a regex
-        takes too long."""
+        """Returns the pieces of this text, in order. Raises TokenizerError if a regex takes too
+        long."""
         found: list[AnswerPiece] = []
         for part in portions(text, LOOKED_AT):
             self._text += part
@@ -193,8 +193,8 @@ class TemplateReader:
         return found
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. A call that has no end is one where the model stopped, and
-        text where a limit cut it."""
+        """Returns the held pieces. A call without an end is a call if the model stopped, and text
+        if a limit cut it."""
         found = self._process([], ended=True)
         if self._region is not None and self._region.name == CALLS:
             if stopped:
@@ -214,8 +214,8 @@ class TemplateReader:
         return found
 
     def _turn(self, found: list[AnswerPiece], ended: bool) -> bool:
-        """Takes one step: to the first mark, or to what may become one. Returns whether there may
-        be another."""
+        """Takes one step: to the first mark, or to text that may become one. Returns True if
+        another may follow."""
         mark, held = self._next(ended)
         if mark is None:
             self._take(held, found)
@@ -245,8 +245,8 @@ class TemplateReader:
         )
 
     def _next(self, ended: bool) -> tuple[Found | None, int]:
-        """The first mark in the text, if it is certain; and where what may become one begins.
-        Raises TimeoutError."""
+        """Returns the first mark in the text, if certain, and the position of text that may become
+        a mark. Raises TimeoutError."""
         first, held = None, len(self._text)
         for opens, region, mark in self._watched():
             match = mark.pattern.search(self._text, partial=not ended, timeout=PATIENCE)
@@ -279,8 +279,7 @@ class TemplateReader:
         ] + closing
 
     def _take(self, end: int, found: list[AnswerPiece]) -> None:
-        """Gives the text up to here to the open region; there may be none,
-        and then it is nobody's."""
+        """Gives the text up to `end` to the open region; drops it if none is open."""
         text, self._text = self._text[:end], self._text[end:]
         self._past += end
         if self._region is None or not text:
@@ -322,7 +321,7 @@ class TemplateReader:
             TypeError,
             AttributeError,
             RecursionError,
-        ):  # no call of a tool
+        ):  # not a call of a tool
             found.append(AnswerPiece("content", self._opening + body + mark))
             return
         for name, arguments in calls:
@@ -332,8 +331,8 @@ class TemplateReader:
                 self.called += 1
 
     def _typed(self, name: str, said: Any) -> str:
-        """Arguments in JSON; of texts, those that the tool's schema has as something else are that.
-        Raises KeyError for what is no tool, ValueError for arguments that are no object."""
+        """Returns arguments in JSON; strings are converted to the types in the tool's schema.
+        Raises KeyError for an unknown tool, ValueError if the arguments are no object."""
         arguments = Arguments(self._tools[name])
         if isinstance(said, dict):
             members = (
@@ -349,8 +348,8 @@ class TemplateReader:
 
 
 def _calls_of(value: Any, region: Region, captures: dict[str, str]) -> list[tuple[str, Any]]:
-    """The calls that a region's content is, names and arguments. Raises ValueError, KeyError,
-    TypeError, AttributeError where it is none."""
+    """Returns the names and arguments of the calls in a region. Raises ValueError, KeyError,
+    TypeError or AttributeError if there are none."""
     if region.each:
         told = [transformed(region.transform, {**captures, **each}) for each in value]
     else:

@@ -1,10 +1,10 @@
-"""JSON Schemas taken apart: what `$ref` names, and the alternatives that `anyOf`, `oneOf` and
-`allOf` leave.
+"""schema_branches: takes JSON Schemas apart: resolves `$ref`, and lists the alternatives of
+`anyOf`, `oneOf` and `allOf`.
 
-    branches(schema, root)    [[plain, ...], ...]: an instance fits all plain schemas of one branch
-    closed(schema, root)      the schema with what its $refs name, so that it stands by itself
+    branches(schema, root)    [[plain, ...], ...]: an instance matches all plain schemas of a branch
+    closed(schema, root)      the schema with the targets of its $refs, complete by itself
 
-Nothing is fetched: a `$ref` leads into its own document. It knows schemas; no calls, no grammar.
+Nothing is fetched: a `$ref` must point into its own document. Knows schemas; no calls, no grammar.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ from urllib.parse import unquote
 
 from penstock.errors import UsageError
 
-Schema = Any  # a mapping, or a bool
-Plain = Mapping[str, Any]  # a schema without what is taken apart
+Schema = Any  # a mapping or a bool
+Plain = Mapping[str, Any]  # a schema without the keywords in TAKEN_APART
 Branch = list[Plain]
 
 MOST_BRANCHES = 256
-MOST_LOOKS = 2_000  # schemas looked at for one list of branches
+MOST_LOOKS = 2_000  # schemas visited for one list of branches
 TAKEN_APART = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
-_DATA = ("enum", "const", "default", "examples", "example")  # these hold values, not schemas
+# keywords that hold values, not schemas
+_DATA = ("enum", "const", "default", "examples", "example")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas")
 _DOCUMENT = ("$defs", "definitions", "$id", "$schema")
 
 
 def branches(schema: Schema, root: Schema) -> list[Branch]:
-    """Returns the alternatives of a schema; none where nothing fits it. root: the document of its
-    $refs. Raises UsageError for a $ref that leads nowhere, and for too many alternatives."""
+    """Returns the alternatives of a schema; none if nothing matches it. root: the document of its
+    $refs. Raises UsageError for a $ref without a target, and for too many alternatives."""
     return _Walk(root).branches(schema, ())
 
 
@@ -38,7 +39,8 @@ class _Walk:
         self._root, self._looks = root, 0
 
     def branches(self, schema: Schema, refs: tuple[str, ...]) -> list[Branch]:
-        """refs: those on the way here; one that leads back to itself adds nothing that fits."""
+        """Returns the branches of a schema. refs: $refs followed so far; one that leads back to
+        itself has no branches."""
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise _too_many()
@@ -61,7 +63,7 @@ class _Walk:
                 found = _both(
                     found, [branch for part in parts for branch in self.branches(part, refs)]
                 )
-        if schema.get("nullable") is True:  # OpenAPI's word
+        if schema.get("nullable") is True:  # OpenAPI's keyword
             found.append([{"type": "null"}])
         return found
 
@@ -73,13 +75,13 @@ def _both(one: list[Branch], other: list[Branch]) -> list[Branch]:
 
 
 def list_of(schema: Plain, key: str) -> Sequence[Any]:
-    """Returns what a schema lists; nothing, where it lists none."""
+    """Returns the list under a keyword; empty if there is none."""
     value = schema.get(key)
     return value if isinstance(value, list) else ()
 
 
 def target(ref: str, root: Schema) -> Schema:
-    """Returns what a $ref names: a JSON pointer into its own document. Raises UsageError."""
+    """Returns the target of a $ref: a JSON pointer into its own document. Raises UsageError."""
     found = root
     path, *steps = unquote(ref).split("/")
     for step in (each.replace("~1", "/").replace("~0", "~") for each in steps):
@@ -95,8 +97,8 @@ def target(ref: str, root: Schema) -> Schema:
 
 
 def closed(schema: Schema, root: Schema) -> dict[str, Any]:
-    """Returns a schema that stands by itself: what its $refs name comes with it.
-    Raises UsageError."""
+    """Returns a schema that is complete by itself: the targets of its $refs are included. Raises
+    UsageError."""
     names: dict[str, str] = {}
     waiting: list[str] = []
 

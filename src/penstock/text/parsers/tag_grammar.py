@@ -1,11 +1,11 @@
-"""Grammars of calls in tags (`tags`), whose arguments fit their tool's schema.
+"""tag_grammar: grammars of calls in tags (`tags`), whose arguments match their tool's schema.
 
     arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
     a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
 
-A text's enum, pattern, lengths and format are one regex up to its tag; JSON is llguidance's. What a
-strict schema says and these rules don't hold is refused. It knows schemas and Lark; how calls are
-read is their parsers'.
+A string's enum, pattern, lengths and format become one regex up to its tag; JSON is left to
+llguidance. A strict schema with keywords that these rules can't enforce is refused. Knows schemas
+and Lark; parsers read the calls.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from penstock.text.parsers.tool import Tool, json_text, lark_text
 _ANY = "/(?s:.*)/"
 _NO_BRACKET = r"~/[ \t\r\n]*[\{\[(](?s:.*)/"
 _NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
-MOST_KEPT = 16_384  # characters of a schema whose rules are kept
+MOST_KEPT = 16_384  # characters of a schema up to which its rules are cached
 _BRACKETED = {"object", "array"}
-_KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # as the parser reads it back
-# What says more of an object than its members and their schemas.
+_KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # names that the parser reads back unchanged
+# keywords that restrict an object beyond its members and their schemas
 _NOT_HELD = (
     "minProperties",
     "maxProperties",
@@ -50,8 +50,8 @@ _NOT_HELD = (
 
 
 def call_rest(tools: Sequence[Tool], *, tags: Tags) -> str:
-    """Returns Lark whose rule `call_rest` is what stands between a call's marks: of one of these
-    tools. Raises UsageError for a tool whose schema cannot be held."""
+    """Returns Lark whose rule `call_rest` is the text between a call's marks, for these tools.
+    Raises UsageError for a tool whose schema cannot be enforced."""
     heads = [lark_text(tool.name.join(tags.function)) for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(_rules_of(f"arguments_{at}", tool, tags) for at, tool in enumerate(tools))
@@ -69,7 +69,8 @@ def _rules_of(name: str, tool: Tool, tags: Tags) -> str:
         raise UsageError(rule, param="tools", rule=rule) from error
 
 
-@lru_cache(maxsize=256)  # requests bring the same tools again: 20 of six arguments take 5 ms
+# requests repeat their tools: the rules of 20 tools with six arguments take 5 ms
+@lru_cache(maxsize=256)
 def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
     return _Arguments(
         name, Tool(name=name, parameters=json.loads(parameters), strict=strict), tags
@@ -77,18 +78,18 @@ def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
 
 
 class _Arguments:
-    """The rules of one tool's arguments. name: of the first,
-    and what the others' names begin with."""
+    """The rules of one tool's arguments. name: of the first rule, and prefix of the
+    others' names."""
 
     def __init__(self, name: str, tool: Tool, tags: Tags) -> None:
         self._name, self._tool, self._tags = name, tool, tags
         close = re.escape(tags.close[:-1]).replace("\\\n", "\n")
         last = _literal(f"(?s:.*){close}(?:\n(?s:.*))?")
-        self._one_close = f"~{last}"  # what closes a value stands behind a text and nowhere in it
+        self._one_close = f"~{last}"  # the closing tag comes after a string, and nowhere inside it
         self._rules: list[str] = []
 
     def rules(self) -> str:
-        """Raises UsageError."""
+        """Returns the rules. Raises UsageError."""
         shapes = shapes_of(self._tool)
         if self._tool.strict:
             _check_strict(self._tool, shapes)
@@ -98,7 +99,8 @@ class _Arguments:
         return "\n".join([f"{self._name}: {' | '.join(made)}", *self._rules])
 
     def _shape(self, shape: Shape) -> str | None:
-        """The arguments of one alternative; None where one that it needs cannot be written."""
+        """Returns the rule of one alternative's arguments; None if a required one cannot be
+        written."""
         parts = []
         for key, schema in shape.named.items():
             part = None
@@ -127,14 +129,14 @@ class _Arguments:
         return name
 
     def _argument(self, head: str, schema: Schema) -> str | None:
-        """The rule of one argument; None where nothing fits it."""
+        """Returns the rule of one argument; None if nothing matches its schema."""
         alternatives = [Alternative.of(branch) for branch in branches(schema, self._tool.schema)]
         texts = [text for each in alternatives if (text := self._text(each)) is not None]
         kinds = frozenset().union(*(each.kinds for each in alternatives))
         close, others = lark_text(self._tags.close), kinds - {"string"}
         if (
             _ANY in texts
-        ):  # what is a number, a word or null is read as one where that fits, and else is a text
+        ):  # a number, word or null is read as such if the schema allows it, else as a string
             texts, others = [_ANY], others & _BRACKETED
         if others & _BRACKETED:
             texts = [f"{text} & {_NO_BRACKET}" for text in texts]
@@ -155,7 +157,7 @@ class _Arguments:
         return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
 
     def _text(self, alternative: Alternative) -> str | None:
-        """The regex of the texts that an alternative has, in Lark; None where it has none."""
+        """Returns the regex, in Lark, of an alternative's strings; None if it has none."""
         if "string" not in alternative.kinds:
             return None
         if alternative.values is not None:
@@ -163,7 +165,7 @@ class _Arguments:
             listed = [
                 lark_text(text) for text in texts if self._is_listed(text, alternative.branch)
             ]
-            # The library finds which of them a pattern fits: a search for it here might take long.
+            # The library applies the patterns to the listed strings: a search here might take long.
             patterns = [
                 _literal(_found(found))
                 for each in alternative.branch
@@ -176,7 +178,7 @@ class _Arguments:
         )
 
     def _is_listed(self, text: str, branch: Branch) -> bool:
-        """Whether one of an enum's texts can be written, and is as long as the schema says."""
+        """Returns True if one of an enum's strings can be written, and has an allowed length."""
         close = self._tags.close
         if f"{text}{close}".index(close) < len(text):
             return False
@@ -186,8 +188,8 @@ class _Arguments:
         )
 
     def _limits(self, plain: Plain) -> Iterator[str]:
-        """Yields regexes that all hold of a text. Raises UsageError for a format that isn't known,
-        if strict."""
+        """Yields regexes that a string must all match. Raises UsageError for an unknown format, if
+        strict."""
         least, most, pattern = _lengths_and_pattern(plain)
         if least or most is not None:
             yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
@@ -210,7 +212,8 @@ def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:
 
 
 def _found(pattern: str) -> str:
-    """A schema's pattern, which is found anywhere in a text, as a regex of the whole text."""
+    """Returns a schema's pattern, which may match anywhere in a string, as a regex of the whole
+    string."""
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     at_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern.removeprefix("^")
@@ -218,7 +221,7 @@ def _found(pattern: str) -> str:
 
 
 def _literal(pattern: str) -> str:
-    """A regex as Lark writes it."""
+    """Returns a regex in Lark's syntax."""
     escaped = re.sub(
         r"\\.|/", lambda found: found[0] if found[0] != "/" else r"\/", pattern, flags=re.DOTALL
     )
@@ -226,7 +229,7 @@ def _literal(pattern: str) -> str:
 
 
 def _is_regex(pattern: str) -> bool:
-    """Whether the library knows it."""
+    """Returns True if the library supports the regex."""
     try:
         check_grammar(StructuredOutputsParams(regex=pattern))
     except UsageError:
@@ -235,8 +238,8 @@ def _is_regex(pattern: str) -> bool:
 
 
 def _check_strict(tool: Tool, shapes: Sequence[Shape]) -> None:
-    """Raises UsageError for what of a schema is not held; in the library's words, where that is
-    held in no form."""
+    """Raises UsageError for schema keywords that are not enforced here, and, with the library's
+    message, for those it can't enforce at all."""
     if said := next(
         (word for word in _NOT_HELD for shape in shapes for plain in shape.plain if word in plain),
         None,

@@ -1,5 +1,6 @@
-"""Tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a text where the
-tool's schema says so, else JSON; an argument goes out when it is whole. It knows tags; no model.
+"""tagged: tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a string
+if the tool's schema says so, else JSON; an argument is returned once it is whole. Knows tags; no
+model.
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ from penstock.text.parsers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.parsers.tags import Tags
 from penstock.text.parsers.tool import NAME, Tool
 
-MOST_TAG = (
-    2048  # characters of a tag, its name and the space beside it; what goes on longer is none
-)
-_FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive, as _KEY is: a text is looked at once
+MOST_TAG = 2048  # characters of a tag with its name and the space beside it; longer text is no tag
+_FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive like _KEY: a text is scanned once
 _KEY = r"(?P<name>[^<>\n\"']++)"
 
 
 class _Marks(NamedTuple):
-    """Regexes of a family's tags, between which models put any space."""
+    """Regexes of a family's tags; models write any space between them."""
 
-    function: regex.Pattern[str]  # a call's head, behind whose name stands what may
+    function: regex.Pattern[str]  # a call's head: its name and the text that must follow
     parameter: regex.Pattern[str]
     function_end: regex.Pattern[str]
-    value_end: regex.Pattern[str]  # a close with another tag behind
-    value_stops: regex.Pattern[str]  # the same, or with nothing behind
+    value_end: regex.Pattern[str]  # a closing tag followed by another tag
+    value_stops: regex.Pattern[str]  # the same, or followed by nothing
 
 
 @lru_cache(maxsize=8)
@@ -53,32 +52,32 @@ def _marks_of(tags: Tags) -> _Marks:
 
 
 def _spaced(text: str) -> str:
-    """A tag's regex, with any space between its parts."""
+    """Returns a tag's regex, with any space between its parts."""
     return r"\s*+".join(regex.escape(part) for part in text.split("\n") if part)
 
 
 class TaggedParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
-    in the content. held: a grammar holds the calls, and a value ends at `tags.close`."""
+    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
+    content. held: a grammar enforced the calls, so a value ends at `tags.close`."""
 
     def __init__(self, tools: Sequence[Tool], *, tags: Tags, held: bool = False) -> None:
         super().__init__()
         self._tools, self._tags, self._held = {tool.name: tool for tool in tools}, tags, held
         self._marks = _marks_of(tags)
-        # what comes: "" content, "call" a head or the end, "function" an argument or the end,
-        # "value"
+        # expected next: "" content, "call" a head or the end, "function" an argument or the end,
+        # "value" a value
         self._within = ""
-        self._opened = ""  # the mark in front of a call, while there may be none
+        self._opened = ""  # the mark before a call, until the call is certain
         self._stopped = False  # no more text comes
-        self._arguments = Arguments(Tool(name=""))  # of the open call
-        self._told = 0  # of them
+        self._arguments = Arguments(Tool(name=""))  # arguments of the open call
+        self._told = 0  # number of arguments returned
         self._key, self._value = "", ArgumentText([])
-        self._looked = 0  # characters of the value in which it doesn't end
-        self._seen = 0  # characters of it that were there at the last look
+        self._looked = 0  # characters of the value known not to contain its end
+        self._seen = 0  # length of the value at the last check
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and what is open with
-        it; else a limit cut it, and of an argument goes out what is there."""
+        """Returns the held pieces. stopped: True if the model ended the answer, and with it all
+        open parts; False if a limit cut it: an argument is returned as far as it came."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
         while stopped and self._text and self._turn(found):
@@ -93,7 +92,7 @@ class TaggedParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it
+        """Takes one step through the text. Returns True if another may follow before more text
         comes."""
         if self._within == "value":
             return self._in_value(found)
@@ -111,7 +110,7 @@ class TaggedParser(TurningParser):
         return bool(mark)
 
     def _in_call(self, found: list[AnswerPiece]) -> bool:
-        """Behind the mark, or behind a call in it: a call's head, or the end."""
+        """Handles a call's head or the end, after the mark or after another call."""
         text = self._text.lstrip()
         if not self._opened and (
             text.startswith(self._tags.end) or self._tags.end.startswith(text)
@@ -141,7 +140,7 @@ class TaggedParser(TurningParser):
         return True
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """An argument's head, or the call's end. What is neither ends it."""
+        """Handles an argument's head or the call's end; any other text ends the call."""
         for mark in (self._marks.parameter, self._marks.function_end):
             tag = mark.match(self._text, partial=not self._stopped)
             if tag is not None and tag.end() > MOST_TAG:
@@ -169,7 +168,7 @@ class TaggedParser(TurningParser):
         else:
             fresh, self._seen = text[self._seen :], len(text)
             if not self._stopped and fresh.isspace() and text.startswith(close, self._looked):
-                return False  # a close waits for what stands behind the space
+                return False  # wait for the text after the space
             ends = self._marks.value_stops if self._stopped else self._marks.value_end
             mark = ends.search(text, self._looked, partial=not self._stopped)
             self._looked = len(text) if mark is None else mark.start()
@@ -181,7 +180,8 @@ class TaggedParser(TurningParser):
         return True
 
     def _end_value(self, found: list[AnswerPiece]) -> None:
-        """Tells of a value behind which no more text comes, without what of its close is there."""
+        """Adds to `found` a value after which no more text comes, without an incomplete closing
+        tag."""
         text, close = self._text, self._tags.close.strip()
         mark = self._marks.value_stops.search(text, self._looked)
         if mark is None:
@@ -193,7 +193,7 @@ class TaggedParser(TurningParser):
         self._text, self._within = "", "function"
 
     def _tell(self, text: str, found: list[AnswerPiece], *, cut: bool = False) -> None:
-        """Tells of an argument. cut: more of it was to come."""
+        """Adds an argument to `found`. cut: the value is incomplete."""
         if not cut:
             value = self._arguments.read(self._key, text)
         elif self._value.free:

@@ -1,17 +1,15 @@
-"""Tags: how families of models write calls whose arguments stand between tags, as bare text.
+"""Tags: formats of calls with arguments as bare text between tags, by model family.
 
-    Qwen3-Coder                   GLM 4.5 to 4.7                 MiniMax-M2
-    <tool_call>                   <tool_call>get_weather         <minimax:tool_call>
-    <function=get_weather>        <arg_key>city</arg_key>        <invoke name="get_weather">
-    <parameter=city>              <arg_value>Paris</arg_value>   <parameter
-    name="city">Paris</parameter>
-    Paris                         </tool_call>                   </invoke>
-    </parameter>                                                 </minimax:tool_call>
+    Qwen3-Coder              GLM 4.5 to 4.7                 MiniMax-M2
+    <tool_call>              <tool_call>get_weather         <minimax:tool_call>
+    <function=get_weather>   <arg_key>city</arg_key>        <invoke name="get_weather">
+    <parameter=city>         <arg_value>Paris</arg_value>   <parameter name="city">Paris</parameter>
+    Paris                    </tool_call>                   </invoke>
+    </parameter>                                            </minimax:tool_call>
     </function>
     </tool_call>
 
-They are written so where a grammar holds them. Source: the chat templates of these models. It knows
-texts alone.
+Grammars enforce exactly these forms. Source: the chat templates of these models. Knows texts alone.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """begin, end: marks around calls.   function, parameter: what stands before and behind a name.
-    close: behind an argument's value; what follows its last letter ends no other.   function_end:
-    behind the last of a call."""
+    """begin, end: marks around calls. function, parameter: text before and after a name. close:
+    text after an argument's value; no value contains it. function_end: text after a call's last
+    argument."""
 
     begin: str
     end: str

@@ -1,8 +1,8 @@
-"""Regexes of JSON Schema's `format`s, for texts that no quotes stand around. In the syntax of
-Rust's regexes.
+"""text_formats: regexes of JSON Schema's `format`s, for strings without quotes, in Rust's regex
+syntax.
 
 Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6),
-RFC 4122 (uuid), RFC 3986 (uri). It knows texts only.
+RFC 4122 (uuid), RFC 3986 (uri). Knows texts only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
 _HEX = "[0-9A-Fa-f]"
-# Groups in front of `::`, and as many behind it as are left.
+# groups before `::`, and up to the remaining number after it
 _SHORT = "|".join(
     f"(?:{_GROUP}:){{1,{7 - behind}}}(?::{_GROUP}){{1,{behind}}}" for behind in range(1, 7)
 )

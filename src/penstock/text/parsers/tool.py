@@ -1,5 +1,5 @@
-"""Tools that a request brings: read and checked, and their arguments' schemas as rules of a
-grammar. It knows OpenAI's form of a tool; no format of calls.
+"""tool: a request's tools: checked, and their arguments' schemas as grammar rules. Knows OpenAI's
+form of a tool; no format of calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. parameters: a JSON Schema of an object. strict: of the
-    schema nothing is passed over, and a call has no other arguments."""
+    """A function that the model may call. parameters: a JSON Schema of an object. strict: every
+    keyword of the schema is enforced, and a call has no other arguments."""
 
     name: str
     description: str | None = None
@@ -29,14 +29,14 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The arguments' schema; without one there are none."""
+        """Schema of the arguments; without parameters, there are none."""
         return {
             "type": "object",
             **(self.parameters or {"properties": {}, "additionalProperties": False}),
         }
 
     def told(self) -> dict[str, Any]:
-        """Returns it as templates read it: OpenAI's form of a chat's tool."""
+        """Returns the tool in OpenAI's form of a chat's tool, as templates read it."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -47,8 +47,8 @@ class Tool:
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
-    """Raises UsageError for names that are none, or are there twice, and for schemas of what is no
-    object."""
+    """Raises UsageError for invalid or duplicate names, and for parameters that aren't the schema
+    of an object."""
     seen: set[str] = set()
     for at, tool in enumerate(tools):
         where = f"tools[{at}].function"
@@ -71,19 +71,19 @@ def _wrong(rule: str, param: str) -> UsageError:
 
 
 def lark_text(text: str) -> str:
-    """Returns a literal of a grammar."""
+    """Returns a text as a literal of a grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def schema_rule(name: str, tool: Tool) -> str:
-    """Returns the rule of this name: JSON that fits the tool's schema."""
+    """Returns the rule of this name: JSON that matches the tool's schema."""
     return f"{name}: %json {json_text(tool.schema, strict=tool.strict)}"
 
 
 def json_text(schema: dict[str, Any], *, strict: bool, white: str | None = None) -> str:
-    """Returns a schema as a grammar holds it. white: what may stand between JSON's parts, None:
-    nothing, since models loop in it. Unless strict, what of the schema isn't known is passed over.
-    Raises UsageError for numbers that cannot be held to."""
+    """Returns a schema in llguidance's form. white: allowed white space between JSON's parts; None:
+    none, since models loop in it. Unless strict, unknown keywords are ignored. Raises UsageError
+    for numbers that cannot be enforced exactly."""
     options: dict[str, Any] = {"whitespace_flexible": white is not None, "lenient": not strict}
     options |= {"coerce_one_of": not strict} | (
         {} if white is None else {"whitespace_pattern": white}

@@ -1,5 +1,5 @@
-"""WholeCallsParser: tool calls between two marks that are read when they are whole, in whatever
-form a model writes."""
+"""WholeCallsParser: tool calls between two marks, read once they are whole, by a model's own `read`
+function."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ReadCalls = Callable[[str], list[tuple[str, str]]]
 
 
 class WholeCallsParser(TurningParser):
-    """Finds the calls of one answer. What stands between the marks and is no call of a tool stays
-    in the content.
+    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
+    content.
 
-    marks: around calls.   read: what stands between them -> names and arguments in JSON; nothing
-    where it is no calls alone.
+    marks: around the calls. read: the text between them -> names and arguments in JSON; empty if it
+    is not exactly calls.
     """
 
     def __init__(self, tools: Sequence[Tool], marks: tuple[str, str], read: ReadCalls) -> None:
@@ -24,11 +24,12 @@ class WholeCallsParser(TurningParser):
         (self._begin, self._end), self._read = marks, read
         self._names = frozenset(tool.name for tool in tools)
         self._within = False
-        self._looked = 0  # characters of what is between them in which its mark doesn't begin
+        # characters of the text between the marks known not to contain the end mark
+        self._looked = 0
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns what was held back. stopped: the model ended the answer, and calls that have no
-        mark behind them."""
+        """Returns the held pieces. stopped: True if the model ended the answer, and so ends calls
+        without an end mark."""
         found: list[AnswerPiece] = []
         if self._within:
             self._take(self._text, "", found, whole=stopped)
@@ -37,7 +38,7 @@ class WholeCallsParser(TurningParser):
         return found + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns whether there may be another before more of it
+        """Takes one step through the text. Returns True if another may follow before more text
         comes."""
         if self._within:
             at = self._text.find(self._end, self._looked)
@@ -54,7 +55,7 @@ class WholeCallsParser(TurningParser):
         return bool(mark)
 
     def _take(self, listed: str, end: str, found: list[AnswerPiece], *, whole: bool = True) -> None:
-        """Tells of the calls, or gives their text back."""
+        """Adds the calls to `found`, or their text as content if it is not exactly calls."""
         calls = self._read(listed) if whole else None
         if not calls or any(name not in self._names for name, _ in calls):
             found += self._content.put(f"{self._begin}{listed}{end}")

@@ -18,14 +18,14 @@ from penstock.kernels.state_forms import LatentKv
 
 @dataclass(slots=True)
 class KindPlan:
-    """What layers of one kind share in a step."""
+    """Data shared by a step's layers of one kind."""
 
     rotary: RotaryPlan
     decode: DecodePlan | None
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Works out, once for all layers of a kind, what their rows turn by, where K and V go, and the
+    """Computes once for all layers of a kind: rotation angles, storage places of K and V, and the
     decode tiles."""
     decode = inputs.decode_for(kind.window)
     rotary = plan_rotary(cos_sin, inputs, kind.heads, kind.kv_heads)
@@ -42,8 +42,8 @@ def attention(
     plan: KindPlan,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, H, D] over a layer's KV -> [T, H, V]. The contract is `ops.Attention`; over latent
-    vectors `ops.AttentionOverLatents`."""
+    """Attends q [T, H, D] over a layer's KV; returns [T, H, V]. The contract is `ops.Attention`,
+    for latents `ops.AttentionOverLatents`."""
     out = torch.empty(
         (*q.shape[:2], kind.value_width or q.shape[2]), dtype=q.dtype, device=q.device
     )

@@ -1,4 +1,4 @@
-"""Copies of KV blocks: a tail's own copy of its prompt's last, partial block."""
+"""Copies of KV blocks: a sample gets its own copy of its prompt's last, partial block."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ from torch import Tensor
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """kv_layers: `[blocks, kv_heads, 2, 16, width]` each; block src[i] is copied over block dst[i]
-    in all of them.
-
-    All sources are read before any target of the same layer is written.
-    """
+    """Copies block src[i] over block dst[i] in each of kv_layers [blocks, kv_heads, 2, 16, width].
+    All sources are read before any target of the same layer is written."""
     if src.numel() == 0:
         return
     to = dst.long()
@@ -25,6 +22,6 @@ class BlockCopier:
         self._layers = layers
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        """src, dst [c] int32 or int64; a pair with src < 0 copies nothing."""
+        """Copies blocks src to dst, both [c] int32 or int64; a pair with src < 0 is skipped."""
         there = src >= 0
         copy_blocks(self._layers, src[there], dst[there])

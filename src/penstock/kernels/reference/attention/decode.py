@@ -1,12 +1,11 @@
-"""Attention of decode rows: one query a row, over its group's prefix and its own tokens, tile by
-tile.
+"""Attention of decode rows, tile by tile: one query a row, over its group's prefix and its own
+tokens.
 
-A tile's scores over prefix and own tokens lie side by side in one buffer, so one softmax in float32
-joins them: there is no (max, sum, accumulator) to merge. Queries and keys are multiplied in
-float32: a bf16 product gives bf16 scores here, and with those the error of the answer doubles
-(scores of size 1) or grows 8 times (size 12). Weights and values are multiplied in bf16 where the
-model is bf16, since their sums are float32 inside.
-"""
+A tile's scores over prefix and own tokens are adjacent in one buffer, so one float32 softmax covers
+both, without merging (max, sum, accumulator). Queries and keys are multiplied in float32: a bf16
+product gives bf16 scores here, which doubles the output's error (scores of size 1) or makes it 8
+times larger (size 12). Weights and values are multiplied in bf16 in a bf16 model, since their sums
+are float32 inside."""
 
 from __future__ import annotations
 
@@ -25,20 +24,19 @@ from penstock.kernels.reference.attention.tiles import Tile, cut
 from penstock.kernels.reference.sampling.row_calls import batches_keep
 from penstock.kernels.state_forms import LatentKv, widened
 
-# Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one go on AMD, 240 by
-# AVX2 and 384 by AVX-512 on Intel; more it cuts by their number.
+# Tokens whose weighted values are summed at once. MKL sums up to 192 terms in one piece on AMD, 240
+# with AVX2 and 384 with AVX-512 on Intel; longer sums are cut by their length.
 RUN = 192
 
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """What a layer stores, as rows [rows, 16 * D], views: of plain KV one array, K and V taking
-    turns by head; with V in eight bits K's rows and V's, a head each; of latent vectors one, whose
-    values are the first `value_width` numbers of each; of those in eight bits the values' rows, and
-    of what turns. Eight bits are bytes, as torch can move them.
+    """A layer's storage as rows [rows, 16 * D], views. Plain KV: one array, K and V alternating by
+    head. V in eight bits: K's rows and V's rows, one a head. Latents: one array, whose values are
+    the first `value_width` numbers of each. Latents in eight bits: rows of values, and rows of the
+    rotated part. Eight bits are stored as bytes, which torch can move.
 
-    own: rows of a block.   apart: rows from a block to the next.   scale: of latent vectors in
-    eight bits."""
+    own: rows of a block. apart: rows from a block to the next. scale: of latents in eight bits."""
 
     parts: tuple[Tensor, ...]
     own: int
@@ -49,19 +47,19 @@ class Flat:
 
 @dataclass(slots=True)
 class DecodePlan:
-    """What the layers of a step share: the tiles, and buffers that each tile uses again: fresh ones
-    cost page faults (a copy of 33 MB into a new tensor took 9.6 ms, into an old one 1.2 ms)."""
+    """Tiles and reused buffers of a step's layers. Fresh buffers would cost page faults (a copy of
+    33 MB into a new tensor took 9.6 ms, into an old one 1.2 ms)."""
 
     tiles: list[Tile]
     order: Tensor | None = (
-        None  # [S'] rows of the step in the tiles' order, padding repeated; None: they are in order
+        None  # [S'] rows of the step in tile order, padding repeated; None: already in order
     )
-    back: Tensor | None = None  # [S] where in that order each row is
+    back: Tensor | None = None  # [S] index of each row in that order
     buffers: dict[tuple[str, torch.dtype], Tensor] = field(default_factory=dict)
 
     def take(self, name: str, shape: tuple[int, ...], like: Tensor, dtype: torch.dtype) -> Tensor:
-        """The buffer of that name and dtype, as large as its largest use;
-        its content is anything."""
+        """Returns the buffer of this name and dtype, kept at its largest size so far; its content
+        is undefined."""
         size = prod(shape)
         held = self.buffers.get((name, dtype))
         if held is None or held.numel() < size:
@@ -70,7 +68,7 @@ class DecodePlan:
 
 
 def plan_decode(decode: DecodeInputs, kind: AttentionKind) -> DecodePlan:
-    """Cuts a step's rows into tiles."""
+    """Cuts a step's rows into tiles. Returns the plan."""
     plan = DecodePlan(cut(decode, kind.heads, kind.kv_heads, kind.window))
     order = np.concatenate([tile.rows for tile in plan.tiles])
     rows = decode.rows.shape[0]
@@ -91,7 +89,7 @@ def attend_rows(
     out: Tensor,
     sinks: Tensor | None = None,
 ) -> None:
-    """q [S, H, D] over a layer's KV into out [S, H, V]. sinks: `ops.Attention`'s."""
+    """Attends q [S, H, D] over a layer's KV into out [S, H, V]. sinks: see `ops.Attention`."""
     by_kv_head = None if sinks is None else sinks.view(kv.kv_heads, 1, -1)
     kv_heads = kv.kv_heads
     flat = _flat(kv)
@@ -142,7 +140,7 @@ def _flat(kv: LayerKv | LatentKv) -> Flat:
         rows, apart = in_rows(kv.storage.view(kv.keys.dtype), numbers, numbers)
         return Flat((rows,), 2 * heads, apart)
     keys = kv.keys.view(torch.uint8) if kv.eight == 2 else kv.keys
-    head = kv.storage[0].numel() // heads  # bytes; strides of one head would say anything
+    head = kv.storage[0].numel() // heads  # bytes; strides of a dimension of one head are arbitrary
     both = [
         in_rows(part, numbers, head // part.itemsize)
         for part in (keys, kv.values.view(torch.uint8))
@@ -159,7 +157,7 @@ def _attend(
     dtype: torch.dtype,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[Hkv * R, G, D], of float32 or bfloat16: `_weighted`'s."""
+    """Returns the tile's output [Hkv * R, G, D], float32 or bfloat16 as from `_weighted`."""
     kv_heads, rows, share, width = queries.shape
     own_k, own_v = _gather("own", tile.own_index, (kv_heads * rows, tile.own, width), flat, plan)
     own = _scores("own", queries.view(-1, share, width), own_k, plan, softcap).view(
@@ -188,8 +186,8 @@ def _attend(
 def _gather(
     name: str, index: Tensor, shape: tuple[int, int, int], flat: Flat, plan: DecodePlan
 ) -> tuple[Tensor, Tensor]:
-    """K and V of `shape`; V in eight bits, which lies turned, as [batch, n, 8, D]. index: `Tile`'s,
-    of both."""
+    """Returns K and V of `shape`; V in eight bits is transposed, [batch, n, 8, D]. index: the
+    tile's index of both."""
     by_turns = len(flat.parts) == 1 and flat.value_width is None
     index = over_gaps(index if by_turns else index.view(2, -1)[0] // 2, flat.own, flat.apart)
     taken = [
@@ -219,7 +217,8 @@ def _gather(
 def _scores(
     name: str, queries: Tensor, keys: Tensor, plan: DecodePlan, softcap: float | None
 ) -> Tensor:
-    """queries [batch, m, D], keys [batch, tokens, D] -> [batch, m, tokens], float32."""
+    """Returns scores [batch, m, tokens] float32 of queries [batch, m, D] and keys [batch, tokens,
+    D]."""
     wide = _as(torch.float32, name + "_k", keys, plan)
     out = plan.take(
         name + "_scores",
@@ -232,7 +231,7 @@ def _scores(
 
 
 def _softmax(scores: Tensor, plan: DecodePlan, sinks: Tensor | None) -> Tensor:
-    """scores [Hkv, R, G, tokens], sinks [Hkv, 1, G] or None."""
+    """Returns softmax weights of scores [Hkv, R, G, tokens]. sinks: [Hkv, 1, G] or None."""
     weights = torch.softmax(
         scores, -1, out=plan.take("weights", tuple(scores.shape), scores, torch.float32)
     )
@@ -240,8 +239,7 @@ def _softmax(scores: Tensor, plan: DecodePlan, sinks: Tensor | None) -> Tensor:
 
 
 def left_of(scores: Tensor, sinks: Tensor) -> Tensor:
-    """Returns what a sink leaves of the softmax of scores [..., tokens]: sinks broadcast to what is
-    left [...]."""
+    """Returns the share of the softmax of scores [..., tokens] that a sink leaves to them [...]."""
     return torch.sigmoid(torch.logsumexp(scores, -1) - sinks)
 
 
@@ -254,14 +252,12 @@ def _weighted(
     *,
     in_runs: bool = False,
 ) -> Tensor:
-    """weights [..., tokens] float32, `_gather`'s values -> [batch, m, D]: bf16 in such a model
-    where the processor's products of it leave a row's bits alone, else float32.
+    """Returns weights [..., tokens] float32 times the values of `_gather`: [batch, m, D], bf16 in a
+    bf16 model if this processor's bf16 products keep a row's bits, else float32.
 
-    torch multiplies strided batches one matrix at a time, so the weights are laid out one after the
-    other first. in_runs: float32 sums go in runs of RUN tokens. MKL cuts longer ones by their
-    number, and so by how a row's own tokens are padded; within a run, and by whole runs, padding
-    adds zeros.
-    """
+    torch multiplies strided batches one matrix at a time, so weights are made contiguous first.
+    in_runs: sum float32 in runs of RUN tokens. MKL cuts longer sums by their length, and so by the
+    padding of a row's own tokens; within runs, and by whole runs, padding only adds zeros."""
     in_bf16 = dtype == torch.bfloat16 and batches_keep(dtype, torch.get_num_threads())
     kind = torch.bfloat16 if in_bf16 else torch.float32
     flat = _as(kind, name + "_w", weights, plan).view(values.shape[0], -1, weights.shape[-1])
@@ -276,15 +272,15 @@ def _weighted(
 
 
 def _as(dtype: torch.dtype, name: str, part: Tensor, plan: DecodePlan) -> Tensor:
-    """`part`, contiguous and of this dtype."""
+    """Returns `part`, contiguous and of this dtype."""
     if part.dtype == dtype and part.is_contiguous():
         return part
     return plan.take(name, tuple(part.shape), part, dtype).copy_(part)
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
-    """a [batch, m, k] @ b [batch, k, n], float32. A batch of one is doubled: alone MKL splits it
-    among threads by m and k, and moves last bits."""
+    """Returns a [batch, m, k] @ b [batch, k, n], float32. A batch of one is doubled: MKL splits a
+    single product over threads by m and k, which changes last bits."""
     if a.shape[0] == 1:
         done = torch.bmm(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
         return done if out is None else out.copy_(done)

@@ -1,6 +1,5 @@
-"""Latent vectors in plain torch (arXiv:2405.04434): what is stored of a token, and the attention
-that reads it: that of one KV head, or of keys and values that are made of the vectors. It knows one
-layer's tensors; no layer."""
+"""Latent attention in plain torch (arXiv:2405.04434): storing latents, and attending them as one KV
+head, or through expanded keys and values. Knows one layer's tensors; no layer."""
 
 from __future__ import annotations
 
@@ -33,8 +32,8 @@ def latent_store(
     kv: LatentKv,
     plan: KindPlan,
 ) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], whose last `turning` are turned in
-    place. The contract is `ops.LatentStore`."""
+    """Norms and stores latents given [T, rank + turning]; rotates the last `turning` of q [T, H,
+    still + turning] in place. The contract is `ops.LatentStore`."""
     rank, rotary = norm.shape[0], plan.rotary
     turning = given.shape[1] - rank
     vectors = torch.cat((rms_norm(given[:, :rank], norm, eps), given[:, rank:]), 1)
@@ -63,9 +62,9 @@ def latent_attention(
     *,
     expand_tokens: int = EXPAND_TOKENS,
 ) -> Tensor:
-    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H,
-    value]. The contract is `ops.AttentionOverLatents`. expand_tokens: of chunks, from which on
-    their keys and values may be made."""
+    """Attends q [T, H, still + turning] over a layer's latents; returns [T, H, value]. up: [H,
+    still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens: least tokens of
+    chunks for expanding keys and values."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     if chunks is None or not chunks.expands(sizes, expand_tokens):
@@ -115,9 +114,9 @@ def _expanded(
     sizes: LatentSizes,
     out: Tensor,
 ) -> None:
-    """A chunk's q [n, H, still + turning] over keys and values of the vectors of `table` [blocks],
-    into out [n, H, value]: a few heads at a time, as many as EXPANDED_AT_ONCE numbers have room
-    for."""
+    """Attends a chunk's q [n, H, still + turning] over keys and values expanded from the latents of
+    `table` [blocks], into out [n, H, value]. Takes as many heads at a time as fit in
+    EXPANDED_AT_ONCE numbers."""
     vectors = kv.worth(table).flatten(0, 1).to(q.dtype)
     turned, each = vectors[:, sizes.rank :], sizes.still + sizes.value
     at_once = max(1, EXPANDED_AT_ONCE // (vectors.shape[0] * each))
@@ -133,7 +132,8 @@ def _expanded(
 
 
 def _by_head(x: Tensor, weight: Tensor) -> Tensor:
-    """x [T, H, in], weight [H, out, in] -> [T, H, out], each head by its own matrix."""
+    """Multiplies each head of x [T, H, in] by its own matrix of weight [H, out, in]: [T, H,
+    out]."""
     if x.device.type != "cpu":
         return torch.bmm(x.transpose(0, 1), weight.mT).transpose(0, 1)
     return torch.stack(

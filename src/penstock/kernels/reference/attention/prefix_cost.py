@@ -1,10 +1,9 @@
-"""What grouping saves in plain torch: figures of one thread of a CPU (`benchmarks/prefix_groups.py
---device cpu`).
+"""Cost of prefix groups in plain torch, measured on one thread of a CPU
+(`benchmarks/prefix_groups.py --device cpu`).
 
-A group is one product for all its members here: there is no tile but the group. Torch's calls for
-it are the step's cost, though each group has its own: groups of equal size and length are
-multiplied together (`tiles.py`).
-"""
+A group is one product for all its members: there are no tiles within a group. The step's cost is
+that of torch's calls, although each group has its own: groups of equal size and length are
+multiplied together (`tiles.py`)."""
 
 from __future__ import annotations
 
@@ -21,6 +20,6 @@ WHOLE = 1 << 30
 def prefix_cost(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
 ) -> PrefixCostTimes:
-    """Returns the costs that `PrefixCost` asks for: KV in eight bits is widened first, and saves no
-    time."""
+    """Returns the times of this column; see `PrefixCost`. KV in eight bits is widened first, which
+    saves no time."""
     return MEASURED.times(kv_heads, width, WHOLE)

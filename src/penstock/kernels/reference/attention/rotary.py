@@ -1,6 +1,5 @@
-"""Rotary embedding (RoFormer, arXiv:2104.09864, halves turned together as HF does) and the KV
-store, out of the fused qkv product. It knows heads, positions and slots; no layer.
-"""
+"""Rotary embedding (RoFormer, arXiv:2104.09864; halves rotate together as in HF) and the KV store,
+from the fused qkv product. Knows heads, positions and slots; no layer."""
 
 from __future__ import annotations
 
@@ -19,15 +18,15 @@ from penstock.kernels.reference.elementwise.norm import rms_norm
 
 @dataclass(slots=True)
 class RotaryPlan:
-    """What the layers of a step share."""
+    """Data shared by the layers of a step."""
 
     cos: Tensor  # [T, 1, D / 2] float32
     sin: Tensor  # [T, 1, D / 2] float32
     block: Tensor  # [T, 1] int64: a token's block
-    offset: Tensor  # [T, 1] int64: its place in the block
+    offset: Tensor  # [T, 1] int64: its offset in the block
     wide: Tensor  # [T, H + Hkv, 2, D / 2] float32, a buffer
-    turned: Tensor  # the same
-    # [T * 2 * Hkv] int64: where k and v of a token and head go in plain blocks seen as rows of D
+    turned: Tensor  # like wide
+    # [T * 2 * Hkv] int64: rows of k and v of a token and head, in plain blocks seen as rows of D
     rows: Tensor
 
 
@@ -48,8 +47,9 @@ def rotary_and_store(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv, overwritten -> q [T, H, D], normed and rotated (`kind.turned_first`: the other way
-    round); K and V go to `inputs.slots` of kv. The contract is `ops.RotaryAndStore`."""
+    """Norms and rotates q and k of qkv, which is overwritten; returns q [T, H, D]. With
+    `kind.turned_first` rotation comes first. K and V go to `inputs.slots` of kv. The contract is
+    `ops.RotaryAndStore`."""
     heads, kv_heads, width = kind.heads, kind.kv_heads if kv is not None else 0, kind.width
     parts = qkv.view(qkv.shape[0], -1, width)
     if kind.keys_as_values and kv is not None:
@@ -73,10 +73,10 @@ def rotary_and_store(
 
 
 def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) -> RotaryPlan:
-    """Gathers what each token turns by, and where its K and V go, once for all layers of a kind."""
+    """Gathers each token's cosines, sines and storage places, once for all layers of a kind."""
     cos, sin = cos_sin.index_select(0, inputs.positions).unsqueeze(2).unbind(1)
     block, offset = inputs.slots // BLOCK_SIZE, inputs.slots % BLOCK_SIZE
-    # in [blocks * Hkv]
+    # index in [blocks * Hkv]
     cell = block[:, None] * kv_heads + torch.arange(kv_heads, device=block.device)
     wide = torch.empty(len(block), heads + kv_heads, 2, cos.shape[-1], device=block.device)
     first = cell * (2 * BLOCK_SIZE) + offset[:, None]
@@ -85,7 +85,8 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
 
 
 def rotate(x: Tensor, plan: RotaryPlan) -> None:
-    """x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in float32."""
+    """Rotates x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in
+    float32."""
     wide, turned = plan.wide[:, : x.shape[1]], plan.turned[:, : x.shape[1]]
     wide.copy_(x)
     torch.mul(wide, plan.cos[:, :, None], out=turned)
@@ -95,7 +96,7 @@ def rotate(x: Tensor, plan: RotaryPlan) -> None:
 
 
 def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
-    """parts [T, 2 * Hkv, D]: k's heads, then v's."""
+    """Stores parts [T, 2 * Hkv, D]: k's heads, then v's."""
     width = parts.shape[2]
     if kv.scales is None:
         rows, apart = in_rows(kv.storage.view(kv.keys.dtype), width, width)
@@ -116,7 +117,7 @@ def _store(parts: Tensor, kv: LayerKv, plan: RotaryPlan) -> None:
 
 
 def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
-    """part [T, heads, D], scale [heads] -> e4m3, as bytes."""
+    """Quantizes part [T, heads, D] by scale [heads] to e4m3, as bytes."""
     return (
         (part.float() * scale.reciprocal()[:, None])
         .clamp_(-E4M3_MOST, E4M3_MOST)
@@ -126,8 +127,8 @@ def _eight_bits(part: Tensor, scale: Tensor) -> Tensor:
 
 
 def _put(rows: Tensor, stored: Tensor, where: Tensor) -> None:
-    """rows [n, D] into stored [rows, D]. torch copies number by number: as 16-byte ones it takes
-    half the time."""
+    """Writes rows [n, D] into stored [rows, D]. torch copies number by number, so 16-byte numbers
+    take half the time."""
     rows = rows.to(stored.dtype)
     if (
         rows.shape[1] * rows.element_size() % 16 == 0

@@ -1,12 +1,10 @@
-"""Tiles: how a step's decode rows are cut into rectangles for the matrix products. Worked out once
-a step, on the host.
+"""Tiles: the cut of a step's decode rows into rectangles for matrix products, computed once a step,
+on the host.
 
-A tile is n groups of M members (padded where they differ), with one prefix of L tokens a group and
-N own tokens a row (padded too); rows that stand alone are groups of one with no prefix. Cutting
-trades padded work against calls: torch's calls cost microseconds each, so a tile goes on until its
-padding costs more than the calls of a further one.
-
-It knows tables, lengths and groups; no queries and no KV.
+A tile is n groups of M members (padded if they differ), with a prefix of L tokens per group and N
+own tokens per row (padded too); rows without a group are groups of one without a prefix. Cutting
+trades padding against calls: a call of torch costs microseconds, so a tile grows until its padding
+costs more than the calls of another tile. Knows tables, lengths and groups; no queries and no KV.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from penstock.kernels.inputs import DecodeInputs
 
 Int = NDArray[np.int64]
 
-# Measured on 2 cores of a Zen 5, in units of one (KV block, KV head pair) of width 64 gathered and
-# multiplied (0.4 us):
-CALLS = 150  # the calls of a tile
+# Measured on 2 cores of a Zen 5, in units of 0.4 us: one pair of KV block and KV head of width 64,
+# gathered and multiplied.
+CALLS = 150  # torch's calls for one tile
 MEMBER_BLOCK = 0.17  # one member's queries of one KV head times one prefix block
-# own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before its use
+# own blocks x KV heads of a tile: 6 MB of gathered bf16 KV; more leaves the cache before it is used
 TILE_BLOCKS = 1536
-TILE_SCORES = 1 << 21  # floats of scores of a tile
+TILE_SCORES = 1 << 21  # float scores of a tile
 
 
 @dataclass(slots=True)
@@ -37,7 +35,7 @@ class Tile:
     """n x M rows. Indices point into KV seen as [blocks * kv_heads * 2, 16 * width]; biases are 0
     or -inf."""
 
-    rows: Int  # [R] of the step: R = n * M; a padded member repeats a row of its group
+    rows: Int  # [R] rows of the step: R = n * M; a padded member repeats a row of its group
     groups: int  # n
     members: int  # M
     prefix: int  # L, tokens
@@ -46,21 +44,21 @@ class Tile:
     own_index: Tensor  # [2 * kv_heads * R * N / 16]
     prefix_bias: Tensor | None  # [n, 1, L]
     own_bias: Tensor | None  # [R, 1, N - own_clear]
-    own_clear: int  # own tokens that every row sees
+    own_clear: int  # leading own tokens that every row sees
 
 
 @dataclass(slots=True)
 class _Part:
-    """Rows of one group, or rows alone with equally many own blocks."""
+    """Rows of one group, or rows without a group with equally many own blocks."""
 
     rows: Int  # [n, M]
-    group: Int  # [n], -1 is none
+    group: Int  # [n]; -1: no group
     prefix_blocks: int
     own_blocks: int
 
 
 def cut(decode: DecodeInputs, heads: int, kv_heads: int, window: int | None) -> list[Tile]:
-    """The tiles of a step."""
+    """Returns the tiles of a step."""
     row_ids = decode.rows.to(torch.int64)
     lengths = decode.position.cpu().numpy().astype(np.int64) + 1
     skip = decode.skip.cpu().numpy().astype(np.int64)
@@ -189,16 +187,16 @@ def _add_prefix(tile: Tile, part: _Part, decode: DecodeInputs, kv_heads: int) ->
 
 
 def _index(table: Tensor, kv_heads: int) -> Tensor:
-    """table [n, blocks] -> indices of K, then of V, by KV head, then by row: [2 * kv_heads * n *
-    blocks]."""
+    """Returns indices of K, then of V, by KV head, then by row: [2 * kv_heads * n * blocks]. table:
+    [n, blocks]."""
     part = torch.arange(2, device=table.device)[:, None, None, None]
     head = torch.arange(kv_heads, device=table.device)[:, None, None]
     return (table.long() * (2 * kv_heads) + 2 * head + part).flatten()
 
 
 def _bias(begin: Int, end: Int, clear: int, width: int, device: torch.device) -> Tensor:
-    """0 where begin <= token < end, -inf elsewhere, for tokens clear .. width: [n, 1, width -
-    clear]."""
+    """Returns a bias for tokens clear .. width: 0 if begin <= token < end, else -inf: [n, 1, width
+    - clear]."""
     token = np.arange(max(clear, 0), width)
     seen = (token >= begin[:, None]) & (token < end[:, None])
     return torch.from_numpy(np.where(seen, np.float32(0), np.float32(-np.inf))[:, None]).to(device)

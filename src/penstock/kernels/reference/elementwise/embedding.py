@@ -1,4 +1,4 @@
-"""Token ids to rows of the embedding table."""
+"""Embedding: token ids to rows of the table."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor
 
 
 def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
-    """ids [T] of any integer dtype, table [rows, d] -> [T, d]. first: the token of the table's
-    first row, where it is a stretch of the vocabulary; the tokens of others are 0. None: it has
-    them all, and may lie in the host's memory."""
+    """Returns rows [T, d] of table [rows, d] for ids [T] of any integer dtype. first: token of the
+    table's first row, for a range of the vocabulary; tokens outside it give 0. None: the table is
+    whole, and may lie in host memory."""
     if first is None:
         return table.index_select(0, ids.to(table.device)).to(ids.device)
     row = ids - first

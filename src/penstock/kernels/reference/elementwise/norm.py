@@ -1,5 +1,5 @@
-"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (as HF's
-Llama does), a float32 weight before (as its Gemma does)."""
+"""RMS norms, float32 inside. The weight is applied after rounding to the model's dtype (HF's
+Llama), a float32 weight before it (HF's Gemma)."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.kernels.reference.linear.fp8 import in_form
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in
-    another form."""
+    """Returns weight * (x / rms(x)) in x's dtype. x: [..., d], for another form [T, d]. weight:
+    [d]."""
     return in_form(_rms_norm(x, weight, eps), form)
 
 
@@ -24,8 +24,8 @@ def add_rms_norm(
     form: Form = "wide",
     first: Tensor | None = None,
 ) -> tuple[Rows, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual is overwritten with the sum.
-    first: the weight of a norm that x passes before."""
+    """Returns (norm of the sum, the sum) of x and residual [T, d]; residual is overwritten with the
+    sum. first: weight of a norm of x before the sum."""
     residual += x if first is None else _rms_norm(x, first, eps)
     return rms_norm(residual, weight, eps, form), residual
 

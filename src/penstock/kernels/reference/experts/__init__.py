@@ -1,1 +1,1 @@
-"""Mixture of experts: routing, products of each expert's rows, one token alone."""
+"""Mixture of experts: routing, products of each expert's rows, a single token."""

@@ -1,4 +1,4 @@
-"""Mixtures of experts in plain torch: which experts a token goes to, and what they make of it."""
+"""Mixtures of experts in plain torch: routing of tokens, and the experts' products."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from penstock.kernels.routing import Routing
 
 
 def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """scores [T, E] -> the weights of the k chosen [T, k] float32, and which experts those are [T,
-    k] int64: the best first, of equals the one with the lower number. correction:
-    `Experts.correction`."""
+    """Returns the weights of a token's k experts [T, k] float32 and their numbers [T, k] int64, the
+    best first; among equals the lower number. scores: [T, E]. correction: see `Experts.correction`.
+    """
     scores = scores.float()
     worth = torch.sigmoid(scores) if by.sigmoid else torch.softmax(scores, -1)
-    # then scores say it, that no rounding has made equal
+    # choose by the scores then: rounding hasn't made them equal
     plain = correction is None and by.groups == 1
     choice = scores if plain else worth if correction is None else worth + correction
     if by.groups > 1:
@@ -30,7 +30,7 @@ def route(scores: Tensor, by: Routing, correction: Tensor | None = None) -> tupl
 
 
 def _in_groups(choice: Tensor, by: Routing) -> Tensor:
-    """choice [T, E] -> the same, -inf where an expert's group is not among the kept."""
+    """Returns choice [T, E] with -inf for experts outside the kept groups."""
     grouped = choice.unflatten(1, (by.groups, -1))
     kept = _best(grouped.topk(2 if by.paired else 1, dim=-1).values.sum(-1), by.kept_groups)
     out = torch.ones(grouped.shape[:2], dtype=torch.bool, device=choice.device).scatter_(
@@ -40,21 +40,20 @@ def _in_groups(choice: Tensor, by: Routing) -> Tensor:
 
 
 def _best(values: Tensor, count: int) -> Tensor:
-    """Returns where the largest of each row stand: the largest first, of equals the first."""
+    """Returns the indices of the largest of each row, in falling order; among equals the first."""
     return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
 
 
 def prepare_experts(experts: Experts) -> Experts:
-    """Returns what `experts` takes: here they stay as they are."""
+    """Returns the experts unchanged."""
     return experts
 
 
 def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
-    """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d].
+    """Returns the sum of weight * expert(x), [T, d]. x: [T, d]. scores: of the router [T, E].
 
-    Sums are float32. On a GPU every expert takes every token, and where one wasn't chosen its
-    weight is 0: nothing is asked of the device, so that a step can be captured.
-    """
+    Sums are float32. On a GPU every expert processes every token, with weight 0 if it wasn't
+    chosen: the host waits for no data, so that a step can be captured."""
     weights, chosen = route(scores, of.routing, of.correction)
     if of.answer_scale is not None:
         weights = weights * of.answer_scale[chosen]
@@ -74,8 +73,8 @@ def experts(x: Tensor, scores: Tensor, of: Experts) -> Tensor:
 
 
 def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
-    """x [T, K] by an expert's matrix -> [T, N] of x's dtype. A row's scale comes behind its
-    product."""
+    """Multiplies x [T, K] by an expert's matrix: [T, N] in x's dtype. A row's scale is applied
+    after its product."""
     if matrix.by_group or matrix.in_fp4 or matrix.integers:
         made = (x.float() @ matrix.widened(expert).T).to(x.dtype)
     else:
@@ -85,14 +84,15 @@ def _product(x: Tensor, matrix: ExpertMatrix, expert: int) -> Tensor:
 
 
 def _middle(gate_up: Tensor, of: Experts) -> Tensor:
-    """gate_up [T, 2F], or [T, F] of experts without a gate -> [T, F]."""
+    """Returns the experts' middle [T, F] of gate_up [T, 2F], or [T, F] without a gate."""
     if of.clamp is not None:
         return _clamped(gate_up, *of.clamp)
     return wide({"silu": silu_mul, "gelu_tanh": gelu_mul, "none": relu2}[of.gate](gate_up))
 
 
 def _clamped(gate_up: Tensor, slope: float, most: float) -> Tensor:
-    """gate_up [T, 2F] -> [T, F]: `Experts.clamp`. float32 inside."""
+    """Returns the clamped middle [T, F] (see `Experts.clamp`) of gate_up [T, 2F].
+    float32 inside."""
     gate, up = gate_up.float().chunk(2, -1)
     gate, up = gate.clamp(max=most), up.clamp(-most, most)
     return (gate * torch.sigmoid(gate * slope) * (up + 1)).to(gate_up.dtype)

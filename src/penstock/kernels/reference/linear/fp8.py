@@ -1,5 +1,5 @@
-"""Products with float8 weights in plain torch: the weight is widened for each product, its scales
-come behind it."""
+"""Products with float8 weights in plain torch: the weight is widened for each product, and scales
+are applied after it."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from penstock.kernels.reference.linear.linear import linear
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix(TakesWideRows):
-    """A matrix [out, in] e4m3 and float32 scales: of each row [out], or of its neighbours
-    (fp8_groups.py)."""
+    """A matrix [out, in] e4m3 and float32 scales: one a row [out], or by group (fp8_groups.py)."""
 
     numbers: Tensor
     scale: Tensor
@@ -32,13 +31,14 @@ class Fp8Matrix(TakesWideRows):
 
 
 def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
-    """weight [out, in] e4m3, scale [out] float32, the model's dtype -> what `linear_fp8` takes."""
+    """Prepares weight [out, in] e4m3 and scale [out] float32 for `linear_fp8`. dtype:
+    the model's."""
     return Fp8Matrix(weight.contiguous(), scale.contiguous(), dtype)
 
 
 def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype; scales are
-    applied in float32."""
+    """Returns x @ (scale * weight).T + bias, [T, out], in the model's dtype; scales are applied in
+    float32. x: [T, in]."""
     if isinstance(x, Fp8Rows):
         numbers = x.numbers.float() if x.low is None else x.numbers.float() + x.low.float() / LOW_BY
         out = linear(numbers, matrix.numbers.float()).mul_(x.scale).mul_(matrix.scale)
@@ -48,12 +48,12 @@ def linear_fp8(x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor
 
 
 def in_form(x: Tensor, form: Form) -> Rows:
-    """x [T, K] -> the same as a product wants it."""
+    """Returns x [T, K] in `form`."""
     return x if form == "wide" else quantize_rows(x, form)
 
 
 def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows:
-    """x [T, K] -> the same in eight bits, or in pairs of them."""
+    """Quantizes x [T, K] to eight bits, or to pairs of eight bits."""
     wide = x.float()
     scale = wide.abs().amax(1, keepdim=True).div_(E4M3_MOST).clamp_(min=LEAST_SCALE)
     scaled = (wide * scale.reciprocal()).clamp_(-E4M3_MOST, E4M3_MOST)

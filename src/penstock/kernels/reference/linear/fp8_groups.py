@@ -1,5 +1,5 @@
 """Products with float8 weights that have a scale for every 128 neighbours of a row, in plain torch:
-widened."""
+the weight is widened."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from penstock.kernels.reference.linear.linear import widened_linear
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
-    """weight [out, in] e4m3, scale [out, ceil(in / 128)] float32, the model's dtype -> what the
-    product takes."""
+    """Prepares weight [out, in] e4m3 and scale [out, ceil(in / 128)] float32 for the product.
+    dtype: the model's."""
     return prepare_linear_fp8(weight, scale, dtype)
 
 
 def linear_fp8_groups(x: Tensor, matrix: Fp8Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ (scale * weight).T + bias, [T, out], of the model's dtype. The weight is
-    dequantised in float32, and rounded to that dtype."""
+    """Returns x @ (scale * weight).T + bias, [T, out], in the model's dtype. x: [T, in]. The weight
+    is dequantized in float32 and rounded to that dtype."""
 
     def worth(rows: slice) -> Tensor:
         return matrix.numbers[rows].float().mul_(spread(matrix.scale[rows], x.shape[1]))

@@ -18,20 +18,20 @@ class Fp4Matrix(TakesWideRows):
 
     numbers: Tensor  # [out, in / 2] uint8
     scale: Tensor  # [out, groups] uint8 or e4m3
-    whole: Tensor | None  # [out] float64, of NVFP4
+    whole: Tensor | None  # [out] float64, NVFP4 only
 
 
 def prepare_linear_fp4(
     numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype
 ) -> Fp4Matrix:
-    """numbers, scale, whole in the layout of kernels/fp4_matrix.py -> what `linear_fp4` takes.
-    dtype: the model's, which rows say here too."""
+    """Prepares numbers, scale, whole in the layout of kernels/fp4_matrix.py for `linear_fp4`.
+    dtype: unused, as rows carry it here."""
     return Fp4Matrix(numbers.contiguous(), scale.contiguous(), whole)
 
 
 def linear_fp4(x: Tensor, matrix: Fp4Matrix, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ widened.T + bias, [T, out], of the model's dtype. The weight is dequantised
-    in float32, and rounded to that dtype."""
+    """Returns x @ widened.T + bias, [T, out], in the model's dtype. x: [T, in]. The weight is
+    dequantized in float32 and rounded to that dtype."""
 
     def worth(rows: slice) -> Tensor:
         whole = None if matrix.whole is None else matrix.whole[rows]

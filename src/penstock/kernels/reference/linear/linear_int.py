@@ -2,17 +2,13 @@
 
 On a CPU, for models in bfloat16 or float16:
 
-    8 bits, a scale a row   as integers, where the processor has VNNI: rows go in sixteen bits, two
-    products of eight.
-                            Sums of whole numbers are exact, so that a row's result can't move with
-                            the rows
-                            beside it, whichever kernel makes it, and sixteen bits lose less of a
-                            row than
-                            the rounding of what comes out
-    4 bits in groups        torch's own product (bfloat16)
+  8 bits, a scale a row   as integers, if the processor has VNNI: rows become 16-bit numbers, in two
+                          products of eight bits. Integer sums are exact, so a row's result can't
+                          depend on other rows or the kernel, and 16 bits lose less of a row than
+                          the rounding of the output
+  4 bits in groups        torch's own product (bfloat16)
 
-All else is widened for each product. Measured beside other ways: LOG.md, 2026-11-23.
-"""
+All others are widened for each product. Comparison with other methods: LOG.md, 2026-11-23."""
 
 from __future__ import annotations
 
@@ -29,15 +25,17 @@ from penstock.kernels.int_matrix import ZERO_OF_FOUR, unpack_four
 from penstock.kernels.reference.linear.linear import widened_linear
 
 ROWS_AT_ONCE = (
-    32  # whose sums in float32 stay in a cache: 512 of 896 to 9,728 take 63 ms so, 100 at once
+    # rows whose float32 sums stay in a cache: 512 rows of 896 to 9,728 take 63 ms in 32s, 100 ms at
+    # once
+    32
 )
-# that a number of a row may be, of 16 bits: its high byte lies within -127 .. 127
+# largest 16-bit number of a row: its high byte is within -127 .. 127
 MOST = 127 * 256 + 127
-MIDDLE = 128  # the products take rows as unsigned bytes
-# numbers in a row of which no sum can pass 32 bits: 2**31 / (128 * 128) is twice that
+MIDDLE = 128  # offset that makes rows unsigned bytes for the products
+# numbers of a row whose sums can't overflow 32 bits: 2**31 / (128 * 128) is twice that
 LONGEST = 2**16
-FOUR_GROUPS = (32, 64, 128, 256)  # that torch's product of four bits takes
-FOUR_ROWS = 16  # outputs come in multiples of it
+FOUR_GROUPS = (32, 64, 128, 256)  # group sizes of torch's four-bit product
+FOUR_ROWS = 16  # outputs must be a multiple of it
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,19 +51,19 @@ class IntMatrix(TakesWideRows):
 @dataclass(slots=True, frozen=True)
 class VnniMatrix(TakesWideRows):
     """A matrix [out, in] of eight bits in FBGEMM's or oneDNN's own layout, and its scales [out]
-    float32 / MOST. The two give the same bits."""
+    float32 / MOST. Both libraries give the same bits."""
 
     packed: Any
     by_fbgemm: bool
     scale: Tensor
-    zeros: Tensor  # [out] int32: there are none, and the product asks for them
+    zeros: Tensor  # [out] int32: all 0; the product needs the argument
     dtype: torch.dtype
 
 
 @dataclass(slots=True, frozen=True)
 class FourMatrix(TakesWideRows):
-    """A matrix [out, in] of four bits in torch's own layout; a number is worth (number - 8) * scale
-    + offset."""
+    """A matrix [out, in] of four bits in torch's own layout; a number stands for (number - 8) *
+    scale + offset."""
 
     packed: Tensor
     scale_offset: Tensor  # [groups, out, 2] bfloat16
@@ -78,8 +76,8 @@ Prepared = IntMatrix | VnniMatrix | FourMatrix
 def prepare_linear_int(
     numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
 ) -> Prepared:
-    """numbers, scale, zero in the layout of kernels/int_matrix.py, the model's dtype -> what
-    `linear_int` takes."""
+    """Prepares numbers, scale, zero in the layout of kernels/int_matrix.py for `linear_int`. dtype:
+    the model's."""
     if (
         numbers.device.type == "cpu"
         and numbers.numel() > 0
@@ -95,23 +93,23 @@ def prepare_linear_int(
 
 
 def has_fbgemm() -> bool:
-    """Returns whether torch has FBGEMM's products: they stream a weight 1.5 times as fast as
-    oneDNN's at one row, and take 1.25 times as long at 64. PyTorch says that a later release will
-    not have the tensors that they are made of."""
+    """Returns True if torch has FBGEMM's products: they stream a weight 1.5 times as fast as
+    oneDNN's at one row, and take 1.25 times as long at 64. PyTorch announces that a later release
+    drops the tensors they use."""
     return torch.backends.quantized.engine in ("x86", "fbgemm") and hasattr(
         torch, "_make_per_channel_quantized_tensor"
     )
 
 
 def pack_vnni(numbers: Tensor, scale: Tensor, dtype: torch.dtype, by_fbgemm: bool) -> VnniMatrix:
-    """numbers [out, in] int8, scale [out] float32 -> what `linear_int` takes."""
+    """Packs numbers [out, in] int8 and scale [out] float32 for `linear_int`."""
     zeros = torch.zeros(len(scale), dtype=torch.int32)
     if not by_fbgemm:
         return VnniMatrix(
             torch.ops.onednn.qlinear_prepack(numbers, None), False, scale, zeros, dtype
         )
     with warnings.catch_warnings():
-        # what `has_fbgemm` says
+        # PyTorch's notice that these tensors will be dropped
         warnings.filterwarnings("ignore", message="torch.quantize_per_tensor")
         tensor = torch._make_per_channel_quantized_tensor(numbers, scale.double(), zeros.long(), 0)
         return VnniMatrix(
@@ -129,8 +127,9 @@ def _goes_as_integers(
 
 @cache
 def sums_are_exact(by_fbgemm: bool) -> bool:
-    """Returns whether a library's sums of products of bytes are: without VNNI (ONEDNN_MAX_CPU_ISA
-    may say so of oneDNN) pairs of them are added in 16 bits, which hold no two of the largest."""
+    """Returns True if a library's sums of byte products are exact. Without VNNI (ONEDNN_MAX_CPU_ISA
+    can disable it for oneDNN) pairs are added in 16 bits, which overflow for the largest numbers.
+    """
     into = 64
     numbers = torch.full((16, into), 127, dtype=torch.int8)
     matrix = pack_vnni(numbers, torch.ones(16), torch.float32, by_fbgemm)
@@ -149,7 +148,8 @@ def _four(numbers: Tensor, scale: Tensor, zero: Tensor | None, group: int) -> Fo
 
 
 def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tensor:
-    """x [T, in] -> x @ ((numbers - zero) * scale).T + bias, [T, out], of the model's dtype."""
+    """Returns x @ ((numbers - zero) * scale).T + bias, [T, out], in the model's dtype. x: [T,
+    in]."""
     if isinstance(matrix, VnniMatrix):
         if x.shape[0] <= ROWS_AT_ONCE:
             return _vnni(x, matrix, bias)
@@ -163,7 +163,7 @@ def linear_int(x: Tensor, matrix: Prepared, bias: Tensor | None = None) -> Tenso
 
 
 def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:
-    """Returns what rows of the matrix are worth, [rows, in] float32."""
+    """Returns the numbers of some rows of the matrix, [rows, in] float32."""
     numbers, scale = matrix.numbers[rows], matrix.scale[rows].float()
     if numbers.dtype == torch.uint8:
         numbers, missing = unpack_four(numbers), float(ZERO_OF_FOUR)
@@ -175,11 +175,11 @@ def widened(matrix: IntMatrix, rows: slice = slice(None)) -> Tensor:
 
 
 def _vnni(x: Tensor, matrix: VnniMatrix, bias: Tensor | None) -> Tensor:
-    """A row is its largest number / MOST * (256 * high + low), both of eight bits: their products
-    are taken together.
+    """Multiplies rows as 16-bit integers: a row is (its largest magnitude / MOST) * (256 * high +
+    low), and the products of both bytes are taken together.
 
-    Each step is one rounding, so that it is the same in any company. A row of zeros has no numbers,
-    and is worth 0 of whatever stands for them."""
+    Each step is one rounding, so the result doesn't depend on other rows. A row of zeros gives 0
+    for any integers."""
     count, into = x.shape
     wide = x.float()
     most = wide.abs().amax(1, keepdim=True)
@@ -195,8 +195,8 @@ def _vnni(x: Tensor, matrix: VnniMatrix, bias: Tensor | None) -> Tensor:
 
 
 def _sums(rows: Tensor, matrix: VnniMatrix) -> Tensor:
-    """rows [T, in] float32, whole numbers of -128 to 127 -> products with the weight's numbers,
-    times its scales."""
+    """Multiplies rows [T, in] float32, whole numbers of -128 to 127, by the weight's numbers and
+    scales."""
     if matrix.by_fbgemm:
         return torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
             rows, 1.0, MIDDLE, matrix.packed

@@ -1,10 +1,9 @@
 """The gated delta rule in plain torch, in float32: rows token by token, chunks in blocks of 64 by
 its WY form.
 
-In a block the state before it is S0 and G[i] the decays' product up to token i. What token i
-writes, u[i], takes back what its key finds of S0 and of earlier tokens' writes (arXiv:2412.06464,
-section 3.3): a triangular system.
-"""
+In a block, S0 is the state before it and G[i] the product of decays up to token i. Token i writes
+u[i], which subtracts what its key finds in S0 and in earlier tokens' writes (arXiv:2412.06464,
+section 3.3): a triangular system."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from penstock.kernels.inputs import StateInputs, StepInputs
 from penstock.kernels.reference.elementwise.activation import over_sigmoid
 from penstock.kernels.reference.recurrent.short_conv import convolved
 
-BLOCK = 64  # tokens
-STEEP = 20.0  # from here on softplus(x) is x
+BLOCK = 64  # tokens of a block
+STEEP = 20.0  # softplus(x) equals x from here on
 
 
 def delta_rule(
@@ -29,9 +28,9 @@ def delta_rule(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """given [T, channels + value_size]: q, k, v, then z; rates [T, 2 * value_heads]; window [slots,
-    taps, channels]; matrix [slots, value_heads, key_width, value_width] -> [T, value_size]. The
-    contract is `ops.DeltaRule`."""
+    """Returns [T, value_size]. given: [T, channels + value_size]: q, k, v, then z. rates: [T, 2 *
+    value_heads]. window: [slots, taps, channels]. matrix: [slots, value_heads, key_width,
+    value_width]. The contract is `ops.DeltaRule`."""
     h, states, rows = heads, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     came, z = given[:, : h.channels], given[:, h.channels :]
@@ -46,7 +45,7 @@ def delta_rule(
     wide = rates.float()
     rate, step = wide[:, : h.value_heads], wide[:, h.value_heads :] + weights.step_bias
     rate = over_sigmoid(torch.full_like(rate, weights.most_rate), rate)
-    decay = weights.decay * softplus(step)  # logarithms
+    decay = weights.decay * softplus(step)  # logarithm of the decay
     out = torch.empty_like(v)
     if rows:
         out[:rows] = _rows(q[:rows], k[:rows], v[:rows], rate[:rows], decay[:rows], matrix, states)
@@ -63,7 +62,7 @@ def delta_rule(
 
 
 def softplus(x: Tensor) -> Tensor:
-    """x -> log(1 + exp(x)), by exponentials that are the same for every element."""
+    """Returns log(1 + exp(x)), with exponentials that are the same for every element."""
     return torch.where(x > STEEP, x, x.clamp_max(STEEP).exp().log1p())
 
 
@@ -80,8 +79,8 @@ def _rows(
     matrix: Tensor,
     states: StateInputs,
 ) -> Tensor:
-    """q, k [R, H, K], v [R, H, V], rate, decay [R, H] -> [R, H, V]; those that fold change their
-    matrices."""
+    """Returns the outputs [R, H, V]; rows that fold update their matrices. q, k: [R, H, K]. v: [R,
+    H, V]. rate, decay: [R, H]."""
     slots = states.slots.long()
     held = matrix.index_select(0, slots).float()
     decayed = held * decay.exp()[:, :, None, None]
@@ -95,13 +94,14 @@ def _rows(
 def _block(
     q: Tensor, k: Tensor, v: Tensor, rate: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """q, k [n, H, K], v [n, H, V], rate, decay [n, H], state [H, K, V] -> [n, H, V] and the state
-    behind them."""
+    """Returns the outputs [n, H, V] of a block, and the state after it. q, k: [n, H, K]. v: [n, H,
+    V]. rate, decay: [n, H]. state: [H, K, V]."""
     q, k, v, rate, decay = (x.transpose(0, 1) for x in (q, k, v, rate, decay))
     total = decay.cumsum(1)
-    # [H, n, n]: decays from token j to i
+    # [H, n, n]: decay from token j to i
     between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
-    system = rate[..., None] * (k @ k.transpose(1, 2)) * between  # and ones on its diagonal
+    # the diagonal is 1 (unitriangular)
+    system = rate[..., None] * (k @ k.transpose(1, 2)) * between
     since = total.exp()[..., None]
     right = rate[..., None] * (v - since * (k @ state))
     writes = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
@@ -111,8 +111,8 @@ def _block(
 
 
 def _gated_norm(x: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
-    """x [T, H, V], z [T, H * V] -> the norm of each head, times silu(z), rounded in between as
-    transformers does."""
+    """Returns the norm of each head of x [T, H, V], times silu(z), rounded in between as in
+    transformers. z: [T, H * V]."""
     wide = x.float()
     normed = (wide * (wide.square().mean(-1, keepdim=True) + weights.eps).rsqrt()).to(x.dtype)
     gate = z.reshape(x.shape).float()

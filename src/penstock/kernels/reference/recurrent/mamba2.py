@@ -1,8 +1,8 @@
 """Mamba2's recurrence in plain torch, in float32: rows token by token, chunks in blocks of 64 by
 its dual form.
 
-In a block the state before it is S0 and G[i] the sum of dt a up to token i (arXiv:2405.21060,
-section 6): token i sees S0 through exp(G[i]), and what token j wrote through exp(G[i] - G[j]).
+In a block, S0 is the state before it and G[i] the sum of dt a up to token i (arXiv:2405.21060,
+section 6): token i sees S0 with factor exp(G[i]), and token j's write with factor exp(G[i] - G[j]).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def mamba2(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """given [T, columns]: z, x, B, C, dt; window [slots, taps, channels]; matrix [slots, heads,
-    state_width, head_width] -> [T, size]. The contract is `ops.Mamba2Scan`."""
+    """Returns [T, size]. given: [T, columns]: z, x, B, C, dt. window: [slots, taps, channels].
+    matrix: [slots, heads, state_width, head_width]. The contract is `ops.Mamba2Scan`."""
     h, states, rows = heads, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     came = given[:, h.size : h.size + h.channels]
@@ -41,7 +41,7 @@ def mamba2(
         for each in (b, c)
     )
     dt = softplus(given[:, h.columns - h.heads :].float() + weights.step_bias)
-    decay = dt * weights.a  # logarithms
+    decay = dt * weights.a  # logarithm of the decay
     out = torch.empty_like(x)
     if rows:
         out[:rows] = _rows(x[:rows], b[:rows], c[:rows], dt[:rows], decay[:rows], matrix, states)
@@ -60,8 +60,8 @@ def mamba2(
 def _rows(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, matrix: Tensor, states: StateInputs
 ) -> Tensor:
-    """x [R, H, P], b, c [R, H, N], dt, decay [R, H] -> [R, H, P]; those that fold change their
-    matrices."""
+    """Returns the outputs [R, H, P]; rows that fold update their matrices. x: [R, H, P]. b, c: [R,
+    H, N]. dt, decay: [R, H]."""
     slots = states.slots.long()
     held = matrix.index_select(0, slots).float()
     new = held * decay.exp()[:, :, None, None] + (b * dt[..., None])[..., None] * x[:, :, None]
@@ -73,11 +73,11 @@ def _rows(
 def _block(
     x: Tensor, b: Tensor, c: Tensor, dt: Tensor, decay: Tensor, state: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """x [n, H, P], b, c [n, H, N], dt, decay [n, H], state [H, N, P] -> [n, H, P] and the state
-    behind them."""
+    """Returns the outputs [n, H, P] of a block, and the state after it. x: [n, H, P]. b, c: [n, H,
+    N]. dt, decay: [n, H]. state: [H, N, P]."""
     x, b, c, dt, decay = (each.transpose(0, 1) for each in (x, b, c, dt, decay))
     total = decay.cumsum(1)
-    # [H, n, n]: decays from token j to i
+    # [H, n, n]: decay from token j to i
     between = (total[:, :, None] - total[:, None, :]).tril().exp().tril()
     scores = (c @ b.transpose(1, 2)) * between * dt[:, None]
     out = scores @ x + total.exp()[..., None] * (c @ state)
@@ -88,8 +88,8 @@ def _block(
 def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
 ) -> Rows:
-    """x [T, F], gate [T, F], weight [F] -> [T, F]: x * silu(gate), normed in groups of F / groups
-    neighbours, times weight; weight None: x * silu(gate)."""
+    """Returns x * silu(gate) [T, F], normed in groups of F / groups neighbours, times weight;
+    weight None: x * silu(gate). x, gate: [T, F]. weight: [F]."""
     wide = over_sigmoid(gate.float(), gate) * x.float()
     if weight is None:
         return in_form(wide.to(x.dtype), form)

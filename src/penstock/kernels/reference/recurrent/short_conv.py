@@ -1,9 +1,8 @@
-"""Short causal convolutions in plain torch, channel by channel, and LFM2's with its two gates.
+"""Short causal convolutions per channel in plain torch, and LFM2's with its two gates.
 
-A window is a ring: the token at position p lies at p % taps. A row's newest token is taken from
-what is given, so that a row that doesn't fold answers as it did. A sum is taken tap by tap, the
-oldest first, in float32: a token's answer is the same in a chunk and by itself.
-"""
+A window is a ring: the token at position p is at p % taps. A row's newest token is read from the
+input, so that a row that doesn't fold gives the same output again. Sums go tap by tap, the oldest
+first, in float32, so a token's output is the same in a chunk and in a decode row."""
 
 from __future__ import annotations
 
@@ -16,8 +15,8 @@ from penstock.kernels.inputs import StateInputs, StepInputs
 def short_conv(
     given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """given [T, 3c]: the gate of what comes in, the gate of what goes out, the values; weight [c,
-    taps]; window [slots, taps, c] -> [T, c]. The contract is `ops.GatedConvolution`."""
+    """Returns [T, c]. given: [T, 3c]: gate of the input, gate of the output, the values. weight:
+    [c, taps]. window: [slots, taps, c]. The contract is `ops.GatedConvolution`."""
     gate_in, gate_out, values = given.chunk(3, dim=1)
     return gate_out * convolved(gate_in * values, weight, bias, window, inputs).to(given.dtype)
 
@@ -25,8 +24,8 @@ def short_conv(
 def convolved(
     came: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """came [T, c], weight [c, taps], bias [c] or None, window [slots, taps, c], which takes the
-    tokens -> [T, c] float32."""
+    """Returns the convolution [T, c] float32 of came [T, c], and stores the tokens in window
+    [slots, taps, c]. weight: [c, taps]. bias: [c] or None."""
     states, rows = inputs.states, inputs.rows
     assert states is not None, "a layer with a window has slots"
     mixed = torch.empty(came.shape, dtype=torch.float32, device=came.device)
@@ -47,8 +46,8 @@ def convolved(
 def _rows(
     came: Tensor, taps: int, window: Tensor, states: StateInputs, positions: Tensor
 ) -> list[Tensor]:
-    """Returns what each tap sees [rows, c], and puts the newest tokens of rows that fold into their
-    windows."""
+    """Returns the inputs of each tap [rows, c], and stores the newest tokens of rows that fold in
+    their windows."""
     slots = states.slots.long()
     held = window.index_select(0, slots)
     every = torch.arange(slots.shape[0], device=slots.device)
@@ -61,7 +60,8 @@ def _rows(
 def _chunk(
     came: Tensor, context: int, weight: Tensor, bias: Tensor | None, window: Tensor, mixed: Tensor
 ) -> None:
-    """came, mixed [n, c] of one chunk behind `context` tokens; window [taps, c]."""
+    """Convolves one chunk came [n, c], after `context` tokens, into mixed [n, c]. window: [taps,
+    c]."""
     taps, count = weight.shape[1], came.shape[0]
     before = window[[(context - back) % taps for back in range(taps - 1, 0, -1)]]
     seen = torch.cat((before, came))
@@ -71,7 +71,8 @@ def _chunk(
 
 
 def _weighed(taps: list[Tensor], weight: Tensor, bias: Tensor | None) -> Tensor:
-    """taps: [n, c] each, the oldest token's first."""
+    """Returns the weighted sum over taps, [n, c] float32. taps: [n, c] each, the oldest token's
+    first."""
     total = taps[0].float() * weight[:, 0].float()
     for tap, seen in enumerate(taps[1:], 1):
         total += seen.float() * weight[:, tap].float()

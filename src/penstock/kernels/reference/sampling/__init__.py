@@ -1,1 +1,1 @@
-"""Sampling: penalties, filters, the draw, log probabilities, rows' columns."""
+"""Sampling: penalties, filters, the draw, log probabilities, columns of rows."""

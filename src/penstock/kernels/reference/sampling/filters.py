@@ -1,11 +1,10 @@
-"""min_p, top_k and top_p: draw again until a token stays. What they must give is said in `sample`.
+"""min_p, top_k and top_p: draw again until a token stays. The contract is in `sample`.
 
-It knows rows that were drawn once. All filters together keep a beginning of the order of tokens, so
+Takes rows that were drawn once. All filters together keep a beginning of the order of tokens, so
 they are one cut: the last token that stays. A row with top_k or min_p finds its cut at once, among
-as many tiles as it leaves tokens. A row with top_p alone looks for the tokens above the drawn one,
-in the few tiles that hold any, and is sorted only after three misses: at top_p = 0.9 that is one
-row in a thousand. Which rows those are is data, so on a GPU this column waits for it.
-"""
+as many tiles as tokens stay. A row with top_p alone sums the tokens above the drawn one, in the few
+tiles that hold any, and is sorted only after three misses: one row in a thousand at top_p = 0.9.
+The choice of rows depends on data, so on a GPU the host waits for it."""
 
 from __future__ import annotations
 
@@ -19,18 +18,18 @@ from penstock.kernels.inputs import TILE
 from penstock.kernels.reference.sampling.tile_draw import Drawable, draw, tile_sums
 
 ATTEMPTS = 8
-_SCANS = 3  # attempts that are looked at without a sort
-_PIECE = 1 << 22  # logits that are held in float32 at once, several times over
+_SCANS = 3  # attempts checked without a sort
+_PIECE = 1 << 22  # logits held in float32 at once, in several copies
 
-Stays = Callable[[Tensor, Tensor], Tensor]  # rows [m] int64, their tokens [m] -> [m] bool
+Stays = Callable[[Tensor, Tensor], Tensor]  # rows [m] int64, tokens [m] -> [m] bool
 
 
 @dataclass(slots=True)
 class Filters:
-    """Holds the filters of n rows."""
+    """The filters of n rows."""
 
     top_p: Tensor  # [n] float32
-    top_k: Tensor  # [n] int64, the vocabulary where it is off
+    top_k: Tensor  # [n] int64; the vocabulary's size if off
     min_p: Tensor  # [n] float32
 
     def take(self, rows: Tensor) -> Filters:
@@ -38,7 +37,7 @@ class Filters:
 
 
 def filtered(rows: Drawable, top_p: Tensor, top_k: Tensor, min_p: Tensor, tokens: Tensor) -> None:
-    """Draws again for rows whose token, of attempt 0, doesn't stay. tokens [n] int64 are changed in
+    """Draws again for rows whose token of attempt 0 is filtered out. tokens: [n] int64, changed in
     place."""
     vocabulary = rows.logits.shape[1]
     k = torch.where(top_k > 0, top_k.to(torch.int64).clamp(max=vocabulary), vocabulary)
@@ -54,7 +53,7 @@ def filtered(rows: Drawable, top_p: Tensor, top_k: Tensor, min_p: Tensor, tokens
 
 
 def _redrawn(rows: Drawable, filters: Filters, tokens: Tensor, scans: int) -> Tensor:
-    """tokens [n] of attempt 0 -> [n] that stay."""
+    """Returns tokens [n] that stay. tokens: [n] of attempt 0."""
     left = torch.arange(tokens.shape[0], device=tokens.device)
     if scans:
         left = _attempts(
@@ -83,8 +82,8 @@ def _redrawn(rows: Drawable, filters: Filters, tokens: Tensor, scans: int) -> Te
 def _attempts(
     rows: Drawable, tokens: Tensor, left: Tensor, attempts: range, stays: Stays
 ) -> Tensor:
-    """Draws rows `left` again and again -> those that still don't stay. Attempt 0 is in `tokens`,
-    which is changed."""
+    """Draws rows `left` repeatedly; returns the rows whose token is still filtered out. Attempt 0
+    is in `tokens`, which is changed."""
     for attempt in attempts:
         if attempt:
             tokens[left] = draw(rows.take(left), attempt)
@@ -99,19 +98,19 @@ def _logit(rows: Drawable, row: Tensor, token: Tensor) -> Tensor:
 
 
 def _inside(logit: Tensor, token: Tensor, value: Tensor, bound: Tensor) -> Tensor:
-    """Whether a token is the cut's (its logit `value`, its id `bound`) or above it."""
+    """Returns True for tokens at or above the cut, whose logit is `value` and id `bound`."""
     return (logit > value) | ((logit == value) & (token <= bound))
 
 
 def _scan(rows: Drawable, top_p: Tensor, token: Tensor) -> Tensor:
-    """Whether tokens [n] stay, for rows with top_p alone."""
+    """Returns True for tokens [n] that stay, for rows with top_p alone."""
     value = _logit(rows, torch.arange(token.shape[0], device=token.device), token)
     return _mass_above(rows, token, value) < top_p * rows.masses().sum(-1)
 
 
 def _mass_above(rows: Drawable, token: Tensor, value: Tensor) -> Tensor:
-    """Mass of the tokens above each row's own [n] -> [n] float32. In real text few tiles reach that
-    high."""
+    """Returns the mass of the tokens above each row's token [n], [n] float32. In real text few
+    tiles have any."""
     row, tile = torch.nonzero(rows.peak >= value[:, None], as_tuple=True)
     logit = rows.tiles(row, tile)
     ids = tile[:, None] * TILE + torch.arange(TILE, device=tile.device)
@@ -120,7 +119,7 @@ def _mass_above(rows: Drawable, token: Tensor, value: Tensor) -> Tensor:
 
 
 def _count_of_floor(rows: Drawable, min_p: Tensor) -> Tensor:
-    """How many tokens min_p leaves -> [n] int64."""
+    """Returns how many tokens min_p leaves, [n] int64."""
     every = torch.arange(min_p.shape[0], device=min_p.device)
     row, tile = torch.nonzero(rows.e(rows.peak.clone(), every) >= min_p[:, None], as_tuple=True)
     return _by_row(
@@ -129,15 +128,15 @@ def _count_of_floor(rows: Drawable, min_p: Tensor) -> Tensor:
 
 
 def _by_row(rows: Drawable, row: Tensor, tile: Tensor, sums: Tensor) -> Tensor:
-    """Sums of some tiles [q] -> of rows [n]. Added over all tiles: one order whatever else is in
-    the batch."""
+    """Adds sums of some tiles [q] by row [n]. Sums go over all tiles, so that the order doesn't
+    depend on other rows."""
     every = torch.zeros(rows.peak.shape, dtype=sums.dtype, device=sums.device)
     every[row, tile] = sums
     return every.sum(-1)
 
 
 def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
-    """The last token of each row that stays: its logit [n] float32 and its id [n] int64."""
+    """Returns the last token of each row that stays: its logit [n] float32 and its id [n] int64."""
     k = filters.top_k.clone()
     floored = torch.nonzero(filters.min_p > 0)[:, 0]
     if floored.numel():
@@ -149,7 +148,7 @@ def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
     e = rows.e(falling.clone(), every)
     place = torch.arange(falling.shape[1], device=falling.device)
     keep = place < k[:, None]
-    # Added one after the other: a row's sums must not depend on the k of its neighbours.
+    # Added sequentially: a row's sums must not depend on the k of other rows.
     mass = (e * keep).to(torch.float64)
     sums = mass.cumsum(-1)
     keep &= (filters.top_p >= 1)[:, None] | (sums - mass < filters.top_p[:, None] * sums[:, -1:])
@@ -159,8 +158,8 @@ def _cut(rows: Drawable, filters: Filters) -> tuple[Tensor, Tensor]:
 
 
 def _largest(rows: Drawable, k: int) -> Tensor:
-    """Each row's k largest logits, falling: [n, k] float32. They lie in the k tiles with the
-    largest peaks."""
+    """Returns each row's k largest logits, falling: [n, k] float32. They lie in the k tiles with
+    the largest peaks."""
     n, vocabulary = rows.place.shape[0], rows.logits.shape[1]
     if k > vocabulary // 4:
         return rows.logits[rows.place].to(torch.float32).sort(dim=-1, descending=True).values
@@ -170,7 +169,7 @@ def _largest(rows: Drawable, k: int) -> Tensor:
 
 
 def _nth_equal(rows: Drawable, value: Tensor, nth: Tensor) -> Tensor:
-    """The id of each row's nth token (from 1) whose logit is `value`: [n] int64."""
+    """Returns the id of each row's nth token (from 1) whose logit is `value`: [n] int64."""
     row, tile = torch.nonzero(rows.peak >= value[:, None], as_tuple=True)
     equal = torch.zeros(rows.peak.shape, dtype=torch.int64, device=tile.device)
     equal[row, tile] = (rows.tiles(row, tile) == value[row, None]).sum(-1)
@@ -183,7 +182,7 @@ def _nth_equal(rows: Drawable, value: Tensor, nth: Tensor) -> Tensor:
 
 
 def _draw_inside(rows: Drawable, value: Tensor, bound: Tensor) -> Tensor:
-    """Sets what doesn't stay to -inf and draws with attempt 8. For the few that all attempts
+    """Sets filtered tokens to -inf and draws with attempt 8, for the few rows that all attempts
     missed."""
     logits = rows.logits[rows.place].to(torch.float32)
     ids = torch.arange(logits.shape[1], device=logits.device)

@@ -1,9 +1,7 @@
-"""label_logprobs: log-probabilities under raw logits of the very ids that rows name, in place of
+"""label_logprobs: log-probabilities under raw logits of the ids that a request names, in place of
 the most likely.
 
-A handful of gathers, on any device, where a step's rows ask. It knows logits, ids and rows'
-columns.
-"""
+A few gathers, on any device, if a step's rows need them. Knows logits, ids and columns of rows."""
 
 from __future__ import annotations
 
@@ -24,12 +22,12 @@ def label_logprobs(
     out: tuple[Tensor, Tensor, Tensor],
     part: VocabularyPart | None = None,
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] and their drawn tokens [n] -> out: chosen [n]
-    is read, ids and top [n, most] are written where a row asks, in the order of its ids.
+    """Writes log-probabilities of the named ids. logits: raw, [n, vocabulary], of rows row_ids [n];
+    tokens: [n] drawn. out: chosen [n] is read; ids and top [n, most] are written for rows with
+    named ids, in their order.
 
-    pool [ids] int32: a row's lie behind its biases and bad words, as many as rows.logprobs says.
-    part: which tokens the logits are of, where ranks share a vocabulary.
-    """
+    pool: [ids] int32; a row's named ids follow its biases and bad words, as many as rows.logprobs.
+    part: this rank's range if ranks share a vocabulary."""
     chosen, ids, top = out
     row = row_ids.to(torch.int64)
     place = torch.arange(ids.shape[1], device=logits.device)
@@ -43,7 +41,7 @@ def label_logprobs(
     else:
         column, mine = part.columns(wanted, logits.shape[1])
         raw = part.most(torch.where(mine, logits.gather(1, column).to(torch.float32), -torch.inf))
-    # the drawn token's logit and logprob are known, so this is too
+    # the log of the sum, from the drawn token's logit and logprob
     log_sum = raw[:, -1:] - chosen[:, None]
     ids.copy_(torch.where(asks, labels, ids))
     top.copy_(torch.where(asks, raw[:, :-1] - log_sum, top))

@@ -1,8 +1,7 @@
 """token_logprobs: natural log-probabilities of chosen tokens under raw logits, their ranks, and the
 k most likely.
 
-It knows logits and ids; what the sampler did to its own copy of the logits is no business of it.
-"""
+Knows logits and ids; the sampler's changes to its copy of the logits don't matter here."""
 
 from __future__ import annotations
 
@@ -17,12 +16,12 @@ _PIECE = 1 << 22
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logits [m, vocabulary] of any float type, tokens [m] -> chosen [m] float32, rank [m] int32,
-    ids [m, k] int32, top [m, k].
+    """Returns chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]. logits: [m,
+    vocabulary] of any float type. tokens: [m].
 
-    rank is 1 + the tokens with a strictly larger logit. The k most likely come in order, the lower
-    id first among equals; where the vocabulary is smaller than k, ids end in -1 and top in -inf. A
-    row whose token is negative (none was drawn) is told of token 0: its reader leaves it out.
+    rank is 1 + the number of tokens with a strictly larger logit. The k most likely are in order,
+    the lower id first among equals; if the vocabulary is smaller than k, ids end in -1 and top in
+    -inf. A row with a negative token (none was drawn) gets the values of token 0; readers skip it.
     """
     step = max(1, _PIECE // logits.shape[1])
     parts = [
@@ -42,9 +41,9 @@ def logprobs_rows(
     scratch: object,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank
-    [n], ids [n, most], top [n, most], written where rows.logprobs >= 0; the rest stays as it was.
-    """
+    """Writes log-probabilities to out: chosen [n], rank [n], ids [n, most], top [n, most], for rows
+    with rows.logprobs >= 0; the others are unchanged. logits: raw, [n, vocabulary], of rows row_ids
+    [n]. tokens: [n]."""
     place = (rows.logprobs[row_ids.to(torch.int64)] >= 0).nonzero()[:, 0]
     if place.shape[0] == logits.shape[0]:
         found = token_logprobs(logits, tokens, most)
@@ -57,9 +56,11 @@ def logprobs_rows(
 def rank_logprobs(
     logits: Tensor, tokens: Tensor, k: int, part: VocabularyPart
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`token_logprobs` where ranks share a vocabulary, on any device: raw logits [m, some of it],
-    tokens [m] of all of it. Round go the top, then what each has of the sum, the token's logit and
-    its own k most likely, then how many are above: 16 bytes a row, and 8 for each of the k."""
+    """Returns `token_logprobs` if ranks share a vocabulary, on any device. logits: raw, [m, this
+    rank's range]. tokens: [m] of the whole vocabulary.
+
+    Three gathers: the top; each rank's part of the sum, the token's logit and the rank's k most
+    likely; the count of larger logits. 16 bytes a row, and 8 for each of the k."""
     m = logits.shape[0]
     peak, top, mass = tile_sums(logits, torch.ones(m, device=logits.device), agree=part.most)
     assert mass is not None
@@ -72,7 +73,7 @@ def rank_logprobs(
     )
     total, raw = top + told[:, :, 0].sum(0).log(), told[:, :, 1].amax(0)
     rank = 1 + part.total((logits > raw[:, None].to(logits.dtype)).sum(-1))
-    # by rank, so the lower id first among equals
+    # rank order: the lower id comes first among equals
     values = told[:, :, 2 : 2 + k].transpose(0, 1).reshape(m, -1)
     ids = told[:, :, 2 + k :].contiguous().view(torch.int32).transpose(0, 1).reshape(m, -1)
     values, order = values.sort(dim=-1, descending=True, stable=True)
@@ -96,7 +97,8 @@ def _piece(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tens
 
 
 def _largest(logits: Tensor, peak: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k largest of each row, the lower id first among equals: [m, k] int32, [m, k] float32."""
+    """Returns the k largest of each row, the lower id first among equals: [m, k] int32, [m, k]
+    float32."""
     m, vocabulary = logits.shape
     ids = torch.full((m, k), -1, dtype=torch.int32, device=logits.device)
     values = torch.full((m, k), -torch.inf, device=logits.device)
@@ -112,7 +114,8 @@ def _largest(logits: Tensor, peak: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _ordered(x: Tensor) -> Tensor:
-    """[m, n] float32 -> int64 that sort as the values do, the lower column before an equal one."""
-    as_int = (x + 0.0).contiguous().view(torch.int32).to(torch.int64)  # + 0.0: there is one zero
+    """Returns int64 that sort like the float32 values [m, n], the lower column before
+    an equal one."""
+    as_int = (x + 0.0).contiguous().view(torch.int32).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
     rising = torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF))
     return (rising << 32) - torch.arange(x.shape[1], device=x.device)

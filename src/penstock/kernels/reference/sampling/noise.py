@@ -1,24 +1,22 @@
-"""Counter noise: the same (seed, sample, position, attempt, stream, lane) gives the same number,
-whatever else runs.
+"""Counter noise: (seed, sample, position, attempt, stream, lane) determines a number, whatever else
+runs.
 
-It draws nothing and knows no logits. Everything is 32-bit integer arithmetic that wraps, so that
-another column of kernels can make the same bits; torch's int32 stands for uint32 here (a logical
-shift is an arithmetic one and a mask).
+Draws nothing and knows no logits. All arithmetic is 32-bit integer that wraps, so that another
+column can make the same bits; torch's int32 stands for uint32 (a logical shift is an arithmetic one
+and a mask).
 
-    mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
-    ("lowbias32")
-    absorb      h = mix((h ^ word) + 0x9E3779B9)
-    key         two words: from h = 0x243F6A88 and from h = 0x85A308D3, absorb seed's low half,
-    seed's high half,
-                sample, position * 32 + attempt * 2 + stream
-    bits(lane)  mix(mix(key[0] + lane * 0x9E3779B9) ^ key[1])
-    uniform     ((bits >> 9) + 0.5) * 2^-23: 23 bits, never 0 or 1, exact in float32
-    gumbel      -log(-log(uniform)), between -2.81 and 16.64
+  mix(x)      x ^= x >> 16; x *= 0x7FEB352D; x ^= x >> 15; x *= 0x846CA68B; x ^= x >> 16
+              ("lowbias32")
+  absorb      h = mix((h ^ word) + 0x9E3779B9)
+  key         two words: from h = 0x243F6A88 and from h = 0x85A308D3, absorb seed's low half, seed's
+              high half, sample, position * 32 + attempt * 2 + stream
+  bits(lane)  mix(mix(key[0] + lane * 0x9E3779B9) ^ key[1])
+  uniform     ((bits >> 9) + 0.5) * 2^-23: 23 bits, never 0 or 1, exact in float32
+  gumbel      -log(-log(uniform)), between -2.81 and 16.64
 
-Two words of key, since one would collide for thousands of pairs among the 2^24 tokens of one long
-job. A position is below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes). Source of the
-mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain.
-"""
+The key has two words, since one would collide for thousands of pairs among the 2^24 tokens of one
+long job. A position is below 2^26, an attempt below 16, a stream 0 (tiles) or 1 (lanes). Source of
+the mixing function: Chris Wellons, "Prospecting for Hash Functions" (2018), public domain."""
 
 from __future__ import annotations
 
@@ -34,7 +32,7 @@ _MULTIPLY_2 = 0x846CA68B - (1 << 32)
 
 
 def _mix(x: Tensor) -> Tensor:
-    """In place on int32, which it returns."""
+    """Mixes an int32 tensor in place and returns it."""
     x ^= (x >> 16).bitwise_and_(0xFFFF)
     x *= _MULTIPLY_1
     x ^= (x >> 15).bitwise_and_(0x1FFFF)
@@ -44,12 +42,12 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def _low_word(x: Tensor) -> Tensor:
-    """The low 32 bits of an int64, as int32."""
+    """Returns the low 32 bits of an int64, as int32."""
     return x.view(torch.int32)[::2] if x.is_contiguous() else x.contiguous().view(torch.int32)[::2]
 
 
 def row_keys(seed: Tensor, sample: Tensor) -> Tensor:
-    """What a row's keys have in common. seed [n] int64, sample [n] int32 -> [2, n] int32."""
+    """Returns the common part of a row's keys, [2, n] int32. seed: [n] int64. sample: [n] int32."""
     h = torch.stack([torch.full_like(sample, start) for start in _STARTS])
     for word in (_low_word(seed), _low_word(seed >> 32), sample):
         h = _mix((h ^ word) + _GOLDEN)
@@ -57,18 +55,19 @@ def row_keys(seed: Tensor, sample: Tensor) -> Tensor:
 
 
 def keys(rows: Tensor, position: Tensor, attempt: int, stream: int) -> Tensor:
-    """rows from row_keys [2, n], position [n] int32 -> [2, n] int32."""
+    """Returns keys [2, n] int32. rows: [2, n] from row_keys. position: [n] int32."""
     return _mix((rows ^ (position * 32 + (attempt * 2 + stream))) + _GOLDEN)
 
 
 def bits(key: Tensor, lanes: int, first: int = 0) -> Tensor:
-    """key [2, n] -> [n, lanes] int32, all 32 bits of each random: of the lanes from `first` on."""
+    """Returns random bits [n, lanes] int32, all 32 bits, of the lanes from `first` on. key: [2,
+    n]."""
     lane = torch.arange(first, first + lanes, dtype=torch.int32, device=key.device) * _GOLDEN
     return _mix(_mix(key[0][:, None] + lane) ^ key[1][:, None])
 
 
 def uniform(key: Tensor, lanes: int, first: int = 0) -> Tensor:
-    """[n, lanes] float32 in (0, 1), neither end ever."""
+    """Returns uniform numbers [n, lanes] float32 in (0, 1), never 0 or 1."""
     return (
         (bits(key, lanes, first) >> 9)
         .bitwise_and_(0x7FFFFF)
@@ -79,5 +78,5 @@ def uniform(key: Tensor, lanes: int, first: int = 0) -> Tensor:
 
 
 def gumbel(key: Tensor, lanes: int, first: int = 0) -> Tensor:
-    """[n, lanes] float32 of the standard Gumbel distribution."""
+    """Returns numbers [n, lanes] float32 of the standard Gumbel distribution."""
     return uniform(key, lanes, first).log_().neg_().log_().neg_()

@@ -1,11 +1,9 @@
-"""What rows ask to be done to their logits before the draw: logit_bias, penalties, barred ids,
-token masks.
+"""Changes of a row's logits before the draw: logit_bias, penalties, barred ids, token masks.
 
-It knows logits, ids and the pool of tokens; not why a row asks. Each operation changes float32
-logits [n, vocabulary] in place, only in the rows it is given. No counts are kept between steps: a
-row's tokens lie in the pool, in the geometry of its KV, and are counted each time
-(docs/design/penalties.md says why).
-"""
+Knows logits, ids and the pool of tokens; not why a row needs a change. Each operation changes
+float32 logits [n, vocabulary] in place, only in the given rows. No counts are kept between steps: a
+row's tokens lie in a pool with the geometry of its KV, and are counted each time
+(docs/design/penalties.md tells why)."""
 
 from __future__ import annotations
 
@@ -40,16 +38,14 @@ def adjust(
     scratch: SampleScratch,
     part: VocabularyPart | None = None,
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] int32 -> scratch.adjusted: a float32 copy with
-    each row's bias, penalties, bars, bad words and mask, in this order, as of position [n]: tokens
-    past it are none of theirs yet.
+    """Writes scratch.adjusted: a float32 copy of raw logits [n, vocabulary] of rows row_ids [n]
+    int32, with each row's bias, penalties, bars, bad words and mask applied in this order, as of
+    position [n]: later tokens don't count.
 
-    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which
-    are a row's. Behind its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front
-    with -1. masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1:
-    none. part: which tokens the logits are of, where ranks share a vocabulary; all ids and masks
-    are of the whole of it.
-    """
+    bias_ids: [pool] int32, bias_values: [pool] float32; rows.bias_start and bias_count give a row's
+    range. After its biases come the ids of its bad words, BAD_WORD_IDS each, padded in front with
+    -1. masks: [slots, ceil(vocabulary / 32)] int32; rows.mask_slot gives a row's slot, -1: none.
+    part: this rank's range if ranks share a vocabulary; ids and masks are of the whole."""
     first = 0 if part is None else part.first
     row = row_ids.to(torch.int64)
     wants = torch.where(rows.done[row] != 0, 0, rows.wants[row])
@@ -92,7 +88,7 @@ def _bias(
     bias_ids: Tensor,
     bias_values: Tensor,
 ) -> None:
-    """The biases of rows `row`, whose logits are lines `place`."""
+    """Adds the biases of rows `row`, whose logits are lines `place`."""
     count = rows.bias_count[row].to(torch.int64)
     before = torch.cumsum(count, 0) - count
     where = torch.repeat_interleave(rows.bias_start[row] - before, count) + torch.arange(
@@ -117,8 +113,8 @@ def _bar_words(
     pool: Tensor,
     first: int,
 ) -> None:
-    """Bars the last id of each bad word of rows `row`, whose logits are lines `place`, where it
-    would complete it."""
+    """Bars the last id of each bad word of rows `row`, whose logits are lines `place`, if it would
+    complete the word."""
     count = rows.word_count[row].to(torch.int64)
     which = torch.repeat_interleave(torch.arange(row.shape[0], device=row.device), count)
     nth = torch.arange(which.shape[0], device=row.device) - (torch.cumsum(count, 0) - count)[which]
@@ -136,12 +132,11 @@ def _bar_words(
 
 
 def bar_words(logits: Tensor, rows: Tensor, words: Tensor, latest: Tensor, first: int = 0) -> None:
-    """-inf in row rows[i] for the last id of words[i] where the ids before it are the row's
+    """Sets the last id of words[i] to -inf in row rows[i] if the ids before it are the row's
     latest[i], the newest last.
 
-    rows [m] int64, words [m, W] int32, padded in front with -1, latest [m, W - 1], -2 where there
-    is no output. first: the token of column 0.
-    """
+    rows: [m] int64. words: [m, W] int32, padded in front with -1. latest: [m, W - 1], -2 for
+    missing output. first: token of column 0."""
     before = words[:, :-1]
     bar_ids(
         logits,
@@ -152,14 +147,13 @@ def bar_words(logits: Tensor, rows: Tensor, words: Tensor, latest: Tensor, first
 
 
 def apply_masks(logits: Tensor, rows: Tensor, masks: Tensor, slots: Tensor) -> None:
-    """-inf in row rows[i] for each token t of which bit t % 32 of word t // 32 of masks[slots[i]]
-    isn't set.
+    """Sets token t to -inf in row rows[i] unless bit t % 32 of word t // 32 of masks[slots[i]] is
+    set.
 
-    rows, slots [m] int64, masks [slots, W] int32.
-    """
+    rows, slots: [m] int64. masks: [slots, W] int32."""
     vocabulary = logits.shape[1]
     byte, bit = torch.arange(256, device=logits.device), torch.arange(8, device=logits.device)
-    # by bytes through a table: 0.6 of the time that shifting words takes
+    # lookup by bytes takes 0.6 of the time of shifting words
     barred = (byte[:, None] >> bit) & 1 == 0
     step = max(1, _PIECE // vocabulary)
     for first in range(0, rows.shape[0], step):
@@ -172,23 +166,20 @@ def apply_masks(logits: Tensor, rows: Tensor, masks: Tensor, slots: Tensor) -> N
 
 
 def apply_bias(logits: Tensor, rows: Tensor, ids: Tensor, values: Tensor) -> None:
-    """logits[rows[i], ids[i]] += values[i]. rows, ids [m] int64, values [m] float32; a (row, id)
-    comes once."""
+    """Adds values[i] to logits[rows[i], ids[i]]. rows, ids: [m] int64. values: [m] float32. Pairs
+    (row, id) are distinct."""
     logits[rows, ids] = logits[rows, ids] + values
 
 
 def bar_ids(logits: Tensor, rows: Tensor, ids: Tensor, active: Tensor) -> None:
-    """-inf for ids[i] of row rows[i] where active[i]. rows [m] int64, ids [m, j] int64, active [m]
-    bool.
-
-    An id outside the vocabulary (-1, or a stop id that no token has) is none.
-    """
+    """Sets ids[i] of row rows[i] to -inf if active[i]. rows: [m] int64. ids: [m, j] int64. active:
+    [m] bool.
+    An id outside the vocabulary (-1, or a stop id that no token has) is skipped."""
     inside = (ids >= 0) & (ids < logits.shape[1])
     ids = torch.where(inside, ids, 0)
     nothing = torch.zeros((), device=logits.device)
     change = torch.where(active[:, None] & inside, -torch.inf, nothing)
-    # Added, not written: an id that is none adds 0 to token 0, and mustn't undo that token's own
-    # bar.
+    # Added, not written: a skipped id adds 0 to token 0, and mustn't undo that token's own bar.
     logits.index_put_((rows[:, None].expand_as(ids), ids), change, accumulate=True)
 
 
@@ -204,14 +195,13 @@ def apply_penalties(
     frequency: Tensor,
     part: VocabularyPart | None = None,
 ) -> None:
-    """Repetition over all of a row's tokens (CTRL, arXiv:1909.05858), then presence and frequency
-    over its output.
+    """Applies repetition over all of a row's tokens (CTRL, arXiv:1909.05858), then presence and
+    frequency over its output.
 
-    rows [m] int64: which rows of the logits. slot_token [blocks, 16] int32. block_table [m, width]
-    int32, covering length. length [m] int32: tokens of the row, the newest included, at least 1.
-    prompt_length [m] int32: tokens before are no output. repetition (1: off), presence, frequency
-    (0: off) [m] float32. part: which tokens the logits are of.
-    """
+    rows: [m] int64, rows of the logits. slot_token: [blocks, 16] int32. block_table: [m, width]
+    int32, covering length. length: [m] int32, tokens of the row including the newest, at least 1.
+    prompt_length: [m] int32, tokens before the output. repetition (1: off), presence, frequency (0:
+    off): [m] float32. part: this rank's range of the vocabulary."""
     step = max(1, _PIECE // max(logits.shape[1], block_table.shape[1] * slot_token.shape[1]))
     for start in range(0, rows.shape[0], step):
         some = slice(start, start + step)
@@ -228,14 +218,14 @@ def apply_penalties(
         value -= frequency[some, None] * count + presence[some, None] * (count > 0)
         if part is not None:
             flat, value = flat[mine], value[mine]
-        logits.put_(flat, value)  # an id that comes twice is written twice, with the same value
+        logits.put_(flat, value)  # a repeated id is written repeatedly, with the same value
 
 
 def _tokens_of(
     slot_token: Tensor, table: Tensor, length: Tensor, prompt_length: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """ids [m, L] int64 (the row's first token where there is none) and whether each is output, [m,
-    L] bool."""
+    """Returns ids [m, L] int64 (the row's first token in unused places) and a mask of output tokens
+    [m, L] bool."""
     tokens = slot_token.index_select(0, table.reshape(-1)).view(table.shape[0], -1)
     place = torch.arange(tokens.shape[1], dtype=torch.int32, device=tokens.device)
     there = place < length[:, None]
@@ -244,6 +234,6 @@ def _tokens_of(
 
 
 def _count(ids: Tensor, output: Tensor, vocabulary: int) -> Tensor:
-    """How often each id of a row is among its output: [m, L] float32."""
+    """Returns how often each id of a row is in its output: [m, L] float32."""
     counts = torch.zeros((ids.shape[0], vocabulary), dtype=torch.float32, device=ids.device)
     return counts.scatter_add_(1, ids, output.to(torch.float32)).gather(1, ids)

@@ -1,15 +1,14 @@
-"""min_p, top_k and top_p where several ranks share a vocabulary: what `sample` says, without a
-logit that travels.
+"""min_p, top_k and top_p if several ranks share a vocabulary: the contract of `sample`, without
+gathering logits.
 
-All filters together keep a beginning of the order of tokens, whose last one ranks search together,
-eight bits of its logit at a time: each counts, or weighs, what it has under the 256 next values (2
-KB a row and round). Counts and weights are whole numbers, so that their sums hang neither on an
-order nor on how many ranks there are. Then nine draws of each rank, the eighth attempt's being from
-what is left, go round at once, and the first that stays is the token.
+All filters together keep a beginning of the order of tokens. Ranks search its last token together,
+eight bits of its logit at a time: each rank counts, or weighs, its tokens under the 256 next values
+(2 KB a row and round). Counts and weights are whole numbers, so their sums depend neither on an
+order nor on the number of ranks. Then each rank draws nine times, the last time from the kept
+tokens alone; the draws are gathered at once, and the first that stays is the token.
 
-Rows that ask are handed in, and nothing here depends on data: it may run on a stream that nobody
-waits for, on every device. It knows rows of logits; no columns.
-"""
+Callers pass only the rows with filters, and no control flow depends on data: it may run on a stream
+that the host doesn't wait for. Knows rows of logits; no columns."""
 
 from __future__ import annotations
 
@@ -21,14 +20,14 @@ from penstock.kernels.reference.sampling.filters import ATTEMPTS
 from penstock.kernels.reference.sampling.sample import read_rows
 from penstock.kernels.reference.sampling.tile_draw import Drawable, draw_here, tile_sums
 
-_WEIGHT = 2.0**36  # a mass of 1: sums of 2^17 tokens are exact in float64 too
+_WEIGHT = 2.0**36  # stands for a mass of 1: sums of 2^17 tokens are exact in float64 too
 _DIGITS, _BITS = 256, 8
-_PIECE = 1 << 22  # logits that are held at once, in several forms
+_PIECE = 1 << 22  # logits held at once, in several forms
 
 
 def filtered(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tensor:
-    """logits [n, some of the vocabulary] float32 of rows that ask for filters -> tokens [n] int32,
-    any where a row's logits are not finite. A greedy row gets its greedy token."""
+    """Returns tokens [n] int32 for rows with filters; arbitrary if a row's logits are not finite. A
+    greedy row gets its greedy token. logits: [n, this rank's range] float32."""
     step = max(1, _PIECE // part.largest_share)
     parts = [
         _piece(logits[first : first + step], _rows(inputs, slice(first, first + step)), part)
@@ -64,18 +63,17 @@ def _piece(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart) -> Tenso
 
 
 def _keys(logits: Tensor) -> Tensor:
-    """float32 -> int64 from 0 to 2^32 - 1 that sort as the values do."""
-    as_int = (logits + 0.0).view(torch.int32).to(torch.int64)  # + 0.0: there is one zero
+    """Returns int64 from 0 to 2^32 - 1 that sort like the float32 values."""
+    as_int = (logits + 0.0).view(torch.int32).to(torch.int64)  # + 0.0 turns -0.0 into 0.0
     return torch.where(as_int >= 0, as_int, -(as_int & 0x7FFFFFFF)) + (1 << 31)
 
 
 def _beginning(
     key: Tensor, amount: Tensor, most: Tensor | None, share: Tensor | None, part: VocabularyPart
 ) -> Tensor:
-    """Marks the tokens in [n, some] that have less than `most` [n], or `share` [n] of the whole, of
-    the amount above them: those with a larger key, or an equal one and a lower id. Tokens with
-    nothing of it are not marked.
-    """
+    """Returns a mask [n, this rank's range] of the tokens that have less than `most` [n] of the
+    amount above them, or less than `share` [n] of the total. Above means a larger key, or an equal
+    key and a lower id. Tokens without any amount are not marked."""
     n = key.shape[0]
     prefix, above = key.new_zeros(n), key.new_zeros(n)
     for shift in range(32 - _BITS, -1, -_BITS):
@@ -98,8 +96,7 @@ def _beginning(
 def _first_equals(
     equal: Tensor, amount: Tensor, above: Tensor, most: Tensor | None, part: VocabularyPart
 ) -> Tensor:
-    """Marks the first of the tokens that are equal to the last one: equal logits have equal
-    amounts."""
+    """Marks the first tokens among those equal to the last one; equal logits have equal amounts."""
     assert most is not None
     equal = equal & (amount > 0)
     told = part.gather(torch.stack((equal.sum(-1), (amount * equal).amax(-1))))  # [ranks, 2, n]
@@ -109,7 +106,7 @@ def _first_equals(
 
 
 def _first_that_stays(rows: Drawable, stays: Tensor, part: VocabularyPart) -> Tensor:
-    """Draws from the whole rows until a token stays, or from what stays: [n] int64."""
+    """Draws from the whole rows until a token stays, or else from the kept tokens: [n] int64."""
     draws = [draw_here(rows, attempt) for attempt in range(ATTEMPTS)]
     left = rows.logits.masked_fill(~stays, -torch.inf)
     peak, _, mass = tile_sums(left, rows.scale, True, lambda _: rows.top)

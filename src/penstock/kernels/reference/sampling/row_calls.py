@@ -1,17 +1,16 @@
-"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't hang on
-the rows beside it.
+"""row_calls: how many rows a product on this CPU takes at once, so that a row's bits don't depend
+on other rows.
 
-oneDNN and MKL choose a kernel, and where it cuts its sums, by the shape of the whole product. On
-some processors that moves a row's last bits with the number of rows: float32 by AVX2 on Intel,
-bfloat16 by AMX. Calls of one fixed number of rows have one shape, and so one kernel. Which
-processor needs them is tried, not looked up: small products at the first in float32, once for each
-library and number of threads. It takes 0.05 to 0.4 s by one or two threads of a Xeon.
+oneDNN and MKL choose a kernel, and the cuts of its sums, by the shape of the whole product. On some
+processors a row's last bits change with the number of rows: float32 with AVX2 on Intel, bfloat16
+with AMX. Calls of a fixed number of rows have one shape, and so one kernel. The need is tested, not
+looked up: small products at the first use in float32, once for each library and number of threads.
+The test takes 0.05 to 0.4 s with one or two threads of a Xeon.
 
-float32     a row has the same bits in any company, by fixed calls where nothing else gives that: it
-is promised bfloat16    where the library gives it by itself, which tests alone ask. Fixed calls
-took 15 to 20 % of the demo's and
-            of Qwen2.5-0.5B's speed on a Xeon with AMX, and nothing is promised of bfloat16
-"""
+  float32   a row has the same bits beside any rows, by fixed calls if needed: this is promised
+  bfloat16  only if the library gives it by itself, which tests alone check. Fixed calls took 15 to
+            20 % of the demo's and of Qwen2.5-0.5B's speed on a Xeon with AMX, and nothing is
+            promised for bfloat16"""
 
 from __future__ import annotations
 
@@ -25,27 +24,27 @@ from torch import Tensor
 
 Multiply = Callable[[Tensor], Tensor]  # rows [T, in] -> [T, out]
 
-FIXED = (32, 16)  # rows of a call, the first that keeps a row's bits
+FIXED = (32, 16)  # rows of a call; the first that keeps a row's bits is used
 ROW_MULTIPLE = (
-    16  # float32 rows are padded to it: both libraries have other kernels for fewer than about 12
+    16  # float32 rows are padded to it: both libraries use other kernels for fewer than about 12
 )
-# (out, in) and numbers of rows that moved on some processor; the last number is what the others are
-# held to.
+# (out, in) and numbers of rows whose bits changed on some processor; the last number is the
+# reference for the others.
 SHAPES = ((256, 896), (896, 2432), (96, 80))
 ROWS = (1, 3, 18, 31, 63, 100, 127, 255, 300)
 
 
 @dataclass(frozen=True, slots=True)
 class RowCalls:
-    """rows: of a call; None: any number, since no product moved.   keeps: whether a row has the
-    same bits in any company that way."""
+    """A way to call a product. rows: per call; None: any number, since bits never changed. keeps:
+    True if a row has the same bits beside any rows."""
 
     rows: int | None
     keeps: bool
 
 
 def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
-    """x [T, in] -> multiply's rows [T, out], in calls of as many rows as `calls` says, the last one
+    """Returns multiply's output [T, out] for x [T, in], in calls of `calls.rows` rows, the last one
     padded."""
     count, rows = x.shape[0], calls.rows
     if rows is None:
@@ -57,22 +56,22 @@ def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
 
 @cache
 def packed_calls(dtype: torch.dtype, threads: int) -> RowCalls:
-    """Returns how oneDNN's products with packed weights are called. dtype: what is multiplied;
-    threads: torch's."""
+    """Returns how to call oneDNN's products with packed weights. dtype: of the operands. threads:
+    torch's."""
     return _tried(dtype, lambda weight: packed_product(pack(weight)), _fixed(dtype))
 
 
 @cache
 def plain_calls(dtype: torch.dtype, threads: int) -> RowCalls:
-    """Returns how torch's own products with a weight as it lies are called: MKL's, or oneDNN's
-    without packing."""
+    """Returns how to call torch's own products with an unpacked weight: MKL's, or oneDNN's without
+    packing."""
     return _tried(dtype, lambda weight: lambda x: F.linear(x, weight), _fixed(dtype))
 
 
 @cache
 def batches_keep(dtype: torch.dtype, threads: int) -> bool:
-    """Returns whether torch's batched products leave a row's bits alone when its terms are padded
-    by zeros and other matrices stand beside it: weights times values of attention."""
+    """Returns True if torch's batched products keep a row's bits if its terms are padded by zeros
+    and other matrices are in the batch: attention's weights times values."""
     generator = torch.Generator().manual_seed(0)
     for rows, width in ((2, 80), (7, 64)):
         weights = torch.rand(40, rows, 608, generator=generator).to(dtype)
@@ -89,7 +88,7 @@ def batches_keep(dtype: torch.dtype, threads: int) -> bool:
 
 
 def pack(weight: Tensor) -> Tensor:
-    """weight [out, in] -> the same in oneDNN's own layout."""
+    """Returns weight [out, in] in oneDNN's own layout."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None)  # type: ignore[no-any-return]
 
 
@@ -104,7 +103,8 @@ def _fixed(dtype: torch.dtype) -> tuple[int, ...]:
 def _tried(
     dtype: torch.dtype, product: Callable[[Tensor], Multiply], fixed: tuple[int, ...] = FIXED
 ) -> RowCalls:
-    """product: a weight [out, in] -> its product. fixed: rows of a call that may be taken."""
+    """Returns how to call a product, by trying. product: weight [out, in] -> its product. fixed:
+    candidate numbers of rows of a call."""
     generator = torch.Generator().manual_seed(0)
     cases = []
     for out, into in SHAPES:
@@ -117,7 +117,7 @@ def _tried(
 
 
 def _keeps(calls: RowCalls, multiply: Multiply, x: Tensor) -> bool:
-    """Whether rows of x have the same bits among fewer and in other places."""
+    """Returns True if rows of x have the same bits among fewer rows and in other places."""
     whole = multiplied(x, calls, multiply)
     turned = multiplied(x.flip(0), calls, multiply).flip(0)
     return torch.equal(turned, whole) and all(

@@ -1,8 +1,8 @@
-"""The step's own bookkeeping in plain torch: rows join and grow, a step's arrays are made, its draw
-is taken in.
+"""The step's bookkeeping in plain torch: rows join and grow, a step's arrays are made, and drawn
+tokens are stored.
 
-Whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no sequences.
-"""
+Takes whole columns and row ids; returns nothing to the host but the tokens. Knows rows, blocks and
+ids; no sequences."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.row_table import JOIN_WORDS
 
-NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
+NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are
-    scratch past width."""
+    """Starts rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. Table entries after width
+    become the scratch block."""
     packed = packed[packed[:, 0] >= 0]
     row = packed[:, 0].to(torch.int64)
     place = rows.word_base[1:] + row[:, None] * rows.word_stride[1:]
@@ -32,17 +32,15 @@ def join(packed: Tensor, rows: RowState) -> None:
 
 
 def grow(new_blocks: Tensor, rows: RowState) -> None:
-    """new_blocks [m, 3] int32: row (-1: nothing), index in its table, block."""
+    """Adds blocks to tables. new_blocks: [m, 3] int32: row (-1: nothing), index in its table,
+    block."""
     row, index, block = new_blocks[new_blocks[:, 0] >= 0].unbind(1)
     rows.block_table[row.to(torch.int64), index.to(torch.int64)] = block
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's,
-    of rows.drafts.
-
-    row_ids [S] int32 of queries; queries.draft is written to.
-    """
+    """Replaces drafts equal to FROM_DEVICE by those of the row, rows.drafts.
+    row_ids: [S] int32 of queries. queries.draft is changed."""
     at = ((queries.offset > 0) & (queries.draft == FROM_DEVICE)).nonzero()[:, 0]
     queries.draft[at] = rows.drafts[
         row_ids[at].to(torch.int64), queries.offset[at].to(torch.int64) - 1
@@ -59,12 +57,11 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (int64),
-    and each query's token stored beside its K and V, slot_token [blocks, 16] int32.
+    """Fills the first S entries of token_ids, positions and slots (int64) for row_ids [S] int32 of
+    queries, and stores each query's token beside its K and V, in slot_token [blocks, 16] int32.
 
-    queries: None where each is its row's newest token. Rows that are done go to the dump block, at
-    their own offset.
-    """
+    queries: None if each is its row's newest token. Rows that are done go to the dump block, at
+    their own offset."""
     count, row = row_ids.shape[0], row_ids.to(torch.int64)
     token = rows.last_token.index_select(0, row)
     position = rows.length.index_select(0, row).to(torch.int64)
@@ -72,7 +69,7 @@ def prepare(
         position += queries.offset
         token = torch.where(queries.offset > 0, queries.draft, token)
     over = rows.done.index_select(0, row) != 0
-    # Flat, and with shifts: at 8,192 rows on a CPU 17 us; table[row, position // BLOCK_SIZE] takes
+    # Flat, and with shifts: 17 us at 8,192 rows on a CPU; table[row, position // BLOCK_SIZE] takes
     # 49.
     table = rows.block_table
     entry = row * table.shape[1] + (position >> _BLOCK_BITS).clamp_(max=table.shape[1] - 1)
@@ -91,13 +88,12 @@ def advance(
     rows: RowState,
     told: Tensor | None = None,
 ) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host
-    is told, [S] int32.
+    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
+    row_ids: [S] of queries. drawn: [S] int32.
 
-    A row takes the draw of its first query, and each further one whose draft is the draw before it,
-    up to its end; the rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS
-    is done from now on. queries: None where no row has more than one.
-    """
+    A row takes the draw of its first query, and each further draw whose query's draft equals the
+    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
+    before. A row with BAD_LOGITS becomes done. queries: None if no row has more than one."""
     told = torch.empty_like(drawn) if told is None else told
     if queries is None:
         return told.copy_(_take(row_ids.to(torch.int64), drawn, rows))
@@ -105,14 +101,15 @@ def advance(
     for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
         at = (queries.offset == offset).nonzero()[:, 0]
         if offset:
-            # a draft is no negative number: what told nothing ends here
+            # drafts are never negative: a query after NO_TOKEN ends here
             at = at[told[at - 1] == queries.draft[at]]
         told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
     return told
 
 
 def _take(row: Tensor, drawn: Tensor, rows: RowState) -> Tensor:
-    """One draw a row: row [S] int64, drawn [S] int32 -> what the host is told, [S] int32."""
+    """Stores one draw a row; returns the tokens for the host, [S] int32. row: [S] int64. drawn: [S]
+    int32."""
     done = rows.done.index_select(0, row) != 0
     drawn = torch.where(done, NO_TOKEN, drawn)
     moved = drawn >= 0

@@ -1,34 +1,31 @@
 """sample: one token a row from its logits. This file is the contract: every column draws the same
-token from the same logits (but for near-ties, where another order of adding moves a last bit).
+token from the same logits (except near-ties, where another order of summing changes a last bit).
 
-It knows rows of logits (penalties, bias and barred ids are in them already) and `SamplerInputs`; no
+Knows rows of logits (penalties, bias and barred ids are applied already) and `SamplerInputs`; no
 rows of the engine, no end ids. A row's token depends on that row alone.
 
-Let l be a row's logits in float32, cut into tiles of 128 (the last one filled up with -inf), top =
-max l, T the row's temperature, z = (l - top) * (1 / max(T, 1e-6)), e = exp(z).
+Let l be a row's logits in float32, cut into tiles of 128 (the last one padded with -inf), top = max
+l, T the row's temperature, z = (l - top) * (1 / max(T, 1e-6)), e = exp(z).
 
-    bad      l holds a NaN or +inf, or nothing above -inf: the token is BAD_LOGITS
-    greedy   T = 0, or top_k = 1: the lowest id among those with l = top
-    draw     tile: the largest of log(sum of e over the tile) + gumbel(stream TILES, the tile's
-    index); then in that
-             tile the largest of z + gumbel(stream LANES, 0..127). The lower index wins a tie.
-             Noise: see `noise`.
-             Exact: the first is a tile with its share of the mass, the second a token with its
-             share of the tile.
+  bad      l holds a NaN or +inf, or nothing above -inf: the token is BAD_LOGITS
+  greedy   T = 0, or top_k = 1: the lowest id among those with l = top
+  draw     first a tile: the largest of log(sum of e over the tile) + gumbel(stream TILES, the
+           tile's index); then in that tile the largest of z + gumbel(stream LANES, 0..127). The
+           lower index wins a tie. Noise: see `noise`. This is exact: a tile is drawn by its share
+           of the mass, a token by its share of the tile.
 
-Filters of a row that asks, in the order min_p, top_k, top_p, each over what the one before left.
-Tokens are ordered by l, the lower id first among equals; "above x" is before x in that order.
+Filters apply in the order min_p, top_k, top_p, each to the tokens that the one before left. Tokens
+are ordered by l, the lower id first among equals; "above x" means before x in that order.
 
-    min_p    x stays if e(x) >= min_p
-    top_k    x stays if fewer than top_k tokens are above it
-    top_p    x stays if the mass of the tokens above it is below top_p times the mass of all that
-    min_p and top_k left
+  min_p    x stays if e(x) >= min_p
+  top_k    x stays if fewer than top_k tokens are above it
+  top_p    x stays if the mass of the tokens above it is below top_p times the mass left by min_p
+           and top_k
 
 Each keeps a beginning of the order, so all of them together do. A token is drawn without filters,
 with attempt 0, 1, ... 7 in the noise's counter, until one stays; then, with attempt 8, from the row
-with all that doesn't stay set to -inf. Drawing again until one stays is the filtered distribution,
-exactly.
-"""
+with all filtered tokens set to -inf. Drawing again until one stays gives exactly the filtered
+distribution."""
 
 from __future__ import annotations
 
@@ -51,10 +48,10 @@ from penstock.kernels.row_state import RowState
 
 
 def sample(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None) -> Tensor:
-    """logits [n, vocabulary] of any float type -> tokens [n] int32, BAD_LOGITS where a row's logits
-    are not finite.
-
-    part: which tokens the logits are of; rows are not filtered then (`rank_filters` does it)."""
+    """Returns tokens [n] int32, BAD_LOGITS if a row's logits are not finite. logits: [n,
+    vocabulary] of any float type.
+    part: this rank's range of the vocabulary; rows are not filtered then (`rank_filters` does it).
+    """
     rows = read_rows(logits, inputs, part)
     tokens = draw(rows, 0)
     if inputs.any_filter and inputs.any_random:
@@ -65,7 +62,7 @@ def sample(logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = 
 def read_rows(
     logits: Tensor, inputs: SamplerInputs, part: VocabularyPart | None = None
 ) -> Drawable:
-    """Reads the logits once, of a part of a vocabulary twice -> what is drawn from."""
+    """Reads the logits once (a part of a vocabulary twice) and returns the data for drawing."""
     greedy = (inputs.temperature <= 0) | (inputs.top_k == 1)
     scale = inputs.temperature.clamp(min=MIN_TEMPERATURE).reciprocal()
     peak, top, mass = tile_sums(
@@ -88,11 +85,11 @@ def read_rows(
 
 @dataclass(slots=True)
 class SampleScratch:
-    """What goes from `penalties.adjust` to `sample_rows`: float32 logits [n, vocabulary], made
-    where somebody asks."""
+    """Buffers between `penalties.adjust` and `sample_rows`: float32 logits [n, vocabulary],
+    allocated if a row needs them."""
 
     adjusted: Tensor | None = None
-    inners: Tensor | None = None  # the Triton column's
+    inners: Tensor | None = None  # used by the Triton column
 
     @classmethod
     def allocate(cls, n: int, vocabulary: int, device: torch.device) -> SampleScratch:
@@ -111,12 +108,11 @@ def sample_rows(
     adjusts: bool,
     part: VocabularyPart | None = None,
 ) -> Tensor:
-    """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32,
-    BAD_LOGITS where they are not finite.
+    """Returns tokens [n] int32, BAD_LOGITS if a row's logits are not finite. logits: [n,
+    vocabulary] of rows row_ids [n] int32 at position [n].
 
-    The token is that of position + 1. adjusts: they are drawn from what `penalties.adjust` has
-    left. filters, adjusts: False only where the host knows that no row asks. part: as in `sample`.
-    """
+    The token is that of position + 1. adjusts: draw from the output of `penalties.adjust`. filters,
+    adjusts: False only if the host knows that no row needs them. part: see `sample`."""
     random = bool((rows.temperature[row_ids.to(torch.int64)] > 0).any())
     inputs = inputs_of(row_ids, position, rows, any_filter=filters, any_random=random)
     drawn = scratch.adjusted if adjusts and scratch.adjusted is not None else logits
@@ -126,7 +122,7 @@ def sample_rows(
 def inputs_of(
     row_ids: Tensor, position: Tensor, rows: RowState, *, any_filter: bool, any_random: bool
 ) -> SamplerInputs:
-    """What rows row_ids [n] at position [n] ask of the token behind it."""
+    """Returns the sampling parameters of rows row_ids [n] at position [n], for the next token."""
     row = row_ids.to(torch.int64)
     return SamplerInputs(
         temperature=rows.temperature[row],

@@ -1,8 +1,7 @@
-"""One draw without filters: a tile of 128 logits first, then a logit of it. What it must give is
-said in `sample`.
+"""One draw without filters: first a tile of 128 logits, then a logit of it. The contract is in
+`sample`.
 
-It knows rows of logits and their noise; no filters.
-"""
+Knows rows of logits and their noise; no filters."""
 
 from __future__ import annotations
 
@@ -18,17 +17,17 @@ from penstock.kernels.reference.sampling.noise import LANES, TILES, gumbel, keys
 BAD_LOGITS = -2
 MIN_TEMPERATURE = 1e-6
 
-# Logits worked on at once: the float32 copy of a bf16 head is made in such pieces, so that it stays
+# Logits processed at once: the float32 copy of a bf16 head is made in such pieces, so that it stays
 # in the cache.
 _PIECE = 1 << 20
 
 
 @dataclass(slots=True)
 class Drawable:
-    """n rows to draw from and what one pass over their logits gave."""
+    """n rows to draw from, and the results of one pass over their logits."""
 
     logits: Tensor  # [any, vocabulary], any float type
-    place: Tensor  # [n] int64: which of the logits are each row's
+    place: Tensor  # [n] int64: line of each row in the logits
     peak: Tensor  # [n, tiles] float32: the largest logit of each tile
     top: Tensor  # [n] float32
     mass: Tensor | None  # [n, tiles] float32: sum of e; None when every row is greedy
@@ -36,10 +35,10 @@ class Drawable:
     greedy: Tensor  # [n] bool
     key: Tensor  # [2, n] int32
     position: Tensor  # [n] int32
-    part: VocabularyPart | None = None  # which tokens the logits are of; None: all
+    part: VocabularyPart | None = None  # this rank's range of the vocabulary; None: all
 
     def take(self, rows: Tensor) -> Drawable:
-        """Some rows; their logits are not copied. rows [m] int64."""
+        """Returns some rows, rows [m] int64, without copying their logits."""
         return Drawable(
             self.logits,
             self.place[rows],
@@ -58,12 +57,12 @@ class Drawable:
         return self.mass
 
     def tiles(self, row: Tensor, tile: Tensor) -> Tensor:
-        """The logits of tile[i] of row[i]: both [q] int64 -> [q, 128] float32, -inf past the
+        """Returns the logits of tile[i] of row[i], both [q] int64: [q, 128] float32, -inf past the
         vocabulary."""
         return tile_logits(self.logits, self.place[row], tile)
 
     def e(self, logit: Tensor, row: Tensor) -> Tensor:
-        """exp((logit - top) / T) of logits [q, any] of row[i], in place."""
+        """Returns exp((logit - top) / T) of logits [q, any] of row[i], in place."""
         return logit.sub_(self.top[row, None]).mul_(self.scale[row, None]).exp_()
 
 
@@ -73,13 +72,11 @@ def tile_sums(
     masses: bool = True,
     agree: Callable[[Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One pass: peak [n, tiles], top [n], and sums of exp((l - top) * scale) [n, tiles] if asked,
-    all float32.
+    """Returns in one pass peak [n, tiles], top [n], and with `masses` sums of exp((l - top) *
+    scale) [n, tiles], all float32.
 
-    The adding goes by tile and then over tiles, so that a row's sums don't depend on how many rows
-    there are. agree: where the logits are a part of a vocabulary, its top [n] -> that of the whole;
-    sums take a second pass then.
-    """
+    Sums go by tile and then over tiles, so that they don't depend on the number of rows. agree: for
+    a part of a vocabulary: its top [n] -> that of the whole; sums take a second pass then."""
     n, vocabulary = logits.shape
     tiles = -(-vocabulary // TILE)
     peak = torch.empty((n, tiles), dtype=torch.float32, device=logits.device)
@@ -111,14 +108,14 @@ def tile_sums(
 
 
 def draw(rows: Drawable, attempt: int) -> Tensor:
-    """-> [n] int64. Rows that are bad get any token."""
+    """Returns drawn tokens [n] int64; arbitrary for bad rows."""
     score, token = draw_here(rows, attempt)
     return token if rows.part is None else rows.part.best(score, token)
 
 
 def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
-    """The tile's score [n] float32, by which ranks find whose draw it is,
-    and the token [n] int64."""
+    """Returns the score of the drawn tile [n] float32, by which ranks find the one whose draw
+    counts, and the token [n] int64."""
     first = 0 if rows.part is None else rows.part.first
     score = rows.peak
     if rows.mass is not None:
@@ -136,8 +133,8 @@ def draw_here(rows: Drawable, attempt: int) -> tuple[Tensor, Tensor]:
 
 
 def tile_logits(logits: Tensor, row: Tensor, tile: Tensor) -> Tensor:
-    """The logits of tile `tile[i]` of row `row[i]`: both [q] int64 -> [q, 128] float32, -inf past
-    the vocabulary."""
+    """Returns the logits of tile `tile[i]` of row `row[i]`, both [q] int64: [q, 128] float32, -inf
+    past the vocabulary."""
     n, vocabulary = logits.shape
     if vocabulary % TILE == 0 and logits.is_contiguous():
         tiles = vocabulary // TILE

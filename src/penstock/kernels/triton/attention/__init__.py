@@ -1,1 +1,1 @@
-"""Attention and what it reads: paged KV, latent vectors, shared prefixes, rotary embedding."""
+"""Attention and its inputs: paged KV, latents, shared prefixes, rotary embedding."""

@@ -1,9 +1,8 @@
-"""Attention over the paged cache: prefixes of groups, decode rows carried on from them, then
+"""Attention over the paged cache: prefixes of groups, decode rows that continue from them, then
 chunks.
 
-It knows the step's inputs and takes them apart for the kernels; it computes nothing. Nothing here
-reads the device, so the launches of a step can be captured.
-"""
+Splits the step's inputs for the kernels; computes nothing. Nothing here reads the device, so the
+launches of a step can be captured."""
 
 from __future__ import annotations
 
@@ -23,9 +22,9 @@ from penstock.kernels.triton.attention.prefix import PrefixState, attend_prefixe
 
 @dataclass(slots=True)
 class KindPlan:
-    """What layers of one kind share in a step: the rows as they attend them, one buffer for what
-    prefixes leave, and room for what chunks make of latent vectors, which the first layer that
-    needs it takes."""
+    """Data shared by a step's layers of one kind: the decode rows, one buffer for the results of
+    prefixes, and room for keys and values that chunks expand from latents, allocated by the first
+    layer that needs it."""
 
     decode: DecodeInputs | None
     prefix: PrefixState | None
@@ -33,7 +32,7 @@ class KindPlan:
 
 
 def plan(inputs: StepInputs, kind: AttentionKind, cos_sin: Tensor, dtype: torch.dtype) -> KindPlan:
-    """Takes the buffers that layers of a kind share."""
+    """Allocates the buffers that layers of a kind share."""
     decode = inputs.decode_for(kind.window) if inputs.rows else None
     prefix = None
     if decode is not None and decode.groups is not None:
@@ -56,10 +55,10 @@ def attention(
     *,
     few_programs: int = FEW_PROGRAMS,
 ) -> Tensor:
-    """q [T, H, D] over a layer's KV -> [T, H, D]. The contract is `ops.Attention`; the keyword:
-    kernels/tunables.py."""
+    """Attends q [T, H, D] over a layer's KV; returns [T, H, D]. The contract is `ops.Attention`.
+    few_programs: see kernels/tunables.py."""
     if q.stride()[1:] != (q.shape[2], 1):
-        q = q.contiguous()  # a view of a fused product has its heads side by side already
+        q = q.contiguous()  # heads of a fused product's view are adjacent already
     if inputs.is_one_row:
         return attend_one(q, kv, inputs, kind.scale, kind.window, sinks, kind.softcap)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)

@@ -1,9 +1,8 @@
-"""Copies of KV blocks: all layers (and the tokens beside them) in one launch, over a table of base
-addresses.
+"""Copies of KV blocks in all layers (and of the tokens beside them) in one launch, over a table of
+base addresses.
 
-It knows blocks and addresses; no rows. No block may be a source and a target of one call: targets
-are blocks that were just handed out.
-"""
+Knows blocks and addresses; no rows. No block may be a source and a target of one call: targets are
+newly allocated blocks."""
 
 from __future__ import annotations
 
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from penstock.kernels.triton.grid import cdiv
 
-_WORDS = 2048  # of 4 bytes, a program
+_WORDS = 2048  # 4-byte words of a program
 
 
 @triton.jit
@@ -34,8 +33,8 @@ def _copy_blocks(pointers, words, src, dst, WORDS: tl.constexpr):
 
 
 class BlockCopier:
-    """Tensors whose first dimension is the block, contiguous, of 16 bytes or a multiple of it a
-    block. Built once."""
+    """Copies blocks within contiguous tensors whose first dimension is the block, of a multiple of
+    16 bytes. Built once."""
 
     def __init__(self, layers: list[Tensor]) -> None:
         sizes = [x[0].numel() * x.element_size() for x in layers]
@@ -44,7 +43,7 @@ class BlockCopier:
             for x, size in zip(layers, sizes, strict=True)
         ):
             raise ValueError("blocks must be contiguous and of a multiple of 16 bytes")
-        self._layers = layers  # the addresses stay valid while we live
+        self._layers = layers  # keeps the addresses valid
         device = layers[0].device
         self._pointers = torch.tensor(
             [x.data_ptr() for x in layers], dtype=torch.int64, device=device
@@ -53,8 +52,8 @@ class BlockCopier:
         self._pieces = cdiv(max(sizes) // 4, _WORDS)
 
     def copy(self, src: Tensor, dst: Tensor) -> None:
-        """src, dst [c] int32 or int64; a pair with src < 0 copies nothing, so a fixed capacity can
-        be padded."""
+        """Copies blocks src to dst, both [c] int32 or int64; a pair with src < 0 is skipped, so a
+        fixed capacity can be padded."""
         if src.shape[0]:
             _copy_blocks[(src.shape[0], len(self._layers), self._pieces)](
                 self._pointers, self._words, src, dst, WORDS=_WORDS, num_warps=4
@@ -62,7 +61,7 @@ class BlockCopier:
 
 
 def copy_blocks(kv_layers: list[Tensor], src: Tensor, dst: Tensor) -> None:
-    """Block src[i] is copied over block dst[i] in all layers. Sends a table of addresses: who
-    copies often keeps a BlockCopier."""
+    """Copies block src[i] over block dst[i] in all layers. Sends a table of addresses each time:
+    frequent callers keep a BlockCopier."""
     if src.numel():
         BlockCopier(kv_layers).copy(src.contiguous(), dst.contiguous())

@@ -1,12 +1,10 @@
-"""Attention of decode rows: one query a row, over the row's own blocks, carried on from its group's
+"""Attention of decode rows: one query a row, over the row's own blocks, continued from its group's
 prefix.
 
-A program takes a stretch of a row's tokens x one KV head and streams their K and V once. Where
-there are few rows, a row's tokens are split over programs and joined by a second launch. Everything
-about a row (which it is, its length, its blocks) is read on the device: the launches depend on the
-number of rows and on `max_tokens` alone, and a kernel is compiled once for a model, not once for a
-size of step.
-"""
+A program takes a range of a row's tokens x one KV head and streams their K and V once. With few
+rows, a row's tokens are split over programs and joined by a second launch. A row's number, length
+and blocks are read on the device: launches depend on the number of rows and on `max_tokens` alone,
+and a kernel is compiled once for a model, not once for each step size."""
 
 from __future__ import annotations
 
@@ -31,12 +29,12 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2, precision_of, pr
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 MOST_SPLITS = 64  # programs that share a row
-FEW_PROGRAMS = 512  # that few rows are cut into: what fills an H200
+FEW_PROGRAMS = 512  # target number of programs with few rows: fills an H200
 
 
 @triton.jit
 def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED: tl.constexpr):
-    """First and one past the last token that a row's own part sees."""
+    """Returns the first, and one past the last, token of a row's own part."""
     end = tl.minimum(tl.load(position + item).to(tl.int32) + 1, capacity)
     first = 0
     if SKIPS:
@@ -60,11 +58,11 @@ def extent(position, skip, item, capacity, window, SKIPS: tl.constexpr, WINDOWED
 def _own(
     q,  # [S, H, D]
     keys,  # [blocks, Hkv, 16, D], strided
-    values,  # the same
-    scales,  # [2, Hkv] float32, of what is in eight bits
+    values,  # like keys
+    scales,  # [2, Hkv] float32, for parts in eight bits
     sinks,  # [H] float32
     out,  # [S, H, D]
-    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, V's scale left out
+    answer,  # [S, H, prefix_splits, D] float32: over the prefix alone, without V's scale
     lse,  # [S, H, prefix_splits] float32
     part,  # [S, H, splits, D] float32
     part_lse,  # [S, H, splits] float32
@@ -89,7 +87,7 @@ def _own(
     WIDTH_PAD: tl.constexpr,
     RATIO_PAD: tl.constexpr,
     SKIPS: tl.constexpr,
-    PARTS: tl.constexpr,  # of a prefix, at most
+    PARTS: tl.constexpr,  # most parts of a prefix
     PART_TOKENS: tl.constexpr,
     PART_TILE: tl.constexpr,
     WINDOWED: tl.constexpr,
@@ -97,7 +95,7 @@ def _own(
     TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
-    EIGHT: tl.constexpr,  # flash_loop.at_head's
+    EIGHT: tl.constexpr,  # see flash_loop.at_head
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
@@ -136,7 +134,7 @@ def _own(
                 used = tl.cdiv(first, span(first, prefix_splits, PART_TOKENS, PART_TILE))
             for at in tl.static_range(
                 PARTS
-            ):  # unrolled: the loads of all parts are under way at once
+            ):  # unrolled: the loads of all parts are in flight at once
                 there = (query < RATIO) & (at < used)
                 seen = tl.load(lse + place + at, mask=there, other=-1e30)
                 each = tl.load(
@@ -209,10 +207,10 @@ def join_parts(
     WINDOWED: tl.constexpr,
     TOKENS: tl.constexpr,
     MOST: tl.constexpr,
-    JOINED: tl.constexpr,  # parts at once
+    JOINED: tl.constexpr,  # parts taken at once
 ):
-    """A row and head that more than one program took: their parts, weighted by what each of them
-    saw."""
+    """Joins the parts of a row and head that several programs took, weighted by their
+    log-sum-exps."""
     item = (tl.program_id(0) // HEADS).to(tl.int64)
     head = tl.program_id(0) % HEADS
     first, end = extent(position, skip, item, capacity, window, SKIPS, WINDOWED)
@@ -231,7 +229,7 @@ def join_parts(
         for at in range(0, used, JOINED):
             here = place + at + split
             held = at + split < used
-            # of none: 0
+            # 0 for missing parts
             share = tl.exp2(tl.load(part_lse + here, mask=held, other=-1e30) - largest)
             each = tl.load(
                 part + here[:, None] * WIDTH + lane[None, :],
@@ -264,14 +262,14 @@ def attend_rows(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    """q [S, H, D] over a layer's KV into out [S, H, D]: item i is row rows[i] of the tables.
+    """Attends q [S, H, D] over a layer's KV into out [S, H, D]; item i is row rows[i] of the
+    tables.
 
-    rows [S], block_table [rows, W] int32, position [S]: a query sees position + 1 tokens, at most W
-    * 16, less the first skip[i] (skip [S] int32) where `prefix`, which `prefix.attend_prefixes` has
-    left, stands for those. max_tokens: no row's own part is longer; it sets how many programs share
-    a row, not what is seen.   few_programs: that few rows are cut into.   sinks: `ops.Attention`'s.
-    softcap: AttentionKind's.
-    """
+    rows: [S]. block_table: [rows, W] int32. position: [S]; a query sees position + 1 tokens, at
+    most W * 16. skip: [S] int32; `prefix`, filled by `prefix.attend_prefixes`, replaces the first
+    skip[i] tokens. max_tokens: bound of a row's own part; it sets how many programs share a row,
+    not the tokens seen. few_programs: target number of programs with few rows. sinks: see
+    `ops.Attention`. softcap: see AttentionKind."""
     count, heads, width = q.shape
     kv_heads = kv.kv_heads
     if window is not None:
@@ -357,22 +355,21 @@ def attend_rows(
 
 
 def least_queries(ratio: int, kv: LayerKv) -> int:
-    """Query heads of a KV head as a tile has them: a tensor core takes 16 in its rows, 8 in its
-    columns."""
+    """Returns the query heads of a KV head in a tile, padded: tensor cores take 16 in their rows, 8
+    in their columns."""
     return max(8 if kv.eight else 16, next_power_of_2(ratio))
 
 
 def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, int, int]:
-    """Tokens of a tile, warps, stages. Many rows: small programs, so that enough of them are there
-    at once.
+    """Returns tokens of a tile, warps, stages. Many rows get small programs, so that enough of them
+    run at once.
 
-    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32: what leaves
-    fewer of their places empty in the last round. TB/s of 4 KV heads behind a window of 1,024, by
-    64 and by 32 tokens, of 4.56 that a plain read reaches: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220
-    3.73, 4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20; 717 4.24 to 4.34 both. By 2 warps, 3
-    stages or 16 tokens, and rows cut in 2 or 4, none is better in the mean.
-    """
-    if width > 256:  # Gemma 4's: what fits, not measured yet
+    At width 256 a multiprocessor of an H200 runs 3 programs of 64 tokens, or 4 of 32; the choice is
+    the one that leaves fewer idle in the last round. TB/s of 4 KV heads with a window of 1,024, by
+    64 and by 32 tokens, of 4.56 for a plain read: 100 rows 2.95, 3.95; 160 3.98, 3.41; 220 3.73,
+    4.17; 283 4.29, 3.77; 400 4.08, 3.97; 560 4.42, 4.20; 717 4.24 to 4.34 both. 2 warps, 3 stages,
+    16 tokens, and rows cut in 2 or 4 are not better on average."""
+    if width > 256:  # Gemma 4: fits, not measured yet
         return 32, 4, 2
     if width > 128:
         if eight:
@@ -385,13 +382,12 @@ def _shape(count: int, width: int, eight: int, processors: int) -> tuple[int, in
 
 
 def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]:
-    """Programs that share a row, a power of two, and the fewest tokens of one, where `count`
-    programs take a row each.
+    """Returns the most programs that share a row, a power of two, and the least tokens of one.
+    count: programs if each takes a whole row.
 
     Few rows are cut until they fill the chip. More rows are faster whole (128 x 384, width 128: 52
-    us, in two 64), but where a row may be long it isn't left to one program, which walks 2,000
-    tokens in 36 us. The launch that joins them costs 3.4 us a layer, needed or not.
-    """
+    us, in two 64), but long rows are cut, as one program needs 36 us for 2,000 tokens. The joining
+    launch costs 3.4 us a layer, needed or not."""
     if count <= 128:
         least = 64 if count <= 32 else 128
         return min(MOST_SPLITS, _power(few_programs // count), _power(max_tokens // least)), least
@@ -399,5 +395,5 @@ def splits_of(count: int, max_tokens: int, few_programs: int) -> tuple[int, int]
 
 
 def _power(number: int) -> int:
-    """The largest power of two that is not above it; 1 for 0."""
+    """Returns the largest power of two not above `number`; 1 for 0."""
     return 1 << max(number, 1).bit_length() - 1

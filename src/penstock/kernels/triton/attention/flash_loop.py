@@ -1,10 +1,9 @@
-"""walk: a tile of queries of one KV head over a stretch of stored tokens, on the tensor cores; how
+"""walk: a tile of queries of one KV head over a range of stored tokens, on tensor cores; and how
 programs share work.
 
-It knows block tables, masks and the running softmax; who the queries are and what becomes of them
-is for `prefix`, `prefill`, `decode` and `one_row_attention`. Scores live in powers of two (`scale`
-holds log2 e), so that an exponential is one instruction.
-"""
+Knows block tables, masks and the running softmax; `prefix`, `prefill`, `decode` and
+`one_row_attention` supply queries and use the results. Scores are base-2 logarithms (`scale`
+includes log2 e), so that an exponential is one instruction."""
 
 from __future__ import annotations
 
@@ -19,16 +18,14 @@ BESIDE: tl.constexpr = tl.constexpr(TURNED)
 
 @triton.jit
 def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.constexpr):
-    """The layer's K and V at a KV head, and what V's blocks lie apart: K's and V's own pointers, in
-    their own numbers.
+    """Returns pointers to K and V of a KV head, in their own dtypes, and the stride of V's blocks.
 
-    EIGHT: what is in eight bits, 0 nothing, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is
-    reached from K, which `plain_cells` does, and what is given of V here is not read.
-    """
+    EIGHT: parts in eight bits: 0 none, 1 V, 2 K and V (kernels/layer_kv.py). Plain V is reached
+    from K by `plain_cells`; the V pointer returned here is not read then."""
     at_keys, stride_values = keys + head * (32 * WIDTH), stride_block
     if EIGHT > 0:
         wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
-        apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # numbers of V between its heads
+        apart: tl.constexpr = 16 * WIDTH * (wider + 1)  # stride of V's heads, in numbers
         at_keys = keys + head * (apart // wider)
         values += head * apart
         stride_values = stride_block * wider
@@ -37,8 +34,8 @@ def at_head(keys, values, head, stride_block, WIDTH: tl.constexpr, EIGHT: tl.con
 
 @triton.jit
 def load_blocks(table, at, last, token):
-    """The blocks [tokens] of the tile from `at` on, which begins a block; tokens of a block have
-    one mask, so that what is read of a block is read in one piece."""
+    """Returns the blocks [tokens] of a tile that begins at `at`, the start of a block. Tokens of a
+    block share one mask, so that a block is read in one piece."""
     return tl.load(table + at // 16 + token // 16, mask=at + token // 16 * 16 < last, other=0).to(
         tl.int64
     )
@@ -46,20 +43,21 @@ def load_blocks(table, at, last, token):
 
 @triton.jit
 def plain_cells(keys, block, where, stride_block, lane, WIDTH: tl.constexpr):
-    """Pointers [tokens, lanes] to K and to V of tokens `where`, which lie in `block`; keys:
-    `at_head`'s."""
+    """Returns pointers [tokens, lanes] to K and V of tokens `where` in `block`. keys: from
+    `at_head`."""
     cell = (keys + block.to(tl.int64) * stride_block + where % 16 * WIDTH)[:, None] + lane[None, :]
     return cell, cell + 16 * WIDTH
 
 
 @triton.jit
 def eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH: tl.constexpr):
-    """Pointers [tokens, lanes] to K, whatever its dtype, and [lanes, tokens] to V in eight bits,
-    which lies turned (kernels/layer_kv.py); block: `load_blocks`'s, keys, values: `at_head`'s."""
+    """Returns pointers [tokens, lanes] to K, of any dtype, and [lanes, tokens] to V in eight bits,
+    which is transposed (kernels/layer_kv.py). block: from `load_blocks`. keys, values: from
+    `at_head`."""
     cell = (keys + block * stride_block + token % 16 * WIDTH)[:, None] + lane[None, :]
     turned = token % 16 // BESIDE * (BESIDE * WIDTH) + token % BESIDE
     beside = (values + block * stride_values + turned)[None, :] + lane[:, None] * BESIDE
-    # not found by itself
+    # the compiler doesn't find the contiguity by itself
     return cell, tl.max_contiguous(tl.multiple_of(beside, [BESIDE, BESIDE]), [1, BESIDE])
 
 
@@ -77,8 +75,8 @@ def load_eight(
     stride_values,
     WIDTH: tl.constexpr,
 ):
-    """K [tokens, lanes] and V [lanes, tokens] of the tile from `at` on, whole blocks up to that of
-    `last`."""
+    """Returns K [tokens, lanes] and V [lanes, tokens] of the tile that begins at `at`, in whole
+    blocks up to that of `last`."""
     block = load_blocks(table, at, last, token)
     cell, beside = eight_cells(keys, values, block, token, stride_block, stride_values, lane, WIDTH)
     there = at + token // 16 * 16 < last
@@ -88,7 +86,8 @@ def load_eight(
 
 @triton.jit
 def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
-    """What a KV head's scores, and its answers, are multiplied by. scales: [2, Hkv], LayerKv's."""
+    """Returns the factors of a KV head's scores and of its outputs. scales: [2, Hkv],
+    from LayerKv."""
     of_values = 1.0
     if EIGHT > 0:
         of_values = tl.load(scales + KV_HEADS + head)
@@ -99,9 +98,9 @@ def scales_of(scale, scales, head, KV_HEADS: tl.constexpr, EIGHT: tl.constexpr):
 
 @triton.jit
 def with_eight(queries, scale, EIGHT: tl.constexpr):
-    """Queries as they are multiplied by K, and their scale. e4m3 widens to float16 in one
-    instruction for two numbers, to bfloat16 in five; queries beyond a million would overflow it,
-    what is below 2^-20 adds nothing to a score."""
+    """Returns queries for products with K, and their scale. With K in eight bits they are float16:
+    e4m3 widens to float16 in one instruction for two numbers, to bfloat16 in five. Queries beyond a
+    million would overflow; those below 2^-20 don't affect a score."""
     if EIGHT == 2 and queries.dtype != tl.float32:
         queries, scale = (queries * 0.0625).to(tl.float16), scale * 16
     return queries, scale
@@ -109,22 +108,22 @@ def with_eight(queries, scale, EIGHT: tl.constexpr):
 
 @triton.jit
 def capped(scores, cap):
-    """cap * tanh(scores / cap), both in powers of two: what e's powers would give, times log2 e."""
+    """Returns cap * tanh(scores / cap) for scores and cap in base 2."""
     return cap * (1.0 - 2.0 / (1.0 + tl.exp2(scores * (2.8853900817779268 / cap))))
 
 
 @triton.jit
 def walk(
     q,  # [M, D]
-    state_max,  # [M] float32, powers of two
+    state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
     mixed,  # [M, D] float32
-    at_keys,  # as `at_head` gives them
+    at_keys,  # given by `at_head`
     at_values,
-    table,  # the sequence's block table
-    begin,  # first token, of a block
+    table,  # block table of the sequence
+    begin,  # first token, the start of a block
     end,  # one past the last token
-    position,  # [M] the queries' positions: a query sees tokens up to its own
+    position,  # [M] positions of the queries: a query sees tokens up to its own
     window,
     scale,
     cap,
@@ -133,7 +132,7 @@ def walk(
     CAPPED: tl.constexpr,
     MASKED: tl.constexpr,  # False: every query sees every token, and TOKENS divides their number
     WINDOWED: tl.constexpr,
-    TOKENS: tl.constexpr,  # a tile
+    TOKENS: tl.constexpr,  # tokens of a tile
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     EIGHT: tl.constexpr,
@@ -142,7 +141,8 @@ def walk(
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
-    wide: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16  # of V in eight bits
+    # dtype for V in eight bits
+    wide: tl.constexpr = tl.float32 if q.dtype == tl.float32 else tl.float16
     q, scale = with_eight(q, scale, EIGHT)
     for at in range(begin, end, TOKENS):
         where = at + token
@@ -184,11 +184,11 @@ def walk(
             seen = stored[None, :] & (where[None, :] <= position[:, None])
             if WINDOWED:
                 seen &= where[None, :] > position[:, None] - window
-            # Not -inf: a query of a window may see nothing of a whole tile, and -inf less -inf is
-            # no number.
+            # Not -inf: a query with a window may see nothing of a whole tile, and -inf - -inf is
+            # NaN.
             scores = tl.where(seen, scores, -1e30)
-        # The scale is positive: it may come after the maximum, and then it is one operation with
-        # the subtraction.
+        # The scale is positive, so it may be applied after the maximum, in one operation with the
+        # subtraction.
         larger = tl.maximum(state_max, tl.max(scores, 1) * scale)
         weights = tl.exp2(scores * scale - larger[:, None])
         if MASKED and WINDOWED:
@@ -214,9 +214,9 @@ def queries_of(
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
 ):
-    """A tile of M = QUERIES: as many rows from `row` on as it holds (before row_end) x the query
-    heads of a KV head -> rows [M], query heads [M], which there are [M], the same of their numbers
-    [M, D], the queries [M, D]."""
+    """Returns a tile of M = QUERIES: rows from `row` on (before row_end) x the query heads of a KV
+    head. Results: rows [M], query heads [M], a mask of the existing ones [M], the same for their
+    numbers [M, D], the queries [M, D]."""
     at = tl.arange(0, QUERIES)
     lane = tl.arange(0, WIDTH_PAD)
     member = row + at // RATIO
@@ -229,7 +229,8 @@ def queries_of(
 
 @triton.jit
 def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
-    """The running softmax of queries that have seen no token: state_max, state_sum, mixed."""
+    """Returns the running softmax of queries that have seen no token: state_max, state_sum,
+    mixed."""
     return (
         tl.full([QUERIES], -1e30, tl.float32),
         tl.zeros([QUERIES], tl.float32),
@@ -241,9 +242,9 @@ def nothing_seen(QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr):
 def begun(
     sinks, query_head, there, QUERIES: tl.constexpr, WIDTH_PAD: tl.constexpr, SINKS: tl.constexpr
 ):
-    """The running softmax of queries [QUERIES] before their first token: a head's sink, where there
-    are sinks [H], is a token without a value. Of several programs that share a query one alone
-    begins so."""
+    """Returns the running softmax of queries [QUERIES] before their first token. With sinks [H] a
+    head's sink counts as a token without a value. If several programs share a query, only one of
+    them begins with the sink."""
     state_max, state_sum, mixed = nothing_seen(QUERIES, WIDTH_PAD)
     if SINKS:
         state_max = tl.load(sinks + query_head, mask=there, other=-1e30) * 1.4426950408889634
@@ -266,13 +267,12 @@ def attend_tile(
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of tokens that all queries of a row see: `walk_row`'s arguments, keys [T, D], values
-    [T, D], stored [T].
+    """Attends a tile of tokens that all queries of a row see. Arguments as in `walk_row`; keys [T,
+    D], values [T, D], stored [T].
 
-    EIGHT > 0: queries, mixed and values come turned, [D, M], [D, M] and [D, T]: a tile of a tensor
-    core has 16 rows, of tokens or numbers here, and 8 columns, of queries, so less of it is
-    padding, and V needs no shuffling (32 tokens of width 128 take 435 instructions, the other way
-    1,670)."""
+    EIGHT > 0: queries, mixed and values are transposed, [D, M], [D, M] and [D, T]. A tensor core's
+    tile has 16 rows (tokens or numbers here) and 8 columns (queries), so less of it is padding, and
+    V needs no shuffling (32 tokens of width 128 take 435 instructions, the other way 1,670)."""
     if EIGHT > 0:
         scores = tl.dot(keys.to(queries.dtype), queries, input_precision=PRECISION) * scale
         if CAPPED:
@@ -301,30 +301,30 @@ def attend_tile(
 
 @triton.jit
 def walk_row(
-    queries,  # [M, D]; all of a row in eight bits comes turned, as `turned` leaves it
-    state_max,  # [M] float32, powers of two
+    queries,  # [M, D]; with eight bits transposed by `turned`
+    state_max,  # [M] float32, base-2 logarithms
     state_sum,  # [M] float32
-    mixed,  # [M, D] float32, or turned
-    at_keys,  # as `at_head` gives them
+    mixed,  # [M, D] float32, or transposed
+    at_keys,  # given by `at_head`
     at_values,
-    table,  # the row's block table
-    begin,  # first token, of a block
+    table,  # block table of the row
+    begin,  # first token, the start of a block
     last,  # one past the last token
-    first,  # with a window: the first token that is seen
+    first,  # first visible token, if there is a window
     scale,
     cap,
     stride_block,
     stride_values,
     CAPPED: tl.constexpr,
     WINDOWED: tl.constexpr,
-    TOKENS: tl.constexpr,  # a tile
+    TOKENS: tl.constexpr,  # tokens of a tile
     WIDTH: tl.constexpr,
     WIDTH_PAD: tl.constexpr,
     EIGHT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Does what `walk` does for the query heads of one decode row,
-    which all see the same tokens."""
+    """Does the same as `walk` for the query heads of one decode row, which all see the
+    same tokens."""
     token = tl.arange(0, TOKENS)
     lane = tl.arange(0, WIDTH_PAD)
     inside = lane < WIDTH
@@ -374,7 +374,7 @@ def walk_row(
 
 @triton.jit
 def turned(x, EIGHT: tl.constexpr):
-    """[M, D] to [D, M] and back, for rows with anything in eight bits."""
+    """Transposes [M, D] to [D, M] and back, for rows with any part in eight bits."""
     if EIGHT > 0:
         x = tl.trans(x)
     return x
@@ -382,8 +382,8 @@ def turned(x, EIGHT: tl.constexpr):
 
 @triton.jit
 def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
-    """Tokens that one of at most `splits` programs takes of `tokens`: whole tiles, and split_tokens
-    or more."""
+    """Returns how many of `tokens` each of at most `splits` programs takes: whole tiles, at least
+    split_tokens."""
     tokens = tl.maximum(tokens, 1)
     used = tl.minimum(tl.cdiv(tokens, split_tokens), splits)
     return tl.cdiv(tl.cdiv(tokens, used), TOKENS) * TOKENS
@@ -391,12 +391,11 @@ def span(tokens, splits, split_tokens, TOKENS: tl.constexpr):
 
 @triton.jit
 def owner(start, count, tile, ROWS: tl.constexpr, EACH: tl.constexpr = 128):
-    """Which sequence of a CSR tile `tile` belongs to, and its first row; start [count + 1].
-
-    Sequence g's tiles of ROWS rows are those from start[g] // ROWS + g on: never fewer than it
-    needs, so that a tile is found without a sum over the sequences, and start[count] // ROWS +
-    count tiles are enough whatever `start` holds.
-    """
+    """Returns the sequence that tile `tile` belongs to, and the tile's first row. start: [count +
+    1], CSR.
+    Sequence g's tiles of ROWS rows begin at number start[g] // ROWS + g: never fewer than it needs,
+    so a tile is found without a sum over sequences, and start[count] // ROWS + count tiles are
+    enough for any `start`."""
     found = 0
     for at in range(0, count, EACH):
         each = at + tl.arange(0, EACH)

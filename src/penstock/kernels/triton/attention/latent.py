@@ -1,11 +1,10 @@
-"""Attention over latent vectors (arXiv:2405.04434): all heads read one vector a token, as its key
-whole and, the first part of it, as its value. A vector is loaded once for scores and answers.
+"""Attention over latents (arXiv:2405.04434): all heads read one vector a token, as key whole, as
+value its first part. A vector is loaded once for scores and outputs.
 
 Programs take a tile of queries, each a token x some of its heads, and walk the tokens' vectors: a
-stretch of a decode row's own (`_own`), a group's prefix (`_prefix`), a chunk's (`_prefill`). How
-work is shared, joined and carried on from a prefix is as `decode`, `prefix` and `prefill` have it
-for keys and values by head.
-"""
+range of a decode row's own tokens (`_own`), a group's prefix (`_prefix`), a chunk's prompt
+(`_prefill`). Work is shared, joined and continued from a prefix as in `decode`, `prefix` and
+`prefill`."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from penstock.kernels.triton.attention.latent_kernels import _own, _prefill, _pr
 from penstock.kernels.triton.attention.prefix import EACH, MOST_PARTS, PART_TILE, PART_TOKENS
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
-Shape = tuple[int, int, int, int]  # queries of a program at least, tokens of a tile, warps, stages
+Shape = tuple[int, int, int, int]  # least queries of a program, tokens of a tile, warps, stages
 
 
 def latent_attention(
@@ -46,8 +45,9 @@ def latent_attention(
     *,
     expand_tokens: int = EXPAND_TOKENS,
 ) -> Tensor:
-    """q [T, H, still + turning], up [H, still + value, rank], over a layer's vectors -> [T, H,
-    value]. The contract is `ops.AttentionOverLatents`; the keyword: kernels/tunables.py."""
+    """Attends q [T, H, still + turning] over a layer's latents; returns [T, H, value]. up: [H,
+    still + value, rank]. The contract is `ops.AttentionOverLatents`. expand_tokens: see
+    kernels/tunables.py."""
     sizes, rows, chunks = kind.latent, inputs.rows, inputs.prefill
     assert sizes is not None, "the kind is of latent attention"
     made = chunks is not None and chunks.expands(sizes, expand_tokens)
@@ -80,8 +80,9 @@ def _absorbed(
 def attend_vectors(
     q: Tensor, kv: LatentKv, inputs: StepInputs, kind: AttentionKind, plan: KindPlan
 ) -> Tensor:
-    """q [T, H, rank + turning], multiplied by the keys' part of `up`, over a layer's vectors ->
-    what they weigh [T, H, rank]: rows, and of chunks the tokens that `q` has."""
+    """Attends q [T, H, rank + turning], already multiplied by the keys' part of `up`, over a
+    layer's latents; returns weighted sums of them [T, H, rank], for decode rows and the chunks'
+    tokens in q."""
     rank, rows = kv.value_width, inputs.rows
     out = torch.empty((*q.shape[:2], rank), dtype=q.dtype, device=q.device)
     if (decode := plan.decode) is not None:
@@ -224,25 +225,25 @@ def _attend_rows(
 
 
 def _tile(heads: int, shape: Shape) -> tuple[int, int]:
-    """Returns the heads of a token that a tile of a prefix or a chunk holds, and its queries."""
+    """Returns how many heads of a token a tile of a prefix or chunk holds, and its queries."""
     tall = shape[0]
     held = heads if heads <= tall else tall // 2 if heads % tall else tall
     return held, max(tall, next_power_of_2(held))
 
 
 def _rows_shape(dtype: torch.dtype, kv: LatentKv) -> Shape:
-    """Returns the shape of a program of a decode row, whose queries are heads. 1,000 rows of
-    Moonlight's behind 2,048 tokens on an H200: 727 us, 77 % of copy speed (8 warps and 2 stages
-    955); 128 rows 115 (141)."""
+    """Returns the shape of a decode row's program, whose queries are heads. 1,000 rows of Moonlight
+    after 2,048 tokens on an H200: 727 us, 77 % of copy speed (8 warps and 2 stages 955); 128 rows
+    115 (141)."""
     return (16, 16, 8, 1) if dtype == torch.float32 else (16, 32, 4, 3)
 
 
 def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
-    """Returns that of a program of a prefix or a chunk: what its shared memory holds, of DeepSeek's
-    widths. 64 queries are what Hopper's products of a warp group want, and eight bits, which come
-    from registers, 64 tokens (delta_chunks.LEAST). Moonlight's on an H200, by 64 tokens and by 32:
-    4,096 rows in 16 groups behind 2,000 tokens 1,486 and 1,889 us, a prompt of 8,192 4,603 and
-    6,114. Eight bits aren't timed yet."""
+    """Returns the shape of a program of a prefix or a chunk, by its shared memory, for DeepSeek's
+    widths. Hopper's warp group products need 64 queries, and with eight bits, which come from
+    registers, 64 tokens (delta_chunks.LEAST). Moonlight on an H200, by 64 tokens and by 32: 4,096
+    rows in 16 groups after 2,000 tokens 1,486 and 1,889 us, a prompt of 8,192 4,603 and 6,114.
+    Eight bits aren't timed yet."""
     if dtype == torch.float32:
         return (64, 16, 8, 1) if shared >= 190_000 else (16, 16, 8, 1)
     if kv.scale is None:
@@ -253,8 +254,8 @@ def _tall_shape(dtype: torch.dtype, kv: LatentKv, shared: int) -> Shape:
 
 
 def _stored(kv: LatentKv, nothing: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns vectors, what lies beside them, and the scale. nothing: stands for one that isn't
-    read."""
+    """Returns vectors, their rotated parts, and the scale. nothing: placeholder for a scale that
+    isn't read."""
     return kv.latent, kv.turned, nothing if kv.scale is None else kv.scale
 
 

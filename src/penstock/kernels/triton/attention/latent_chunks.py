@@ -1,15 +1,14 @@
-"""Prompts over keys and values that are made of latent vectors: for each head its own, by one
-product of all vectors that a step's chunks see, in place of queries as wide as a vector.
+"""Prompts over keys and values expanded from latents: each head gets its own, by one product of all
+latents that a step's chunks see, instead of queries as wide as a latent.
 
-    _gather    the vectors that chunks see, one behind the other, widened; and their keys that turn,
-    which heads share
-    (torch)    vectors x up -> keys and values of some heads, as many as the room is for
-    _expanded  a program a head and a tile of a chunk's queries (FlashAttention-2's walk,
-    arXiv:2307.08691)
+  _gather    the latents that chunks see, consecutive and widened; and their rotated keys, shared by
+             heads
+  (torch)    latents x up -> keys and values of as many heads as fit in the room
+  _expanded  a program per head and tile of a chunk's queries (FlashAttention-2's walk,
+             arXiv:2307.08691)
 
-Heads are independent: where keys and values of all heads find no room, some heads follow the
-others, and nothing is joined. Room is taken as a whole, however much a step needs of it, so that
-the first step's is the largest step's.
+Heads are independent: if keys and values of all heads don't fit, heads are processed in turns and
+nothing is joined. The room is allocated whole, so that the first step takes as much as the largest.
 """
 
 from __future__ import annotations
@@ -28,19 +27,19 @@ from penstock.kernels.triton.attention.flash_loop import LOG2_E, nothing_seen, o
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 
 ROOM = 2**28  # bytes of keys and values
-AT_ONCE = 2**14  # vectors that are gathered for one product
-LEAST = 64  # columns of a product's right side, at least: delta_chunks.py says why
-_GATHERED = 16  # vectors of a program
+AT_ONCE = 2**14  # latents gathered for one product
+LEAST = 64  # least columns of a product's right side: see delta_chunks.py
+_GATHERED = 16  # latents of a program
 Tile = tuple[int, int, int, int]  # queries, tokens, warps, stages
 TILES: tuple[Tile, ...] = ((128, 64, 8, 3), (128, 64, 8, 2), (64, 64, 8, 2), (64, 64, 8, 1))
 
 
 @dataclass(slots=True)
 class ChunkRoom:
-    """What the layers of a step share."""
+    """Buffers shared by the layers of a step."""
 
-    slots: Tensor  # [seen] int64: where the tokens that chunks see are stored, chunk by chunk
-    first: Tensor  # [chunks] int64: of each chunk in that order
+    slots: Tensor  # [seen] int64: slots of the tokens that chunks see, chunk by chunk
+    first: Tensor  # [chunks] int64: index of each chunk's first token in slots
     vectors: Tensor  # [AT_ONCE, rank]
     turned: Tensor  # [seen, turning]
     made: Tensor  # [ROOM bytes] of keys and values
@@ -87,12 +86,12 @@ def _gather(
     TURNING_PAD: tl.constexpr,
     VECTORS: tl.constexpr,
 ):
-    """[count] vectors at their slots -> [count, RANK], [count, TURNING]. stored, beside:
-    LatentKv's, of_eight its scale where EIGHT."""
+    """Copies `count` latents from their slots to vectors [count, RANK] and turned [count, TURNING].
+    stored, beside: of LatentKv; of_eight: its scale, if EIGHT."""
     at = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
     slot = tl.load(slots + at, mask=at < count, other=0)
     lane, turn = tl.arange(0, RANK_PAD)[None, :], tl.arange(0, TURNING_PAD)[None, :]
-    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
     cell = (stored + slot // 16 * stride_block + slot % 16 * FROM)[:, None]
     keys = (beside + slot // 16 * stride_beside + slot % 16 * (TURNING if EIGHT else FROM))[:, None]
     there, to = (at < count)[:, None], at.to(tl.int64)[:, None]
@@ -130,9 +129,9 @@ def _walk(
     VALUE_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`flash_loop.walk` over keys in two or three parts: what is still, up to LOW and from there
-    on, and what turns. made, keys: of the chunk's first token. MASKED: some queries don't see all
-    of it, or tiles aren't whole."""
+    """Does the same as `flash_loop.walk` over keys in two or three parts: the unrotated part up to
+    LOW and from there on, and the rotated part. made, keys: at the chunk's first token. MASKED:
+    some queries don't see all tokens, or tiles aren't whole."""
     token, lane, turn, value = (
         tl.arange(0, TOKENS),
         tl.arange(0, LOW)[None, :],
@@ -204,7 +203,7 @@ def _expanded(
     TOKENS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of a chunk's queries of a head, each over its prompt up to itself."""
+    """Attends a tile of a chunk's queries of a head, each over its prompt up to itself."""
     head = tl.program_id(1)
     # a chunk's longest tiles go first
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0), QUERIES)
@@ -291,7 +290,7 @@ def _expanded(
 
 
 def heads_at_once(chunks: PrefillInputs, sizes: LatentSizes, heads: int, dtype: torch.dtype) -> int:
-    """Returns of how many heads keys and values find room; 0: of none."""
+    """Returns for how many heads keys and values fit in the room; 0: none."""
     assert chunks.seen is not None
     return min(heads, ROOM // (chunks.seen.stored * (sizes.still + sizes.value) * dtype.itemsize))
 
@@ -305,8 +304,8 @@ def attend_expanded(
     room: ChunkRoom,
     out: Tensor,
 ) -> None:
-    """q [n, H, still + turning] of all chunks, up [H, still + value, rank], into out [n, H,
-    value]."""
+    """Attends q [n, H, still + turning] of all chunks into out [n, H, value]. up: [H, still +
+    value, rank]."""
     sizes, (count, heads, width), number = kind.latent, q.shape, chunks.context.shape[0]
     assert sizes is not None and q.stride()[1:] == (width, 1) and out.is_contiguous()
     seen, each, at_once = (
@@ -371,8 +370,8 @@ def attend_expanded(
 
 
 def parts_of(width: int) -> tuple[int, int]:
-    """Returns the powers of two that a key's still part is multiplied in: (128, 0) of 128, (128,
-    64) of 192."""
+    """Returns the powers of two that a key's unrotated part is multiplied in: (128, 0) for 128,
+    (128, 64) for 192."""
     low = max(16, next_power_of_2(width))
     if low == width or low <= LEAST:
         return low, 0
@@ -380,9 +379,9 @@ def parts_of(width: int) -> tuple[int, int]:
 
 
 def _shape(sizes: LatentSizes, dtype: torch.dtype, shared: int) -> Tile:
-    """The first of TILES that a program's shared memory holds; none of them spills (sm90: 168
-    registers for DeepSeek's sizes, 240 for keys and values of 256). Moonlight's on an H200, a
-    prompt of 8,192: 836 us by 3 stages (452 TFLOP/s), 1,019 by 2, 4,603 absorbed."""
+    """Returns the first of TILES that fits in a program's shared memory; none of them spills (sm90:
+    168 registers for DeepSeek's sizes, 240 for keys and values of 256). Moonlight on an H200, a
+    prompt of 8,192: 836 us with 3 stages (452 TFLOP/s), 1,019 with 2, 4,603 absorbed."""
     if dtype == torch.float32:
         return 16, 32, 4, 1
     key = sum(parts_of(sizes.still)) + max(16, next_power_of_2(sizes.turning))

@@ -1,5 +1,5 @@
-"""Kernels over latent vectors: shared prefixes of groups, rows' own tokens, prompts. What launches
-them is `latent.py`."""
+"""Kernels over latents: shared prefixes of groups, rows' own tokens, prompts. `latent.py` launches
+them."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ def _prefix(
     EACH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Leaves the answer over each part of a group's prefix [S, H, splits, RANK], the scale of eight
-    bits left out, and its log-sum-exp [S, H, splits]. vectors, beside: LatentKv's, of_eight its
-    scale where EIGHT. PARTS: programs that take the heads of a tile."""
+    """Writes the output over each part of a group's prefix [S, H, splits, RANK], without the scale
+    of eight bits, and its log-sum-exp [S, H, splits]. vectors, beside: of LatentKv; of_eight: its
+    scale, if EIGHT. PARTS: programs that divide the heads of a tile."""
     part = tl.program_id(0) % PARTS
     group, row = owner(start, groups, tl.program_id(0) // PARTS, QUERIES // HELD, EACH)
     row_end, whole = tl.load(start + group + 1), tl.load(length + group)
@@ -153,8 +153,8 @@ def _own(
     SPLIT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A stretch of a decode row's own tokens, carried on from its group's prefix by the first that
-    shares the row."""
+    """Attends a range of a decode row's own tokens. The first program of a row continues from its
+    group's prefix."""
     heads = tl.program_id(0) % PARTS
     item = (tl.program_id(0) // PARTS).to(tl.int64)
     row = tl.load(rows + item).to(tl.int64)
@@ -272,7 +272,7 @@ def _prefill(
     PARTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A tile of a chunk's tokens, each over its prompt up to itself."""
+    """Attends a tile of a chunk's tokens, each over its prompt up to itself."""
     ROWS: tl.constexpr = QUERIES // HELD
     part = tl.program_id(0) % PARTS
     chunk, row = owner(start, chunks, tiles - 1 - tl.program_id(0) // PARTS, ROWS)

@@ -1,5 +1,4 @@
-"""What is stored of a token by latent attention (arXiv:2405.04434), in one launch with the turning
-of its queries."""
+"""Stores a token's latent (arXiv:2405.04434) and rotates its queries, in one launch."""
 
 from __future__ import annotations
 
@@ -38,11 +37,11 @@ def _store(
     HALF: tl.constexpr,
     HALF_PAD: tl.constexpr,
 ):
-    """A program a token: its vector is normed and stored, its key and the queries of all heads are
-    turned. vectors, beside: LatentKv's, of_eight its scale where EIGHT."""
+    """One program per token: norms and stores its latent, rotates its key and the queries of all
+    heads. vectors, beside: of LatentKv; of_eight: its scale, if EIGHT."""
     token = tl.program_id(0).to(tl.int64)
     slot, position = tl.load(slots + token).to(tl.int64), tl.load(positions + token).to(tl.int64)
-    FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # numbers between tokens
+    FROM: tl.constexpr = RANK if EIGHT else RANK + 2 * HALF  # stride of tokens, in numbers
     to = vectors + slot // 16 * stride_block + slot % 16 * FROM
     turned = beside + slot // 16 * stride_beside + slot % 16 * (2 * HALF if EIGHT else FROM)
     dtype: tl.constexpr = given.dtype.element_ty
@@ -83,8 +82,8 @@ def latent_store(
     kv: LatentKv,
     plan: object,
 ) -> None:
-    """given [T, rank + turning], q [T, H, still + turning], turned in place. The contract is
-    `ops.LatentStore`."""
+    """Norms and stores latents given [T, rank + turning]; rotates q [T, H, still + turning] in
+    place. The contract is `ops.LatentStore`."""
     (tokens, heads, width), rank, turning = q.shape, norm.shape[0], given.shape[1] - norm.shape[0]
     assert q.stride()[1:] == (width, 1) and given.stride(1) == 1
     if tokens:

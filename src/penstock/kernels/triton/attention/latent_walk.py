@@ -1,5 +1,5 @@
-"""Pieces of the kernels over latent vectors: the queries of a program, the walk over a sequence's
-vectors, the write of its answers."""
+"""Parts of the kernels over latents: the queries of a program, the walk over a sequence's latents,
+the write of outputs."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def _queries(
     RANK_PAD: tl.constexpr,
     TURNING_PAD: tl.constexpr,
 ):
-    """A tile of QUERIES: as many rows from `row` on as it holds x HELD heads, the part-th of HEADS
-    -> rows, heads, which there are, and the queries in parts: two halves [M, RANK_PAD / 2], and
-    what turns [M, TURNING_PAD]."""
+    """Returns a tile of QUERIES: rows from `row` on x HELD heads, the part-th group of HEADS.
+    Results: rows, heads, a mask of the existing ones, and the queries in parts: two halves [M,
+    RANK_PAD / 2], and the rotated part [M, TURNING_PAD]."""
     at, turn, low = tl.arange(0, QUERIES), tl.arange(0, TURNING_PAD), tl.arange(0, RANK_PAD // 2)
     high = RANK_PAD // 2 + low
     member, head = row + at // HELD, part * HELD + at % HELD
@@ -40,9 +40,9 @@ def _queries(
 
 @triton.jit
 def _with_eight(front, back, turned, scale, of_eight, EIGHT: tl.constexpr):
-    """Queries as they are multiplied by what is stored, the scale of their scores, and that of
-    answers. Vectors in eight bits are widened to float16, as `flash_loop.with_eight` has it:
-    queries, which are 4 powers of two smaller, have the vectors' scale in them."""
+    """Returns queries for products with stored latents, the scale of scores, and the scale of
+    outputs. Eight-bit latents are widened to float16, as in `flash_loop.with_eight`: queries are
+    divided by 16 and include the latents' scale."""
     of_answer = 1.0
     if EIGHT:
         of_answer = tl.load(of_eight)
@@ -81,13 +81,12 @@ def _walk(
     TURNING_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """`flash_loop.walk` over vectors in halves, of which fewer registers are held at once than of
-    whole ones, from a block's first token on. A second walk without masks, over what every query
-    sees, would take registers for both: 848 bytes of a thread's lie in memory then, of eight warps.
-    """
+    """Does the same as `flash_loop.walk` over latents in halves, which takes fewer registers than
+    whole ones; begins at a block's first token. A second walk without masks, for tokens that every
+    query sees, would spill: 848 bytes a thread with eight warps."""
     token, lane, turn = tl.arange(0, TOKENS), tl.arange(0, RANK_PAD // 2), tl.arange(0, TURNING_PAD)
     beyond = RANK_PAD // 2 + lane
-    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # numbers between tokens
+    FROM: tl.constexpr = RANK if EIGHT else RANK + TURNING  # stride of tokens, in numbers
     BESIDE: tl.constexpr = TURNING if EIGHT else FROM
     for at in range(begin, end, TOKENS):
         where = at + token
@@ -127,8 +126,8 @@ def _walk(
 
 @triton.jit
 def _write(to, low, high, share, valid, RANK: tl.constexpr, RANK_PAD: tl.constexpr):
-    """Two halves of answers [M, RANK_PAD / 2], times share [M], where `to` [M] points and `valid`
-    says."""
+    """Writes two halves of outputs [M, RANK_PAD / 2], times share [M], to pointers `to` [M] if
+    `valid`."""
     lane, there = tl.arange(0, RANK_PAD // 2)[None, :], valid[:, None]
     beyond = RANK_PAD // 2 + lane
     dtype: tl.constexpr = to.dtype.element_ty

@@ -1,11 +1,10 @@
-"""Attention of one row in a launch: its tokens in parts, which the last of a KV head's programs
-joins.
+"""Attention of a single row in one launch: its tokens in parts, joined by the last program of each
+KV head.
 
-A program asks for what is there already (the row's length, its blocks, K and V, angles) before the
-kernel ahead ends: only the query and the new token's K and V wait for it. Straight behind the
-product of qkv it rotates the queries itself, and the part with the new token rotates and stores K
-and V. It knows a row and its blocks; no layer.
-"""
+A program loads available data (the row's length, its blocks, K and V, angles) before the previous
+kernel ends: only the query and the new token's K and V wait for it. Directly after the qkv product
+it rotates the queries itself, and the part with the new token rotates and stores K and V. Knows a
+row and its blocks; no layer."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from penstock.kernels.triton.grid import next_power_of_2, precision_of
 from penstock.kernels.triton.linear.fp8 import pointers
 from penstock.kernels.triton.pdl import has_pdl
 
-PARTS = 16  # programs that share a row and KV head, at most
-TOKENS = 64  # of a tile; a part has at least one
+PARTS = 16  # most programs that share a row and KV head
+TOKENS = 64  # tokens of a tile; a part has at least one tile
 
 
 def attend_one(
@@ -38,9 +37,9 @@ def attend_one(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """q [1, H, D], rotated, over a layer's KV -> [1, H, D]. inputs.decode: the row, which stands
-    alone; it sees length + 1 tokens (its new one is stored), with a window the last `window` of
-    them."""
+    """Attends rotated q [1, H, D] over a layer's KV; returns [1, H, D]. inputs.decode: the row,
+    without a group; it sees length + 1 tokens (its new one is stored), with a window the last
+    `window` of them."""
     assert q.stride()[1:] == (q.shape[2], 1)
     out = _launch(q, None, kv, inputs, q.shape[1], q.shape[2], scale, window, sinks, softcap, False)
     return wide(out)
@@ -55,8 +54,8 @@ def rotate_and_attend_one(
     sinks: Tensor | None = None,
     form: Form = "wide",
 ) -> Rows:
-    """qkv [1, (H + 2 Hkv) * D], as the product leaves it -> [1, H * D]: `rotary_and_store` and
-    `attend_one` at once."""
+    """Returns [1, H * D] for qkv [1, (H + 2 Hkv) * D], the output of its product:
+    `rotary_and_store` and `attend_one` in one."""
     assert qkv.is_contiguous() and cos_sin.is_contiguous()
     fixed = form == "fixed" and kind.width % FIXED == 0
     out = _launch(

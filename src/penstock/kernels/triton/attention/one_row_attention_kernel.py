@@ -1,5 +1,5 @@
-"""Kernel of one row's attention: the new token's norms, rotation and store, parts along the tokens,
-and their join."""
+"""Kernel of a single row's attention: the new token's norms, rotation and store, parts along the
+tokens, and their join."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.kernels.triton.attention.rotary import store_eight_v, store_kv, to
 from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import release, wait
 
-JOINED = 4096  # numbers of parts that a program joins at once, of all queries of a KV head
-EARLY = 2  # pdl.py
+JOINED = 4096  # numbers of parts that a program joins at once, over all queries of a KV head
+EARLY = 2  # see pdl.py
 
 
 @triton.jit
@@ -36,8 +36,8 @@ def _extent(
     TOKENS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """The row, its first visible token, one past its last, where its first part begins, and the
-    tokens of a part."""
+    """Returns the row, its first visible token, one past its last, the start of its first part, and
+    the tokens of a part."""
     row = tl.load(rows).to(tl.int64)
     end = tl.minimum(tl.load(length + row) + 1, capacity)
     first = end * 0
@@ -50,7 +50,7 @@ def _extent(
 
 @triton.jit
 def _rotated(source, cos, sin, lane, inside, WIDTH: tl.constexpr):
-    """Numbers of heads at `source` [..., 1], rotated as `rotary.py` does it, in their dtype. cos,
+    """Returns heads' numbers at `source` [..., 1], rotated as in `rotary.py`, in their dtype. cos,
     sin: of the lanes."""
     HALF: tl.constexpr = WIDTH // 2
     own = tl.load(source + lane, mask=inside, other=0.0).to(tl.float32)
@@ -77,8 +77,8 @@ def _new_token(
     WIDTH: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """The new token's K and V [WIDTH_PAD] of a KV head as they are stored, and, where `stores`, are
-    from here on."""
+    """Returns the new token's K and V [WIDTH_PAD] of a KV head as stored; with `stores` also stores
+    them."""
     k = _rotated(qkv + (HEADS + head) * WIDTH, cos, sin, lane, inside, WIDTH)
     v = tl.load(qkv + (HEADS + KV_HEADS + head) * WIDTH + lane, mask=inside, other=0.0)
     there = inside & stores
@@ -130,10 +130,9 @@ def _join(
     AT_ONCE: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """Writes the answers of a KV head's queries, of all heads' total_width numbers, from what
-    `used` parts have left: a column is a number of an answer, and all that AT_ONCE parts have of
-    all columns is on its way together (a query after the other took 2.9 us a layer of a 1B more,
-    2.1 of an 8B)."""
+    """Joins `used` parts and writes the outputs of a KV head's queries. total_width: numbers of all
+    heads. A column is a number of an output; AT_ONCE parts of all columns are loaded together (one
+    query after the other took 2.9 us a layer of a 1B more, 2.1 of an 8B)."""
     column = tl.arange(0, COLUMNS)
     query, lane = column // WIDTH_PAD, column % WIDTH_PAD
     inside = (query < RATIO) & (lane < WIDTH)
@@ -155,7 +154,7 @@ def _join(
         mixed = mixed * shrink + tl.sum(each * share, 0)
         largest = larger
     answers = (mixed / total).to(kind)
-    if FIXED:  # zeros where a column is padded
+    if FIXED:  # padded columns are zeros
         first = tl.arange(0, COLUMNS // 16) * 16
         query, lane = first // WIDTH_PAD, first % WIDTH_PAD
         block = ((head * RATIO + query) * WIDTH + lane) // 16
@@ -213,8 +212,8 @@ def _attend_one(
     PRECISION: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """RAW: q is the product of qkv, nothing is rotated, and the new token's K and V are stored
-    nowhere yet."""
+    """RAW: q is the output of the qkv product: nothing is rotated, and the new token's K and V are
+    not stored yet."""
     RATIO: tl.constexpr = HEADS // KV_HEADS
     head, place = tl.program_id(0), tl.program_id(1)
     row, first, end, begin, span = _extent(rows, length, capacity, window, WINDOWED, TOKENS, PARTS)
@@ -294,8 +293,8 @@ def _attend_one(
             queries = tl.load(q + query_head[:, None] * WIDTH + lane[None, :], mask=mask, other=0.0)
             k = tl.where(new, tl.load(cell, mask=new, other=0.0), old_k)
             if EIGHT > 0:
-                # Its bytes lie among older tokens' that were read before it came: not from this
-                # multiprocessor's cache.
+                # Its bytes are beside older tokens' bytes that were read before it was written:
+                # bypass this multiprocessor's cache.
                 v = tl.where(
                     latest, tl.load(beside, mask=latest, other=0.0, cache_modifier=".cg"), old_v
                 )

@@ -3,8 +3,7 @@ already.
 
 A program takes a tile of a chunk's tokens x the query heads of one KV head (FlashAttention-2's
 walk, arXiv:2307.08691, over a paged cache). The launch depends on the number of tokens and chunks
-alone.
-"""
+alone."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from penstock.kernels.triton.attention.flash_loop import (
 )
 from penstock.kernels.triton.grid import next_power_of_2, precision_of, shared_of
 
-WIDE_TILE = 196_608  # bytes of shared memory that the largest one takes
+WIDE_TILE = 196_608  # bytes of shared memory for the largest tile
 
 
 @triton.jit(
@@ -35,8 +34,8 @@ WIDE_TILE = 196_608  # bytes of shared memory that the largest one takes
 def _prefill(
     q,  # [T, H, D]
     keys,  # [blocks, Hkv, 16, D], strided
-    values,  # the same
-    scales,  # [2, Hkv] float32, of what is in eight bits
+    values,  # like keys
+    scales,  # [2, Hkv] float32, for parts in eight bits
     sinks,  # [H] float32
     out,  # [T, H, D]
     start,  # [chunks + 1]
@@ -60,13 +59,13 @@ def _prefill(
     TOKENS: tl.constexpr,
     SINKS: tl.constexpr,
     CAPPED: tl.constexpr,
-    EIGHT: tl.constexpr,  # flash_loop.at_head's
+    EIGHT: tl.constexpr,  # see flash_loop.at_head
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = QUERIES // RATIO
     head = tl.program_id(0) % KV_HEADS
-    # a chunk's last tiles are its longest: they go first
+    # a chunk's last tiles are its longest, so they go first
     tile = tiles - 1 - tl.program_id(0) // KV_HEADS
     chunk, row = owner(start, chunks, tile, ROWS)
     chunk_start = tl.load(start + chunk)
@@ -84,8 +83,8 @@ def _prefill(
         at_keys, at_values, stride_values = at_head(keys, values, head, stride_block, WIDTH, EIGHT)
         scale, of_values = scales_of(scale, scales, head, KV_HEADS, EIGHT)
         table = blocks + chunk.to(tl.int64) * stride_blocks
-        # [edge, clear) is cut by the window's edge, [clear, whole) is seen by all, [whole, end) by
-        # some.
+        # [edge, clear) is cut by the window's edge, every query sees [clear, whole), some see
+        # [whole, end).
         clear = 0
         whole = (lowest + 1) // TOKENS * TOKENS
         if WINDOWED:
@@ -188,12 +187,12 @@ def attend_chunks(
     sinks: Tensor | None = None,
     softcap: float | None = None,
 ) -> None:
-    """q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are chunk
-    c's.
+    """Attends q [T, H, D] over a layer's KV into out [T, H, D]; tokens start[c] : start[c + 1] are
+    chunk c's.
 
-    start [chunks + 1], context [chunks] (position of a chunk's first token), block_table [chunks,
-    W]: int32. A token sees its prompt's tokens up to itself, with a window the last `window` of
-    them. A chunk may be empty. sinks: `ops.Attention`'s. softcap: AttentionKind's.
+    start: [chunks + 1], context: [chunks] (position of a chunk's first token), block_table:
+    [chunks, W]; int32. A token sees its prompt's tokens up to itself, with a window the last
+    `window` of them. A chunk may be empty. sinks: see `ops.Attention`. softcap: see AttentionKind.
     """
     count, heads, width = q.shape
     kv_heads, chunks = kv.kv_heads, context.shape[0]
@@ -238,15 +237,15 @@ def attend_chunks(
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int, eight: int
 ) -> tuple[int, int, int, int]:
-    """Query rows of a tile, tokens of a tile, warps, stages. The best of ten on an H200 for 16
-    chunks of 1,024 tokens: 278 TFLOPS at width 256 (64 queries by 32 tokens 244, for chips with
-    less shared memory), 290 at 128 and 64. Of K and V in eight bits, which are widened for each
-    tile, 128 queries read a token half as often: 192 -> 261 TFLOPS at width 128 (4 chunks of 4,096
-    tokens: 224 -> 323), 193 -> 225 at 64."""
+    """Returns query rows of a tile, tokens of a tile, warps, stages. The best of ten on an H200 for
+    16 chunks of 1,024 tokens: 278 TFLOPS at width 256 (64 queries by 32 tokens 244, for chips with
+    less shared memory), 290 at 128 and 64. With K and V in eight bits, widened for each tile, 128
+    queries read a token half as often: 192 -> 261 TFLOPS at width 128 (4 chunks of 4,096 tokens:
+    224 -> 323), 193 -> 225 at 64."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     least = next_power_of_2(ratio)  # a tile holds a whole row
-    if width > 256:  # Gemma 4's: what fits, not measured yet
+    if width > 256:  # Gemma 4: fits, not measured yet
         return max(64, least), 32, 8, 2
     if width > 128:
         return (max(128, least), 64, 8, 2) if shared >= WIDE_TILE else (max(64, least), 32, 4, 2)

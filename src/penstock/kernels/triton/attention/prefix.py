@@ -1,11 +1,9 @@
-"""Shared prefixes: the queries of a prefix group against the group's blocks, once, on the tensor
-cores.
+"""Shared prefixes: the queries of a prefix group against the group's blocks, once, on tensor cores.
 
 A program takes a tile of rows of one group x the query heads of one KV head, walks the group's
-blocks and leaves the answer over the prefix alone with its log-sum-exp; `decode` carries on from
-there. (Hydragen, arXiv:2402.05099, has the idea; here it is one launch for all groups, and the
-groups lie on the device.) Rows that stand alone are left unwritten.
-"""
+blocks and writes the output over the prefix alone with its log-sum-exp; `decode` continues from
+there. (The idea is Hydragen's, arXiv:2402.05099; here one launch serves all groups, and the groups
+are data on the device.) Rows without a group are left unwritten."""
 
 from __future__ import annotations
 
@@ -30,23 +28,22 @@ from penstock.kernels.triton.attention.flash_loop import (
 from penstock.kernels.triton.grid import LEAST_SHARED, next_power_of_2, precision_of, shared_of
 
 MOST_PARTS = 8  # programs that share a tile's prefix
-PART_TOKENS = 128  # of a prefix, that one of them takes at least
+PART_TOKENS = 128  # least prefix tokens of one of them
 PART_TILE = 64  # parts are multiples of it
-FILLED = 2048  # programs that fill the chip, most of them with nothing to do
-EACH = 1024  # groups that a program looks at together
-# bytes of shared memory that 128 queries of 128 numbers and 64 tokens take, and some more
+FILLED = 2048  # programs that fill the chip, most of them idle
+EACH = 1024  # groups that a program examines together
+# bytes of shared memory for 128 queries of 128 numbers and 64 tokens, with a margin
 WIDE_TILE = 106_496
-MANY_ROWS = 2048  # from here on groups fill tiles twice as high
+MANY_ROWS = 2048  # least rows of a step for tiles of twice the height
 
 
 @dataclass(slots=True)
 class PrefixState:
-    """What rows know of their prefixes: the answer over each part alone and its log-sum-exp, in
-    powers of two."""
+    """Results of rows' prefixes: the output over each part alone and its log-sum-exp in base 2."""
 
     answer: Tensor  # [S, H, splits, D] float32
     lse: Tensor  # [S, H, splits] float32
-    splits: int  # parts of a prefix, at most
+    splits: int  # most parts of a prefix
 
     @classmethod
     def of(
@@ -57,8 +54,8 @@ class PrefixState:
         kv_heads: int,
         groups: int,
     ) -> PrefixState:
-        """Makes room for queries of `shape` [S, H, D] and `dtype`, read by the prefixes of `groups`
-        groups."""
+        """Allocates buffers for queries of `shape` [S, H, D] and `dtype` over the prefixes of
+        `groups` groups."""
         rows, heads, width = shape
         splits = _splits(_tiles(rows, heads // kv_heads, groups, width, dtype) * kv_heads)
         return cls(
@@ -75,10 +72,10 @@ class PrefixState:
 def _prefix(
     q,  # [S, H, D]
     keys,  # [blocks, Hkv, 16, D], strided
-    values,  # the same
-    scales,  # [2, Hkv] float32, of what is in eight bits
-    answer,  # [S, H, splits, D] float32, V's scale left out
-    lse,  # [S, H, splits] float32, powers of two
+    values,  # like keys
+    scales,  # [2, Hkv] float32, for parts in eight bits
+    answer,  # [S, H, splits, D] float32, without V's scale
+    lse,  # [S, H, splits] float32, base 2
     start,  # [G + 1]
     blocks,  # [G, W]
     length,  # [G]
@@ -100,7 +97,7 @@ def _prefix(
     PART_TILE: tl.constexpr,
     EACH: tl.constexpr,
     CAPPED: tl.constexpr,
-    EIGHT: tl.constexpr,  # flash_loop.at_head's
+    EIGHT: tl.constexpr,  # see flash_loop.at_head
     PRECISION: tl.constexpr,
 ):
     RATIO: tl.constexpr = HEADS // KV_HEADS
@@ -195,12 +192,11 @@ def attend_prefixes(
     state: PrefixState,
     softcap: float | None = None,
 ) -> None:
-    """q [S, H, D] over a layer's KV into `state`.
+    """Attends q [S, H, D] over the groups' prefixes in a layer's KV, into `state`.
 
-    start [G + 1], blocks [G, W], length [G] int32: rows start[g] : start[g + 1] see the first
+    start: [G + 1], blocks: [G, W], length: [G]; int32. Rows start[g] : start[g + 1] see the first
     length[g] tokens of blocks[g]; length is a multiple of 16. The launch depends on S and G alone:
-    a group may be empty or of length 0.
-    """
+    a group may be empty or of length 0."""
     rows, heads, width = q.shape
     kv_heads, groups = kv.kv_heads, start.shape[0] - 1
     ratio = heads // kv_heads
@@ -242,31 +238,31 @@ def attend_prefixes(
 
 
 def tile_members(ratio: int, width: int, dtype: torch.dtype, rows: int = 1) -> int:
-    """Rows of a tile, for so many query heads of a KV head and rows of a step."""
+    """Returns the rows of a tile. ratio: query heads per KV head. rows: of the step."""
     return _shape(ratio, width, dtype, rows=rows)[0] // ratio
 
 
 def _tiles(rows: int, ratio: int, groups: int, width: int, dtype: torch.dtype) -> int:
-    """Tiles of rows of one group, at most."""
+    """Returns the most tiles of rows that groups can need."""
     return rows // tile_members(ratio, width, dtype, rows) + groups
 
 
 def _splits(programs: int) -> int:
-    """Parts of a prefix, a power of two, where `programs` take a whole one each: few of them don't
-    fill the chip."""
+    """Returns the parts of a prefix, a power of two. programs: their number if each takes a whole
+    prefix; few of them don't fill the chip."""
     return 1 << max(1, min(MOST_PARTS, FILLED // programs)).bit_length() - 1
 
 
 def _shape(
     ratio: int, width: int, dtype: torch.dtype, shared: int = LEAST_SHARED, rows: int = 1
 ) -> tuple[int, int, int, int]:
-    """Query rows of a tile, tokens of a tile, warps, stages: the best of gpu_timing/prefix.py on an
-    H200. shared: bytes that a program may have; query rows are the same whatever it is. A row's
-    answer hangs on the tokens alone."""
+    """Returns query rows of a tile, tokens of a tile, warps, stages: the best of
+    gpu_timing/prefix.py on an H200. shared: bytes of shared memory of a program; it doesn't change
+    the query rows. A row's result depends on the tokens of a tile alone."""
     if dtype == torch.float32:
         return max(16, next_power_of_2(ratio)), 32, 4, 1
     tall = 64 < width <= 128 and rows >= MANY_ROWS
-    if width > 256:  # Gemma 4's: what fits, not measured yet
+    if width > 256:  # Gemma 4: fits, not measured yet
         return max(64, next_power_of_2(ratio)), 32, 8, 2
     tokens = 32 if width > 128 or (width > 64 and shared < WIDE_TILE) else 64
     return max(128 if tall else 64, next_power_of_2(ratio)), tokens, 4, 2

@@ -1,9 +1,8 @@
-"""What grouping saves on a GPU: figures of this column's attention (`benchmarks/prefix_groups.py`,
-H200, 1,260 steps).
+"""Cost of prefix groups on a GPU: measured times of this column's attention
+(`benchmarks/prefix_groups.py`, H200, 1,260 steps).
 
-A GPU that isn't listed is decided by the H200's: only their ratios matter, and those move less than
-the figures.
-"""
+Other GPUs use the H200's figures: only their ratios matter, and these differ less between GPUs than
+the figures."""
 
 from __future__ import annotations
 
@@ -22,7 +21,7 @@ MEASURED = (
 def prefix_cost(
     heads: int, kv_heads: int, width: int, dtype: torch.dtype, device: str, kv_share: float = 1.0
 ) -> PrefixCostTimes:
-    """Returns the costs that `kernels.prefix_cost.PrefixCost` asks for."""
+    """Returns the times of this column; see `kernels.prefix_cost.PrefixCost`."""
     found = [measured for measured in MEASURED if measured.device == device]
     members = tile_members(heads // kv_heads, width, dtype)
     return (found or MEASURED)[0].times(kv_heads, width, members, kv_share)

@@ -1,10 +1,9 @@
-"""Rotary embedding, the optional norms of q and k, and the KV store, straight from the fused qkv
-product: one launch.
+"""Rotary embedding, the optional norms of q and k, and the KV store, from the fused qkv product:
+one launch.
 
-A program is a token and some of its heads (q's, then k's, then v's, as they lie in the product). q
-is turned in place; k and v go to the cache and nowhere else. It knows heads, positions and slots;
-no layer. Source: RoFormer, arXiv:2104.09864; the halves of a head turn together, as HF does.
-"""
+A program is a token and some of its heads (q's, then k's, then v's, as in the product). q is
+rotated in place; k and v go to the cache alone. Knows heads, positions and slots; no layer. Source:
+RoFormer, arXiv:2104.09864; the halves of a head rotate together, as in HF."""
 
 from __future__ import annotations
 
@@ -22,17 +21,18 @@ from penstock.kernels.triton.pdl import early_of, release, wait
 
 _HEADS, _WARPS = 16, 4
 _WARPS_OF_NORMS = (
-    8  # 16,384 tokens of 16 heads of 256 with norms: 4 warps 119 us, 8 95, 63 as copied
+    8  # 16,384 tokens of 16 heads of 256 with norms: 4 warps 119 us, 8 95; a copy takes 63
 )
 _MANY = (
-    512  # tokens, from which on a program takes all heads of one: 0.0302 ms against 0.0319 at 8,192
+    # tokens from which on a program takes all heads of a token: 0.0302 ms against 0.0319 at 8,192
+    512
 )
 
 
 @triton.jit
 def _by(x, scale, weight, dtype: tl.constexpr, WIDE: tl.constexpr):
-    """x normed and multiplied by its weight: WIDE before the one rounding,
-    else after a first one."""
+    """Returns x normed and multiplied by its weight: with WIDE before the one rounding, else after
+    a first rounding."""
     if WIDE:
         return (x * scale * weight).to(dtype).to(tl.float32)
     return ((x * scale).to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32)
@@ -54,7 +54,7 @@ def _normed(
     K_NORM: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """Both halves of heads [PIECE, HALF], q's and k's normed."""
+    """Returns both halves of heads [PIECE, HALF] with q's and k's normed."""
     half = WIDTH // 2
     scale = tl.rsqrt((tl.sum(a * a, axis=1) + tl.sum(b * b, axis=1)) / WIDTH + eps)[:, None]
     if Q_NORM:
@@ -72,7 +72,7 @@ def _normed(
 
 @triton.jit
 def to_eight(numbers, scale):
-    """Numbers rounded to the model's dtype -> e4m3 of them over their scale, by its reciprocal."""
+    """Returns numbers, rounded to the model's dtype, as e4m3 of numbers * (1 / scale)."""
     eight = numbers.to(tl.float32) * tl.div_rn(1.0, scale)
     return tl.clamp(eight, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL).to(tl.float8e4nv)
 
@@ -93,9 +93,9 @@ def store_kv(
     SLOTS: tl.constexpr,
     EIGHT: tl.constexpr,
 ):
-    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, where is_v, its
-    V, at `lane`; V in eight bits is `store_eight_v`'s. EIGHT: what is in eight bits
-    (kernels/layer_kv.py): 0 nothing, 1 V, 2 K and V."""
+    """Writes numbers of KV heads, rounded to the model's dtype, to a slot's K and, if is_v, its V,
+    at `lane`; V in eight bits is written by `store_eight_v`. EIGHT: parts in eight bits
+    (kernels/layer_kv.py): 0 none, 1 V, 2 K and V."""
     block, offset = slot // SLOTS, slot % SLOTS
     if EIGHT == 0:
         part = tl.where(is_v, 1, 0)
@@ -111,7 +111,8 @@ def store_kv(
             + lane
         )
         if EIGHT == 2:
-            of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)  # beside KV heads: any
+            # any valid index for lanes that are not KV heads
+            of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
             numbers = to_eight(numbers, tl.load(scales + of_head))
         tl.store(target, numbers, mask=there & (is_v == 0))
 
@@ -131,8 +132,7 @@ def store_eight_v(
     WIDTH: tl.constexpr,
     SLOTS: tl.constexpr,
 ):
-    """Writes V of KV heads, rounded to the model's dtype, to a slot in eight bits, which lie
-    turned."""
+    """Writes V of KV heads, rounded to the model's dtype, to a slot in eight bits, transposed."""
     wider: tl.constexpr = keys.dtype.element_ty.primitive_bitwidth // 8
     of_head = tl.minimum(tl.maximum(head, 0), KV_HEADS - 1)
     eight = to_eight(numbers, tl.load(scales + KV_HEADS + of_head))
@@ -174,7 +174,8 @@ def _rotary_and_store(
     KEYS_AS_VALUES: tl.constexpr,
     V_NORM: tl.constexpr,
 ):
-    """OF_V: KV_HEADS, up to a power of two.   KEYS_AS_VALUES, V_NORM: as AttentionKind says it."""
+    """One program per token and PIECE heads. OF_V: KV_HEADS, rounded up to a power of two.
+    KEYS_AS_VALUES, V_NORM: see AttentionKind."""
     wait(EARLY)
     release(EARLY)
     token = tl.program_id(0).to(tl.int64)
@@ -243,9 +244,7 @@ def _rotary_and_store(
         SLOTS,
         EIGHT,
     )
-    if (
-        EIGHT > 0 and tl.program_id(1) == 0
-    ):  # byte by byte: of V's heads alone, not of all that a program has
+    if EIGHT > 0 and tl.program_id(1) == 0:  # byte by byte, for V's heads only
         of_v, each = tl.arange(0, OF_V)[:, None], tl.arange(0, 2 * HALF)[None, :]
         inside = (of_v < KV_HEADS) & (each < WIDTH)
         first_v: tl.constexpr = HEADS if KEYS_AS_VALUES else HEADS + KV_HEADS
@@ -284,9 +283,9 @@ def rotary_and_store(
     k_norm: Tensor | None = None,
     eps: float = 1e-6,
 ) -> Tensor:
-    """qkv, overwritten -> q [T, H, D], a view of it, normed and rotated (`kind.turned_first`: the
-    other way round); K and V go to `inputs.slots` of the layer's KV. The contract is
-    `ops.RotaryAndStore`. Positions and slots are of any integer dtype."""
+    """Norms and rotates q and k of qkv, which is overwritten; returns q [T, H, D], a view of it.
+    With `kind.turned_first` rotation comes first. K and V go to `inputs.slots` of the layer's KV.
+    The contract is `ops.RotaryAndStore`. Positions and slots are of any integer dtype."""
     heads, kv_heads, width = kind.heads, kind.kv_heads if kv is not None else 0, kind.width
     tokens, parts = qkv.shape[0], heads + 2 * kv_heads
     keys, values, scales, eight = (

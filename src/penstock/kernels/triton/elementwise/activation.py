@@ -1,8 +1,7 @@
-"""The MLP's gate, one launch. It knows one matrix; no layer.
+"""The activation of an MLP's gate, one launch. Knows one matrix; no layer.
 
-Where the product behind it wants eight bits, a program takes a whole row, whose largest number
-gives the scale; so it does of one row in fixed point.
-"""
+If the next product takes eight bits, a program takes a whole row, whose largest magnitude gives the
+scale; the same for one row in fixed point."""
 
 from __future__ import annotations
 
@@ -18,35 +17,35 @@ from penstock.kernels.triton.linear.fp8 import BITS, empty_rows, pointers, store
 from penstock.kernels.triton.pdl import early_of, has_pdl, release, wait
 
 _BLOCK = 1024
-GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}  # `gated`'s kinds
+GATES = {"none": 0, "silu": 1, "gelu_tanh": 2}  # values of `gated`'s KIND
 
 
 @triton.jit
 def both(a, b, c, d):
-    """Adds two pairs, as gate's sum and up's: `tl.reduce` over both at once passes through shared
-    memory once."""
+    """Adds two pairs, such as the sums of gate and up: `tl.reduce` over both at once passes through
+    shared memory once."""
     return a + c, b + d
 
 
 @triton.jit
 def swish(gate, slope):
-    """gate / (1 + exp(-slope * gate)); 1 is silu's slope."""
-    # squared: the reciprocal in one instruction
+    """Returns gate / (1 + exp(-slope * gate)); silu has slope 1."""
+    # squared rsqrt: the reciprocal in one instruction
     root = tl.rsqrt(1.0 + tl.exp2(gate * slope * -1.4426950408889634))
     return gate * root * root
 
 
 @triton.jit
 def gelu_tanh(gate):
-    """gate * (1 + tanh(y)) / 2 (GELU in tanh's approximation, arXiv:1606.08415), which is gate / (1
-    + exp(-2 y))."""
+    """Returns gate * (1 + tanh(y)) / 2 (tanh approximation of GELU, arXiv:1606.08415), computed as
+    gate / (1 + exp(-2 y))."""
     root = tl.rsqrt(1.0 + tl.exp2(gate * (-2.302208198 - 0.1029432396 * gate * gate)))
     return gate * root * root
 
 
 @triton.jit
 def gated(gate, slope, KIND: tl.constexpr):
-    """KIND: 1: swish of a slope; 2: GELU."""
+    """Returns the gate's activation. KIND: 1: swish with a slope; 2: GELU."""
     return swish(gate, slope) if KIND == 1 else gelu_tanh(gate)
 
 
@@ -54,7 +53,8 @@ def gated(gate, slope, KIND: tl.constexpr):
 def _store(
     value, out, low, scales, row, column, there, width, FP8: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Writes a row's columns wide, or (FP8) a whole row in eight bits with its scale."""
+    """Writes a row's columns in the model's dtype, or (FP8) a whole row in eight bits with its
+    scale."""
     if FP8 > 0:
         alone = row + tl.zeros((1, 1), tl.int64)
         at = row * width + column[None, :]
@@ -130,11 +130,11 @@ def _add_opened(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program a row."""
+    """One program per row."""
     row, column = tl.program_id(0).to(tl.int64), tl.arange(0, BLOCK)
     there, at = column < width, row * width + column
     if GATED:
-        # a constant: before the wait
+        # a constant, so loaded before the wait
         weight = tl.load(gate + column, mask=there, other=0.0).to(tl.float32)
     wait(EARLY)
     release(EARLY)
@@ -149,9 +149,9 @@ def _add_opened(
 
 
 def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale: float) -> Tensor:
-    """out, made, x [T, d], gate [1, d] -> out, to which scale * made * sigmoid(x . gate) is added;
-    without a gate scale * made. The product and the sigmoid are rounded as torch rounds them, the
-    sum once."""
+    """Adds scale * made * sigmoid(x . gate) to out, or scale * made without a gate; returns out.
+    out, made, x: [T, d]. gate: [1, d]. The product and the sigmoid are rounded as in torch, the sum
+    once."""
     rows, width = out.shape
     assert out.is_contiguous() and made.is_contiguous() and x.is_contiguous()
     if rows:
@@ -173,13 +173,13 @@ def add_opened(out: Tensor, made: Tensor, x: Tensor, gate: Tensor | None, scale:
 
 
 def sigmoid_mul(x: Tensor, gate: Tensor, form: Form = "wide") -> Rows:
-    """x [T, F], gate [T, F], whose rows may stand apart -> x * sigmoid(gate), [T, F]. float32
+    """Returns x * sigmoid(gate), [T, F], in `form`. x, gate: [T, F], rows may have gaps. float32
     inside, rounded once."""
     return _launch_opened(x, gate, form, relu=False)
 
 
 def relu2(x: Tensor, form: Form = "wide") -> Rows:
-    """x [T, F] -> max(x, 0) squared, [T, F]. float32 inside, rounded once."""
+    """Returns max(x, 0) squared, [T, F], in `form`. x: [T, F]. float32 inside, rounded once."""
     return _launch_opened(x, x, form, relu=True)
 
 
@@ -212,12 +212,14 @@ def _launch_opened(x: Tensor, gate: Tensor, form: Form, *, relu: bool) -> Rows:
 
 
 def silu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
-    """gate_up [T, 2F], the gate first -> silu(gate) * up, [T, F]. float32 inside, rounded once."""
+    """Returns silu(gate) * up, [T, F], in `form`. gate_up: [T, 2F], the gate first. float32 inside,
+    rounded once."""
     return _launch(gate_up, False) if form == "wide" else _launch_whole(gate_up, False, form)
 
 
 def gelu_mul(gate_up: Tensor, form: Form = "wide") -> Rows:
-    """gate_up [T, 2F], the gate first -> gelu(gate) * up, [T, F], in tanh's approximation."""
+    """Returns gelu(gate) * up, [T, F], in `form`, with the tanh approximation. gate_up: [T, 2F],
+    the gate first."""
     return _launch(gate_up, True) if form == "wide" else _launch_whole(gate_up, True, form)
 
 

@@ -1,4 +1,4 @@
-"""Token ids to rows of the embedding table, one launch. It knows ids and a table."""
+"""Embedding: token ids to rows of the table, one launch. Knows ids and a table."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def _embed(ids, table, out, first, rows, d, EARLY: tl.constexpr, BLOCK: tl.const
 
 
 def embed(ids: Tensor, table: Tensor, first: int | None = None) -> Tensor:
-    """ids [T] of any integer dtype, table [rows, d] contiguous, in host memory too that the driver
-    holds in its place (quant/gathered.py) -> [T, d]. first: the token of the table's first row,
-    where it is a stretch of the vocabulary (None: all of it); the tokens of others are 0."""
+    """Returns rows [T, d] of table for ids [T] of any integer dtype. table: [rows, d] contiguous,
+    may be in pinned host memory (quant/gathered.py). first: token of the table's first row, for a
+    range of the vocabulary (None: all of it); tokens outside it give 0."""
     out = torch.empty((ids.shape[0], table.shape[1]), dtype=table.dtype, device=ids.device)
     if ids.shape[0]:
         d = table.shape[1]

@@ -1,7 +1,6 @@
-"""RMS norms: one program a row (or a few), one launch. float32 inside; the weight comes after
-rounding, as HF does, a float32 one before it. Where a product behind it wants eight bits, they and
-the row's scale are written in the same pass. It knows rows and a weight; no layer.
-"""
+"""RMS norms: one program for a row (or a few), one launch. float32 inside; the weight is applied
+after rounding, as in HF, a float32 weight before it. If the next product takes eight bits, the
+numbers and the row's scale are written in the same pass. Knows rows and a weight; no layer."""
 
 from __future__ import annotations
 
@@ -70,8 +69,8 @@ def _rms_norm(
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, form: Form = "wide") -> Rows:
-    """x [..., d], weight [d] -> weight * (x / rms(x)), of x's dtype; x [T, d] where it is to be in
-    another form."""
+    """Returns weight * (x / rms(x)) in x's dtype. x: [..., d], for another form [T, d]. weight:
+    [d]."""
     flat = x.reshape(-1, x.shape[-1])
     normed = _launch(flat, None, weight, eps, form, None)
     return normed.view(x.shape) if isinstance(normed, Tensor) else normed
@@ -85,8 +84,9 @@ def add_rms_norm(
     form: Form = "wide",
     first: Tensor | None = None,
 ) -> tuple[Rows, Tensor]:
-    """x, residual [T, d] -> (norm of their sum, their sum); residual (contiguous) is overwritten
-    with the sum. first: the weight of a norm that x passes before, of the other's dtype."""
+    """Returns (norm of the sum, the sum) of x and residual [T, d]; residual (contiguous) is
+    overwritten with the sum. first: weight of a norm of x before the sum, of the same dtype as
+    `weight`."""
     assert residual.is_contiguous(), "the residual is written in place"
     assert first is None or first.dtype == weight.dtype
     return _launch(x, residual, weight, eps, form, first), residual
@@ -105,8 +105,8 @@ def _launch(
         width = next_power_of_2(d)
         each = max(1, min(4, 1024 // width)) if rows > 256 else 1
         early = early_of(x.device, cdiv(rows, each))
-        # Two norms of many rows: 16,384 x 2,560 by 16 warps 114 us, by 4 92. Wider rows spill
-        # unless warps grow along.
+        # Two norms of many rows: 16,384 x 2,560 with 16 warps 114 us, with 4 92. Wider rows spill
+        # unless warps grow with them.
         most = max(4, width // 1024) if rows > 256 and first is not None else 16
         warps = max(1, min(most, width * each // 256))
         _rms_norm[(cdiv(rows, each),)](
@@ -128,8 +128,8 @@ def _launch(
             D=width,
             num_warps=warps,
             launch_pdl=bool(early),
-            # One fused multiply-add would leave out the rounding between the first norm and the sum
-            # (up to 0.02 apart).
+            # A fused multiply-add would skip the rounding between the first norm and the sum (up to
+            # 0.02 apart).
             enable_fp_fusion=first is None,
         )
     return out

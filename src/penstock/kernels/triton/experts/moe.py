@@ -1,20 +1,19 @@
-"""Experts: each token through the few that it is sent to, in five launches (four where nothing has
-to be sorted).
+"""Experts: each token goes through its few experts, in five launches (four if nothing has to be
+sorted).
 
-    route, place    `moe_route.py`
-    gate and up     rows of x by an expert's gate and up together, the gate applied before anything
-    is stored
-    down            what that made by the expert's second matrix, a row for each pair
-    sum             a token's rows, by their weights
+  route, place    `moe_route.py`
+  gate and up     rows of x by an expert's gate and up together, the activation applied before
+                  storing
+  down            the middle by the expert's second matrix, a row for each pair
+  sum             a token's rows, weighted
 
-One token alone takes other kernels where its weights are plain or float8 (`moe_one.py`).
+A single token takes other kernels if its weights are plain or float8 (`moe_one.py`).
 
 A program has a tile of rows of one expert and some of the outputs, and streams the expert's weights
-past the rows: few as they are, those are the narrow side of the product. Float8 weights take rows
-in eight bits, a scale a row (of the middle: one for as many neighbours as one program makes), up to
-16 tokens as pairs, of which nothing is lost (`kernels/fp8_rows.py`). What one token gives doesn't
-depend on the others. It knows matrices and rows; no layer.
-"""
+past the rows, which are the narrow side of the product. Float8 weights take rows in eight bits,
+with a scale a row (for the middle: one per program's outputs), up to 16 tokens as pairs, which lose
+nothing (`kernels/fp8_rows.py`). A token's result doesn't depend on the others. Knows matrices and
+rows; no layer."""
 
 from __future__ import annotations
 
@@ -35,33 +34,33 @@ from penstock.kernels.triton.linear.fp8 import BITS, pointers, quantize_rows
 from penstock.kernels.triton.linear.widen import WIDE
 from penstock.kernels.triton.pdl import early_of, has_pdl
 
-# tokens up to which a pair is a tile of its own: experts that two of them share are read twice
+# tokens up to which each pair is a tile of its own: an expert shared by two pairs is read twice
 UNSORTED = 4
 MOST_PAIRED = 16  # tokens
-FOUR_STAGES = 147_456  # bytes of shared memory that bf16's largest cut takes with so many
+FOUR_STAGES = 147_456  # bytes of shared memory for bf16's largest cut with four stages
 
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """How a product of experts is cut into programs."""
+    """The cut of a product of experts into programs."""
 
-    rows: int  # of a program
-    outputs: int  # of gate and of up each
-    inputs: int  # at once
+    rows: int  # rows of a program
+    outputs: int  # outputs of gate, and as many of up
+    inputs: int  # inputs loaded at once
     stages: int
     warps: int
-    form: Form = "wide"  # of the rows that it takes
+    form: Form = "wide"  # form of the rows it takes
 
     @property
     def few(self) -> int:
-        """Rows up to which a tile is multiplied as one of so many; 0: none is."""
+        """Rows of the lower tile for an expert's last rows, if they fit into it; 0: no lower tile."""
         return self.rows // 4 if self.rows >= 64 else 0
 
 
 @dataclass(slots=True, frozen=True)
 class Plan:
-    """Both products of a layer for some number of tokens. sorted: a tile has as many rows as there
-    are, else one."""
+    """Cuts of both products of a layer for some number of tokens. sorted: tiles hold several rows
+    of an expert; else one."""
 
     gate_up: Cut
     down: Cut
@@ -70,17 +69,16 @@ class Plan:
 
 @dataclass(slots=True, frozen=True)
 class PreparedExperts:
-    """Experts, and what their calls leave for each other: calls must follow one another on one
-    stream."""
+    """Experts, and scratch for their calls: calls must follow one another on one stream."""
 
     of: Experts
     counts: Tensor  # int32 [E], zeros between calls
 
 
 def prepare_experts(of: Experts) -> PreparedExperts:
-    """Returns what `experts` takes. Numbers stay as they are; scales and zeros of integers become
-    float32, and stand side by side, an expert's outputs of one group, those of four-bit floats
-    become pairs: what is copied while others are multiplied is four bytes at least."""
+    """Prepares experts for `experts`. Numbers are unchanged. Scales and zeros of integers become
+    float32, with an expert's outputs of one group adjacent; scales of four-bit floats become pairs:
+    asynchronous copies take four bytes at least."""
     of = replace(of, gate_up=_side_by_side(of.gate_up), down=_side_by_side(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
     return PreparedExperts(of, counts)
@@ -110,8 +108,8 @@ def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
 
 
 def plan_of(tokens: int, of: Experts) -> Plan:
-    """Returns how so many tokens are multiplied: rows as many as an expert has on average, and some
-    more."""
+    """Returns the cuts for this many tokens: tiles of somewhat more rows than an expert has on
+    average."""
     if of.gate_up.integers:
         return _plan_of_integers(tokens, of)
     eight, by_group = of.gate_up.in_eight_bits, of.gate_up.by_group or of.down.by_group
@@ -121,7 +119,7 @@ def plan_of(tokens: int, of: Experts) -> Plan:
         return Plan(Cut(16, 32, inputs, most, 4), Cut(16, 32, inputs, most, 4), False)
     rows = _rows_of(tokens, of)
     warps = 8 if rows == 128 else 4
-    if of.gate_up.in_fp4:  # few numbers at once: others' programs multiply while one widens
+    if of.gate_up.in_fp4:  # few numbers at once: other programs multiply while one widens
         return Plan(Cut(rows, 64, 64, 3, 4), Cut(rows, 64 if rows == 16 else 128, 64, 3, 4), True)
     if not eight:
         outputs = 128 if rows == 128 else 64
@@ -140,7 +138,8 @@ def _rows_of(tokens: int, of: Experts) -> int:
 
 
 def _plan_of_integers(tokens: int, of: Experts) -> Plan:
-    """They are widened in registers, a stretch of one group at a time."""
+    """Returns the cuts for integers, which are widened in registers, a range of one group at a
+    time."""
     first, second = (
         min(128, each.group) if each.by_group else 128 for each in (of.gate_up, of.down)
     )
@@ -154,7 +153,7 @@ def _plan_of_integers(tokens: int, of: Experts) -> Plan:
 def experts(
     x: Tensor, scores: Tensor, prepared: PreparedExperts, plan: Plan | None = None
 ) -> Tensor:
-    """x [T, d], the router's scores [T, E] -> sum of weight * expert(x), [T, d]."""
+    """Returns the sum of weight * expert(x), [T, d]. x: [T, d]. scores: of the router [T, E]."""
     of, (tokens, d) = prepared.of, x.shape
     out = torch.empty_like(x)
     if not tokens:
@@ -194,8 +193,8 @@ def _in_form(x: Tensor, form: Form) -> Rows:
 
 
 def _gate_up(rows: Rows, of: Experts, routes: Routes, plan: Plan) -> Rows:
-    """The gated middle [slots, F] in the form that the second product takes; scales by the outputs
-    of a program."""
+    """Returns the gated middle [slots, F] in the form of the second product; in eight bits a scale
+    covers the outputs of a program."""
     inner, slots = of.shape[2], routes.chosen.numel()
     form, device = plan.down.form, routes.chosen.device
     if form == "wide":
@@ -222,8 +221,9 @@ def _launch(
     groups: int,
     is_sorted: bool,
 ) -> None:
-    """eight: `out` with its scales, where it is written in eight bits.   groups: neighbours of a
-    row that share a scale in what the first product left; 0: this is the first."""
+    """Launches a product of experts. eight: `out` with its scales, if it is in eight bits. groups:
+    neighbours of a row that share a scale in the first product's output; 0: this is the first
+    product."""
     k, first = (rows if isinstance(rows, Tensor) else rows.numbers).shape[1], not groups
     n = out.shape[1]
     x, low, scale = (rows, rows, rows) if isinstance(rows, Tensor) else pointers(rows)

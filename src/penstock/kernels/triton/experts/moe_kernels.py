@@ -1,5 +1,5 @@
 """Kernels of the experts' products: rows sorted by expert, tiles of each expert's rows, and the sum
-over a token's experts. What launches them is `moe.py`."""
+over a token's experts. `moe.py` launches them."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ def _tile(
     EVEN_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """BM slots from `first` on, of which `rows` are the expert's, by BN of its outputs:
-    `_grouped`'s arguments."""
+    """Computes BM slots from `first` on, of which `rows` are the expert's, by BN of its outputs.
+    Arguments as in `_grouped`."""
     m, n, lane = tl.arange(0, BM), block * BN + tl.arange(0, BN), tl.arange(0, BK)
     real = m < rows
     slot = (first + m).to(tl.int64)
     pair = tl.load(pairs + slot, mask=real, other=0).to(tl.int64) if SORTED else slot
     source = pair // TOP_K if FIRST else slot
-    # its row in all experts'
+    # row in the stacked matrices of all experts
     matrix = expert.to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
     FLOATS: tl.constexpr = W_SCALES == 3
     HALVES: tl.constexpr = 2 if FLOATS or INTEGERS == FOUR else 1
@@ -278,16 +278,16 @@ def _grouped(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """FIRST: rows of x by token, out by slot, N of gate and up each (GATED: the kind of
-    `activation.gated`; 0: of up alone); else rows of x by slot, out by pair.
+    """One program per tile and block of outputs. FIRST: rows of x are by token, out is by slot, and
+    gate and up have N outputs each (GATED: KIND of `activation.gated`; 0: up alone); else rows of x
+    are by slot, out is by pair.
 
-    W_SCALES, X_SCALES: 0 none, 1 a row's, 2 one for WG (XG) neighbours of a row, of which BK is a
+    W_SCALES, X_SCALES: 0 none, 1 one a row, 2 one for WG (XG) neighbours of a row, of which BK is a
     part; 3: weights in four-bit floats, with pairs of `fp4_scales.py` [experts, ceil(K / 256),
-    outputs, 8], and w_more [experts, outputs], what a row is multiplied by.   INTEGERS: what a byte
-    of them holds, 0: they are none; those have scales, and ZEROS perhaps (w_more), group by group:
-    [experts, K / WG, outputs].   FEW: a tile that holds no more rows than so is multiplied as one
-    of FEW, not of BM: the last of an expert's.
-    """
+    outputs, 8], and factors of rows w_more [experts, outputs]. INTEGERS: contents of a byte; 0: no
+    integers. Integers have scales, and with ZEROS zeros (w_more), by group: [experts, K / WG,
+    outputs]. FEW: tiles with at most this many rows, an expert's last, are multiplied as FEW rows,
+    not BM."""
     wait(EARLY)
     tile, block = tl.program_id(1), tl.program_id(0)
     if SORTED:
@@ -397,7 +397,7 @@ def _summed(
     EARLY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Adds up a token's rows by their weights, in order, and leaves the experts' counts at zero."""
+    """Adds up a token's weighted rows, in order, and resets the experts' counts to zero."""
     wait(EARLY)
     release(EARLY)
     token, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -1,14 +1,13 @@
-"""Experts of one token, without tensor cores: plain and float8 weights, read once by programs that
-have a few outputs.
+"""Experts of a single token, without tensor cores: plain and float8 weights, read once by programs
+of a few outputs.
 
-    gate and up   a program has outputs of one of the token's experts
-    down          a program has outputs of all of them, and adds them up by the token's weights: no
-    sum comes behind
+  gate and up   a program has outputs of one of the token's experts
+  down          a program has outputs of all of them, and adds them with the token's weights: no sum
+                follows
 
-Which experts they are the launch ahead says, so that no weight can be asked for before. What a
-program reads is on its way at once: products are added up number by number, and across a row's
-numbers only at the end. It knows routes and matrices; no layer.
-"""
+The previous launch chooses the experts, so no weight can be loaded earlier. A program's loads are
+all in flight at once: products are accumulated per position, and summed over a row's positions only
+at the end. Knows routes and matrices; no layer."""
 
 from __future__ import annotations
 
@@ -27,9 +26,8 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, wait
 
 GROUP = tl.constexpr(FP8_GROUP)
-# Numbers that a thread has side by side, of weights and of the row alike, whatever their bytes:
-# then a row's numbers are where they are needed as they come, and nothing passes through shared
-# memory.
+# Adjacent numbers of a thread, the same for weights and the row in any dtype: so a row's numbers
+# arrive where they are needed, and nothing passes through shared memory.
 SPAN = tl.constexpr(8)
 
 
@@ -37,8 +35,9 @@ SPAN = tl.constexpr(8)
 def _products(
     w, scale, x, BN: tl.constexpr, BK: tl.constexpr, K: tl.constexpr, SCALES: tl.constexpr
 ):
-    """Rows of weights at pointers [BN] by a row x [K], number by number: [BN, BK], to be summed
-    over BK. SCALES: 2 of them for GROUP neighbours, at pointers [BN], of which BK is a part."""
+    """Returns rows of weights at pointers [BN] times a row x [K], accumulated by position: [BN,
+    BK], to be summed over BK. SCALES: with 2, each scale at pointers [BN] covers GROUP neighbours,
+    of which BK is a part."""
     lane = tl.max_contiguous(tl.arange(0, BK), SPAN)[None, :]
     same = tl.zeros((BN, 1), tl.int32)
     sums = tl.zeros((BN, BK), tl.float32)
@@ -72,8 +71,8 @@ def _gate_up(
     GATED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """x [K] -> out [pairs, N], gate times up (GATED: the kind of `activation.gated`), or (0)
-    max(up, 0) squared. SCALES: 0 none, 1 a row's, 2 one for GROUP neighbours of a row."""
+    """Writes out [pairs, N] for x [K]: gate times up (GATED: KIND of `activation.gated`), or (0)
+    max(up, 0) squared. SCALES: 0 none, 1 one a row, 2 one for GROUP neighbours of a row."""
     wait(EARLY)
     pair, n = tl.program_id(1), tl.program_id(0) * BN + tl.arange(0, BN)
     gate_row = tl.load(chosen + pair).to(tl.int64) * (2 * N if GATED else N) + tl.minimum(n, N - 1)
@@ -111,7 +110,7 @@ def _down(
     SCALES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """middle [TOP_K, K], weights [TOP_K] -> out [N]."""
+    """Writes out [N], the weighted sum over experts. middle: [TOP_K, K]. weights: [TOP_K]."""
     wait(EARLY)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     EACH: tl.constexpr = (K + GROUP - 1) // GROUP
@@ -128,16 +127,16 @@ def _down(
 
 @dataclass(slots=True, frozen=True)
 class OneCut:
-    """How a product of one token's experts is cut into programs."""
+    """The cut of a product of a single token's experts into programs."""
 
-    outputs: int  # of a program, of gate and of up each
-    inputs: int  # at once
+    outputs: int  # outputs of a program, of gate and of up each
+    inputs: int  # inputs loaded at once
     warps: int
 
 
 def takes_one(of: Experts) -> bool:
-    """Whether these kernels serve the experts: plain and float8 ones, by row or in blocks, without
-    biases."""
+    """Returns True if these kernels serve the experts: plain or float8, by row or in blocks,
+    without biases."""
     both = (of.gate_up, of.down)
     return of.clamp is None and not any(
         each.bias is not None or each.integers or each.in_fp4 for each in both
@@ -145,7 +144,7 @@ def takes_one(of: Experts) -> bool:
 
 
 def cuts_of(of: Experts) -> tuple[OneCut, OneCut]:
-    """Returns those of gate and up, and of down: the best of 100 of each for Qwen3-30B-A3B's on an
+    """Returns the cuts of gate and up, and of down: the best of 100 each for Qwen3-30B-A3B on an
     H200, a layer with its routing 22.4 us in bf16, 15.0 in float8 by row, 17.9 in blocks."""
     _, d, inner = of.shape
     by_group = OneCut(2, FP8_GROUP, 1)
@@ -165,7 +164,7 @@ def _lanes(size: int) -> int:
 def one_token(
     x: Tensor, routes: Routes, of: Experts, cuts: tuple[OneCut, OneCut] | None = None
 ) -> Tensor:
-    """x [1, d] and its routes, unsorted -> sum of weight * expert(x), [1, d]."""
+    """Returns the sum of weight * expert(x), [1, d]. x: [1, d]. routes: of x, unsorted."""
     (_, d, inner), (first, second) = of.shape, cuts or cuts_of(of)
     middle = torch.empty((of.top_k, inner), dtype=x.dtype, device=x.device)
     out, early = torch.empty_like(x), has_pdl(x.device)

@@ -1,15 +1,14 @@
-"""Which experts tokens go to, and where their rows stand when sorted by expert; all on the device,
-at sizes that the number of tokens alone decides, so that a step can be captured.
+"""Routing of tokens to experts, and the places of their rows sorted by expert; all on the device,
+with sizes that depend on the number of tokens alone, so that a step can be captured.
 
-    _route   a program a token: the k that its Routing chooses, their weights, and which-th row of
-    each expert it is
-    _place   pairs (token, choice) to slots, an expert's side by side; slots to tiles of so many
-    rows of one expert
+  _route   a program per token: its k experts by the Routing, their weights, and its row's rank
+           within each expert
+  _place   pairs (token, choice) to slots, an expert's slots adjacent; slots to tiles of rows of one
+           expert
 
-Which slot of its expert's a pair gets is decided by who comes first; a row's numbers don't depend
-on it. Of few tokens each pair is a tile of its own, and nothing is sorted. It knows scores and
-numbers of experts; no matrices.
-"""
+The order of arrival decides a pair's slot within its expert; a row's numbers don't depend on it.
+With few tokens each pair is a tile of its own, and nothing is sorted. Knows scores and numbers of
+experts; no matrices."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from penstock.kernels.routing import Routing
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-PLACED = 64  # pairs, and tiles, of a program of _place
+PLACED = 64  # pairs, and tiles, per program of _place
 
 
 @triton.jit
 def _worth(score, most, total, SIGMOID: tl.constexpr):
-    """Scores -> what experts are worth: their sigmoid, or the softmax of them all, whose largest
-    and sum these are."""
+    """Returns the experts' worth: sigmoids of the scores, or their softmax, from the largest score
+    `most` and the sum `total`."""
     return 1.0 / (1.0 + tl.exp(-score)) if SIGMOID else tl.exp(score - most) / total
 
 
@@ -43,8 +42,8 @@ def _in_groups(
     LANES: tl.constexpr,
     EACH: tl.constexpr,
 ):
-    """left [LANES * EACH], EACH of a group's lanes side by side -> -inf where its best, or the sum
-    of its two best (PAIRED), is too little."""
+    """Returns left [LANES * EACH], with EACH adjacent lanes per group, set to -inf in groups that
+    are not kept by their best, or the sum of their two best (PAIRED)."""
     grid, lane, group = tl.reshape(left, (LANES, EACH)), tl.arange(0, EACH), tl.arange(0, LANES)
     both, at = tl.max(grid, 1, return_indices=True)
     if PAIRED:
@@ -86,8 +85,8 @@ def _route(
     COUNTED: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """GROUP_LANES: GROUPS, up to a power of two; each stands in LANES / GROUP_LANES lanes side by
-    side."""
+    """One program per token. GROUP_LANES: GROUPS rounded up to a power of two; each group has LANES
+    / GROUP_LANES adjacent lanes."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -112,7 +111,7 @@ def _route(
         at = tl.argmax(left, 0)
         which = tl.where(place == j, at, which)
         left = tl.where(lane == at, float("-inf"), left)
-    # the last, of scores that are no numbers
+    # clamped to the last expert for NaN scores
     which = tl.minimum(which // EACH * size + which % EACH, experts - 1)
     real = place < K
     best = tl.load(scores + row * stride + which, mask=real, other=float("-inf")).to(tl.float32)
@@ -147,13 +146,13 @@ def _place(
     EACH: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """pairs [slots]: which pair stands there. tiles [tiles, 3]: expert, first slot, rows; no rows:
-    no such tile."""
+    """Writes pairs [slots]: the pair in each slot, and tiles [tiles, 3]: expert, first slot, rows
+    (0: unused tile)."""
     wait(EARLY)
     release(EARLY)
     lane = tl.arange(0, LANES)
     count = tl.load(counts + lane, mask=lane < experts, other=0)
-    of_expert = (count + ROWS - 1) // ROWS  # its tiles
+    of_expert = (count + ROWS - 1) // ROWS  # tiles of each expert
     behind = tl.cumsum(of_expert, 0)
     here = tl.program_id(0) * EACH + tl.arange(0, EACH)
     there = here < pairs_in_all
@@ -177,11 +176,11 @@ def _place(
 
 @dataclass(slots=True, frozen=True)
 class Routes:
-    """Where T tokens go. Pair p is the p % k-th choice of token p // k."""
+    """Destinations of T tokens. Pair p is the p % k-th choice of token p // k."""
 
     weights: Tensor  # [T, k] float32
     chosen: Tensor  # [T, k] int32
-    count: int  # of tiles, at most
+    count: int  # most tiles
     pairs: Tensor | None = (
         None  # [T * k] int32, the pair in each slot; None: pair p is in slot p, and is a tile
     )
@@ -196,9 +195,9 @@ def route(
     correction: Tensor | None = None,
     answer_scale: Tensor | None = None,
 ) -> Routes:
-    """scores [T, E] -> routes in tiles of at most so many rows. 0: a tile a pair. counts [E] int32:
-    zeros, and left as how many rows each expert has where there are tiles. correction, answer_scale
-    [E]: those of `Experts`."""
+    """Returns routes in tiles of at most `rows` rows; 0: one tile per pair. scores: [T, E]. counts:
+    [E] int32, zeros; with tiles it receives each expert's number of rows. correction, answer_scale:
+    [E], see `Experts`."""
     (tokens, experts), device, top_k = scores.shape, scores.device, by.top_k
     weights = torch.empty((tokens, top_k), dtype=torch.float32, device=device)
     chosen, ranks = (
@@ -267,6 +266,6 @@ def route(
 
 
 def most_tiles(pairs: int, experts: int, rows: int) -> int:
-    """Returns how many tiles of at most so many rows hold these pairs, however they fall: all but
-    one row of a tile of each expert may be empty."""
+    """Returns how many tiles of at most `rows` rows can be needed for these pairs: in each expert's
+    last tile all but one row may be empty."""
     return min(pairs, (pairs + experts * (rows - 1)) // rows)

@@ -1,7 +1,6 @@
-"""A stretch of K of an expert's product: weights by rows, added to sums that lie turned round,
-[outputs, rows]. The weights are wide or e4m3 (`step`), four-bit floats (`step_of_four`), or
-integers (`step_of_integers`), and widened on their way. It knows tiles; no experts.
-"""
+"""One step along K of an expert's product: weights times rows, added to transposed sums, [outputs,
+rows]. The weights are plain or e4m3 (`step`), four-bit floats (`step_of_four`), or integers
+(`step_of_integers`), widened on their way. Knows tiles; no experts."""
 
 from __future__ import annotations
 
@@ -26,8 +25,8 @@ def step(
     PAIRED: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """Adds weights [BN, BK] at pointers by rows [BM, BK] to sums [BN, BM]. factor: of this stretch
-    of K (SCALED)."""
+    """Adds weights [BN, BK] at pointers times rows [BM, BK] to sums [BN, BM]. factor: scale of this
+    step (SCALED)."""
     number = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0.0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     number = number.to(row.dtype)
@@ -57,8 +56,8 @@ def step_of_four(
     SHARED: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. pairs: their
-    scales [BN, C / 16], as `widen_fp4` takes them, and SHARED.   x_at: of the first 16 of each 32
+    """Adds bytes of two e2m1 numbers at pointers [BN, C] times rows to sums [BN, BM]. pairs,
+    SHARED: scales [BN, C / 16] and option of `widen_fp4`. x_at: offsets of the first 16 of each 32
     of a row [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
@@ -82,9 +81,9 @@ def step_of_integers(
     ZEROS: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
-    """Adds integers less their zeros [BN] by rows to sums [BN, BM]. KIND: FOUR: bytes of two
-    numbers [BN, BK / 2], with x_at of the first 16 of each 32 of a row; else of one [BN, BK].
-    factor: of this stretch of K [BN, 1] (SCALED)."""
+    """Adds (integers - zeros [BN]) times rows to sums [BN, BM]. KIND: FOUR: bytes of two numbers
+    [BN, BK / 2], with x_at of the first 16 of each 32 of a row; else of one [BN, BK]. factor: scale
+    of this step [BN, 1] (SCALED)."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
     less = tl.full((w.shape[0], 1), 8.0 if KIND == FOUR else 0.0, tl.float32)

@@ -1,6 +1,5 @@
-"""Rows in eight bits, or one in fixed point, in a launch: what attention leaves, for the product
-behind it. It knows rows; no layer.
-"""
+"""Rows in eight bits, or one row in fixed point, in a launch: converts attention's output for the
+next product. Knows rows; no layer."""
 
 from __future__ import annotations
 
@@ -15,16 +14,16 @@ from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import early_of, release, wait
 
-BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # kernels' FP8
+BITS: dict[Form, int] = {"wide": 0, "eight": 1, "pair": 2, "fixed": 3}  # values of kernels' FP8
 
 
 @triton.jit
 def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.constexpr):
-    """Writes wide [R, D] (zeros where a row is padded) in e4m3 to numbers + at, its scales to
-    scales + row [R, 1], and of pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
+    """Writes wide [R, D] (zeros in padding) in e4m3 to numbers + at, its scales to scales + row [R,
+    1], and for pairs (FP8 2) the rest to low + at: kernels/fp8_rows.py."""
     wide = wide.to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(wide), axis=1, keep_dims=True) / 448.0, 1e-12)
-    scaled = wide * tl.div_rn(1.0, scale)  # at most a last bit past 448, which rounds to it
+    scaled = wide * tl.div_rn(1.0, scale)  # at most one last bit above 448, which rounds to 448
     eight = scaled.to(tl.float8e4nv)
     tl.store(numbers + at, eight, mask=there)
     tl.store(scales + row, scale, mask=row_there)
@@ -36,8 +35,8 @@ def store_fp8(wide, numbers, low, scales, at, there, row, row_there, FP8: tl.con
 def store_rows(
     wide, numbers, low, scales, at, there, row, row_there, d, FP8: tl.constexpr, D: tl.constexpr
 ):
-    """Writes wide [R, D] as store_fp8 does, or (FP8 3) the one row that there is in fixed point;
-    `low` is its sums."""
+    """Writes wide [R, D] like store_fp8, or (FP8 3) a single row in fixed point; `low` then
+    receives its sums."""
     if FP8 == 3:
         block = tl.arange(0, D // 16)
         values = tl.where(there, wide.to(tl.float32), 0.0).reshape(D // 16, 16)
@@ -72,7 +71,7 @@ def _quantize(
 
 
 def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
-    """x [T, K] -> the same in eight bits, or in pairs of them; one row in fixed point."""
+    """Returns x [T, K] in eight bits or in pairs; or one row in fixed point."""
     (rows, d), out = x.shape, empty_rows(x, form)
     if rows:
         width = next_power_of_2(d)
@@ -95,7 +94,7 @@ def quantize_rows(x: Tensor, form: Form = "eight") -> Fp8Rows | FixedRow:
 
 
 def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
-    """Returns as many rows as `like` [T, K] has, of K or `width` numbers, not written yet."""
+    """Returns uninitialised rows, as many as `like` [T, K] has, of K or `width` numbers."""
     shape = (like.shape[0], width or like.shape[1])
     numbers = torch.empty(shape, dtype=E4M3, device=like.device)
     scale = torch.empty((like.shape[0], 1), dtype=torch.float32, device=like.device)
@@ -103,7 +102,7 @@ def empty_fp8(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows:
 
 
 def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | FixedRow:
-    """Returns `empty_fp8`'s rows, or (of one) a row in fixed point, not written yet."""
+    """Returns uninitialised rows as `empty_fp8`, or a single row in fixed point."""
     return (
         empty_fixed(width or like.shape[1], like.device)
         if form == "fixed"
@@ -112,8 +111,8 @@ def empty_rows(like: Tensor, form: Form, width: int | None = None) -> Fp8Rows | 
 
 
 def pointers(rows: Rows) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns numbers, low (in fixed point: sums) and scale as kernels take them; of wide rows the
-    rows for each."""
+    """Returns numbers, low (in fixed point: sums) and scale for kernels; for a Tensor, the tensor
+    three times."""
     if isinstance(rows, Tensor):
         return rows, rows, rows
     if isinstance(rows, FixedRow):

@@ -1,8 +1,7 @@
-"""Linear: matrix products. One row takes `linear_one`, up to 16 `linear_small`; more are cuBLAS's,
-through torch.
+"""Linear: matrix products. One row takes `linear_one`, up to 16 rows `linear_small`; more take
+cuBLAS, through torch.
 
-It knows rows and a weight, no layer.
-"""
+Knows rows and a weight; no layer."""
 
 from __future__ import annotations
 
@@ -18,14 +17,14 @@ from penstock.kernels.triton.linear.linear_small import (
     prepare_small,
 )
 
-# For 2 to 16 rows, weights of more elements are cuBLAS's: 28672 x 4096 takes it 0.055 ms and
-# `linear_small` 0.059, 4096 x 14336 0.0305 and 0.031. Smaller ones gain by early starts (a 1B
-# model's kernels 0.84 ms against 0.92), heads by 3 %.
+# Limits of `linear_small`. For 2 to 16 rows, larger weights go to cuBLAS: 28672 x 4096 takes it
+# 0.055 ms and `linear_small` 0.059, 4096 x 14336 0.0305 and 0.031. Smaller ones gain from early
+# starts (a 1B model's kernels 0.84 ms against 0.92), heads 3 %.
 _WIDE, _HEAD = 40_000_000, 65_536
 
 
 def prepare_linear(weight: Tensor) -> SmallWeight:
-    """weight [out, in] as `linear` takes it: the same memory, and up to 2 MB of scratch where K is
+    """Prepares weight [out, in] for `linear`: the same memory, and up to 2 MB of scratch if K is
     split."""
     return prepare_small(weight)
 
@@ -38,7 +37,8 @@ def linear(
     small_rows: int = MOST_ROWS,
     small_numbers: int = _WIDE,
 ) -> Tensor:
-    """x [T, in] -> x @ weight.T + bias, [T, out]. The keywords: kernels/tunables.py."""
+    """Returns x @ weight.T + bias, [T, out]. x: [T, in]. small_rows, small_numbers: see
+    kernels/tunables.py."""
     rows = x.shape[0]
     if rows > small_rows or rows == 0 or x.dtype == torch.float32:
         return F.linear(x, weight.weight, bias)

@@ -1,13 +1,12 @@
-"""The product of one row in fixed point with weights of four bits: integers, four at a time,
+"""The product of one row in fixed point with four-bit weights: integer products, four at a time,
 without tensor cores.
 
-A program has all of K for some outputs: there are no parts to join, and its first weights are on
-their way before the kernel ahead has ended. Per 32 weights a thread takes 16 bytes, eight masks and
+A program has all of K for some outputs: there are no parts to join, and its first weights are
+loaded before the previous kernel has ended. Per 32 weights a thread takes 16 bytes, eight masks and
 sixteen products of four numbers each; the sums of 16 numbers are exact, and are scaled in float32.
-Floats are looked up: their eight magnitudes, twice each, are a whole number in a byte, which an
-instruction finds for four of them by their bits. The answer may leave as the next product wants it.
-It knows a matrix and a row; no layer.
-"""
+Floats are looked up: twice each of their eight magnitudes is a whole number in a byte, and one
+instruction looks up four of them by their bits. The output may be written in the form of the next
+product. Knows a matrix and a row; no layer."""
 
 from __future__ import annotations
 
@@ -30,11 +29,11 @@ from penstock.kernels.triton.pdl import has_pdl, wait
 
 SIGNED: tl.constexpr = tl.constexpr("dp4a.u32.s32 $0, $1, $2, $3;")
 UNSIGNED: tl.constexpr = tl.constexpr("dp4a.u32.u32 $0, $1, $2, $3;")
-ABOVE: tl.constexpr = tl.constexpr(12)  # what is added to twice a float, so that none is negative
-# $2: eight numbers e2m1 -> ABOVE and twice each, a byte: $0 those in the bytes' low halves, $1
-# those in the high ones. A lookup by four bits finds one of eight bytes, or, behind a set upper
-# bit, the sign of it: nothing. So one finds what isn't negative, and one, with those bits turned,
-# what is. $3 and $4: the first halves of what is looked up in.
+ABOVE: tl.constexpr = tl.constexpr(12)  # added to twice a float, so that the sum is not negative
+# $2: eight e2m1 numbers -> ABOVE + twice each, one a byte: $0 for the low halves of bytes, $1 for
+# the high halves. A lookup by four bits finds one of eight bytes, or with the upper bit set that
+# byte's sign: 0. So one lookup finds the non-negative numbers, and one with inverted upper bits the
+# negative ones. $3 and $4: first halves of the lookup tables.
 _TWICE: tl.constexpr = tl.constexpr("""{
     .reg .b32 n, t, u, e, f, g, h;
     xor.b32 n, $2, 0x88888888;
@@ -49,8 +48,9 @@ _TWICE: tl.constexpr = tl.constexpr("""{
     prmt.b32 $0, e, g, 0x6420;
     prmt.b32 $1, e, g, 0x7531;
 }""")
-# Those halves, of a number $2 that isn't negative: constants, which the assembler must not find
-# out, or it puts them into a register again before each lookup (0.5 instructions a weight).
+# First halves of the lookup tables, from a non-negative number $2. They are constants, but the
+# assembler must not know that, or it loads them again before each lookup (0.5 instructions a
+# weight).
 _FIRST: tl.constexpr = tl.constexpr("""{
     .reg .b32 t, u;
     mov.u32 t, %laneid;
@@ -63,8 +63,8 @@ _FIRST: tl.constexpr = tl.constexpr("""{
 
 @triton.jit
 def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
-    """sums plus the products of the four bytes of w, 0 to 255, with those of x. PLAIN: without
-    assembler."""
+    """Returns sums plus the products of the four bytes of w, 0 to 255, with those of x. PLAIN:
+    without assembler."""
     if PLAIN:
         w, x = tl.broadcast(w, x)
         for at in tl.static_range(4):
@@ -81,7 +81,7 @@ def _times(w, x, sums, PROGRAM: tl.constexpr, PLAIN: tl.constexpr):
 
 @triton.jit
 def _words(x, C: tl.constexpr, R: tl.constexpr):
-    """x [C, R, 4] -> its four [C, R]."""
+    """Splits x [C, R, 4] into its four [C, R]."""
     even, odd = tl.split(x.reshape(C, R, 2, 2))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -95,8 +95,8 @@ def _masked(w, MASK: tl.constexpr):
 
 @triton.jit
 def _first(number, PLAIN: tl.constexpr):
-    """Returns what `_twice` looks up in. number: any that isn't negative, not known when this is
-    compiled."""
+    """Returns the lookup tables of `_twice`. number: any non-negative number that isn't known at
+    compile time."""
     if PLAIN:
         return number, number
     else:
@@ -107,8 +107,8 @@ def _first(number, PLAIN: tl.constexpr):
 
 @triton.jit
 def _twice(w, first, PLAIN: tl.constexpr):
-    """A word of eight numbers e2m1 -> ABOVE and twice each, those in the low halves of bytes and
-    those in the high."""
+    """Returns ABOVE + twice each e2m1 number of a word: those in the low halves of bytes, and those
+    in the high halves."""
     if PLAIN:
         low, high = w * 0, w * 0
         for at in tl.static_range(4):
@@ -135,8 +135,7 @@ def _one_twice(number):
 
 @triton.jit
 def _looked_up(w, first, PLAIN: tl.constexpr):
-    """Four words of e2m1 -> the numbers in their bytes' low halves and those in the high ones, as
-    `_twice` has them."""
+    """Returns `_twice` of four words: the low halves' numbers, and the high halves'."""
     a, e = _twice(w[0], first, PLAIN)
     b, f = _twice(w[1], first, PLAIN)
     c, g = _twice(w[2], first, PLAIN)
@@ -146,8 +145,8 @@ def _looked_up(w, first, PLAIN: tl.constexpr):
 
 @triton.jit
 def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
-    """256 times the products of the bytes of four words w with `high`, and those with `low`, added
-    up."""
+    """Returns sums plus 256 times the products of the bytes of four words w with `high`, plus those
+    with `low`."""
     a, b, c, d = w[0], w[1], w[2], w[3]
     total = _times(a, high[0], a * 0, SIGNED, PLAIN)
     total = _times(b, high[1], total, SIGNED, PLAIN)
@@ -161,9 +160,8 @@ def _sixteen(w, high, low, sums, PLAIN: tl.constexpr):
 
 @triton.jit
 def _row_words(at, inside, C: tl.constexpr, EVEN: tl.constexpr):
-    """The 16 bytes at `at` [C, 1] (of two words of 8) as four words. So few numbers are asked for
-    by each thread where it needs them; more than there are threads would go through shared memory.
-    """
+    """Returns the 16 bytes at `at` [C, 1] (two words of 8) as four words. Each thread loads these
+    few numbers where it needs them; more than one per thread would go through shared memory."""
     both = at[:, :, None] + tl.arange(0, 2)[None, None, :]
     x = tl.load(both) if EVEN else tl.load(both, mask=inside[:, :, None], other=0)
     even, odd = tl.split(x)
@@ -172,7 +170,7 @@ def _row_words(at, inside, C: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _row(numbers, scales, sums, block, C: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
-    """The numbers of blocks [C, 1] of the row as words, the scales, and the sums."""
+    """Returns the numbers of blocks [C, 1] of the row as words, their scales, and their sums."""
     inside = block < K // 16
     high = _row_words(numbers + block * 2, inside, C, EVEN)
     low = _row_words(numbers + K // 8 + block * 2, inside, C, EVEN)
@@ -185,8 +183,8 @@ def _row(numbers, scales, sums, block, C: tl.constexpr, K: tl.constexpr, EVEN: t
 def _weights(
     weight, scale, n, N, chunk, there, K: tl.constexpr, TURN: tl.constexpr, FLOATS: tl.constexpr
 ):
-    """Words of outputs n [1, R] at chunks [C, 1] of 16 bytes, [C, R, 4], and both halves' scales
-    [C, R, 2]."""
+    """Returns words of outputs n [1, R] at chunks [C, 1] of 16 bytes, [C, R, 4], and both halves'
+    scales [C, R, 2]."""
     at = n.to(tl.int64) * (K // 8) + chunk * 4
     words = tl.load(
         weight + at[:, :, None] + tl.arange(0, 4)[None, None, :], mask=there[:, :, None], other=0
@@ -203,7 +201,7 @@ def _weights(
 
 @triton.jit
 def _power(of):
-    """Bytes of kernels/triton/linear/fp4_scales.py -> 2 ** -98 times what they say."""
+    """Returns 2 ** -98 times the scales in bytes of kernels/triton/linear/fp4_scales.py."""
     return (of.to(tl.int32) << 20).to(tl.float32, bitcast=True)
 
 
@@ -219,7 +217,7 @@ def _store(
     GATED: tl.constexpr,
     FIXED: tl.constexpr,
 ):
-    """Leaves a program's answer, rounded to `kind`, of the row's `last` numbers, gated first."""
+    """Writes a program's output, gated first, rounded to `kind`. last: numbers of the whole row."""
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
     if GATED:
         a, b = tl.split(answer.to(kind).to(tl.float32).reshape(2, HALF).permute(1, 0))
@@ -257,12 +255,12 @@ def _linear_four(
     UNROLL: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """R: outputs of a program; GATED: half of them, output n being silu(n) * (n + N / 2). C: chunks
-    of a turn, which are 16 bytes of an output's weights. FLOATS: they are those of an `Fp4Weight`.
-    WIDE: the model's dtype. FIXED: the answer leaves in fixed point, `out` being its numbers."""
+    """One program per R outputs; GATED: half of them, output n is silu(n) * (n + N / 2). C: chunks
+    of a turn, each 16 bytes of an output's weights. FLOATS: the weights are an `Fp4Weight`'s. WIDE:
+    the model's dtype. FIXED: write the output in fixed point; `out` is its numbers."""
     CHUNKS: tl.constexpr = K // 32
     EVEN: tl.constexpr = CHUNKS % C == 0
-    PLAIN: tl.constexpr = tl.float32 == WIDE  # the interpreter's
+    PLAIN: tl.constexpr = tl.float32 == WIDE  # the interpreter's dtype
     EACH: tl.constexpr = TURN // 16
     HALF: tl.constexpr = R // 2 if GATED else R
     lane, place = tl.arange(0, C)[:, None], tl.arange(0, R)[None, :]
@@ -299,8 +297,7 @@ def _linear_four(
         w, of, more, more_of = more, more_of, ahead, ahead_of
     answer = tl.sum(sums, axis=0)
     own = tl.program_id(0) * HALF + tl.arange(0, HALF)
-    # 2 ** 33: with 2 ** 64 the 2 ** 98 that scales are short of, less the two that numbers are too
-    # large
+    # 2 ** 33: times 2 ** 64 it is the 2 ** 98 that scales lack, halved since numbers are doubled
     if FLOATS:
         rows = tl.minimum(
             tl.program_id(0) * HALF + tl.arange(0, R) % HALF + tl.arange(0, R) // HALF * (N // 2),
@@ -314,27 +311,27 @@ def _linear_four(
 
 @dataclass(slots=True, frozen=True)
 class Band:
-    """How a product of one row is cut into programs."""
+    """The cut of a one-row product into programs."""
 
-    outputs: int  # of a program; of a gated product, pairs of them
-    chunks: int  # of 16 bytes of an output's weights, at once
+    outputs: int  # outputs of a program; gated: pairs of outputs
+    chunks: int  # chunks of 16 bytes of an output's weights, loaded at once
     warps: int
-    unroll: int  # turns of a loop's body
+    unroll: int  # turns of the unrolled loop body
 
 
 def band_of(gated: bool, floats: bool = False) -> Band:
-    """The fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down 5.1,
-    3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). Of floats a guess, until
-    it is measured: a shorter body of gate and up, which takes 122 registers, and 204 as the
-    integers' does."""
+    """Returns the fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down
+    5.1, 3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). For floats a guess,
+    not measured yet: a shorter loop body of gate and up takes 122 registers; unrolled as for
+    integers it takes 204."""
     if gated:
         return Band(16, 32, 8, 2 if floats else 4)
     return Band(16, 64, 8, 2)
 
 
 def fits_lone(k: int, group: int, groups: int) -> bool:
-    """Returns whether a row of K numbers is multiplied here by weights of four bits in so many
-    groups: what lies in the halves of a turn's bytes are two neighbouring groups."""
+    """Returns True if a row of K numbers can be multiplied here by four-bit weights in this many
+    groups: the halves of a turn's bytes hold two neighbouring groups."""
     return k % 32 == 0 and groups > 1 and groups % 2 == 0 and group in (32, 64, 128)
 
 
@@ -347,9 +344,9 @@ def lone_product(
     gated: bool = False,
     form: Form = "wide",
 ) -> Tensor | FixedRow:
-    """row of K, a matrix of four bits (of integers one that has `lone`), bias [N] -> the product
-    plus bias, [1, N]; gated: of a matrix [2 F, K] (the gate's rows, then up's) silu(gate) * up, [1,
-    F]. form: how the answer is wanted, if it can be."""
+    """Returns the product of a row of K with a four-bit matrix, plus bias [N]: [1, N]. Integer
+    matrices need `lone`. gated: for a matrix [2 F, K] (the gate's rows, then up's) silu(gate) * up,
+    [1, F]. form: of the output, if available."""
     n, k = matrix.shape
     assert row.width == k and not (gated and bias is not None)
     floats = isinstance(matrix, Fp4Weight)
@@ -390,8 +387,7 @@ def lone_product(
 
 
 def _scales(matrix: GroupMatrix | Fp4Weight) -> tuple[Tensor, Tensor, int]:
-    """Returns the scales, what a row is multiplied by, and the bytes that lie between the halves of
-    one."""
+    """Returns the scales, the factors of rows, and the bytes of a run of low (or high) halves."""
     if isinstance(matrix, Fp4Weight):
         return matrix.scale.view(torch.uint8), matrix.by, 16
     assert matrix.lone is not None

@@ -1,7 +1,6 @@
-"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few by
-`stream_fp4.py`; for many the weight is widened some of its outputs at a time, and multiplied by the
-library. It knows rows and a matrix; no layer.
-"""
+"""Products with weights in four-bit floats: one row in fixed point by `linear_four.py`, few rows by
+`stream_fp4.py`; for many rows some outputs' weights at a time are widened and multiplied by the
+library. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from penstock.kernels.triton.linear.stream_fp4 import (
 from penstock.kernels.triton.linear.widen import widen_fp4
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-MOST_STREAMED = 256  # rows, as of integers
+MOST_STREAMED = 256  # rows, the same as for integers
 
 prepare_linear_fp4 = fp4_weight
 
@@ -34,7 +33,7 @@ prepare_linear_fp4 = fp4_weight
 def linear_fp4(
     x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """x [T, K], one row in fixed point -> x @ worth.T + bias, [T, N]. The keyword:
+    """Returns x @ weight.T + bias, [T, N]. x: [T, K], one row in fixed point. streamed_rows: see
     kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
@@ -78,7 +77,7 @@ def _widened_fp4(
 
 
 def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
-    """Returns what `count` of the matrix's rows are worth, [count, K] of its dtype."""
+    """Returns `count` rows of the matrix from `first` on, widened to its dtype: [count, K]."""
     (n, k), early = matrix.shape, has_pdl(matrix.weight.device)
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
     _widened_fp4[(cdiv(count, 32), cdiv(k, 256))](

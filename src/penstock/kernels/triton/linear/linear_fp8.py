@@ -1,13 +1,12 @@
-"""Products with float8 weights: one row `linear_one`, up to 256 a kernel here that streams the
-weight once (up to 16 of them as pairs: nothing of a row is lost), beyond that the library's, scaled
-by row and by output.
+"""Products with float8 weights. One row takes `linear_one`; up to 256 rows take a kernel here that
+streams the weight once (up to 16 rows as pairs, so that nothing of a row is lost); more take the
+library's product, scaled by row and by output.
 
 Measured on an H200 over an 8B model's products in a graph (qkv, out, gate and up, down; us), the
 library's and ours: 128 rows 14.5, 14.2, 38.0, 37.9 and 11.3, 9.2, 37.3, 23.2; 32 rows 14.2, 13.8,
 37.9, 37.7 and 9.6, 8.3, 32.4, 19.5; weights at copy speed 5.9, 3.9, 27.6, 13.8. Bulk copies (TMA)
-in place of asynchronous loads: 4 to 8 % faster at 128 rows for the two smallest, else the same. It
-knows rows and a matrix; no layer.
-"""
+instead of asynchronous loads: 4 to 8 % faster at 128 rows for the two smallest, else the same.
+Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ from penstock.kernels.triton.linear.split import joined
 from penstock.kernels.triton.pdl import fetch, has_pdl, wait
 
 MOST_PAIRED = 16  # rows
-# bytes of an output's weights that are asked for ahead of `wait`
+# bytes of an output's weights that are prefetched before `wait`
 AHEAD: tl.constexpr = tl.constexpr(512)
 MOST_STREAMED = 256  # rows; the library's kernels are faster beyond
 
@@ -57,8 +56,8 @@ def _linear_fp8(
     STAGES: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The product turned round, [outputs, rows]: a program has BN outputs and BM rows, the rows
-    being the few."""
+    """Computes the transposed product, [outputs, rows], as rows are few: a program has BN outputs
+    and BM rows."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = block * BN + tl.arange(0, BN)
@@ -66,7 +65,8 @@ def _linear_fp8(
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K + lane[None, :]
     x_row = m[:, None].to(tl.int64) * K + lane[None, :]
-    # many programs that load one same row for what pads a tile wait for each other: 1.2 times
+    # padding is masked: many programs that load one same row wait for each other (1.2 times the
+    # time)
     real = (m < M)[:, None]
     if EARLY > 0:
         for line in tl.static_range(AHEAD // 128):
@@ -103,46 +103,47 @@ def _linear_fp8(
 
 @dataclass(slots=True, frozen=True)
 class Tiles:
-    """How a product of few rows is cut into programs."""
+    """The cut of a product of few rows into programs."""
 
-    rows: int  # of a program
+    rows: int  # rows of a program
     outputs: int
-    inputs: int  # at once
+    inputs: int  # inputs loaded at once
     split: int  # programs along K
     stages: int
     warps: int
 
 
 def tiles_of(m: int, n: int, k: int) -> Tiles:
-    """Measured on an H200 over the products of an 8B model at 32, 128 and 256 rows."""
+    """Returns the cut measured best on an H200 over the products of an 8B model at 32, 128 and 256
+    rows."""
     few = 16 if m <= 16 else 32 if m <= 32 else 64 if m <= 64 else 128
     if n >= 16384:
         return Tiles(256, 128, 128, 1, 4, 8) if m > 128 else Tiles(few, 128, 128, 1, 3, 4)
     if m > 128 and n > 4096:
         return Tiles(128, 128, 128, 1, 6, 4)
-    if 64 < m <= 128 and n <= 4096 and k <= 8192:  # the chip is not full otherwise: 9.2 us for 10.8
+    if 64 < m <= 128 and n <= 4096 and k <= 8192:  # fills the chip: 9.2 us instead of 10.8
         return Tiles(64, 64, 256, 1, 4, 4)
     return Tiles(few, 64, 256, 2 if k > 8192 and 64 < m <= 128 else 1, 4 if m > 64 else 6, 4)
 
 
 @dataclass(slots=True, frozen=True)
 class Fp8Matrix:
-    """A matrix [N, K] e4m3 with a scale a row, and what its products leave for each other: calls
-    must follow one another on one stream."""
+    """A matrix [N, K] e4m3 with a scale a row, and scratch for its products: calls must follow one
+    another on one stream."""
 
-    streamed: SmallWeight  # numbers [N, K] and scale [N], for what takes one row
-    dtype: torch.dtype  # of what comes out
-    by_library: bool  # whether the library multiplies by such a shape
+    streamed: SmallWeight  # numbers [N, K] and scale [N], for one-row products
+    dtype: torch.dtype  # dtype of outputs
+    by_library: bool  # True: the library can multiply by this shape
     parts: Tensor  # float32 sums of split products
     arrived: Tensor  # int32, zeros between calls
 
     def form(self, rows: int) -> Form:
-        """Returns how so many rows are wanted."""
+        """Returns the form to give `rows` rows in."""
         return "wide" if rows == 1 else "pair" if rows <= MOST_PAIRED else "eight"
 
 
 def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8Matrix:
-    """weight [N, K] e4m3, scale [N] float32, the model's dtype -> what `linear_fp8` takes."""
+    """Prepares weight [N, K] e4m3 and scale [N] float32 for `linear_fp8`. dtype: the model's."""
     n, k = weight.shape
     device = weight.device
     split = [t for t in (tiles_of(m, n, k) for m in (16, 32, 64, 128, 256)) if t.split > 1]
@@ -156,8 +157,8 @@ def prepare_linear_fp8(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> Fp8
 def linear_fp8(
     x: Rows, matrix: Fp8Matrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """x [T, K], in the matrix's form for T rows -> x @ (scale * weight).T + bias, [T, N]. The
-    keyword: kernels/tunables.py."""
+    """Returns x @ (scale * weight).T + bias, [T, N]. x: [T, K], in the matrix's form for T rows.
+    streamed_rows: see kernels/tunables.py."""
     if isinstance(x, Tensor):
         return linear_one(x, matrix.streamed.weight, bias, scale=matrix.streamed.scale)
     if x.numbers.shape[0] <= streamed_rows or not matrix.by_library:
@@ -168,7 +169,7 @@ def linear_fp8(
 def streamed_fp8(
     x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None = None, tiles: Tiles | None = None
 ) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows."""
+    """Returns the product by this module's kernel, for any number of rows."""
     weight, scale = matrix.streamed.weight, matrix.streamed.scale
     (m, k), n = x.numbers.shape, weight.shape[0]
     out = torch.empty((m, n), dtype=matrix.dtype, device=weight.device)
@@ -207,7 +208,7 @@ def streamed_fp8(
 
 
 def by_library(x: Fp8Rows, matrix: Fp8Matrix, bias: Tensor | None) -> Tensor:
-    """torch's row-wise product. It writes bfloat16 alone."""
+    """Returns torch's row-wise product, which writes bfloat16 only."""
     scale = matrix.streamed.scale
     assert scale is not None
     wide = None if bias is None or matrix.dtype == torch.bfloat16 else bias

@@ -1,21 +1,20 @@
-"""Gate and up of many rows with the gate inside: act(x @ gate.T) * (x @ up.T), of which the wide
-half never reaches memory. It knows rows and a matrix; no layer.
+"""Gate and up of many rows with the activation inside: act(x @ gate.T) * (x @ up.T), whose wide
+intermediate never reaches memory. Knows rows and a matrix; no layer.
 
-Tiles come by bulk copies (TMA). The matrix is looked at as [2, F, K]: 128 rows of the gate and the
-same of up are one operand of 256, so that a program has both halves of its outputs in the same
-registers. Programs stay, as many as the chip runs, and take tiles in bands of BAND tiles of rows,
-which share weights in the second-level cache.
+Tiles are loaded by bulk copies (TMA). The matrix is viewed as [2, F, K]: 128 rows of the gate and
+the same of up are one operand of 256, so that a program has both halves of its outputs in the same
+registers. Programs are persistent, as many as the chip runs, and take tiles in bands of BAND tiles
+of rows, which share weights in the L2 cache.
 
-Measured on an H200 for a second each, at the 700 W that bound it (16,784 rows of a Gemma-3-4B,
-8,192 of an 8B and a 1B): the library's product and `activation` behind it 2.85, 3.00, 0.940 ms,
-this 2.69, 2.89, 0.854; the product alone is 2.63, 2.89, 0.855. Bands of 64 tiles, a stage more,
-steps of 32 or 128 numbers, tiles of 64 x 128 or half the outputs twice on a multiprocessor: 2 to 20
-% slower, gate and up as two operands 28 %. In a graph, the library's and the gate's time over this
-one's at 1,024, 2,048 and 8,192 rows: 0.5B 0.93, 1.16, 1.14; 1B 1.09, 1.09, 1.05; Gemma-3-4B 1.09,
-1.06, 1.05; 8B 1.02, 1.01, 1.00 (1.05 at 16,384), and at 1,536 0.96; a quarter of a 70B, 8,192
-inputs, 0.88, 0.99, 1.01. That was with gate and up rounded before the gate, as `linear` rounds
-them: without it 2 % less where power leaves room.
-"""
+Measured on an H200 for a second each, limited by its 700 W (16,784 rows of a Gemma-3-4B, 8,192 of
+an 8B and a 1B): the library's product and then `activation` 2.85, 3.00, 0.940 ms, this 2.69, 2.89,
+0.854; the product alone is 2.63, 2.89, 0.855. Bands of 64 tiles, a stage more, steps of 32 or 128
+numbers, tiles of 64 x 128 or half the outputs twice on a multiprocessor: 2 to 20 % slower, gate and
+up as two operands 28 %. In a graph, the time of library and gate over that of this kernel at 1,024,
+2,048 and 8,192 rows: 0.5B 0.93, 1.16, 1.14; 1B 1.09, 1.09, 1.05; Gemma-3-4B 1.09, 1.06, 1.05; 8B
+1.02, 1.01, 1.00 (1.05 at 16,384), and at 1,536 0.96; a quarter of a 70B, 8,192 inputs, 0.88, 0.99,
+1.01. That was with gate and up rounded before the gate, as `linear` rounds them: without it 2 %
+less where power allows."""
 
 from __future__ import annotations
 
@@ -30,9 +29,9 @@ from penstock.kernels.triton.grid import cdiv, processors_of, shared_of
 from penstock.kernels.triton.linear.linear_small import SmallWeight
 
 LEAST_ROWS = 2048
-MOST_INPUTS = 4096  # what the gate's launch costs is a share of the product that falls with them
+MOST_INPUTS = 4096  # more inputs make the saved launch of the gate a smaller share
 _ROWS, _OUTPUTS, _INPUTS, _STAGES, _BAND = 128, 128, 64, 3, 16
-_SHARED = 181_000  # bytes of shared memory that a program takes
+_SHARED = 181_000  # bytes of shared memory of a program
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -50,8 +49,8 @@ def _linear_gated(
     STAGES: tl.constexpr,
     GELU: tl.constexpr,
 ):
-    """x [M, K], weight [2, N, K], out [M, N]: descriptors, with blocks [BM, BK], [2, BN, BK] and
-    [BM, BN]."""
+    """Computes act(gate) * up over descriptors x [M, K], weight [2, N, K], out [M, N], with blocks
+    [BM, BK], [2, BN, BK] and [BM, BN]."""
     down, across = tl.cdiv(M, BM), tl.cdiv(N, BN)
     for tile in tl.range(tl.program_id(0), down * across, tl.num_programs(0), flatten=True):
         first = tile // (BAND * across) * BAND
@@ -68,9 +67,9 @@ def _linear_gated(
 
 
 def linear_gated(x: Tensor, weight: SmallWeight, activation: str) -> Tensor | None:
-    """x [T, K], weight [2F, K], the gate's rows first; activation "silu" or "gelu_tanh" ->
-    act(gate) * up [T, F]. None where `linear` and `activation` one after the other are as fast: few
-    rows, many inputs, or sizes that bulk copies can't take."""
+    """Returns act(gate) * up [T, F], or None if `linear` and then `activation` are as fast: few
+    rows, many inputs, or sizes that bulk copies can't take. x: [T, K]. weight: [2F, K], the gate's
+    rows first. activation: "silu" or "gelu_tanh"."""
     rows, k = x.shape
     if (
         rows < LEAST_ROWS
@@ -84,11 +83,11 @@ def linear_gated(x: Tensor, weight: SmallWeight, activation: str) -> Tensor | No
 
 
 def gated_product(x: Tensor, weight: Tensor, activation: str) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows from one on."""
+    """Returns the product by this module's kernel, for any number of rows from one on."""
     (m, k), n = x.shape, weight.shape[0] // 2
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)
     tiles = cdiv(m, _ROWS) * cdiv(n, _OUTPUTS)
-    programs = processors_of(x.device) if x.is_cuda else 2  # one on a multiprocessor
+    programs = processors_of(x.device) if x.is_cuda else 2  # one program per multiprocessor
     _linear_gated[(min(tiles, programs),)](
         TensorDescriptor(x, [m, k], [x.stride(0), 1], [_ROWS, _INPUTS]),
         TensorDescriptor(weight, [2, n, k], [n * k, k, 1], [2, _OUTPUTS, _INPUTS]),

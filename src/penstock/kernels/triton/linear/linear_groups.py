@@ -1,8 +1,7 @@
-"""Products with weights that have a scale for each group of a row's numbers: integers of four and
-eight bits, and float8 in blocks. Few rows by the kernel of `stream_groups.py`; for many the weight
-is widened some of its outputs at a time, and multiplied by the library. It knows rows and a matrix;
-no layer.
-"""
+"""Products with weights that have a scale for each group of a row's numbers: four- and eight-bit
+integers, and float8 in blocks. Few rows take the kernel of `stream_groups.py`; for many, some
+outputs' weights at a time are widened and multiplied by the library. Knows rows and a matrix; no
+layer."""
 
 from __future__ import annotations
 
@@ -28,16 +27,16 @@ from penstock.kernels.triton.linear.stream_groups import (
 from penstock.kernels.triton.linear.widen import FLOAT8, FOUR, in_halves, widen_eight, widen_four
 from penstock.kernels.triton.pdl import has_pdl, wait
 
-MOST_STREAMED = 256  # rows; of an 8B's four products int4 takes 336 us, widened for the library 357
-# numbers: 32 MB, which stay in the second-level cache until they are multiplied by
+MOST_STREAMED = 256  # rows; an 8B's four int4 products take 336 us, widened for the library 357
+# numbers: 32 MB, which stay in the L2 cache until they are used
 WIDENED_AT_ONCE = 2**24
 
 
 def prepare_linear_int(
     numbers: Tensor, scale: Tensor, zero: Tensor | None, dtype: torch.dtype
 ) -> GroupMatrix:
-    """numbers, scale, zero in the layout of kernels/int_matrix.py, the model's dtype -> what
-    `linear_int` takes."""
+    """Prepares numbers, scale, zero in the layout of kernels/int_matrix.py for `linear_int`. dtype:
+    the model's."""
     four = numbers.dtype == torch.uint8
     shape = (numbers.shape[0], numbers.shape[1] * (2 if four else 1))
     group = 0 if scale.shape[1] == 1 else shape[1] // scale.shape[1]
@@ -54,8 +53,8 @@ def prepare_linear_int(
 
 
 def prepare_linear_fp8_groups(weight: Tensor, scale: Tensor, dtype: torch.dtype) -> GroupMatrix:
-    """weight [N, K] e4m3, scale [N, ceil(K / 128)] float32, the model's dtype -> what the product
-    takes."""
+    """Prepares weight [N, K] e4m3 and scale [N, ceil(K / 128)] float32 for the product. dtype: the
+    model's."""
     n, k = weight.shape
     return _matrix(
         weight.contiguous().view(torch.uint8), scale, None, FLOAT8.value, (n, k), FP8_GROUP, dtype
@@ -72,7 +71,7 @@ def _matrix(
     dtype: torch.dtype,
     lone: Tensor | None = None,
 ) -> GroupMatrix:
-    # of 512 rows
+    # enough counters for 512 rows
     arrived = torch.zeros(8 * cdiv(shape[0], 32), dtype=torch.int32, device=weight.device)
     zero = None if zero is None else zero.float().t().contiguous()
     return GroupMatrix(
@@ -83,8 +82,8 @@ def _matrix(
 def linear_int(
     x: Rows, matrix: GroupMatrix, bias: Tensor | None = None, *, streamed_rows: int = MOST_STREAMED
 ) -> Tensor:
-    """x [T, K], one row in the matrix's form -> x @ ((numbers - zero) * scale).T + bias, [T, N].
-    The keyword: kernels/tunables.py."""
+    """Returns x @ ((numbers - zero) * scale).T + bias, [T, N]. x: [T, K], one row in the matrix's
+    form. streamed_rows: see kernels/tunables.py."""
     if isinstance(x, FixedRow):
         return wide(lone_product(x, matrix, bias))
     x = wide(x)
@@ -103,9 +102,8 @@ def by_library(
     widen: Callable[[int, int], Tensor],
     bias: Tensor | None = None,
 ) -> Tensor:
-    """The product by torch's, some of the outputs at a time: what they are widened into stays in
-    the cache. shape: of the matrix.   widen: the first of some rows of it, and how many -> what
-    they are worth."""
+    """Returns the product by torch's, some outputs at a time, so that their widened weights stay in
+    the cache. shape: of the matrix. widen: (first row, count) -> widened rows of the matrix."""
     n, k = shape
     out = torch.empty((x.shape[0], n), dtype=x.dtype, device=x.device)
     each = max(128, WIDENED_AT_ONCE // k // 128 * 128)
@@ -157,7 +155,7 @@ def _widened(
 
 
 def widened(matrix: GroupMatrix, first: int, count: int) -> Tensor:
-    """Returns what `count` of the matrix's rows are worth, [count, K] of its dtype."""
+    """Returns `count` rows of the matrix from `first` on, widened to its dtype: [count, K]."""
     n, k = matrix.shape
     turn, early = turn_of(matrix.kind, k, matrix.group), has_pdl(matrix.weight.device)
     pitch = matrix.weight.shape[1]

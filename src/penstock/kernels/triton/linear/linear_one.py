@@ -1,10 +1,8 @@
-"""The product of one row, without tensor cores: every weight that a program needs is on its way at
-once.
+"""The product of one row, without tensor cores: all weights of a program are loaded at once.
 
-A program takes one or two whole rows of W and adds them up itself, so there are no parts to join.
-Its first weights are asked for before the kernel ahead has ended: they are constants. It knows a
-matrix and a row; no layer.
-"""
+A program takes one or two whole rows of W and sums them itself, so there are no parts to join. Its
+first weights are loaded before the previous kernel has ended, since they are constants. Knows a
+matrix and a row; no layer."""
 
 from __future__ import annotations
 
@@ -35,7 +33,8 @@ def _linear_one(
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """GATED: output n is silu(row n) * row N + n of the weight's 2 N."""
+    """One program per BN outputs. GATED: output n is silu(row n) * row N + n of the weight's 2 N
+    rows."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     lane = tl.arange(0, BK)
     w_row = weight + tl.minimum(n, N - 1)[:, None].to(tl.int64) * K
@@ -44,8 +43,7 @@ def _linear_one(
         up_row = w_row + N.to(tl.int64) * K
         ups = tl.load(up_row + lane[None, :], mask=(lane < K)[None, :], other=0.0)
     wait(EARLY)
-    # over plain weights, which take twice as long, it costs more than it brings: 0.780 ms a step,
-    # 0.773
+    # plain weights take twice as long, and lose by it: 0.780 ms a step, 0.773 without
     if SCALED:
         release_late(EARLY)
     row = tl.load(x + lane, mask=lane < K, other=0.0).to(tl.float32)
@@ -73,16 +71,17 @@ def _linear_one(
 
 @dataclass(slots=True, frozen=True)
 class Strip:
-    """How a product of one row is cut into programs."""
+    """The cut of a one-row product into programs."""
 
-    outputs: int  # of a program
-    inputs: int  # at once
+    outputs: int  # outputs of a program
+    inputs: int  # inputs loaded at once
     warps: int
 
 
 def strip_of(k: int, size: int = 2) -> Strip:
-    """Measured on an H200 over the products of a 1B and an 8B model: 58 to 108 % of copy speed
-    (cuBLAS 32 to 103). size: bytes of a weight; of one, over an 8B's products: 61 to 93 %."""
+    """Returns the cut measured best on an H200 over the products of a 1B and an 8B model: 58 to 108
+    % of copy speed (cuBLAS 32 to 103). size: bytes of a weight; with 1, over an 8B's products: 61
+    to 93 %."""
     if size == 1:
         return Strip(2, min(2048, max(16, next_power_of_2(k))), 2)
     if k <= 1024:
@@ -102,8 +101,8 @@ def linear_one(
     *,
     scale: Tensor | None = None,
 ) -> Tensor:
-    """x [1, K], weight [N, K] contiguous of x's dtype, or e4m3 with a scale [N]; bias [N] -> x @
-    weight.T + bias, [1, N]."""
+    """Returns x @ weight.T + bias, [1, N]. x: [1, K]. weight: [N, K] contiguous, of x's dtype, or
+    e4m3 with a scale [N]. bias: [N]."""
     n, k = weight.shape
     strip = strip or strip_of(k, weight.element_size())
     assert x.shape == (1, k) and x.stride(1) == 1 and weight.is_contiguous()
@@ -130,8 +129,8 @@ def linear_one(
 
 
 def gate_one(x: Tensor, weight: Tensor, scale: Tensor, strip: Strip | None = None) -> Tensor:
-    """x [1, K], weight [2 F, K] e4m3 (the gate's rows, then up's), scale [2 F] -> silu(gate) * up,
-    [1, F]."""
+    """Returns silu(gate) * up, [1, F]. x: [1, K]. weight: [2 F, K] e4m3 (the gate's rows, then
+    up's). scale: [2 F]."""
     n, k = weight.shape
     strip = strip or Strip(2, min(4096, max(16, next_power_of_2(k))), 4)
     out = torch.empty((1, n // 2), dtype=x.dtype, device=x.device)

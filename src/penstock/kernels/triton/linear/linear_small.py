@@ -1,11 +1,10 @@
-"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. Reading W is all the time there is, so W is
-streamed once.
+"""Products of 1 to 16 rows: x [M, K] @ W[N, K]^T. The time is that of reading W, so W is streamed
+once.
 
-A program takes a few outputs and a stretch of K, on tensor cores (x is padded to 16 rows). Where
-one wave of programs would be short, K is split: the parts leave float32 sums, and whoever comes
-last at a counter adds them up in order, so that the result doesn't depend on who that is. It knows
-a matrix and rows; no layer.
-"""
+A program takes a few outputs and a range of K, on tensor cores (x is padded to 16 rows). If
+programs don't fill the chip, K is split: parts write float32 sums, and the last program at a
+counter adds them in order, so that the result doesn't depend on which is last. Knows a matrix and
+rows; no layer."""
 
 from __future__ import annotations
 
@@ -88,17 +87,17 @@ def _linear_small(
 
 @dataclass(slots=True, frozen=True)
 class Cut:
-    """How a product is cut into programs."""
+    """The cut of a product into programs."""
 
-    outputs: int  # of a program
-    inputs: int  # at once
+    outputs: int  # outputs of a program
+    inputs: int  # inputs loaded at once
     split: int  # programs along K
     warps: int
     stages: int
 
 
 def cut_of(n: int, k: int) -> Cut:
-    """Measured on an H200 over the products of a 1B and an 8B model."""
+    """Returns the cut measured best on an H200 over the products of a 1B and an 8B model."""
     if n >= 8192:
         return Cut(32, 128, 1, 4, 5) if 24576 <= n < 65536 else Cut(64, 128, 1, 4, 4)
     if n >= 3072 and k <= 4096:
@@ -108,20 +107,17 @@ def cut_of(n: int, k: int) -> Cut:
 
 @dataclass(slots=True, frozen=True)
 class SmallWeight:
-    """A weight and what its products leave for each other. Calls must follow one another on one
-    stream."""
+    """A weight and scratch for its products. Calls must follow one another on one stream."""
 
     weight: Tensor  # [N, K] contiguous
     cut: Cut
     parts: Tensor | None  # [split, 16, N] float32
     arrived: Tensor | None  # [programs along N] int32, zeros between calls
-    scale: Tensor | None = (
-        None  # [N] float32, of e4m3 numbers, which only the products of one row take
-    )
+    scale: Tensor | None = None  # [N] float32, for e4m3 numbers, in one-row products only
 
 
 def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
-    """weight [N, K]; a copy only where it isn't contiguous."""
+    """Prepares weight [N, K]; copies it only if it isn't contiguous."""
     n, k = weight.shape
     cut = cut or cut_of(n, k)
     if cut.split == 1:
@@ -132,7 +128,8 @@ def prepare_small(weight: Tensor, cut: Cut | None = None) -> SmallWeight:
 
 
 def linear_small(x: Tensor, small: SmallWeight, bias: Tensor | None = None) -> Tensor:
-    """x [M, K], 1 <= M <= 16, of the weight's dtype; bias [N] -> x @ weight.T + bias, [M, N]."""
+    """Returns x @ weight.T + bias, [M, N]. x: [M, K], 1 <= M <= 16, of the weight's dtype. bias:
+    [N]."""
     (m, k), n, cut = x.shape, small.weight.shape[0], small.cut
     assert 1 <= m <= MOST_ROWS and x.stride(1) == 1 and k == small.weight.shape[1]
     out = torch.empty((m, n), dtype=x.dtype, device=x.device)

@@ -1,16 +1,15 @@
-"""A layer of one row in six launches: norms, gate, rotary and store go into the products beside
-them.
+"""A layer of one row in six launches: norms, gate, rotary and store are fused into the neighbouring
+products.
 
-    norm_qkv     residual sum, norm, qkv, rotary and KV store
-    attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the
-    product `linear_one`
-    norm_gate    residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
+  norm_qkv     residual sum, norm, qkv, rotary and KV store
+  attention    the row's tokens in parts, the parts joined (`one_row_attention.py`), then the
+               product `linear_one`
+  norm_gate    residual sum, norm, gate and up, silu(gate) * up; then down, `linear_one`
 
-At one row a launch that waits for the one ahead takes 1.6 to 2.8 us, whatever it does, and a layer
-had ten. A program norms the row for itself (which lies in the first-level cache), asks for its
-first weights before the kernel ahead has ended, and rounds where the kernels for more rows round.
-It knows a row and matrices; no layer.
-"""
+With one row a launch that waits for the previous one takes 1.6 to 2.8 us, whatever it does, and a
+layer had ten. A program norms the row for itself (it is in the L1 cache), loads its first weights
+before the previous kernel has ended, and rounds at the same points as the kernels for more rows.
+Knows a row and matrices; no layer."""
 
 from __future__ import annotations
 
@@ -35,18 +34,18 @@ from penstock.kernels.triton.linear.stream_fp4 import Fp4Weight
 from penstock.kernels.triton.linear.stream_groups import GroupMatrix, streamed_groups
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 
-# Programs that share the pairs of outputs, and how early they let the next kernel in (pdl.py). ms
-# of a forward of 16 layers: qkv by 384, 512, 768, 1,536 programs 0.682, 0.676, 0.670, 0.692; gate
-# by 2,048, 4,096, 8,192 0.676, 0.670, 0.682, and 0.657 where 4,096 let the next in at once.
-# QKV_EARLY must be 1: attention reads ahead of its `wait`.
+# Programs that share the pairs of outputs, and how early they release the next kernel (pdl.py).
+# Times in ms: a forward of 16 layers with 384, 512, 768, 1,536 qkv programs 0.682, 0.676, 0.670,
+# 0.692; with 2,048, 4,096, 8,192 gate programs 0.676, 0.670, 0.682, and 0.657 if 4,096 release at
+# once. QKV_EARLY must be 1: attention reads before its `wait`.
 QKV_PROGRAMS, QKV_EARLY = 768, 1
 GATE_PROGRAMS, GATE_EARLY = 4096, 2
 
 
 @triton.jit
 def _normed(x, residual, kept, by, k, inside, writes, eps, K: tl.constexpr, ADD: tl.constexpr):
-    """The row (plus its residual: that sum goes to `kept` if `writes`) normed; float32 that hold
-    what x's dtype can."""
+    """Returns the row (plus its residual: that sum is stored to `kept` if `writes`) normed, in
+    float32 rounded to x's dtype."""
     kind = x.dtype.element_ty
     row = tl.load(x + k, mask=inside, other=0.0)
     if ADD:
@@ -108,9 +107,9 @@ def norm_gate(
     weight: SmallWeight | GroupMatrix | Fp4Weight,
     form: Form = "wide",
 ) -> tuple[Rows, Tensor]:
-    """x, residual [1, K] (may be overwritten), norm [K], weight [2F, K] prepared (the gate's rows,
-    then up's) -> silu(gate) * up [1, F], in this form if it can be, and the sum of x and residual
-    [1, K]."""
+    """Returns silu(gate) * up [1, F], in `form` if available, and the sum of x and residual [1, K].
+    x, residual: [1, K] (may be overwritten). norm: [K]. weight: [2F, K], prepared (the gate's rows,
+    then up's)."""
     if isinstance(weight, Fp4Weight):
         row, kept = _normed_row(x, residual, norm, eps, "fixed")
         assert isinstance(row, FixedRow)
@@ -151,8 +150,8 @@ def norm_gate(
 def _normed_row(
     x: Tensor, residual: Tensor | None, norm: Tensor, eps: float, form: Form
 ) -> tuple[Rows, Tensor]:
-    """The norm in a launch of its own: at eight bits a program of `_norm_gate` has too few bytes on
-    the way (8B: 42 us, two launches 32)."""
+    """Returns the norm, by its own launch: with eight bits a program of `_norm_gate` has too few
+    bytes in flight (8B: 42 us, two launches 32)."""
     if residual is None:
         return rms_norm(x, norm, eps, form), x
     return add_rms_norm(x, residual, norm, eps, form)
@@ -185,7 +184,7 @@ def _norm_qkv(
     HAS_BIAS: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """A pair: the two outputs of a head that turn together."""
+    """Each program computes pairs: the two outputs of a head that rotate together."""
     release(EARLY)
     HALF: tl.constexpr = WIDTH // 2
     PAIRS: tl.constexpr = (HEADS + 2 * KV_HEADS) * HALF
@@ -260,9 +259,9 @@ def norm_qkv(
     kv_heads: int,
     width: int,
 ) -> tuple[Tensor, Tensor]:
-    """x, residual [1, K], norm [K], weight [(H + 2 Hkv) * D, K] prepared, plain as the layer's KV
-    is -> q [1, H, D], rotated, and the sum of x and residual [1, K]. K and V go to `inputs.slots`.
-    What is turned: `rotary.py`."""
+    """Returns q [1, H, D], rotated, and the sum of x and residual [1, K]; stores K and V at
+    `inputs.slots`. x, residual: [1, K]. norm: [K]. weight: [(H + 2 Hkv) * D, K], prepared,
+    unquantized like the layer's KV. Rotation as in `rotary.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)

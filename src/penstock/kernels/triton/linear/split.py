@@ -1,7 +1,6 @@
-"""Products whose K is split among programs: each leaves float32 sums, and whoever comes last at a
-counter adds them up in order, so that the result doesn't depend on who that is. It knows tiles of
-sums; no matrix.
-"""
+"""Products whose K is split among programs: each writes float32 sums, and the last program at a
+counter adds them in order, so that the result doesn't depend on which is last. Knows tiles of sums;
+no matrix."""
 
 from __future__ import annotations
 
@@ -21,10 +20,10 @@ def split_launch(
     turns: int,
     split: int,
 ) -> tuple[tuple[int, int, int], int, Tensor]:
-    """A product's launch -> its grid (tiles of outputs, parts of K, tiles of rows), the turns of a
-    part, and room for the parts' sums (out, where there is one part). shape, tile: outputs and
-    rows, of all and of a program.   arrived: a counter for each tile, at least.   split: the most
-    parts that `turns` are cut into."""
+    """Returns a product's grid (tiles of outputs, parts of K, tiles of rows), the turns of a part,
+    and a buffer for the parts' sums (`out` if there is one part). shape, tile: outputs and rows, of
+    the product and of a program. arrived: at least one counter for each tile. split: most parts
+    that `turns` are cut into."""
     each = cdiv(turns, split)
     splits, of_n, of_m = cdiv(turns, each), cdiv(shape[0], tile[0]), cdiv(shape[1], tile[1])
     parts = out
@@ -38,8 +37,9 @@ def split_launch(
 
 @triton.jit
 def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexpr, C: tl.constexpr):
-    """sums [R, C] of one of a tile's SPLIT parts -> the sums of all, and whether this program is
-    the one that has them. parts [tiles, SPLIT, R, C], arrived [tiles]: zeros before and after."""
+    """Stores sums [R, C] of one of a tile's SPLIT parts; returns the sum of all parts, and True in
+    the one program that has it. parts: [tiles, SPLIT, R, C]. arrived: [tiles], zeros before and
+    after."""
     inner = tl.arange(0, R)[:, None] * C + tl.arange(0, C)[None, :]
     mine = parts + tile.to(tl.int64) * (SPLIT * R * C) + inner
     tl.store(mine + part * R * C, sums)
@@ -47,7 +47,7 @@ def joined(sums, parts, arrived, tile, part, SPLIT: tl.constexpr, R: tl.constexp
     last = tl.atomic_add(arrived + tile, 1, sem="acq_rel") == SPLIT - 1
     if last:
         sums = tl.zeros((R, C), tl.float32)
-        for other in tl.static_range(SPLIT):  # whose loads are under way together
+        for other in tl.static_range(SPLIT):  # all loads are in flight together
             sums += tl.load(mine + other * R * C, cache_modifier=".cg")
         tl.store(arrived + tile, 0)
     return sums, last

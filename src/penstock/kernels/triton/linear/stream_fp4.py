@@ -1,8 +1,6 @@
 """Products of few rows with weights in four-bit floats: the weight is streamed once, widened and
-scaled on its way to the tensor cores. A number and its group's scale have six bits together, which
-every dtype holds without loss; what is said of a row of the matrix comes behind the sums. It knows
-rows and a matrix; no layer.
-"""
+scaled on its way to tensor cores. A number times its group's scale has six bits, exact in every
+dtype; a row's factor is applied to the sums. Knows rows and a matrix; no layer."""
 
 from __future__ import annotations
 
@@ -24,9 +22,9 @@ from penstock.kernels.triton.pdl import has_pdl, release_late, wait
 
 @triton.jit
 def scale_pairs(scale, n, N, turn, BK: tl.constexpr):
-    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK / 16] int16: those of
-    the numbers in the low halves of 16 bytes and in the high ones (`fp4_scales.in_pairs`). BK: a
-    power of two, 32 to 128."""
+    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK / 16] int16: for the
+    low and for the high halves of 16 bytes (`fp4_scales.in_pairs`). BK: a power of two, 32 to 128.
+    """
     EACH: tl.constexpr = BK // 16
     first = (turn // (8 // EACH) * N + n) * 8 + turn % (8 // EACH) * EACH
     return tl.load(scale + first[:, None] + tl.arange(0, EACH)[None, :])
@@ -59,9 +57,9 @@ def _stream_fp4(
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, 32 or a power of
-    two times as many. each: a part's turns.   SHARED: as `widen_fp4` takes it.   GATED: output n is
-    silu(n) * (n + N / 2), which have a half of a program's each."""
+    """Computes the transposed product, [outputs, rows]. A turn takes BK bytes of a row, a power of
+    two from 32 on. each: turns of a part. SHARED: see `widen_fp4`. GATED: output n is silu(n) * (n
+    + N / 2); each is half of a program's outputs."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -110,21 +108,21 @@ def _stream_fp4(
 
 @dataclass(slots=True, frozen=True)
 class Slices:
-    """How a product of few rows is cut into programs."""
+    """The cut of a product of few rows into programs."""
 
-    rows: int  # of a program
+    rows: int  # rows of a program
     outputs: int
-    octets: int  # of a row of the weight at once: 32, 64 or 128
+    octets: int  # bytes of a row of the weight at once: 32, 64 or 128
     split: int  # programs along K
     stages: int
     warps: int
-    shared: bool  # whether what is widened goes through shared memory
+    shared: bool  # True: widened numbers go through shared memory
 
 
 def slices_of(m: int, n: int, k: int) -> Slices:
-    """A guess by registers and instructions, until it is measured (`benchmarks/gpu_timing/rows.py
-    --only fp4 --sweep`): some 800 programs of few rows, 250 of more, as integers of four bits are
-    cut."""
+    """Returns a cut guessed by registers and instructions, not measured yet
+    (`benchmarks/gpu_timing/rows.py --only fp4 --sweep`): some 800 programs for few rows, 250 for
+    more, as for four-bit integers."""
     rows = max(8, min(128, next_power_of_2(m)))
     few = rows <= 16
     outputs = 32 if few else 64 if rows == 32 else 128
@@ -140,16 +138,15 @@ def slices_of(m: int, n: int, k: int) -> Slices:
 
 @dataclass(slots=True, frozen=True)
 class Fp4Weight:
-    """A matrix [N, K] of four-bit floats, and what its products leave for each other: calls must
-    follow one another on one stream.
+    """A matrix [N, K] of four-bit floats, and counters for its products: calls must follow one
+    another on one stream.
 
-    weight: bytes [N, K / 2] in the layout of kernels/fp4_matrix.py.   scale: int16 [ceil(K / 256),
-    N, 8], pairs of kernels/triton/linear/fp4_scales.py.
-    """
+    weight: bytes [N, K / 2] in the layout of kernels/fp4_matrix.py. scale: int16 [ceil(K / 256), N,
+    8], pairs of kernels/triton/linear/fp4_scales.py."""
 
     weight: Tensor
     scale: Tensor
-    by: Tensor  # [N] float32, what a row is multiplied by in the end
+    by: Tensor  # [N] float32, final factor of each row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
 
@@ -162,7 +159,7 @@ class Fp4Weight:
 
     @property
     def streamed(self) -> Fp4Weight:
-        """What the fused operations of one row take."""
+        """The matrix for the fused one-row operations."""
         return self
 
     @property
@@ -173,11 +170,11 @@ class Fp4Weight:
 def fp4_weight(
     numbers: Tensor, scale: Tensor, whole: Tensor | None, dtype: torch.dtype
 ) -> Fp4Weight:
-    """numbers, scale, whole in the layout of kernels/fp4_matrix.py, the model's dtype -> what the
-    products take."""
+    """Prepares numbers, scale, whole in the layout of kernels/fp4_matrix.py for the products.
+    dtype: the model's."""
     n, k = numbers.shape[0], 2 * numbers.shape[1]
     weight, short, by = short_scales(numbers.contiguous(), scale, whole)
-    # of 1,024 rows
+    # enough counters for 1,024 rows
     arrived = torch.zeros(8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device)
     return Fp4Weight(weight, in_pairs(short, k), by, dtype, arrived)
 
@@ -190,8 +187,8 @@ def streamed_fp4(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K]
-    (the gate's rows, then up's) silu(gate) * up, [T, F]."""
+    """Returns the product by this module's kernel, for any number of rows. gated: for a matrix [2
+    F, K] (the gate's rows, then up's) silu(gate) * up, [T, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:

@@ -1,10 +1,7 @@
 """Products of few rows with weights that have a scale for each group of a row's numbers: the weight
-is streamed once, and widened on its way to the tensor cores. Rows come as they are, so that nothing
-of them is lost; what stands behind the product of a layer's gate and up may be done with the sums
-at once.
-
-It knows rows and a matrix; no layer.
-"""
+is streamed once and widened on its way to tensor cores. Rows stay in the model's dtype, so nothing
+of them is lost; the gate's activation may be applied to the sums at once. Knows rows and a matrix;
+no layer."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from penstock.kernels.triton.pdl import fetch, has_pdl, release_late, wait
 
 @triton.jit
 def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
-    """Returns the group that the numbers turn * BK and the BK - 1 behind it are of."""
+    """Returns the group of numbers turn * BK to turn * BK + BK - 1."""
     group = turn * 0
     if GROUP > 0:
         group = turn // (GROUP // BK)
@@ -34,7 +31,7 @@ def group_of(turn, BK: tl.constexpr, GROUP: tl.constexpr):
 
 @triton.jit
 def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constexpr):
-    """Returns what the numbers of a group count from, [BN], at places [BN] of the zeros."""
+    """Returns the zero points of a group's numbers [BN, 1], from places [BN] of `zero`."""
     less = tl.full((BN,), 8.0 if KIND == FOUR else 0.0, tl.float32)
     if ZEROS:
         less = tl.load(zero + place)
@@ -43,8 +40,7 @@ def zero_of(zero, place, KIND: tl.constexpr, ZEROS: tl.constexpr, BN: tl.constex
 
 @triton.jit
 def outputs_of(block, N, BN: tl.constexpr, GATED: tl.constexpr):
-    """Returns the outputs of a program [BN]; GATED:
-    half of them are those N / 2 behind the others."""
+    """Returns the outputs of a program [BN]; with GATED the second half is the first plus N / 2."""
     n = block * BN + tl.arange(0, BN)
     if GATED:
         n = (
@@ -70,7 +66,7 @@ def leave(
     GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ):
-    """Writes the sums [BN, BM] of outputs n by rows m to out [M, N], GATED: to [M, N / 2]."""
+    """Writes the sums [BN, BM] of outputs n by rows m to out [M, N], with GATED to [M, N / 2]."""
     if HAS_BIAS:
         sums += tl.load(bias + n, mask=n < N, other=0.0).to(tl.float32)[:, None]
     if GATED:
@@ -116,11 +112,10 @@ def _stream(
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """The product turned round, [outputs, rows]. A turn takes BK bytes of a row, which are numbers
-    of one group or, of four bits, BK of one in their low halves and BK behind these in the high
-    ones. each: a part's turns. pitch: bytes of a row of the weight.
-
-    GATED: output n is silu(n) * (n + N / 2), which have a half of a program's each."""
+    """Computes the transposed product, [outputs, rows]. A turn takes BK bytes of a row: numbers of
+    one group, or with four bits BK numbers of one group in the low halves and the next BK in the
+    high halves. each: turns of a part. pitch: bytes of a row of the weight.
+    GATED: output n is silu(n) * (n + N / 2); each is half of a program's outputs."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
@@ -173,18 +168,19 @@ def _stream(
 
 @dataclass(slots=True, frozen=True)
 class Pieces:
-    """How a product of few rows is cut into programs."""
+    """The cut of a product of few rows into programs."""
 
-    rows: int  # of a program
+    rows: int  # rows of a program
     outputs: int
     split: int  # programs along K
     stages: int
     warps: int
-    ahead: int = 0  # turns whose weights are asked for before the kernel ahead has ended
+    ahead: int = 0  # turns whose weights are loaded before the previous kernel has ended
 
 
 def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
-    """Measured on an H200 over the products of an 8B model at 1, 16, 32, 64, 128 and 256 rows."""
+    """Returns the cut measured best on an H200 over the products of an 8B model at 1, 16, 32, 64,
+    128 and 256 rows."""
     four = kind == FOUR.value
     rows = max(8, min(64 if four else 128, next_power_of_2(m)))
     few = rows <= 16
@@ -198,21 +194,21 @@ def pieces_of(kind: int, m: int, n: int, k: int) -> Pieces:
 
 @dataclass(slots=True, frozen=True)
 class GroupMatrix(TakesWideRows):
-    """A matrix [N, K] with a scale a group, and what its products leave for each other: calls must
-    follow one another on one stream."""
+    """A matrix [N, K] with a scale a group, and counters for its products: calls must follow one
+    another on one stream."""
 
-    weight: Tensor  # bytes [N, K], of four bits [N, K / 2]
-    # [groups, N] float32, which is copied asynchronously beside the numbers (two bytes a thread
+    weight: Tensor  # bytes [N, K]; four bits: [N, K / 2]
+    # [groups, N] float32, so that it is copied asynchronously with the numbers (two bytes a thread
     # can't be)
     scale: Tensor
     zero: Tensor | None  # [groups, N] float32
     kind: int
     shape: tuple[int, int]
-    group: int  # 0: a row
+    group: int  # 0: the whole row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
     lone: Tensor | None = (
-        # [N, groups] of the dtype: the scale again, where one row is multiplied in fixed point
+        # [N, groups] of the dtype: the scale again, for one row in fixed point
         None
     )
 
@@ -221,7 +217,7 @@ class GroupMatrix(TakesWideRows):
 
     @property
     def streamed(self) -> GroupMatrix:
-        """What the fused operations of one row take."""
+        """The matrix for the fused one-row operations."""
         return self
 
     @property
@@ -233,7 +229,7 @@ class GroupMatrix(TakesWideRows):
 
 def turn_of(kind: int, k: int, group: int) -> int:
     """Returns the bytes of a row that a program takes at once: a power of two, at most 128, that
-    divides a group, and, of four bits, half of a row, whose ends are not looked at."""
+    divides a group, and with four bits also half of a row, since row ends are not masked."""
     size = group or 128
     if kind == FOUR.value:
         size |= k // 2
@@ -248,8 +244,8 @@ def streamed_groups(
     *,
     gated: bool = False,
 ) -> Tensor:
-    """The product by this file's kernel, whatever the number of rows. gated: of a matrix [2 F, K]
-    (the gate's rows, then up's) silu(gate) * up, [T, F]."""
+    """Returns the product by this module's kernel, for any number of rows. gated: for a matrix [2
+    F, K] (the gate's rows, then up's) silu(gate) * up, [T, F]."""
     (m, k), n, device = x.shape, matrix.shape[0], x.device
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:

@@ -1,11 +1,10 @@
-"""Weights of four and eight bits in the dtype of rows, without loss, while they are on their way to
-tensor cores.
+"""Widening of four- and eight-bit weights to the dtype of rows, exactly, on their way to tensor
+cores.
 
-A weight costs an instruction or two whatever is done, and reading four bits of it takes a GPU as
-long as three of them: so two are widened by each instruction, which takes assembler: a whole number
-n below 128 is bfloat16's 0x4300 | n less 128, below 1,024 float16's 0x6400 | n less 1,024. The
-interpreter's dtype is float32, which is widened plainly. It knows bytes; no matrix.
-"""
+Each instruction per weight counts: a GPU reads four bits of weight in the time of three
+instructions. So one instruction widens two weights, which needs assembler: a whole number n below
+128 is bfloat16's 0x4300 | n minus 128, below 1,024 float16's 0x6400 | n minus 1,024. The
+interpreter's dtype is float32, which is widened plainly. Knows bytes; no matrix."""
 
 from __future__ import annotations
 
@@ -17,24 +16,22 @@ from torch import Tensor
 from penstock.kernels.int_matrix import unpack_four
 
 WIDE = {torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.float32: tl.float32}
-FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # what a byte holds
+FOUR, EIGHT, FLOAT8 = tl.constexpr(4), tl.constexpr(8), tl.constexpr(1)  # contents of a byte
 
 
 def in_halves(packed: Tensor, turn: int) -> Tensor:
-    """packed [N, K / 2] in the layout of kernels/int_matrix.py -> the same size: of every 2 * turn
-    neighbours along K the first are in the low halves of `turn` bytes, the others in the high ones.
-    """
+    """Repacks [N, K / 2] from the layout of kernels/int_matrix.py: of every 2 * turn neighbours
+    along K the first half is in the low halves of `turn` bytes, the second in the high halves."""
     n, size = packed.shape
     low, high = unpack_four(packed).view(n, size // turn, 2, turn).unbind(2)
     return (low | high << 4).view(n, size)
 
 
-# What is packed into a register for an instruction are four numbers that a thread has, which need
-# not be neighbours (of Hopper's tensor cores they lie in two rows): a result may depend on nothing
-# but its own byte.
+# An instruction's register holds four numbers of a thread, which need not be neighbours (on
+# Hopper's tensor cores they are in two rows): a result may depend only on its own byte.
 def _four(magic: str, one: str, kind: str) -> tl.constexpr:
-    """$4: four bytes; $5 to $8: what is added to $0 to $3 -> the numbers in their low halves in $0
-    and $1, in their high ones in $2 and $3."""
+    """Returns assembler. $4: four bytes; $5 to $8: added to $0 to $3 -> numbers of the low halves
+    in $0 and $1, of the high halves in $2 and $3."""
     return tl.constexpr(f"""{{
         .reg .b32 m, o, a, b, c, d;
         mov.b32 m, {magic};
@@ -60,8 +57,8 @@ def _four(magic: str, one: str, kind: str) -> tl.constexpr:
 
 _FOUR_BF16 = _four("0x43004300", "0x3F803F80", "bf16x2")
 _FOUR_F16 = _four("0x64006400", "0x3C003C00", "f16x2")
-# bfloat16 has no room for 8 bits behind 128: the upper one comes off, 128 or 256 from 128 and the
-# lower seven.
+# bfloat16 has no room for 8 bits after 128, so the upper bit is split off: 128 or 256 is subtracted
+# from 128 plus the lower seven.
 _EIGHT_BF16 = tl.constexpr("""{
     .reg .b32 m, o, a, b, c, d;
     mov.b32 m, 0x43004300;
@@ -88,8 +85,8 @@ _EIGHT_F16 = tl.constexpr("""{
 }""")
 
 
-# e4m3's bits, its exponent at the foot of the wider one, where it counts too little by 2**120
-# (2**8): subnormals too.
+# e4m3's bits are placed at the low end of the wider exponent, which makes them too small by 2**120
+# (2**8): correct for subnormals too.
 def _float8(by: int, up: str, kind: str) -> tl.constexpr:
     return tl.constexpr(f"""{{
         .reg .b32 u, z, a, b, c, d;
@@ -113,13 +110,13 @@ _FLOAT8_F16 = _float8(1, "0x5C005C00", "f16x2")
 
 
 def _fp4(by: int, mask: str, kind: str) -> tl.constexpr:
-    """e2m1's bits likewise. $4: four bytes; $5, $6: what the numbers in their low halves are
-    multiplied by, $7, $8: what those in the high ones are; $0 and $1: the low ones, $2 and $3: the
-    high ones."""
+    """Returns assembler for e2m1, by the same method. $4: four bytes; $5, $6: factors of the
+    numbers in their low halves, $7, $8: of those in the high halves; $0 and $1: the low ones, $2
+    and $3: the high ones."""
 
     def halves(into: str, more: str, factor: str, other: str) -> str:
-        """The numbers in the upper halves of the bytes that stand in the upper halves of a's and
-        b's 16 bits."""
+        """Returns assembler for the numbers in the upper halves of bytes at the upper ends of a's
+        and b's 16 bits."""
         return f"""
         shr.u32 c, a, {by};
         shr.u32 d, b, {by};
@@ -146,15 +143,13 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 @triton.jit
 def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
-    """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of
-    kernels/triton/linear/fp4_scales.py, for the numbers in the low halves of 16 bytes and for those
-    in the high ones -> the first times what the scale says, and the second, [R, C]. SHARED: a
-    thread widens 16 neighbours by one scale, and what comes of it goes through shared memory to
-    where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer
-    ways.
+    """Returns the numbers of the bytes' low halves times their scale, and those of the high halves
+    times theirs, [R, C] each. w: [R, C] bytes of two e2m1 numbers. pairs: [R, C / 16] int16, two
+    bytes of kernels/triton/linear/fp4_scales.py, for the low and the high halves of 16 bytes.
+    SHARED: a thread widens 16 neighbours by one scale, and the results go through shared memory to
+    tensor cores; else a thread widens the numbers it holds for them: more scales, and less traffic.
     """
-    # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads
-    # alone
+    # changes nothing, but the compiler moves bytes before this only if they come from loads alone
     if SHARED:
         w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
     low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
@@ -184,8 +179,8 @@ def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SH
 
 @triton.jit
 def _fp4_scale(octets, kind: tl.constexpr):
-    """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's
-    bits at the foot of an exponent count so much too little."""
+    """Returns the scales in the lower bytes; in 16 bits multiplied by 2 ** 126 (float16: 2 ** 14),
+    since e2m1's bits at the low end of an exponent are that much too small."""
     if kind == tl.bfloat16:
         by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:
@@ -202,7 +197,7 @@ def _over_sixteen(x, R: tl.constexpr, C: tl.constexpr):
 
 @triton.jit
 def _fp4_plain(octets, by):
-    """Numbers in the lower halves of bytes times by, in float32."""
+    """Returns the numbers in the lower halves of bytes times `by`, in float32."""
     octets = octets.to(tl.int32)
     bits = ((octets & 8) << 28) | ((octets & 7) << 22)
     return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37 * by
@@ -210,8 +205,8 @@ def _fp4_plain(octets, by):
 
 @triton.jit
 def widen_four(w, zero, more_zero, kind: tl.constexpr):
-    """w [R, C] bytes; zero, more_zero [R, 1] whole numbers in float32 -> the numbers in the bytes'
-    low halves less zero, and those in the high ones less more_zero, [R, C]."""
+    """Returns the numbers in the bytes' low halves minus zero, and those in the high halves minus
+    more_zero, [R, C] each. w: [R, C] bytes. zero, more_zero: [R, 1] whole numbers in float32."""
     if kind == tl.bfloat16:
         less, more_less = _less(zero, 128.0, w, kind), _less(more_zero, 128.0, w, kind)
         low, high = tl.inline_asm_elementwise(
@@ -244,7 +239,7 @@ def _less(zero, magic: tl.constexpr, w, kind: tl.constexpr):
 
 @triton.jit
 def widen_eight(w, what: tl.constexpr, kind: tl.constexpr):
-    """w [R, C] bytes, integers or float8 -> the same in a wider dtype."""
+    """Returns w [R, C] bytes, integers or float8, in a wider dtype."""
     if kind == tl.bfloat16:
         program: tl.constexpr = _FLOAT8_BF16 if what == FLOAT8 else _EIGHT_BF16
         wide = tl.inline_asm_elementwise(

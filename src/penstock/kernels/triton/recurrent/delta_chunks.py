@@ -1,11 +1,10 @@
 """The gated delta rule over chunks of prompts, in blocks of 64 tokens by its WY form
 (arXiv:2412.06464, section 3.3).
 
-Five launches: the convolution, its windows, what each block needs of itself (a triangular system's
-inverse, all blocks at once), the states from block to block with the answers (a program a chunk,
-value head and part of its values), and norm and gate. Which blocks there are is known on the device
-alone (`short_conv.block_of`).
-"""
+Five launches: the convolution, its windows, the work within each block (the inverse of a triangular
+system, all blocks at once), the states from block to block with the outputs (a program per chunk,
+value head and part of its values), and norm and gate. The blocks are known on the device alone
+(`short_conv.block_of`)."""
 
 from __future__ import annotations
 
@@ -20,42 +19,43 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks, silu
 
 BLOCK = tl.constexpr(64)  # tokens
-SMALL = tl.constexpr(16)  # of which a block's inverse begins
-# Columns of a product's right side, at least. Narrower ones that come from registers are read
-# wrongly by Hopper's warp group products of Triton 3.6 where no load is under way (16 and 32
-# columns of bfloat16, answers off by their own size; triton-lang/triton issue 11366,
-# fla-org/flash-linear-attention pull request 988).
+SMALL = tl.constexpr(16)  # size of the diagonal blocks that are inverted first
+# Least columns of a product's right side. With fewer columns from registers, Hopper's warp group
+# products of Triton 3.6 read wrong data if no load is in flight (16 and 32 columns of bfloat16,
+# errors as large as the outputs; triton-lang/triton issue 11366, fla-org/flash-linear-attention
+# pull request 988).
 LEAST = 64
-# Values of a program that carries a state, and blocks that it has under way. H200: one prompt of
-# 8,192 tokens takes 253 us so, 8 of 1,024 take 174 (by 128 values 508 and 153; by two blocks 372
-# and 209).
+# Values of a program that carries a state, and its blocks in flight. H200: one prompt of 8,192
+# tokens takes 253 us, 8 of 1,024 take 174 (with 128 values 508 and 153; with two blocks 372 and
+# 209).
 _PART, _STAGES = 64, 3
-_WIDE = 128  # keys of which one block more under way finds no room in shared memory
+_WIDE = 128  # key width above which one more block in flight doesn't fit in shared memory
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + exp(x))."""
+    """Returns log(1 + exp(x))."""
     return tl.where(x > 20.0, x, tl.log(1.0 + tl.exp(tl.minimum(x, 20.0))))
 
 
 @triton.jit
 def log_decay(given, step_bias, decay):
-    """decay * softplus(given + step bias): the logarithm of what a token leaves of the state."""
+    """Returns decay * softplus(given + step bias): the logarithm of the factor that a token applies
+    to the state."""
     return decay * softplus(given + step_bias)
 
 
 @triton.jit
 def weighed(normed, z, norm, lane, there, dtype: tl.constexpr):
-    """normed, z float32 -> normed times its weights, times silu(z); rounded as torch rounds it."""
+    """Returns normed times its weights, times silu(z), rounded as in torch. normed, z: float32."""
     weight = tl.load(norm + lane, mask=there, other=0.0).to(tl.float32)
     return (normed.to(dtype).to(tl.float32) * weight).to(dtype).to(tl.float32) * silu(z)
 
 
 @triton.jit
 def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
-    """inverse [64, 64] of 1 + system within blocks of SIZE -> the same within blocks of
-    twice that."""
+    """Extends the inverse [64, 64] of 1 + system from blocks of SIZE to blocks of twice
+    that size."""
     token = tl.arange(0, BLOCK)
     row, column = token[:, None] // SIZE, token[None, :] // SIZE
     corner = tl.where((row // 2 == column // 2) & (row > column), system, 0.0)
@@ -65,8 +65,9 @@ def _joined(inverse, system, SIZE: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _inverse(system, PRECISION: tl.constexpr):
-    """system [64, 64], below its diagonal -> the inverse of 1 + system: row by row within blocks of
-    16, which are then put together by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]]."""
+    """Returns the inverse of 1 + system, for system [64, 64] below its diagonal: row by row within
+    blocks of 16, which are then joined by [[A, 0], [C, B]]^-1 = [[A^-1, 0], [-B^-1 C A^-1, B^-1]].
+    """
     few: tl.constexpr = BLOCK // SMALL
     outer, inner = tl.arange(0, few), tl.arange(0, SMALL)
     own = outer[:, None, None, None] == outer[None, None, :, None]
@@ -108,10 +109,10 @@ def _blocks(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program a block and value head. Writes, for each token: its key and value behind the
-    inverse (new_k, new_v), its scores with the block's tokens, q as it meets the state before the
-    block (late_q), k as it is added to the state behind it (late_k), the logarithm of decays since
-    the block began."""
+    """One program per block and value head. Writes for each token: its key and value times the
+    inverse (new_k, new_v), its scores with the block's tokens, q for the state before the block
+    (late_q), k for the update of the state after it (late_k), and the logarithm of decays since the
+    block began (totals)."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     head = tl.program_id(1)
     if count > 0:
@@ -192,11 +193,11 @@ def _carry(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program a chunk, value head and VALUES of its values: block by block, the answers and the
-    state behind it."""
+    """One program per chunk, value head and VALUES of its values: block by block, writes the
+    outputs and updates the state."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
-    if begin == end:  # a place that a step has no chunk for: its slot is left alone
+    if begin == end:  # a padded place without a chunk: its slot stays unchanged
         return
     token, key = tl.arange(0, BLOCK), tl.arange(0, KEYS)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
@@ -254,7 +255,7 @@ def _norm(
     HEADS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
-    """A program a token and HEADS of its value heads."""
+    """One program per token and HEADS of its value heads."""
     at = tl.program_id(0)
     if at < tl.load(start + chunks):
         token = (rows + at).to(tl.int64)
@@ -282,8 +283,8 @@ def delta_chunks(
     inputs: StepInputs,
     out: Tensor,
 ) -> None:
-    """Writes the answers of a step's chunks to out [T, value_size], behind its rows; windows and
-    matrices move on."""
+    """Writes the outputs of a step's chunks to out [T, value_size], after the decode rows; advances
+    windows and matrices."""
     h, w, states, rows, prefill = heads, weights, inputs.states, inputs.rows, inputs.prefill
     assert states is not None and prefill is not None
     tokens, start, chunks = given.shape[0] - rows, prefill.start, states.chunk_slots.shape[0]

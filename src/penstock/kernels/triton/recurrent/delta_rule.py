@@ -1,11 +1,10 @@
-"""The gated delta rule, a program a row and value head: convolutions, rates, decay, update, answer,
-norm and gate.
+"""The gated delta rule with a program per row and value head: convolutions, rates, decay, update,
+output, norm and gate.
 
-A program reads the head's matrix once, some values' columns after the others, changes them and
-writes them back; it is of so few threads that its sums hardly pass between warps, and many programs
-share a multiprocessor. Value heads that share a key head work out its q and k each for itself: the
-window is a ring, so neither spoils what the other reads. Chunks are `delta_chunks`' work.
-"""
+A program reads the head's matrix once, some value columns at a time, changes and writes them; it
+has so few threads that sums hardly pass between warps, and many programs share a multiprocessor.
+Value heads that share a key head compute q and k each for itself: the window is a ring, so no head
+overwrites what another reads. `delta_chunks` computes chunks."""
 
 from __future__ import annotations
 
@@ -20,9 +19,9 @@ from penstock.kernels.triton.grid import next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import delta_chunks, log_decay, weighed
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of the matrix that a program has in registers at once, by two warps. 1,000 rows of
-# Qwen3.5's on an H200, float32 and bfloat16: all 16,384 by 4 warps 1,236 and 872 us, by 8 3,466 and
-# 2,030; half of them 1,113 and 738; a quarter by 1 warp 1,281 and 919.
+# Numbers of the matrix that a program holds in registers at once, with two warps. 1,000 rows of
+# Qwen3.5 on an H200, float32 and bfloat16: all 16,384 with 4 warps 1,236 and 872 us, with 8 3,466
+# and 2,030; half of them 1,113 and 738; a quarter with 1 warp 1,281 and 919.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -56,8 +55,9 @@ def _rows(
     PART: tl.constexpr,
     TAPS: tl.constexpr,
 ):
-    """PART: values at once. KEYS, VALUES: the next powers of two of KEY and VALUE."""
-    # heads of a row beside each other: so does its memory
+    """One program per value head and row. PART: values at once. KEYS, VALUES: KEY and VALUE rounded
+    up to powers of two."""
+    # adjacent programs take heads of one row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
@@ -142,7 +142,7 @@ def _rows(
         answer = tl.sum(state * q, axis=0).to(dtype)
         tl.store(answers + begin + some, answer, mask=there)
         squares += tl.sum(answer.to(tl.float32) * answer.to(tl.float32))
-    tl.debug_barrier()  # all of them are read again, by other threads
+    tl.debug_barrier()  # other threads read the stored outputs again
     value = tl.arange(0, VALUES)
     is_value = value < VALUE
     z = tl.load(
@@ -162,9 +162,9 @@ def delta_rule(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """given [T, channels + value_size], rates [T, 2 * value_heads], window [slots, taps, channels],
-    matrix [slots, value_heads, key_width, value_width] -> [T, value_size]. The contract is
-    `ops.DeltaRule`."""
+    """Returns [T, value_size]. given: [T, channels + value_size]. rates: [T, 2 * value_heads].
+    window: [slots, taps, channels]. matrix: [slots, value_heads, key_width, value_width]. The
+    contract is `ops.DeltaRule`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert rates.is_contiguous() and matrix[0].is_contiguous()

@@ -1,10 +1,9 @@
-"""Mamba2's recurrence, a program a row and head: convolutions, step, decay, update and answer; and
-its gated norm.
+"""Mamba2's recurrence with a program per row and head: convolutions, step, decay, update and
+output; and its gated norm.
 
-A program reads the head's state once, some values' columns after the others, changes them and
-writes them back. Heads of a group work out its B and C each for itself: the window is a ring, so
-neither spoils what the other reads. Chunks are `mamba2_chunks`' work.
-"""
+A program reads the head's state once, some value columns at a time, changes and writes them. Heads
+of a group compute B and C each for itself: the window is a ring, so no head overwrites what another
+reads. `mamba2_chunks` computes chunks."""
 
 from __future__ import annotations
 
@@ -23,8 +22,8 @@ from penstock.kernels.triton.recurrent.delta_chunks import softplus
 from penstock.kernels.triton.recurrent.mamba2_chunks import mamba2_chunks
 from penstock.kernels.triton.recurrent.short_conv import of_row, silu
 
-# Numbers of a state that a program has in registers at once, and its warps: as the delta rule's
-# (delta_rule.py).
+# Numbers of a state that a program holds in registers at once, and its warps: the same as
+# delta_rule.py.
 _AT_ONCE, _WARPS = 8192, 2
 
 
@@ -54,8 +53,8 @@ def _rows(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """PART: values of the head at once."""
-    # heads of a row beside each other: so does its memory
+    """One program per head and row. PART: values of the head at once."""
+    # adjacent programs take heads of one row, whose memory is adjacent
     head, row = (
         tl.program_id(0),
         tl.program_id(1).to(tl.int64),
@@ -168,7 +167,7 @@ def _convolved(
     TAPS: tl.constexpr,
     BIAS: tl.constexpr,
 ):
-    """A row's convolution of some of x, B and C, through silu: float32."""
+    """Returns a row's convolution of some of x, B and C, through silu: float32."""
     size: tl.constexpr = HEADS * HEAD
     total = of_row(
         given + size,
@@ -210,7 +209,7 @@ def _gated_norm(
     MOST_GROUPS: tl.constexpr,
     MOST: tl.constexpr,
 ):
-    """A program a row: GROUPS groups of EACH numbers, in tiles of powers of two."""
+    """One program per row: GROUPS groups of EACH numbers, in tiles of powers of two."""
     wait(EARLY)
     release(EARLY)
     row = tl.program_id(0).to(tl.int64)
@@ -245,8 +244,8 @@ def mamba2(
     matrix: Tensor,
     inputs: StepInputs,
 ) -> Tensor:
-    """given [T, columns], window [slots, taps, channels], matrix [slots, heads, state_width,
-    head_width] -> [T, size]. The contract is `ops.Mamba2Scan`."""
+    """Returns [T, size]. given: [T, columns]. window: [slots, taps, channels]. matrix: [slots,
+    heads, state_width, head_width]. The contract is `ops.Mamba2Scan`."""
     h, w, states, rows = heads, weights, inputs.states, inputs.rows
     assert states is not None, "a layer with a recurrent matrix has slots"
     assert matrix[0].is_contiguous()
@@ -289,8 +288,8 @@ def mamba2(
 def gated_norm(
     x: Tensor, gate: Tensor, weight: Tensor | None, groups: int, eps: float, form: Form = "wide"
 ) -> Rows:
-    """x [T, F], gate [T, F], whose rows may stand apart, weight [F] -> x * silu(gate), normed in
-    groups of F / groups neighbours, times weight, [T, F]; weight None: x * silu(gate)."""
+    """Returns x * silu(gate) [T, F], normed in groups of F / groups neighbours, times weight;
+    weight None: x * silu(gate). x, gate: [T, F], rows may have gaps. weight: [F]."""
     rows, width = x.shape
     out: Rows = (
         torch.empty((rows, width), dtype=x.dtype, device=x.device)

@@ -1,9 +1,8 @@
 """Mamba2's recurrence over chunks of prompts, in blocks of 64 tokens by its dual form
 (arXiv:2405.21060, section 6).
 
-Four launches: the convolution, its windows, what each block needs of itself (all blocks at once),
-and the states from block to block with the answers (a program a chunk, head and part of its
-values).
+Four launches: the convolution, its windows, the work within each block (all blocks at once), and
+the states from block to block with the outputs (a program per chunk, head and part of its values).
 """
 
 from __future__ import annotations
@@ -19,9 +18,8 @@ from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.recurrent.delta_chunks import BLOCK, LEAST, softplus
 from penstock.kernels.triton.recurrent.short_conv import block_of, convolve_chunks
 
-_PART, _STAGES = 64, 3  # values of a program that carries a state, and blocks that it has under way
-# states up to here have room in the registers of four warps, and three blocks of them in shared
-# memory
+_PART, _STAGES = 64, 3  # values of a program that carries a state, and its blocks in flight
+# state widths up to this fit in the registers of four warps, and three blocks in shared memory
 _NARROW = 128
 
 
@@ -45,10 +43,10 @@ def _blocks(
     STATE_WIDTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program a block and group of heads, which share B and C. Writes, for each token and head:
-    what the block's tokens up to it count for in its answer (scores), what its x is multiplied by
-    where it is added to the state behind the block (to_state), and what the state before the block
-    is multiplied by in its answer (from_state)."""
+    """One program per block and group of heads, which share B and C. Writes for each token and
+    head: the weights of the block's tokens up to it in its output (scores), the factor of its x in
+    the state after the block (to_state), and the factor of the state before the block in its output
+    (from_state)."""
     _, first, count = block_of(start, tl.program_id(0), chunks, BLOCK)
     group = tl.program_id(1)
     if count > 0:
@@ -67,7 +65,7 @@ def _blocks(
             raw = tl.load(of_dt, mask=there, other=0.0).to(tl.float32)
             dt = tl.where(there, softplus(raw + tl.load(step_bias + head)), 0.0)
             total = tl.cumsum(dt * tl.load(a + head), axis=0)
-            # tokens that aren't there have steps of 0
+            # missing tokens have steps of 0
             last = tl.sum(tl.where(token == BLOCK - 1, total, 0.0))
             between = tl.exp(tl.where(not_before, total[:, None] - total[None, :], 0.0))
             of_head = at * HEADS + head
@@ -98,11 +96,11 @@ def _carry(
     VALUES: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """A program a chunk, head and VALUES of its values: block by block, the answers and the state
-    behind it."""
+    """One program per chunk, head and VALUES of its values: block by block, writes the outputs and
+    updates the state."""
     chunk, head = tl.program_id(0), tl.program_id(1)
     begin, end = tl.load(start + chunk), tl.load(start + chunk + 1)
-    if begin == end:  # a place that a step has no chunk for: its slot is left alone
+    if begin == end:  # a padded place without a chunk: its slot stays unchanged
         return
     token, key = tl.arange(0, BLOCK), tl.arange(0, STATE_WIDTH)
     value = tl.program_id(2) * VALUES + tl.arange(0, VALUES)
@@ -155,8 +153,8 @@ def mamba2_chunks(
     inputs: StepInputs,
     out: Tensor,
 ) -> None:
-    """Writes the answers of a step's chunks to out [T, size], behind its rows; windows and matrices
-    move on."""
+    """Writes the outputs of a step's chunks to out [T, size], after the decode rows; advances
+    windows and matrices."""
     h, w, states, rows, prefill = heads, weights, inputs.states, inputs.rows, inputs.prefill
     assert states is not None and prefill is not None
     tokens, start, chunks = given.shape[0] - rows, prefill.start, states.chunk_slots.shape[0]

@@ -1,11 +1,10 @@
-"""Short causal convolutions, a program a row or some tokens of a chunk, and some channels; LFM2's
-with its two gates. It knows one layer's window; no layer.
+"""Short causal convolutions with a program per row (or some tokens of a chunk) and some channels;
+LFM2's with its two gates. Knows one layer's window; no layer.
 
-A window is a ring: the token at position p lies at p % taps. So a row's programs may read the older
-tokens while another writes the newest, and a row that doesn't fold answers as it did. Tokens of a
-chunk read the window as it was before the step; its last tokens are written in a launch behind
-them, a program a chunk.
-"""
+A window is a ring: the token at position p is at p % taps. So a row's programs may read the older
+tokens while another writes the newest, and a row that doesn't fold gives the same output again.
+Tokens of a chunk read the window from before the step; a later launch writes the chunk's last
+tokens, one program per chunk."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ from torch import Tensor
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 
-_CHANNELS = 256  # of a program of a row
-_TILE = (16, 128)  # tokens and channels of a program of a chunk
+_CHANNELS = 256  # channels of a row's program
+_TILE = (16, 128)  # tokens and channels of a chunk's program
 
 
 @triton.jit
@@ -28,7 +27,8 @@ def silu(x):
 
 @triton.jit
 def came_of(given, token, stride, channel, there, channels, GATED: tl.constexpr):
-    """What a token brings to its channels: a value, or gate times value, rounded as it is kept."""
+    """Returns a token's input to its channels: a value, or gate times value, rounded as in the
+    window."""
     base = given + token * stride + channel
     first = tl.load(base, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -53,8 +53,8 @@ def of_row(
     TAPS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """A decode row's convolution; its newest token goes into the window if it folds. slot: numbers
-    before its window; token: int64."""
+    """Returns a decode row's convolution; its newest token goes into the window if it folds. slot:
+    offset of its window in numbers. token: int64."""
     held = window + slot + channel
     total = tl.zeros(channel.shape, tl.float32)
     for tap in tl.static_range(TAPS - 1):
@@ -72,9 +72,9 @@ def of_row(
 
 @triton.jit
 def block_of(start, number, chunks, BLOCK: tl.constexpr):
-    """Chunks come in blocks of BLOCK tokens, chunk c's from the number start[c] // BLOCK + c on:
-    the chunk that block `number` is of, its first token, and how many it has (0 or less: there is
-    no such block)."""
+    """Returns the chunk of block `number`, the block's first token, and its count of tokens (0 or
+    less: no such block). Blocks have BLOCK tokens; chunk c's begin at number start[c] // BLOCK + c.
+    """
     low, high = chunks * 0, chunks
     while high - low > 1:
         middle = (low + high) // 2
@@ -100,7 +100,7 @@ def _answer(
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """Writes a token's answer: what its taps add up to, times its out gate or through silu."""
+    """Writes a token's output: the sum of its taps, times its output gate or through silu."""
     if BIAS:
         total += tl.load(bias + channel, mask=there, other=0.0).to(tl.float32)
     if GATED:
@@ -175,14 +175,14 @@ def _chunks(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """A program TOKENS of a chunk. skipped: rows that `out` doesn't have."""
+    """One program per TOKENS of a chunk. skipped: decode rows that `out` doesn't have."""
     chunk, first, count = block_of(start, tl.program_id(0), chunks, TOKENS)
     if count > 0:
         channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
         own = tl.arange(0, TOKENS)[:, None]
         there = (own < count) & (channel < channels)
         held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
-        since = first + own - tl.load(start + chunk)  # tokens of the chunk before each
+        since = first + own - tl.load(start + chunk)  # tokens of the chunk before this one
         position = tl.load(context + chunk) + since
         token = (rows + first + own).to(tl.int64)
         total = tl.zeros((TOKENS, CHANNELS), tl.float32)
@@ -228,7 +228,7 @@ def _move_on(
     CHANNELS: tl.constexpr,
     GATED: tl.constexpr,
 ):
-    """A program a chunk: its last tokens go into its window."""
+    """One program per chunk: writes its last tokens to its window."""
     chunk = tl.program_id(0)
     channel = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     there = channel < channels
@@ -236,7 +236,7 @@ def _move_on(
     held = window + tl.load(slots + chunk).to(tl.int64) * slot_stride + channel
     end = tl.load(context + chunk) + stop - first
     for tap in tl.static_range(TAPS):
-        back = tap + 1  # from the chunk's end
+        back = tap + 1  # counted from the chunk's end
         if back <= stop - first:
             seen = came_of(
                 given, (rows + stop - back).to(tl.int64), stride, channel, there, channels, GATED
@@ -249,7 +249,7 @@ def _move_on(
 def short_conv(
     given: Tensor, weight: Tensor, bias: Tensor | None, window: Tensor, inputs: StepInputs
 ) -> Tensor:
-    """given [T, 3c], weight [c, taps], window [slots, taps, c] -> [T, c]. The contract is
+    """Returns [T, c]. given: [T, 3c]. weight: [c, taps]. window: [slots, taps, c]. The contract is
     `ops.GatedConvolution`."""
     states, rows, channels = inputs.states, inputs.rows, weight.shape[0]
     assert states is not None, "a layer with a window has slots"
@@ -286,10 +286,9 @@ def convolve_chunks(
     *,
     gated: bool,
 ) -> None:
-    """Writes the chunks' answers to out [T, c], or [T - rows, c] of chunks alone, and their tokens
+    """Writes the chunks' outputs to out [T, c], or [T - rows, c] for chunks alone, and their tokens
     to their windows.
-
-    gated: given [T, 3c] as LFM2 has it; else its first c columns are what comes, and the answer
+    gated: given [T, 3c] has LFM2's gates; else its first c columns are the input, and the output
     goes through silu."""
     states, rows, prefill, channels = inputs.states, inputs.rows, inputs.prefill, weight.shape[0]
     tokens = given.shape[0] - rows

@@ -1,8 +1,7 @@
-"""One draw without filters, from the tiles' peaks and masses: a tile, then a logit of it.
-reference/sampling/sample.py's draw.
+"""One draw without filters, from the tiles' peaks and masses: a tile, then a logit of it. The
+contract is reference/sampling/sample.py's draw.
 
-Greedy rows take the largest logit in the same launch. It knows rows of logits and noise; no
-filters.
+Greedy rows take the largest logit in the same launch. Knows rows of logits and noise; no filters.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from penstock.kernels.triton.sampling.tile_sums import load_tiles, row_of, state
 
 @triton.jit
 def read_row(peaks, masses, tops, i, tiles, scale, SHARED: tl.constexpr, NT: tl.constexpr):
-    """-> tile ids [NT], their peaks, log of their mass relative to the row's top, the top, whether
-    the row is good.
+    """Returns tile ids [NT], their peaks, log of their mass relative to the row's top, the top, and
+    True if the row's logits are finite.
 
-    scale is 1 / T. A tile's mass was summed around its own peak; far below the top its logarithm
-    stays finite. SHARED: these are a part of a vocabulary, and tops [n] has the whole's, NaN where
-    any of it is bad.
-    """
+    scale: 1 / T. A tile's mass was summed around its own peak; far below the top its logarithm
+    stays finite. SHARED: the tiles are a part of a vocabulary; tops [n] has the whole's top, NaN if
+    any part of it is bad."""
     tile = tl.arange(0, NT)
     at = i.to(tl.int64) * tiles + tile
     peak = tl.load(peaks + at, mask=tile < tiles, other=float("-inf"))
@@ -59,8 +57,8 @@ def draw_once(
     HAS_ADJUSTED: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """-> token int32, its logit, its tile's score. before: tiles of the vocabulary in front of
-    these."""
+    """Returns the token int32, its logit, its tile's score. before: tiles of the vocabulary before
+    this part."""
     score = log_mass + gumbel(first, second, position, attempt, TILES, before + tile)
     best = tl.max(score, axis=0)
     won = tl.argmax(score, axis=0)
@@ -108,9 +106,9 @@ def draw_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: row i's token of attempt 0. Rows that are done get NONE. SHARED: of a part of a
-    vocabulary, with `before` tiles in front of it; scores[i] is what ranks find the whole's token
-    by."""
+    """Program i: draws row i's token of attempt 0. Rows that are done get NONE. SHARED: for a part
+    of a vocabulary, with `before` tiles before it; scores[i] is the score by which ranks find the
+    whole's token."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

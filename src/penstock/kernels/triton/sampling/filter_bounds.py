@@ -9,21 +9,20 @@ import triton.language as tl
 from penstock.kernels.triton.sampling.tile_sums import load_tiles
 
 _LOWEST = tl.constexpr(-3.4028234663852886e38)
-_ALL_IDS = tl.constexpr(2147483647)  # the bound of an id that leaves nothing out
+_ALL_IDS = tl.constexpr(2147483647)  # an id bound that excludes nothing
 
 
 @triton.jit
 def _key(value):
-    """float32 -> int64 that sorts as the values do."""
+    """Returns an int64 that sorts like the float32 value."""
     bits = value.to(tl.int32, bitcast=True)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.int64)
 
 
 @triton.jit
 def _value(key, shift):
-    """The largest float32 whose key, without its last `shift` bits, is `key`'s, for keys < 0; else
-    the smallest: in both cases the one whose last `shift` bits are 0, as a bfloat16's are with
-    shift 16."""
+    """Returns the float32 whose key is `key` and whose last `shift` bits are 0, as in a bfloat16
+    with shift 16: the largest with this key for keys < 0, else the smallest."""
     low = tl.where(key < 0, (1 << shift) - 1, 0).to(tl.int64)
     bits = ((key << shift) | low).to(tl.int32)
     return tl.where(bits >= 0, bits, bits ^ 0x7FFFFFFF).to(tl.float32, bitcast=True)
@@ -31,11 +30,10 @@ def _value(key, shift):
 
 @triton.jit
 def _list(listed, tile, tiles, flags):
-    """Writes the flagged tiles' ids (of those that there are) into `listed`,
-    in order -> how many."""
+    """Writes the flagged existing tiles' ids into `listed`, in order; returns their number."""
     flags = (flags & (tile < tiles)).to(tl.int32)
     place = tl.cumsum(flags, axis=0) - 1
-    tl.debug_barrier()  # who still reads the list before
+    tl.debug_barrier()  # other threads may still read the previous list
     tl.store(listed + place, tile, mask=flags > 0)
     tl.debug_barrier()
     return tl.sum(flags, axis=0)
@@ -55,7 +53,7 @@ def _some(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Ids [SOME, TILE] and logits of the tiles listed[first] and on, -inf past `count`."""
+    """Returns ids [SOME, TILE] and logits of the tiles from listed[first] on, -inf past `count`."""
     place = first + tl.arange(0, SOME)
     tile = tl.load(listed + place, mask=place < count, other=0)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
@@ -86,7 +84,7 @@ def _masses(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Mass of the tokens inside (value, bound) with e at least floor."""
+    """Returns the mass of the tokens inside (value, bound) with e at least floor."""
     total = tl.zeros((SOME, TILE), tl.float32)
     for first in range(0, count, SOME):
         token, logit = _some(
@@ -123,8 +121,8 @@ def _from(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Of the listed tiles: tokens with logit >= value, tokens with logit > value, mass of those >
-    value."""
+    """Returns, over the listed tiles: tokens with logit >= value, tokens with logit > value, mass
+    of those > value."""
     upto = tl.zeros((SOME, TILE), tl.int32)
     more = tl.zeros((SOME, TILE), tl.int32)
     total = tl.zeros((SOME, TILE), tl.float32)
@@ -167,7 +165,8 @@ def _nth_equal(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The id of the nth token (from 1) whose logit is `value`; all ids where there are fewer."""
+    """Returns the id of the nth token (from 1) whose logit is `value`; _ALL_IDS if
+    there are fewer."""
     seen = tl.full((), 0, tl.int32)
     found = tl.full((), _ALL_IDS, tl.int32)
     for first in range(0, count, SOME):
@@ -196,8 +195,7 @@ def _nth_equal(
 
 @triton.jit
 def _kth_peak(peak, k, low, high):
-    """The largest key that at least k peaks reach, of keys low .. high; low if no key is reached by
-    so many."""
+    """Returns the largest key of low .. high that at least k peaks reach; low if there is none."""
     keys = _key(peak)
     while low < high:
         middle = low + (high - low + 1) // 2
@@ -226,8 +224,8 @@ def _top_k_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The k-th token in the order: its logit and id. The k largest lie in tiles that reach the k-th
-    largest peak."""
+    """Returns the logit and id of the k-th token in the order. The k largest are in tiles that
+    reach the k-th largest peak."""
     high = _key(top) >> shift
     low = _kth_peak(peak, k, _key(tl.full((), float("-inf"), tl.float32)), _key(top))
     low = low >> shift
@@ -306,7 +304,8 @@ def _top_p_bound(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """The last token with a mass below `allowed` above it: its logit, at least `lowest`, and id."""
+    """Returns the logit (at least `lowest`) and id of the last token with a mass below `allowed`
+    above it."""
     low, high = _key(lowest) >> shift, _key(top) >> shift
     count = _list(listed, tile, tiles, peak >= lowest)
     while low < high:
@@ -344,7 +343,7 @@ def _top_p_bound(
         SOME,
         TILE,
     )
-    # With j equal tokens before it, one stays if above + j * e < allowed.
+    # After j equal tokens, the next one stays if above + j * e < allowed.
     stay = tl.ceil((allowed - above) / tl.exp2((value - top) * scale2))
     bound = tl.full((), _ALL_IDS, tl.int32)
     if stay < upto - more:

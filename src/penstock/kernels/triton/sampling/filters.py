@@ -1,13 +1,11 @@
-"""min_p, top_k and top_p of rows that ask: draw again until a token stays, at most 8 times; then a
-search for the cut.
+"""min_p, top_k and top_p: draw again until a token stays, at most 8 times; then a search for the
+cut.
 
-The decisions are reference/sampling/filters.py's, made without its sort. One program a row; a row
-that asks for nothing returns at once. What a decision needs (mass above a token, count from a value
-on) is one pass over the tiles whose peak reaches that far: their ids are listed first, so a peaked
-row costs a few tiles and a flat one a read of the row.
-
-A bound is (value, id): a token is inside if its logit is larger, or equal and its id not larger.
-"""
+The decisions are those of reference/sampling/filters.py, made without its sort. One program per
+row; a row without filters returns at once. The data of a decision (mass above a token, count from a
+value on) is one pass over the tiles whose peak reaches that far: their ids are listed first, so a
+peaked row costs a few tiles and a flat one a read of the row.
+A bound is (value, id): a token is inside if its logit is larger, or equal and its id not larger."""
 
 from __future__ import annotations
 
@@ -59,8 +57,8 @@ def _draw_inside(
     SOME: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """A draw from the row with all but what is inside both bounds, with e at least floor, set to
-    -inf."""
+    """Draws from the row with all tokens set to -inf except those inside both bounds with e at
+    least floor."""
     count = _list(listed, tile, tiles, peak >= tl.maximum(value, k_value))
     tl.store(inner + tile, tl.zeros((NT,), tl.float32), mask=tile < tiles)
     tl.debug_barrier()
@@ -136,7 +134,7 @@ def filter_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: tokens[i] (of attempt 0) is drawn again if it doesn't stay."""
+    """Program i: draws tokens[i] (of attempt 0) again if it is filtered out."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -216,8 +214,8 @@ def filter_kernel(
                 allowed = left * p
             first, second = row_keys(tl.load(seed + row), tl.load(sample + row))
             place = tl.load(position + i).to(tl.int32) + ADDED
-            # What was turned down for the mass above it is the lowest end of the search, and turns
-            # down all below it.
+            # A token rejected for the mass above it becomes the lowest end of the search, and
+            # rejects all below it.
             no_value, no_token = tl.full((), _LOWEST, tl.float32), tl.full((), _ALL_IDS, tl.int32)
             value = load_tiles(logits, adjusted, line, x, x >= 0, use_adjusted, HAS_ADJUSTED)
             attempt, stays = 0, 0

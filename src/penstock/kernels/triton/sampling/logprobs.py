@@ -1,8 +1,7 @@
 """Logprobs of chosen tokens under raw logits, their ranks, and the k most likely: one launch, one
-read of each row that asks. What is computed is reference/sampling/logprobs.py's.
+read of each row that needs them. The contract is reference/sampling/logprobs.py.
 
-It knows logits and ids; what the sampler did to its own copy of the logits is no business of it.
-"""
+Knows logits and ids; the sampler's changes to its copy of the logits don't matter here."""
 
 from __future__ import annotations
 
@@ -44,8 +43,8 @@ def _logprobs(
     NT: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program i: row i. asked [rows]: how many of the most likely, -1: nothing at all; without it
-    `most`."""
+    """Program i: row i. asked: [rows], how many of the most likely; -1: nothing for this row.
+    Without row_ids: `most` for all."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)
@@ -99,8 +98,8 @@ def _logprobs(
 def _most_likely(
     line, peaks, ids, top, log_sum, k, vocabulary, tiles, TILE: tl.constexpr, NT: tl.constexpr
 ):
-    """The k first tokens in the order: each is the first that is left of the tile whose rest
-    reaches highest."""
+    """Writes the first k tokens in the order: each is the first remaining one of the tile with the
+    largest remaining logit."""
     tl.debug_barrier()
     tile = tl.arange(0, NT)
     rest = tl.load(peaks + tile, mask=tile < tiles, other=float("-inf"))
@@ -120,17 +119,16 @@ def _most_likely(
 
 
 class HasInners(Protocol):
-    """Scratch of the draw."""
+    """Scratch buffers of the draw."""
 
     inners: Tensor  # [n, tiles] float32
 
 
 def token_logprobs(logits: Tensor, tokens: Tensor, k: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """logits [m, vocabulary], tokens [m] -> chosen [m] float32, rank [m] int32, ids [m, k] int32,
-    top [m, k].
-
-    As reference/sampling/logprobs.py, for finite logits. A negative token is told of as token 0.
-    """
+    """Returns chosen [m] float32, rank [m] int32, ids [m, k] int32, top [m, k]. logits: [m,
+    vocabulary]. tokens: [m].
+    The same as reference/sampling/logprobs.py for finite logits. A negative token is treated as
+    token 0."""
     m = logits.shape[0]
     out = _results(m, k, logits.device)
     if m:
@@ -150,12 +148,10 @@ def logprobs_rows(
     scratch: HasInners,
     out: tuple[Tensor, Tensor, Tensor, Tensor],
 ) -> None:
-    """Raw logits [n, vocabulary] of rows row_ids [n] and their tokens [n] -> out: chosen [n], rank
-    [n], ids [n, most], top [n, most], written where rows.logprobs >= 0 and the row isn't done; the
-    rest stays as it was.
-
-    A row gets min(rows.logprobs, most) of the most likely. scratch: the draw's, after the draw.
-    """
+    """Writes log-probabilities to out: chosen [n], rank [n], ids [n, most], top [n, most], for rows
+    with rows.logprobs >= 0 that aren't done; the others are unchanged. logits: raw, [n,
+    vocabulary], of rows row_ids [n]. tokens: [n].
+    A row gets min(rows.logprobs, most) of the most likely. scratch: the draw's, after the draw."""
     if logits.shape[0]:
         _launch(logits, row_ids, rows.logprobs, rows.done, tokens, scratch.inners, most, out)
 

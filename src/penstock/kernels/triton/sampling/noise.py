@@ -1,8 +1,6 @@
-"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which says what they
-are.
+"""Counter noise on the device: the same bits as `reference/sampling/noise.py`, which defines them.
 
-Functions of scalars and blocks for other kernels; nothing is launched here.
-"""
+Functions of scalars and blocks for other kernels; nothing is launched here."""
 
 from __future__ import annotations
 
@@ -32,7 +30,7 @@ def _absorb(h, word):
 
 @triton.jit
 def row_keys(seed, sample):
-    """seed int64, sample int32 -> two uint32 words: what a row's keys have in common."""
+    """Returns the common part of a row's keys, two uint32 words. seed: int64. sample: int32."""
     low, high = seed.to(tl.uint32), (seed >> 32).to(tl.uint32)
     word = sample.to(tl.uint32)
     zero = word ^ word
@@ -43,8 +41,8 @@ def row_keys(seed, sample):
 
 @triton.jit
 def gumbel(first, second, position, attempt, stream, lane):
-    """first, second from row_keys, lane a block of int32 -> standard Gumbel noise, float32, of the
-    lanes."""
+    """Returns standard Gumbel noise, float32, of the lanes. first, second: from row_keys. lane: a
+    block of int32."""
     counter = (position * 32 + attempt * 2 + stream).to(tl.uint32)
     first = _absorb(first, counter)
     second = _absorb(second, counter)

@@ -1,21 +1,19 @@
-"""adjust: bias, penalties, bars and token masks of rows that ask, into a float32 copy of their
-logits. One launch.
+"""adjust: bias, penalties, bars and token masks, into a float32 copy of the logits of rows that
+need it. One launch.
 
-A program is a row; one that asks for nothing returns at once. It counts the row's tokens from the
-pool, in the place where the row's adjusted logits are about to lie (docs/design/penalties.md says
-why no counts are kept):
+A program is a row; one that needs nothing returns at once. It counts the row's tokens from the
+pool, in the memory that then receives the row's adjusted logits (docs/design/penalties.md tells why
+no counts are kept):
 
-    1. zeros
-    2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
-    3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more,
-       counts are less
-    4. every number becomes a logit: final ones stay, counts say what penalty the raw logit gets;
-       barred ids get -inf,
-       and so do ids that the row's mask has no bit for
-    5. the last id of each bad word whose other ids are the row's latest gets -inf
+  1. all numbers become zero
+  2. each of the row's tokens sets bit 0 of its id's number, and adds 2 if it is output
+  3. each biased id gets its final logit, as the bits of a float: such numbers are 2^23 or more,
+  counts are less
+  4. every number becomes a logit: final ones stay, counts decide the penalty of the raw logit;
+  barred ids, and ids without a bit in the row's mask, get -inf
+  5. the last id of each bad word whose other ids are the row's latest gets -inf
 
-It knows logits, columns and the pool of tokens. The numbers are the reference's.
-"""
+Knows logits, columns and the pool of tokens. The numbers are the reference's."""
 
 from __future__ import annotations
 
@@ -225,15 +223,13 @@ def adjust(
     part: VocabularyPart | None = None,
 ) -> None:
     """Writes scratch.adjusted[i] for the rows row_ids [n] whose `wants` have a bit of WANTS_ADJUST,
-    as of position [n]: tokens past it are none of theirs yet.
+    as of position [n]: later tokens don't count.
 
-    logits [n, vocabulary] are read. slot_token [blocks, 16] int32 holds the tokens up to it.
-    bias_ids [pool] int32 and bias_values [pool] float32: rows.bias_start and bias_count say which
-    are a row's. Behind its biases lie the ids of its bad words, BAD_WORD_IDS each, padded in front
-    with -1. masks [slots, ceil(vocabulary / 32)] int32: rows.mask_slot says which is a row's, -1:
-    none. part: which tokens the logits are of, where ranks share a vocabulary; all ids and masks
-    are of the whole of it.
-    """
+    logits: [n, vocabulary], read only. slot_token: [blocks, 16] int32, the tokens up to position.
+    bias_ids: [pool] int32, bias_values: [pool] float32; rows.bias_start and bias_count give a row's
+    range. After its biases come the ids of its bad words, BAD_WORD_IDS each, padded in front with
+    -1. masks: [slots, ceil(vocabulary / 32)] int32; rows.mask_slot gives a row's slot, -1: none.
+    part: this rank's range if ranks share a vocabulary; ids and masks are of the whole."""
     (n, vocabulary), adjusted = logits.shape, scratch.adjusted
     assert adjusted is not None and adjusted.shape[0] >= n and adjusted.shape[1] == vocabulary
     if n:

@@ -1,9 +1,8 @@
-"""The step's own bookkeeping on the device: rows join and grow, a step's arrays are made, its draw
-is taken in.
+"""The step's bookkeeping on the device: rows join and grow, a step's arrays are made, and drawn
+tokens are stored.
 
-One launch each, whole columns and row ids in, nothing asked back. It knows rows, blocks and ids; no
-sequences.
-"""
+One launch each; takes whole columns and row ids, and never waits for the device. Knows rows, blocks
+and ids; no sequences."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
 
 _BLOCK = 256
-NO_TOKEN = -1  # schedule.step's: the row was done before the step, or is padding
+NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -45,11 +44,8 @@ def _take_drafts(
 
 
 def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
-    """Takes drafts that the device made: where a query's draft is FROM_DEVICE it becomes its row's,
-    of rows.drafts.
-
-    row_ids [S] int32 of queries; queries.draft is written to.
-    """
+    """Replaces drafts equal to FROM_DEVICE by those of the row, rows.drafts.
+    row_ids: [S] int32 of queries. queries.draft is changed."""
     count = row_ids.shape[0]
     if count:
         _take_drafts[(cdiv(count, _BLOCK),)](
@@ -67,7 +63,7 @@ def take_drafts(row_ids: Tensor, queries: Queries, rows: RowState) -> None:
 
 @triton.jit(
     do_not_specialize=["count", "dump_block", "table_width"]
-)  # by memory and lengths, which differ by machine
+)  # these depend on memory and lengths, which differ by machine
 def _prepare(
     row_ids,
     offset,
@@ -116,12 +112,10 @@ def prepare(
     positions: Tensor,
     slots: Tensor,
 ) -> None:
-    """row_ids [S] int32 of queries -> the first S entries of token_ids, positions, slots (of any
-    integer dtype that holds them), and each query's token stored beside its K and V, slot_token
-    [blocks, 16] int32.
-
-    Rows that are done go to the dump block, at their own offset.
-    """
+    """Fills the first S entries of token_ids, positions and slots (of any integer dtype that holds
+    them) for row_ids [S] int32 of queries, and stores each query's token beside its K and V, in
+    slot_token [blocks, 16] int32.
+    Rows that are done go to the dump block, at their own offset."""
     count = row_ids.shape[0]
     if count:
         early = has_pdl(row_ids.device)
@@ -173,7 +167,7 @@ def _advance(
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # a row's queries follow its first one
+    # a row's other queries follow its first one
     first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)
     row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
     was = tl.load(length + row, mask=first, other=0)
@@ -202,13 +196,13 @@ def _advance(
 def advance(
     row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
 ) -> Tensor:
-    """Takes a step's draw into the rows. row_ids [S] of queries, drawn [S] int32 -> what the host
-    is told, [S] int32.
+    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
+    row_ids: [S] of queries. drawn: [S] int32.
 
-    A row takes the draw of its first query, and each further one whose draft is the draw before it,
-    up to its end; the rest tells NO_TOKEN, as does a row that was done before. One with BAD_LOGITS
-    is done from now on. A live row's queries come once; the dead row as often as padding needs it.
-    """
+    A row takes the draw of its first query, and each further draw whose query's draft equals the
+    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
+    before. A row with BAD_LOGITS becomes done. A live row's queries come once; the dead row may
+    repeat as padding."""
     told = torch.empty_like(drawn) if told is None else told
     count = row_ids.shape[0]
     if count:
@@ -269,8 +263,8 @@ def _join(
 
 
 def join(packed: Tensor, rows: RowState) -> None:
-    """Rows come to life: packed [k, JOIN_WORDS + width] int32 as pack_joins made it. Tables are
-    scratch past width."""
+    """Starts rows. packed: [k, JOIN_WORDS + width] int32 from pack_joins. Table entries after width
+    become the scratch block."""
     k, words = packed.shape
     if k:
         _join[(k,)](
@@ -299,7 +293,8 @@ def _grow(new_blocks, block_table, table_width, count, BLOCK: tl.constexpr):
 
 
 def grow(new_blocks: Tensor, rows: RowState) -> None:
-    """new_blocks [m, 3] int32: row (-1: nothing), index in its table, block."""
+    """Adds blocks to tables. new_blocks: [m, 3] int32: row (-1: nothing), index in its table,
+    block."""
     count = new_blocks.shape[0]
     if count:
         _grow[(cdiv(count, _BLOCK),)](

@@ -1,15 +1,15 @@
-"""sample: one token a row, the tokens of reference/sampling/sample.py (but for near-ties) without a
-look at the host.
+"""sample: one token a row, the same as reference/sampling/sample.py (except near-ties), without
+waiting for the host.
 
 Three launches, the same for every mix of rows: `tile_sums` reads the logits once, `draw` takes a
-token from each row's tiles, `filters` draws again where a row asks for min_p, top_k or top_p (other
-rows' programs return at once).
+token from each row's tiles, `filters` draws again for rows with min_p, top_k or top_p (other rows'
+programs return at once).
 
-    sample       the contract of Ops: n rows with parameters of their own, in order
-    sample_rows  the runner's: whole device columns and row ids; rows that are done are left out
+  sample       the contract of Ops: n rows with parameters of their own, in order
+  sample_rows  for the runner: whole device columns and row ids; rows that are done are skipped
 
-It knows rows of logits and columns; penalties are `penalties.adjust`'s, logprobs `logprobs`'s.
-"""
+Knows rows of logits and columns; `penalties.adjust` applies penalties, `logprobs` computes
+logprobs."""
 
 from __future__ import annotations
 
@@ -30,30 +30,32 @@ from penstock.kernels.triton.sampling.tile_sums import LOG2E, tile_sums_kernel
 from penstock.row_table import WANTS_ADJUST
 
 ATTEMPTS = 8
-PROGRAMS = 132 * 64  # of the pass over the logits: rows are cut until there are about so many
-TILES = 16  # a round of it
-SOME = 32  # tiles a round of the filters
+# programs of the pass over the logits: rows are cut until there are about this many
+PROGRAMS = 132 * 64
+TILES = 16  # tiles per round of the pass
+SOME = 32  # tiles per round of the filters
 SUM_WARPS, DRAW_WARPS, FILTER_WARPS = 4, 4, 8
 
 
 @dataclass(slots=True)
 class SampleScratch:
-    """What sampling n rows needs on the side. Rewritten by each call; the next on the same stream
-    may share it."""
+    """Scratch for sampling n rows. Rewritten by each call; the next call on the same stream may
+    reuse it."""
 
     peaks: Tensor  # [n, tiles] float32
     masses: Tensor  # [n, tiles] float32
     lists: Tensor  # [n, tiles] int32
     inners: Tensor  # [n, tiles] float32
     adjusted: Tensor | None = (
-        None  # [n, vocabulary] float32: `penalties.adjust` writes the rows that ask there
+        None  # [n, vocabulary] float32: written by `penalties.adjust` for rows that need it
     )
 
     @classmethod
     def allocate(
         cls, n: int, vocabulary: int, device: torch.device, adjusts: bool = True
     ) -> SampleScratch:
-        """n: the most rows of one call. 16 KB a row, and 4 bytes a logit with `adjusts`."""
+        """Allocates scratch. n: the most rows of one call. Takes 16 KB a row, and 4 bytes a logit
+        with `adjusts`."""
         shape = (n, -(-vocabulary // TILE))
         peaks, masses, inners = (
             torch.empty(shape, dtype=torch.float32, device=device) for _ in range(3)
@@ -66,8 +68,8 @@ class SampleScratch:
 
 
 def sample(logits: Tensor, inputs: SamplerInputs) -> Tensor:
-    """logits [n, vocabulary] of any float type -> tokens [n] int32, BAD_LOGITS where a row's logits
-    are not finite."""
+    """Returns tokens [n] int32, BAD_LOGITS if a row's logits are not finite. logits: [n,
+    vocabulary] of any float type."""
     n, vocabulary = logits.shape
     tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
     if n:
@@ -100,14 +102,13 @@ def sample_rows(
     adjusts: bool = False,
     part: VocabularyPart | None = None,
 ) -> Tensor:
-    """logits [n, vocabulary] of rows row_ids [n] int32 at position [n] -> tokens [n] int32:
-    BAD_LOGITS where they are not finite, NO_TOKEN where the row is done.
+    """Returns tokens [n] int32: BAD_LOGITS if a row's logits are not finite, NO_TOKEN if the row is
+    done. logits: [n, vocabulary] of rows row_ids [n] int32 at position [n].
 
     The token is that of position + 1. adjusts: rows whose `wants` have a bit of WANTS_ADJUST are
-    drawn from scratch.adjusted, which `penalties.adjust` has filled. filters=False leaves that
-    launch out. Both are False only where the host knows that no row asks. part: which tokens the
-    logits are of; rows are not filtered then.
-    """
+    drawn from scratch.adjusted, which `penalties.adjust` has filled. filters=False skips that
+    launch. Both are False only if the host knows that no row needs them. part: this rank's range of
+    the vocabulary; rows are not filtered then."""
     n, vocabulary = logits.shape
     if tokens is None:
         tokens = torch.empty(n, dtype=torch.int32, device=logits.device)
@@ -249,7 +250,6 @@ def _launch(
 
 
 def _tops(scratch: SampleScratch, n: int) -> Tensor:
-    """Each row's top [n], NaN where a logit isn't finite; what rows that are done have there is of
-    no use."""
+    """Returns each row's top [n], NaN if a logit isn't finite; undefined for rows that are done."""
     peaks, masses = scratch.peaks[:n], scratch.masses[:n]
     return torch.where(masses.isnan().any(1), torch.nan, peaks.amax(1))

@@ -1,10 +1,9 @@
-"""The one pass over a slice of logits: of each tile of 128, its largest logit and the mass around
+"""The one pass over a slice of logits: the largest logit of each tile of 128, and the mass around
 it.
 
-What draws, filters and tells logprobs works from these `[n, tiles]`; the logits are read again only
-in single tiles. It knows logits and temperatures; nothing is drawn here. Tiles lie apart, so a row
-may be cut over programs at will.
-"""
+Drawing, filters and logprobs work from these `[n, tiles]`; logits are read again only in single
+tiles. Knows logits and temperatures; nothing is drawn here. Tiles are independent, so a row may be
+divided over any number of programs."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from penstock.kernels.triton.pdl import release, wait
 
 LOG2E = 1.4426950408889634
 
-# Rows of the columns that the kernels index: row_ids[i], or i itself where there are no row_ids.
+# row of the columns that kernels index: row_ids[i], or i without row_ids
 
 
 @triton.jit
@@ -30,7 +29,8 @@ def row_of(row_ids, i, BY_ROW: tl.constexpr):
 def state_of(
     done, wants, row, ADJUSTS: tl.constexpr, BY_ROW: tl.constexpr, HAS_ADJUSTED: tl.constexpr
 ):
-    """Whether the row is drawn for, and whether from its adjusted logits."""
+    """Returns True if a token is drawn for the row, and True if it is drawn from
+    adjusted logits."""
     live, use_adjusted = True, False
     if BY_ROW:
         live = tl.load(done + row) == 0
@@ -41,8 +41,8 @@ def state_of(
 
 @triton.jit
 def load_tiles(logits, adjusted, line, token, there, use_adjusted, HAS_ADJUSTED: tl.constexpr):
-    """Logits of tokens (a block of ids) of a line, float32, -inf where `there` is false. `line` is
-    in logits."""
+    """Returns logits of tokens (a block of ids) of a line, float32, -inf if `there` is false. line:
+    offset in logits."""
     if HAS_ADJUSTED:
         if use_adjusted:
             value = tl.load(adjusted + line + token, mask=there, other=float("-inf"))
@@ -66,8 +66,8 @@ def _tiles(
     TILES: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """`TILES` tiles from `first` on: peaks, and sums of exp2((l - peak) * scale), NaN where a logit
-    isn't finite."""
+    """Returns peaks of `TILES` tiles from `first` on, and sums of exp2((l - peak) * scale), NaN if
+    a logit isn't finite."""
     tile = first + tl.arange(0, TILES)
     token = tile[:, None] * TILE + tl.arange(0, TILE)[None, :]
     logit = tl.load(source + line + token, mask=token < vocabulary, other=float("-inf")).to(
@@ -103,8 +103,8 @@ def tile_sums_kernel(
     TILE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
-    """Program (i, part): row i's tiles part * rounds * TILES and on. Rows that are done are left
-    out."""
+    """Program (i, part): row i's tiles from part * rounds * TILES on. Rows that are done are
+    skipped."""
     wait(EARLY)
     release(EARLY)
     i = tl.program_id(0)

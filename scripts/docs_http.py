@@ -31,8 +31,8 @@ WORDS = {
     VOCABULARY: "vocabulary",
 }
 OPENING = """\
-What each route reads, with type, range and, in brackets, the default; a default of the model's
-generation_config.json comes first. `null` counts as left out, an unknown field is a 400. Routes:
+What each route reads, with type ("whole": a whole number), range and, in brackets, the default; the
+model's generation_config.json comes first. `null` counts as left out, an unknown field is a 400. Routes:
 [server.md](server.md); a running server's `/openapi.json` has the model's own numbers.
 """
 DEFAULTS = {"max_tokens": "16; chat: the context"}

@@ -98,7 +98,7 @@ almanac: $(DEVELOPMENT)
 	@if [ -d almanac/records ]; then $(PY) -m penstock almanac validate; else echo "almanac: no records yet"; fi
 
 weight: $(DEVELOPMENT)
-	$(PY) scripts/weight.py
+	$(PY) scripts/weight.py fragments=120 pronouns=90 fmt_skip=45 long=150 docs_words=50000
 
 bench: $(DEVELOPMENT)
 	$(PY) benchmarks/run_all.py

@@ -25,6 +25,22 @@ FILES = [
     for each in FOLDERS
     for path in (REPOSITORY / each).rglob("*.*")
 ]
+SOURCES = [
+    path
+    for each in FOLDERS
+    for path in (REPOSITORY / each).rglob("*.*")
+    if path.suffix in (".py", ".js", ".sh", ".toml", ".yaml", ".yml", ".json", ".jinja", ".html")
+]
+WORDS_OF_SOURCES = {
+    word for path in SOURCES for word in [path.stem, *re.findall(r"\w+", path.read_text())]
+}
+# Settings and functions of others, which a page tells a reader to use.
+NAMES_OF_OTHERS = {
+    "VLLM_BATCH_INVARIANT",  # vLLM
+    "build_processor",  # Ray Data
+    "serveConfigV2",  # KubeRay
+    "proxy_request_buffering",  # nginx
+}
 # History, and sources of others: they name files that are not here.
 NAME_OTHERS = ("LOG.md", "CHANGELOG.md", "bench_against_another_client.md", "given_up.md")
 
@@ -87,6 +103,17 @@ def expanded(name: str) -> list[str]:
     return [
         each for part in found[1].split(",") for each in expanded(name.replace(found[0], part, 1))
     ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(REPOSITORY).as_posix())
+def test_names_that_a_page_uses_are_in_the_sources(page: Path) -> None:
+    if page.name in NAME_OTHERS:
+        pytest.skip("tells of what is no more, or of others")
+    named = re.findall(r"`([A-Za-z_][\w.]*)(?:\(\))?`", page.read_text())
+    parts = {part for name in named for part in name.split(".") if re.search(r"_|[a-z][A-Z]", part)}
+    # The library of metrics adds the ending to a counter's name.
+    known = WORDS_OF_SOURCES | {f"{word}_total" for word in WORDS_OF_SOURCES} | NAMES_OF_OTHERS
+    assert sorted(parts - known) == []
 
 
 def test_decisions_are_listed() -> None:

@@ -38,6 +38,7 @@ WORDS_OF_SOURCES = {
 NAMES_OF_OTHERS = {
     "VLLM_BATCH_INVARIANT",  # vLLM
     "build_processor",  # Ray Data
+    "iteration_tokens_total",  # vLLM
     "serveConfigV2",  # KubeRay
     "proxy_request_buffering",  # nginx
 }

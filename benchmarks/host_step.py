@@ -35,7 +35,7 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.padding import EXACT, BesideSizes
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import PlanStager
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.request import Request, SamplingParams
 from penstock.schedule.scheduler import Scheduler
 from penstock.schedule.scheduler_config import SchedulerConfig

@@ -39,7 +39,8 @@ from penstock.kernels.inputs import AttentionKind, Queries
 from penstock.kernels.int_matrix import pack_four
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.triton import pdl
-from penstock.kernels.triton.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import blocks, one_row_attention
+from penstock.kernels.triton.attention import rotary_and_store as rotary
 from penstock.kernels.triton.elementwise import activation, embedding, norm
 from penstock.kernels.triton.linear import (
     fp8,
@@ -59,7 +60,7 @@ from penstock.kernels.triton.linear.linear_small import (
     linear_small,
     prepare_small,
 )
-from penstock.kernels.triton.sampling import logprobs, penalties
+from penstock.kernels.triton.sampling import advance, logprobs, penalties
 from penstock.kernels.triton.sampling import row_state as step_rows
 from penstock.kernels.triton.sampling import sample as sampler
 from penstock.quant.fp8 import to_fp8
@@ -225,7 +226,7 @@ def small() -> None:
             f"prepare {rows}",
             timed([lambda: step_rows.prepare(ids, queries, cols, slot_token, 0, *out)]),
         )
-        tell(f"advance {rows}", timed([lambda: step_rows.advance(ids, queries, ids, cols)]))
+        tell(f"advance {rows}", timed([lambda: advance.advance(ids, queries, ids, cols)]))
     packed = torch.full((256, step_rows.JOIN_WORDS + 64), -1, dtype=torch.int32, device=GPU)
     packed[:, 0] = torch.arange(256, device=GPU)
     tell("join 256", timed([lambda: step_rows.join(packed, cols)]))

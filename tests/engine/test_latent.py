@@ -12,7 +12,7 @@ from ranks_together import Together, met
 from sample_drive import Samples, drive, drive_each_alone, over, requests
 
 from penstock.engine.engine import Engine
-from penstock.execute.kv_fit import fit_kv
+from penstock.execute.kv_dtype import fit_kv
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.latent import LatentSizes
 from penstock.kernels.reference.attention import latent as column

@@ -20,7 +20,7 @@ from toy_states import build_toy
 from penstock.engine.engine import Engine
 from penstock.errors import UsageError
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import fit_states, whole_prompts
+from penstock.execute.kv_dtype import fit_states, whole_prompts
 from penstock.models.sizes import ModelSizes
 from penstock.parallel.layout import Layout
 from penstock.request import Request, SamplingParams

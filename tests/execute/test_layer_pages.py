@@ -13,7 +13,7 @@ from execute_drive import tiny_model
 from random_model import SHAPES
 
 from penstock.execute.kv_cache import KvCache, PagePlace, token_bytes
-from penstock.execute.kv_fit import narrowest
+from penstock.execute.kv_dtype import narrowest
 from penstock.execute.layer_pages import LayerPages, open_token_bytes, pages_of
 from penstock.models.build_model import build_model
 from penstock.models.decoder import Decoder

@@ -12,7 +12,7 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.padding import EXACT, PADDED, BesideSizes, StepSizes
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import PlanStager, StagedPlan
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.schedule.step import Int32, StepPlan, plain_step
 
 pytestmark = pytest.mark.torch

@@ -12,7 +12,7 @@ import torch
 
 from penstock.execute.kv_cache import PagePlace
 from penstock.execute.layer_pages import LayerPages
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.execute.window_tables import WindowTables
 from penstock.schedule.step import Chunks, plain_step
 

@@ -32,7 +32,7 @@ def test_an_a100_has_all_but_e4m3() -> None:
             "eight-kv",
             "--kernels",
             "prefill._prefill",
-            "row_state._advance",
+            "advance._advance",
             "decode._join",
         ],
         env=os.environ | {"OMP_NUM_THREADS": "1"},

@@ -80,7 +80,7 @@ def test_one_row(cases, shape, d, inner, kind):
 def test_no_rows_are_no_launch():
     from types import SimpleNamespace
 
-    from penstock.kernels.triton.attention import rotary
+    from penstock.kernels.triton.attention import rotary_and_store as rotary
     from penstock.kernels.triton.elementwise import activation, embedding, norm
     from penstock.kernels.triton.sampling import sample
 
@@ -187,7 +187,8 @@ def test_layers_of_one_row_are_the_same_each_time(eight, four):
 
     from penstock.kernels.inputs import AttentionKind
     from penstock.kernels.int_matrix import pack_four
-    from penstock.kernels.triton.attention import one_row_attention, rotary
+    from penstock.kernels.triton.attention import one_row_attention
+    from penstock.kernels.triton.attention import rotary_and_store as rotary
     from penstock.kernels.triton.elementwise import norm
     from penstock.kernels.triton.linear import linear, linear_groups, one_row
 

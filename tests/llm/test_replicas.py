@@ -24,7 +24,7 @@ from penstock.llm import Prompt, replicas
 from penstock.llm.replicas import _Asked, _Job
 from penstock.replicas.launch_replicas import OwnReplicas
 from penstock.replicas.replica_stream import Seeds
-from penstock.schedule.router import Router
+from penstock.schedule.replica_router import Router
 
 pytestmark = pytest.mark.torch
 

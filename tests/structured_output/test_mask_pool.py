@@ -18,7 +18,8 @@ from engine_model import END, VOCABULARY, make_folder
 from penstock.errors import UsageError
 from penstock.mask_board import AS_IT_STANDS, MaskBoard
 from penstock.request import SamplingParams, StructuredOutputsParams
-from penstock.structured_output import mask_pool, mask_process, mask_worker
+from penstock.structured_output import mask_pool, mask_process
+from penstock.structured_output import mask_worker_handle as mask_worker
 from penstock.structured_output.form_trials import Compile
 from penstock.structured_output.mask_pool import MaskPool
 from penstock.structured_output.mask_process import Begin, End, MaskDesk

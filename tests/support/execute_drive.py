@@ -14,7 +14,7 @@ from toy_tags import reads_tags
 
 from penstock.config import BLOCK_SIZE, KvCacheDtype, Quantization
 from penstock.execute.executor import open_executor
-from penstock.execute.kv_fit import fit_kv
+from penstock.execute.kv_dtype import fit_kv
 from penstock.execute.limits import Limits
 from penstock.execute.padding import graph_sizes
 from penstock.execute.runner import TorchRunner

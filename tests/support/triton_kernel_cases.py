@@ -26,9 +26,11 @@ from penstock.kernels.reference.sampling import penalties as plain_penalties
 from penstock.kernels.reference.sampling import row_state as reference_rows
 from penstock.kernels.reference.sampling import sample as plain_sample
 from penstock.kernels.row_state import RowState, pack_joins
-from penstock.kernels.triton.attention import blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import blocks, one_row_attention
+from penstock.kernels.triton.attention import rotary_and_store as rotary
 from penstock.kernels.triton.elementwise import activation, embedding, norm
 from penstock.kernels.triton.linear import linear_gated, linear_one, linear_small, one_row
+from penstock.kernels.triton.sampling import advance as fast_advance
 from penstock.kernels.triton.sampling import logprobs, penalties
 from penstock.kernels.triton.sampling import row_state as step_rows
 from penstock.kernels.triton.sampling import sample as fast_sample
@@ -352,7 +354,7 @@ def check_prepare_and_advance(device: str, rows: int) -> None:
     out = [torch.zeros(ids.shape[0], dtype=torch.int64, device=device) for _ in range(3)]
     step_rows.prepare(ids.to(device), queries, cols, slot_token, dump, *out)
     was = SimpleNamespace(**{name: value.cpu().clone() for name, value in vars(cols).items()})
-    told = step_rows.advance(ids.to(device), queries, drew.to(device), cols).tolist()
+    told = fast_advance.advance(ids.to(device), queries, drew.to(device), cols).tolist()
     seen, taken = (
         SimpleNamespace(
             length=was.length.clone(), last_token=was.last_token.clone(), done=was.done.clone()

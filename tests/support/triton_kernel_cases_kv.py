@@ -19,7 +19,8 @@ from penstock.kernels.inputs import AttentionKind
 from penstock.kernels.layer_kv import KvForm, LayerKv
 from penstock.kernels.reference.attention import attention as plain_attention
 from penstock.kernels.reference.elementwise.norm import rms_norm
-from penstock.kernels.triton.attention import attention, blocks, one_row_attention, rotary
+from penstock.kernels.triton.attention import attention, blocks, one_row_attention
+from penstock.kernels.triton.attention import rotary_and_store as rotary
 
 
 def check_attention(device: str, dtype: torch.dtype, name: str, eight: int, **shape: Any) -> None:
@@ -198,7 +199,7 @@ def column_of(name: str) -> Any:
 
 
 def plain_column() -> Any:
-    from penstock.kernels.reference.attention import rotary as plain_rotary
+    from penstock.kernels.reference.attention import rotary_and_store as plain_rotary
 
     return SimpleNamespace(
         plan=plain_attention.plan, rotary_and_store=plain_rotary.rotary_and_store

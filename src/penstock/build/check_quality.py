@@ -33,7 +33,7 @@ from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.disk import why_not_written
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import fit_states, told_scales, whole_prompts
+from penstock.execute.kv_dtype import fit_states, told_scales, whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.kernels.fp8_rows import E4M3
 from penstock.kernels.inputs import StepInputs

@@ -25,7 +25,7 @@ from penstock.build.stage_process import run_apart
 from penstock.build.trial import OpenModel, in_time, kv_tokens_of, longest_of
 from penstock.build.work_sample import WorkSample
 from penstock.errors import CapacityError, UsageError
-from penstock.execute.kv_fit import check_eight_bits
+from penstock.execute.kv_dtype import check_eight_bits
 from penstock.execute.open_runner import find_device, find_ops
 from penstock.execute.runner import SLOW_FP4, SLOW_FP8
 from penstock.kernels.choose import widens_fp4, widens_fp8

@@ -46,7 +46,7 @@ from penstock.build.tune import Tuned
 from penstock.build.work_sample import WorkRow, WorkSample, rows_work, shape_work, spread
 from penstock.errors import CheckpointError, UsageError
 from penstock.execute.built_on import built_on
-from penstock.execute.kv_fit import reads_eight_bits
+from penstock.execute.kv_dtype import reads_eight_bits
 from penstock.execute.open_runner import find_device, find_ops
 from penstock.models.generation_config import read_generation_defaults
 from penstock.models.read_config import read_model_config

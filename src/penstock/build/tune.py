@@ -30,7 +30,7 @@ from penstock.build.tune_kernels import tune_kernels
 from penstock.build.work_sample import WorkSample
 from penstock.config import Config
 from penstock.errors import CapacityError
-from penstock.execute.kv_fit import reads_eight_bits
+from penstock.execute.kv_dtype import reads_eight_bits
 from penstock.execute.open_runner import find_device, find_ops
 from penstock.execute.padding import GRAPH_ROWS, padded
 from penstock.execute.step_table import steps_like, time_steps

@@ -27,7 +27,7 @@ from penstock.build.trial import give_back
 from penstock.build.work_sample import WorkSample
 from penstock.config import BLOCK_SIZE, Config
 from penstock.execute.kv_cache import KvCache
-from penstock.execute.kv_fit import whole_prompts
+from penstock.execute.kv_dtype import whole_prompts
 from penstock.execute.open_runner import find_device, load_for, settle_kv
 from penstock.execute.padding import padded
 from penstock.kernels.inputs import DecodeInputs, StateInputs, StepInputs

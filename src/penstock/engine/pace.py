@@ -1,7 +1,7 @@
 """StepPace: the engine's seconds per drawn token and per prompt token, from the durations of its
 steps.
 
-The router between replicas weighs requests by it (schedule/router.py). The cost of a drawn token is
+The router between replicas weighs requests by it (schedule/replica_router.py). The cost of a drawn token is
 its cost in the fullest steps seen: in a step of few rows most of the time goes to reading the
 weights, and one more row is nearly free. Knows numbers of steps and seconds.
 """

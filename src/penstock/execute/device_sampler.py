@@ -18,7 +18,7 @@ from torch import Tensor
 
 from penstock.execute.kv_cache import zeros
 from penstock.execute.rank_sampler import NOBODY, Asking, RankSampler, say
-from penstock.execute.staging import to_device
+from penstock.execute.staging_buffer import to_device
 from penstock.kernels.inputs import Queries
 from penstock.kernels.ops import RowOps
 from penstock.kernels.reference.sampling.label_logprobs import label_logprobs

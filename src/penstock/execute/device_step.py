@@ -25,7 +25,7 @@ from penstock.execute.padding import CHUNK_GRAPHS, EXACT, PADDED, BesideSizes
 from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import PlanStager, StagedJoins, StagedPlan
-from penstock.execute.staging import MappedMasks, Staging
+from penstock.execute.staging_buffer import MappedMasks, Staging
 from penstock.execute.step_kinds import NO_TOKENS, Beside, Decode, Late, StepDraw
 from penstock.execute.step_launches import StepLaunches
 from penstock.execute.window_tables import WindowTables

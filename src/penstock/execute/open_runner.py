@@ -22,7 +22,7 @@ from penstock.errors import CapacityError, EngineError, UsageError
 from penstock.execute.cpu_threads import settle_threads
 from penstock.execute.executor import Executor, open_executor
 from penstock.execute.first_step import StartClock, take_first_step
-from penstock.execute.kv_fit import (
+from penstock.execute.kv_dtype import (
     check_eight_bits,
     fit_kv,
     fit_states,

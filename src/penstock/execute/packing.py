@@ -14,7 +14,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.padding import BesideSizes
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.kernels.inputs import ChunkSight, PrefillInputs
 from penstock.kernels.row_state import pack_joins
 from penstock.row_table import JOIN_WORDS

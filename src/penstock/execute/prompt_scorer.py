@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from penstock.execute.staging import to_device
+from penstock.execute.staging_buffer import to_device
 from penstock.kernels.ops import Ops
 from penstock.kernels.reference.sampling.logprobs import rank_logprobs
 from penstock.models.decoder import Decoder

@@ -20,7 +20,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from penstock.execute.staging import to_device
+from penstock.execute.staging_buffer import to_device
 from penstock.kernels.inputs import VocabularyPart
 from penstock.kernels.ops import RowOps
 from penstock.kernels.reference.sampling.logprobs import rank_logprobs

@@ -27,7 +27,7 @@ from penstock.execute.prompt_scorer import PromptScorer
 from penstock.execute.reload import take_weights
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.sleep import RestingWeights, give_back
-from penstock.execute.staging import MappedMasks
+from penstock.execute.staging_buffer import MappedMasks
 from penstock.execute.warm import warm
 from penstock.execute.window_tables import WindowTables
 from penstock.kernels.binaries import BinaryCounts

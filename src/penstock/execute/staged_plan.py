@@ -17,7 +17,7 @@ from penstock.execute.kv_cache import KvCache
 from penstock.execute.packing import StagedChunks
 from penstock.execute.padding import BesideSizes, StepSizes
 from penstock.execute.sampling_mirror import SamplingMirror
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.execute.window_tables import StagedPages, WindowTables
 from penstock.schedule.step import Int32, Joins, StepPlan
 

@@ -21,7 +21,7 @@ from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
 from penstock.execute.sampling_mirror import SamplingMirror
 from penstock.execute.staged_plan import StagedPlan
-from penstock.execute.staging import MappedMasks, Staging, to_device
+from penstock.execute.staging_buffer import MappedMasks, Staging, to_device
 from penstock.execute.step_launches import StepLaunches
 from penstock.kernels.inputs import VocabularyPart
 from penstock.row_table import WANTS_FILTER, WANTS_LABELS, WANTS_LOGPROBS

@@ -25,7 +25,7 @@ from penstock.execute.packing import StagedChunks
 from penstock.execute.padding import BESIDE_CHUNKS, BESIDE_TOKENS, StepSizes
 from penstock.execute.proposer import Proposer
 from penstock.execute.rank_sampler import NOBODY, Asking
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.execute.window_tables import ALIGNED, WindowTables
 from penstock.kernels.inputs import (
     DecodeInputs,

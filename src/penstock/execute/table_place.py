@@ -11,7 +11,7 @@ import torch
 
 from penstock.config import Config
 from penstock.errors import CapacityError, UsageError
-from penstock.execute.kv_fit import narrowest
+from penstock.execute.kv_dtype import narrowest
 from penstock.execute.layer_pages import open_token_bytes, pages_of
 from penstock.execute.limits import STEP_SHARE, free_memory, room_of
 from penstock.models.decoder import Decoder

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.execute.layer_pages import LayerPages
-from penstock.execute.staging import Staging
+from penstock.execute.staging_buffer import Staging
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.schedule.step import Chunks, Int32, StepPlan

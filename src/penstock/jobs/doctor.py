@@ -162,7 +162,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     from penstock.engine.build_engine import model_folder
     from penstock.execute.kv_cache import TOKEN_BYTES, kv_words, token_bytes
-    from penstock.execute.kv_fit import fit_states, narrowest
+    from penstock.execute.kv_dtype import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.execute.limits import batch_limits, free_memory, with_kv
     from penstock.execute.open_runner import find_kv_dtype

@@ -30,7 +30,7 @@ def bytes_a_rank(
     """
     import torch
 
-    from penstock.execute.kv_fit import fit_states, narrowest
+    from penstock.execute.kv_dtype import fit_states, narrowest
     from penstock.execute.layer_pages import open_token_bytes, pages_of
     from penstock.models.build_model import build_model
     from penstock.parallel.layout import Layout

@@ -133,7 +133,9 @@ CANDIDATES: dict[str, tuple[Candidate, ...]] = {
     "quantize_rows": _triton("linear.fp8", "one launch"),
     "rms_norm": _triton("elementwise.norm", "one launch"),
     "add_rms_norm": _triton("elementwise.norm", "sum and norm in one launch"),
-    "rotary_and_store": _triton("attention.rotary", "norms, rotation and store in one launch"),
+    "rotary_and_store": _triton(
+        "attention.rotary_and_store", "norms, rotation and store in one launch"
+    ),
     "silu_mul": _triton("elementwise.activation", "one launch"),
     "gelu_mul": _triton("elementwise.activation", "one launch"),
     "sigmoid_mul": _triton("elementwise.activation", "one launch"),
@@ -238,7 +240,7 @@ _ROW_OPS = {
     "grow": "sampling.row_state",
     "take_drafts": "sampling.row_state",
     "prepare": "sampling.row_state",
-    "advance": "sampling.row_state",
+    "advance": "sampling.advance",
     "adjust": "sampling.penalties",
     "sample_rows": "sampling.sample",
     "logprobs_rows": "sampling.logprobs",

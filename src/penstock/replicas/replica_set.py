@@ -1,5 +1,5 @@
 """ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes to the
-replica expected to finish it first (schedule/router.py); samples of one prompt go to several if
+replica expected to finish it first (schedule/replica_router.py); samples of one prompt go to several if
 that pays.
 
     submit -> router -> a part for each replica that takes samples -> deltas -> ReplicaStream ->
@@ -42,7 +42,7 @@ from penstock.replicas.replica_words import (
     WordUp,
 )
 from penstock.request import MAX_SEED, SamplingParams
-from penstock.schedule.router import Router
+from penstock.schedule.replica_router import Router
 
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from penstock.schedule.router import Router, Share
+from penstock.schedule.replica_router import Router, Share
 from penstock.schedule.scheduler_config import SchedulerConfig
 from penstock.simulate.asked_load import AskedLoad, Float64
 from penstock.simulate.modelled_replica import ModelledReplica

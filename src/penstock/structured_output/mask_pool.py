@@ -38,7 +38,7 @@ from penstock.request import SamplingParams, StructuredOutputsParams
 from penstock.schedule.step import Int32
 from penstock.structured_output.form_trials import Compile
 from penstock.structured_output.mask_process import Begin, End, Grown, Look, MaskStart, Up
-from penstock.structured_output.mask_worker import MaskWorker
+from penstock.structured_output.mask_worker_handle import MaskWorker
 
 KEPT = 512  # compiled forms kept
 FEW = 16  # forms kept once a mask process has grown

@@ -12,7 +12,7 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.layer_kv import LayerKv
 from penstock.kernels.reference.attention.decode import DecodePlan, attend_rows, plan_decode
 from penstock.kernels.reference.attention.prefill import attend_chunks
-from penstock.kernels.reference.attention.rotary import RotaryPlan, plan_rotary
+from penstock.kernels.reference.attention.rotary_and_store import RotaryPlan, plan_rotary
 from penstock.kernels.state_forms import LatentKv
 
 

@@ -14,7 +14,7 @@ from penstock.kernels.inputs import AttentionKind, StepInputs
 from penstock.kernels.latent import EXPAND_TOKENS, LatentSizes
 from penstock.kernels.reference.attention.attention import KindPlan, attention
 from penstock.kernels.reference.attention.prefill import attend_keys
-from penstock.kernels.reference.attention.rotary import rotate
+from penstock.kernels.reference.attention.rotary_and_store import rotate
 from penstock.kernels.reference.elementwise.norm import rms_norm
 from penstock.kernels.reference.linear.linear import linear
 from penstock.kernels.state_forms import LatentKv

@@ -1,5 +1,5 @@
-"""The step's bookkeeping in plain torch: rows join and grow, a step's arrays are made, and drawn
-tokens are stored.
+"""The step's bookkeeping in plain torch: rows join and grow, and a step's
+arrays are made. `advance.py` ends the step.
 
 Takes whole columns and row ids; returns nothing to the host but the tokens. Knows rows, blocks and
 ids; no sequences."""
@@ -11,11 +11,9 @@ from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import Queries
-from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.row_table import JOIN_WORDS
 
-NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
 
 
@@ -79,46 +77,3 @@ def prepare(
     )
     token_ids[:count], positions[:count], slots[:count] = token, position, slot
     slot_token.view(-1).index_copy_(0, slot, token)
-
-
-def advance(
-    row_ids: Tensor,
-    queries: Queries | None,
-    drawn: Tensor,
-    rows: RowState,
-    told: Tensor | None = None,
-) -> Tensor:
-    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
-    row_ids: [S] of queries. drawn: [S] int32.
-
-    A row takes the draw of its first query, and each further draw whose query's draft equals the
-    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
-    before. A row with BAD_LOGITS becomes done. queries: None if no row has more than one."""
-    told = torch.empty_like(drawn) if told is None else told
-    if queries is None:
-        return told.copy_(_take(row_ids.to(torch.int64), drawn, rows))
-    told.fill_(NO_TOKEN)
-    for offset in range(int(queries.offset.max()) + 1 if row_ids.shape[0] else 0):
-        at = (queries.offset == offset).nonzero()[:, 0]
-        if offset:
-            # drafts are never negative: a query after NO_TOKEN ends here
-            at = at[told[at - 1] == queries.draft[at]]
-        told[at] = _take(row_ids[at].to(torch.int64), drawn[at], rows)
-    return told
-
-
-def _take(row: Tensor, drawn: Tensor, rows: RowState) -> Tensor:
-    """Stores one draw a row; returns the tokens for the host, [S] int32. row: [S] int64. drawn: [S]
-    int32."""
-    done = rows.done.index_select(0, row) != 0
-    drawn = torch.where(done, NO_TOKEN, drawn)
-    moved = drawn >= 0
-    token = drawn.clamp(min=0)
-    length = rows.length.index_select(0, row) + moved
-    over = rows.is_end[token.to(torch.int64)] & (rows.ignore_eos[row] == 0)
-    over |= (rows.stop_ids[row] == token[:, None]).any(1)
-    over |= length + 1 >= rows.limit[row]
-    rows.last_token.index_copy_(0, row, torch.where(moved, drawn, rows.last_token[row]))
-    rows.length.index_copy_(0, row, length)
-    rows.done.index_copy_(0, row, (done | (drawn == BAD_LOGITS) | (moved & over)).to(torch.int32))
-    return drawn

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.state_forms import LatentKv
-from penstock.kernels.triton.attention.rotary import to_eight
+from penstock.kernels.triton.attention.rotary_and_store import to_eight
 from penstock.kernels.triton.grid import next_power_of_2
 
 

@@ -18,7 +18,7 @@ from penstock.kernels.triton.attention.flash_loop import (
     walk_row,
     with_eight,
 )
-from penstock.kernels.triton.attention.rotary import store_eight_v, store_kv, to_eight
+from penstock.kernels.triton.attention.rotary_and_store import store_eight_v, store_kv, to_eight
 from penstock.kernels.triton.fixed_row import store_fixed
 from penstock.kernels.triton.pdl import release, wait
 
@@ -50,7 +50,7 @@ def _extent(
 
 @triton.jit
 def _rotated(source, cos, sin, lane, inside, WIDTH: tl.constexpr):
-    """Returns heads' numbers at `source` [..., 1], rotated as in `rotary.py`, in their dtype. cos,
+    """Returns heads' numbers at `source` [..., 1], rotated as in `rotary_and_store.py`, in their dtype. cos,
     sin: of the lanes."""
     HALF: tl.constexpr = WIDTH // 2
     own = tl.load(source + lane, mask=inside, other=0.0).to(tl.float32)

@@ -23,7 +23,7 @@ from penstock.kernels.fixed_row import FixedRow
 from penstock.kernels.fp8_rows import Form, Rows, wide
 from penstock.kernels.inputs import StepInputs
 from penstock.kernels.layer_kv import LayerKv
-from penstock.kernels.triton.attention.rotary import store_kv
+from penstock.kernels.triton.attention.rotary_and_store import store_kv
 from penstock.kernels.triton.elementwise.activation import both
 from penstock.kernels.triton.elementwise.norm import add_rms_norm, rms_norm
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
@@ -261,7 +261,7 @@ def norm_qkv(
 ) -> tuple[Tensor, Tensor]:
     """Returns q [1, H, D], rotated, and the sum of x and residual [1, K]; stores K and V at
     `inputs.slots`. x, residual: [1, K]. norm: [K]. weight: [(H + 2 Hkv) * D, K], prepared,
-    unquantized like the layer's KV. Rotation as in `rotary.py`."""
+    unquantized like the layer's KV. Rotation as in `rotary_and_store.py`."""
     n, k = weight.weight.shape
     q, kept = _empty(x, heads, width), x if residual is None else torch.empty_like(x)
     early = QKV_EARLY * has_pdl(x.device)

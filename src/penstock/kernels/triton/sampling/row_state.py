@@ -1,26 +1,23 @@
-"""The step's bookkeeping on the device: rows join and grow, a step's arrays are made, and drawn
-tokens are stored.
+"""The step's bookkeeping on the device: rows join and grow, and a step's
+arrays are made. `advance.py` ends the step.
 
 One launch each; takes whole columns and row ids, and never waits for the device. Knows rows, blocks
 and ids; no sequences."""
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from penstock.config import BLOCK_SIZE
 from penstock.kernels.inputs import Queries
-from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS
 from penstock.kernels.row_state import FROM_DEVICE, SCRATCH_BLOCK, RowState
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl, release, wait
 from penstock.row_table import JOIN_WORDS, MAX_DRAFTS
 
 _BLOCK = 256
-NO_TOKEN = -1  # equals schedule.step's: the row was done before the step, or is padding
 
 
 @triton.jit(do_not_specialize=["count"])
@@ -140,97 +137,6 @@ def prepare(
             num_warps=4,
             launch_pdl=bool(early),
         )
-
-
-@triton.jit(do_not_specialize=["count"])
-def _advance(
-    row_ids,
-    offset,
-    draft,
-    drawn,
-    last_token,
-    length,
-    done,
-    limit,
-    ignore_eos,
-    stop_ids,
-    is_end,
-    told,
-    count,
-    NONE: tl.constexpr,
-    BAD: tl.constexpr,
-    STOPS: tl.constexpr,
-    DRAFTS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
-):
-    wait(EARLY)
-    release(EARLY)
-    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    # a row's other queries follow its first one
-    first = (i < count) & (tl.load(offset + i, mask=i < count, other=1) == 0)
-    row = tl.load(row_ids + i, mask=first, other=0).to(tl.int64)
-    was = tl.load(length + row, mask=first, other=0)
-    most = tl.load(limit + row, mask=first, other=0)
-    ends = tl.load(ignore_eos + row, mask=first, other=1) == 0
-    live = first & (tl.load(done + row, mask=first, other=1) == 0)
-    here, going, drew = first, live, tl.full((BLOCK,), NONE, tl.int32)
-    for j in tl.static_range(DRAFTS + 1):
-        if j > 0:
-            at = (i + j < count) & first
-            here = here & at & (tl.load(offset + i + j, mask=at, other=0) == j)
-            going = going & here & (tl.load(draft + i + j, mask=here, other=NONE) == drew)
-        drew = tl.where(going, tl.load(drawn + i + j, mask=going, other=NONE), drew)
-        tl.store(told + i + j, tl.where(going, drew, NONE), mask=here)
-        moved = going & (drew >= 0)
-        over = (tl.load(is_end + drew, mask=moved, other=0) != 0) & ends
-        for k in tl.static_range(STOPS):
-            over = over | (tl.load(stop_ids + row * STOPS + k, mask=moved, other=-1) == drew)
-        over = over | (was + j + 2 >= most)
-        tl.store(last_token + row, drew, mask=moved)
-        tl.store(length + row, was + j + 1, mask=moved)
-        tl.store(done + row, (over | (drew == BAD)).to(tl.int32), mask=going)
-        going = moved & (over == 0)
-
-
-def advance(
-    row_ids: Tensor, queries: Queries, drawn: Tensor, rows: RowState, told: Tensor | None = None
-) -> Tensor:
-    """Stores a step's drawn tokens in the rows; returns the tokens for the host, [S] int32.
-    row_ids: [S] of queries. drawn: [S] int32.
-
-    A row takes the draw of its first query, and each further draw whose query's draft equals the
-    draw before it, until its end. The other queries return NO_TOKEN, as do rows that were done
-    before. A row with BAD_LOGITS becomes done. A live row's queries come once; the dead row may
-    repeat as padding."""
-    told = torch.empty_like(drawn) if told is None else told
-    count = row_ids.shape[0]
-    if count:
-        early = has_pdl(row_ids.device)
-        _advance[(cdiv(count, _BLOCK),)](
-            row_ids,
-            queries.offset,
-            queries.draft,
-            drawn,
-            rows.last_token,
-            rows.length,
-            rows.done,
-            rows.limit,
-            rows.ignore_eos,
-            rows.stop_ids,
-            rows.is_end,
-            told,
-            count,
-            NONE=NO_TOKEN,
-            BAD=BAD_LOGITS,
-            STOPS=rows.stop_ids.shape[1],
-            DRAFTS=MAX_DRAFTS,
-            BLOCK=_BLOCK,
-            EARLY=early,
-            num_warps=4,
-            launch_pdl=bool(early),
-        )
-    return told
 
 
 @triton.jit(do_not_specialize=["words", "table_width"])

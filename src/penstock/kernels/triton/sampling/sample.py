@@ -23,9 +23,9 @@ from penstock.kernels.reference.sampling.tile_draw import BAD_LOGITS, MIN_TEMPER
 from penstock.kernels.row_state import RowState
 from penstock.kernels.triton.grid import cdiv, next_power_of_2
 from penstock.kernels.triton.pdl import has_pdl
+from penstock.kernels.triton.sampling.advance import NO_TOKEN
 from penstock.kernels.triton.sampling.draw import draw_kernel
 from penstock.kernels.triton.sampling.filters import filter_kernel
-from penstock.kernels.triton.sampling.row_state import NO_TOKEN
 from penstock.kernels.triton.sampling.tile_sums import LOG2E, tile_sums_kernel
 from penstock.row_table import WANTS_ADJUST
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from penstock.schedule.router import Router, Share, fill, places_of
+from penstock.schedule.replica_router import Router, Share, fill, places_of
 
 PACE = {
     "token_seconds": 1e-5,

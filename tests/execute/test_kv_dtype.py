@@ -15,9 +15,9 @@ from execute_drive import tiny_model
 
 from penstock.config import Config
 from penstock.errors import CheckpointError, UsageError
-from penstock.execute import kv_fit
+from penstock.execute import kv_dtype as kv_fit
 from penstock.execute.kv_cache import KvCache, kv_words, token_bytes
-from penstock.execute.kv_fit import (
+from penstock.execute.kv_dtype import (
     HEADROOM,
     KEY_ERROR,
     check_eight_bits,
@@ -134,7 +134,7 @@ def test_the_sample_is_what_scales_are_of(folder: Path) -> None:
     sample = torch.randint(300, (3, 40), generator=torch.Generator().manual_seed(5))
     seen = look_at_kv(model, OPS, sample)
     cache = KvCache(model.keepers, 11, CPU)
-    from penstock.execute import kv_fit
+    from penstock.execute import kv_dtype as kv_fit
 
     inputs = kv_fit.whole_prompts(3, 40, torch.arange(1, 10).view(3, 3))
     with torch.inference_mode():

@@ -22,7 +22,7 @@ from penstock.execute.padding import (
     padded_tokens,
     sizes_up_to,
 )
-from penstock.execute.staging import LOOSE_WORDS, RING, Staging
+from penstock.execute.staging_buffer import LOOSE_WORDS, RING, Staging
 from penstock.schedule.step import Chunks, StepPlan
 
 pytestmark = pytest.mark.torch

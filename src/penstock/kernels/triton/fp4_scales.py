@@ -23,13 +23,22 @@ NV_BY = 22  # an e4m3's exponent 8 becomes 30
 UNIT = 16  # groups of 16 whose scales lie together
 
 
-def in_pairs(short: Tensor, k: int) -> Tensor:
-    """short [..., N, groups] bytes of rows of K numbers -> int16 [..., ceil(K / 256), N, 8]: pairs, of 16 bytes of
-    numbers the scale of those in their low halves and of those in the high ones. Those of 256 neighbours lie together,
-    so that few outputs of long rows are read in whole sectors, and many outputs of short stretches too."""
+def in_pairs(short: Tensor, k: int, turn: int = SPAN // 2) -> Tensor:
+    """short [..., N, groups] bytes of rows of K numbers, of which 2 * turn neighbours lie in the halves of `turn` bytes
+    -> int16 [..., ceil(K / 256), N, 8]: pairs, of 16 bytes of numbers the scale of those in their low halves and of
+    those in the high ones. Those of 256 neighbours lie together, so that few outputs of long rows are read in whole
+    sectors, and many outputs of short stretches too."""
     each = short.repeat_interleave(k // 16 // short.shape[-1], -1)
+    each = each.unflatten(-1, (-1, 2, turn // 16)).transpose(-1, -2).flatten(-3)
     units = F.pad(each, (0, -each.shape[-1] % UNIT)).unflatten(-1, (-1, UNIT))
     return units.transpose(-3, -2).contiguous().view(torch.int16)
+
+
+def in_words(short: Tensor) -> Tensor:
+    """short [..., N, K / 32] bytes, MXFP4's -> int32 [..., ceil(K / 128), N]: four scales of an output, and outputs
+    side by side."""
+    words = F.pad(short, (0, -short.shape[-1] % 4)).view(torch.int32)
+    return words.mT.contiguous()
 
 
 def short_scales(numbers: Tensor, scale: Tensor, whole: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:

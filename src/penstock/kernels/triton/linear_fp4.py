@@ -18,7 +18,7 @@ from penstock.kernels.triton.grid import cdiv
 from penstock.kernels.triton.linear_four import lone_product
 from penstock.kernels.triton.linear_groups import by_library
 from penstock.kernels.triton.pdl import has_pdl, wait
-from penstock.kernels.triton.stream_fp4 import Fp4Weight, fp4_weight, scale_pairs, streamed_fp4
+from penstock.kernels.triton.stream_fp4 import Fp4Weight, firsts, fp4_weight, scale_pairs, streamed_fp4
 from penstock.kernels.triton.widen import widen_fp4
 
 MOST_STREAMED = 256  # rows, as of integers
@@ -38,7 +38,8 @@ def linear_fp4(x: Rows, matrix: Fp4Weight, bias: Tensor | None = None, *, stream
 
 @triton.jit(do_not_specialize=["first", "count"])
 def _widened_fp4(
-    weight, scale, by, out, first, count, N, K, BN: tl.constexpr, BK: tl.constexpr, EARLY: tl.constexpr
+    weight, scale, by, out, first, count, N, K, BN: tl.constexpr, BK: tl.constexpr, TURN: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     wait(EARLY)
     row, turn, octet = tl.program_id(0) * BN + tl.arange(0, BN), tl.program_id(1), tl.arange(0, BK)
@@ -46,11 +47,13 @@ def _widened_fp4(
     mask = (row < count)[:, None] & (turn * BK + octet < K // 2)[None, :]
     w = tl.load(weight + n[:, None].to(tl.int64) * (K // 2) + turn * BK + octet[None, :], mask=mask, other=0)
     kind = out.dtype.element_ty
-    low, high = widen_fp4(w, scale_pairs(scale, n, N, turn, BK), BN, BK, kind, False)
+    pairs = scale_pairs(scale, n, N, turn, BN, BK)
+    low, high = widen_fp4(w, pairs, pairs >> 8, kind)
     times = tl.load(by + n)[:, None]
-    to = out + row[:, None].to(tl.int64) * K + (turn * 2 * BK + octet // 16 * 32 + octet % 16)[None, :]
+    begin, lane = firsts(turn, TURN, BK)
+    to = out + row[:, None].to(tl.int64) * K + (begin + lane)[None, :]
     tl.store(to, (low.to(tl.float32) * times).to(kind), mask=mask)
-    tl.store(to + 16, (high.to(tl.float32) * times).to(kind), mask=mask)
+    tl.store(to + TURN, (high.to(tl.float32) * times).to(kind), mask=mask)
 
 
 def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
@@ -58,7 +61,7 @@ def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
     (n, k), early = matrix.shape, has_pdl(matrix.weight.device)
     out = torch.empty((count, k), dtype=matrix.dtype, device=matrix.weight.device)
     _widened_fp4[(cdiv(count, 32), cdiv(k, 256))](
-        matrix.weight, matrix.scale, matrix.by, out, first, count, n, k, BN=32, BK=128, EARLY=early, num_warps=4,
-        launch_pdl=bool(early),
+        matrix.weight, matrix.scale, matrix.by, out, first, count, n, k, BN=32, BK=128, TURN=matrix.turn,
+        EARLY=early, num_warps=4, launch_pdl=bool(early),
     )  # fmt: skip
     return out

@@ -32,15 +32,12 @@ def step(sums, low, w, x, x_low, x_at, inside, held, factor, SCALED: tl.constexp
 
 
 @triton.jit
-def step_of_four(
-    sums, w, pairs, x, x_at, inside, held, BN: tl.constexpr, C: tl.constexpr, SHARED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. pairs: their scales [BN, C / 16], as
-    `widen_fp4` takes them, and SHARED.   x_at: of the first 16 of each 32 of a row [BM, C]."""
+def step_of_four(sums, w, scale, more_scale, x, x_at, inside, held, EVEN_K: tl.constexpr):
+    """Adds bytes of two numbers e2m1 at pointers [BN, C] by rows to sums [BN, BM]. scale, more_scale: as `widen_fp4`
+    takes them.   x_at: of the first 16 of each 32 of a row [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
-    low, high = widen_fp4(octets, pairs, BN, C, row.dtype, SHARED)
+    low, high = widen_fp4(octets, scale, more_scale, row.dtype)
     sums = tl.dot(low, row.T, sums)
     return tl.dot(high, tl.load(x + x_at + 16, mask=held, other=0.0).T, sums)
 

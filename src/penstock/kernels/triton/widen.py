@@ -138,15 +138,11 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 
 @triton.jit
-def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
-    """w [R, C] bytes of two numbers e2m1; pairs [R, C / 16] int16: two bytes of kernels/triton/fp4_scales.py, for the
-    numbers in the low halves of 16 bytes and for those in the high ones -> the first times what the scale says, and the
-    second, [R, C]. SHARED: a thread widens 16 neighbours by one scale, and what comes of it goes through shared memory
-    to where tensor cores want it; else a thread widens what it holds for them: more scales, and fewer ways."""
-    if SHARED:  # nothing changes, but that the compiler moves bytes ahead of this only where they come of loads alone
-        w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
-    low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
-    low_by, high_by = _over_sixteen(low_by, R, C), _over_sixteen(high_by, R, C)
+def widen_fp4(w, scale, more_scale, kind: tl.constexpr):
+    """w [R, C] bytes of two numbers e2m1; scale, more_scale [R, C] int32, the lower bytes in the form of
+    kernels/triton/fp4_scales.py -> the numbers in the bytes' low halves times the first, and those in the high ones
+    times the second, [R, C]."""
+    low_by, high_by = _fp4_scale(scale, kind), _fp4_scale(more_scale, kind)
     if kind == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _FP4_BF16, "=&r,=&r,=&r,=&r,r,r,r,r,r", [w, low_by, high_by], dtype=(tl.bfloat16, tl.bfloat16),
@@ -167,17 +163,12 @@ def _fp4_scale(octets, kind: tl.constexpr):
     """The lower bytes as what they say; of 16 bits 2 ** 126 (float16: 2 ** 14) times that: e2m1's bits at the foot of
     an exponent count so much too little."""
     if kind == tl.bfloat16:
-        by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
+        by = (((octets & 255) << 4) | 0x7000).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:
-        by = ((octets & 255) << 7).to(tl.float16, bitcast=True)
+        by = ((octets & 255) << 7).to(tl.int16).to(tl.float16, bitcast=True)
     else:
-        by = (((octets.to(tl.int32) & 255) << 20) + (98 << 23)).to(tl.float32, bitcast=True)
+        by = (((octets & 255) << 20) + (98 << 23)).to(tl.float32, bitcast=True)
     return by
-
-
-@triton.jit
-def _over_sixteen(x, R: tl.constexpr, C: tl.constexpr):
-    return x[:, :, None].broadcast_to(R, C // 16, 16).reshape(R, C)
 
 
 @triton.jit

@@ -1,10 +1,8 @@
 """meta-llama/Llama-3.2-1B-Instruct on Modal, served by Penstock over OpenAI's HTTP API.
 
-    modal run app.py::build      # fits the model to the GPU, into the volume; the server opens that
-    from then on
+    modal run app.py::build      # fits the model to the GPU, into the volume; the server opens that from then on
     modal deploy app.py          # the server: no container while nobody asks
-    modal run app.py::monkeys    # repeated sampling over GSM8K: coverage, majority vote, tokens a
-    second
+    modal run app.py::monkeys    # repeated sampling over GSM8K: coverage, majority vote, tokens a second
 
 `penstock deploy modal` wrote this file, once. It is yours to change.
 """
@@ -18,39 +16,25 @@ import modal
 
 MINUTES = 60  # seconds
 
-MODEL = [
-    "meta-llama/Llama-3.2-1B-Instruct",
-    "--revision",
-    "4e20de362430cd3b72f300e6b0f18e50e7166e08",
-]
+MODEL = ["meta-llama/Llama-3.2-1B-Instruct", "--revision", "4e20de362430cd3b72f300e6b0f18e50e7166e08"]
 ARTIFACT = "/penstock/built/penstock-monkeys"  # what `build` makes
 GPU = "H100!"
 PORT = 8000
 
 SERVE = [
-    "--host",
-    "0.0.0.0",
-    "--port",
-    "8000",
-    "--served-model-name",
-    "meta-llama/Llama-3.2-1B-Instruct",
-    "--shutdown-timeout",
-    "60",
+    "--host", "0.0.0.0",
+    "--port", "8000",
+    "--served-model-name", "meta-llama/Llama-3.2-1B-Instruct",
+    "--shutdown-timeout", "60",
     "--allow-no-key",
-    "--allowed-host",
-    "*",
-]
+    "--allowed-host", "*",
+]  # fmt: skip
 BUILD = [
-    "penstock",
-    "build",
-    "meta-llama/Llama-3.2-1B-Instruct",
-    "--revision",
-    "4e20de362430cd3b72f300e6b0f18e50e7166e08",
-    "--out",
-    "/penstock/built/penstock-monkeys",
-    "--shape",
-    "256x256:128",
-]
+    "penstock", "build", "meta-llama/Llama-3.2-1B-Instruct",
+    "--revision", "4e20de362430cd3b72f300e6b0f18e50e7166e08",
+    "--out", "/penstock/built/penstock-monkeys",
+    "--shape", "256x256:128",
+]  # fmt: skip
 MONKEYS = ["--few-shot", "4", "--temperature", "0.6", "--max-tokens", "1024"]
 
 app = modal.App("penstock-monkeys")
@@ -122,23 +106,9 @@ def build():
 
 
 @app.function(**resources, timeout=240 * MINUTES, max_containers=1)
-def monkeys(
-    problems: str = "openai/gsm8k", shots: str = "openai/gsm8k", n: int = 1024, limit: int = 16
-):
-    """Samples each problem n times. The report is in the volume:
-    modal volume get penstock monkeys"""
+def monkeys(problems: str = "openai/gsm8k", shots: str = "openai/gsm8k", n: int = 1024, limit: int = 16):
+    """Samples each problem n times. The report is in the volume: modal volume get penstock monkeys"""
     out = f"/penstock/monkeys/{app.name}-{limit}x{n}"
-    asked = [
-        "--problems",
-        problems,
-        "--shots",
-        shots,
-        "--n",
-        str(n),
-        "--limit",
-        str(limit),
-        "--out",
-        out,
-    ]
+    asked = ["--problems", problems, "--shots", shots, "--n", str(n), "--limit", str(limit), "--out", out]
     subprocess.run(["penstock", "monkeys", *opened(), *asked, *MONKEYS], check=True)
     volume.commit()

@@ -18,9 +18,19 @@ pytestmark = pytest.mark.torch
 CUDA, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
+def _unload(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    """Has packages imported anew until the test's end. Then the modules, and the names under which
+    their packages hold them, are what they were."""
+    for name, module in list(sys.modules.items()):
+        if name in packages or name.startswith(tuple(f"{each}." for each in packages)):
+            package, _, own = name.rpartition(".")
+            if hasattr(sys.modules.get(package), own):
+                monkeypatch.setattr(sys.modules[package], own, module)
+            monkeypatch.delitem(sys.modules, name)
+
+
 def test_a_missing_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.startswith("penstock.kernels.triton")]:
-        monkeypatch.delitem(sys.modules, name)
+    _unload(monkeypatch, "penstock.kernels.triton")
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(
         UsageError, match=r"need triton, which isn't installed.*--kernels reference.*--device cpu"
@@ -37,13 +47,7 @@ def test_a_triton_that_cannot_be_loaded_is_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """It is installed, and a library of its own is missing, say: an ImportError without a name."""
-    names = ("triton", "penstock.kernels.triton")
-    for name in [
-        name
-        for name in sys.modules
-        if name in names or name.startswith(tuple(f"{n}." for n in names))
-    ]:
-        monkeypatch.delitem(sys.modules, name)
+    _unload(monkeypatch, "triton", "penstock.kernels.triton")
     (tmp_path / "triton.py").write_text(
         "raise ImportError('libcuda.so.1: no such file\\nand so on')\n"
     )

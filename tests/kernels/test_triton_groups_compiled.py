@@ -23,7 +23,7 @@ import json, sys
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, compile
-from penstock.kernels.triton import linear_four, linear_fp4, linear_groups, stream_fp4, stream_groups
+from penstock.kernels.triton.linear import linear_four, linear_fp4, linear_groups, stream_fp4, stream_groups
 
 TENSORS = ("x", "weight", "scale", "zero", "bias", "out", "parts", "arrived")
 UNLIKELY = ("M", "each", "first", "count")  # not multiples of 16

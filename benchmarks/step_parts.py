@@ -18,52 +18,23 @@ from typing import Any
 
 import penstock.kernels
 
+COLUMN = Path(penstock.kernels.__file__).parent / "triton"
 PARTS = ("products", "attention", "states", "sampling", "elementwise", "gap")
 LEAD = 2  # steps between the profiler's start and the window's: the start itself holds the host up
 TOP = 12
 BESIDE = ("Memcpy HtoD", "Memcpy DtoH")  # run on copy engines beside the kernels
-# Our own kernels count by the file that defines them; a file that isn't named here is elementwise.
-# Of two kernels with one name that of a named file counts: decode's `_join` runs in each layer,
-# rows' where a row comes to life.
-FILES = {
-    "attention": {
-        "attention",
-        "one_row_attention",
-        "decode",
-        "prefill",
-        "prefix",
-        "walk",
-        "latent",
-        "latent_chunks",
-    },
-    "states": {"delta_chunks", "delta_rule", "mamba2", "mamba2_chunks", "short_conv", "row_state"},
-    "sampling": {
-        "sample",
-        "sampler",
-        "tiles",
-        "tile_sums",
-        "draw",
-        "filters",
-        "noise",
-        "penalties",
-        "logprobs",
-    },
-    "products": {
-        "linear",
-        "linear_one",
-        "linear_small",
-        "linear_fp8",
-        "linear_groups",
-        "linear_four",
-        "stream_groups",
-        "one_row",
-        "moe",
-        "moe_one",
-        "products",
-        "stream_fp4",
-        "linear_fp4",
-    },
+# Our own kernels count by their family, a folder of kernels/triton. Of two kernels with one name the
+# first family's counts: attention's `_join` runs in each layer, sampling's where a row joins.
+FAMILIES = {
+    "attention": "attention",
+    "linear": "products",
+    "experts": "products",
+    "recurrent": "states",
+    "elementwise": "elementwise",
+    "sampling": "sampling",
 }
+# Files of these families whose kernels read and write each row once.
+ELEMENTWISE = {"rotary_and_store", "latent_store", "blocks", "fp8"}
 # Others' kernels by their names; the first that is found counts.
 NAMES = (
     ("attention", re.compile(r"flash|fmha|attention|sdpa|mha_|BatchDecode|BatchPrefill", re.I)),
@@ -236,13 +207,14 @@ def _union(ran: list[Ran]) -> int:
     return busy
 
 
-def part_of_kernel(folder: Path | None = None) -> Callable[[str], str]:
+def part_of_kernel() -> Callable[[str], str]:
     """Returns a function kernel name -> part. Our own kernels' names are read from their sources
     (`kernels/triton`)."""
     own: dict[str, str] = {}
-    for path in sorted((folder or Path(penstock.kernels.__file__).parent / "triton").glob("*.py")):
-        part = next((part for part, files in FILES.items() if path.stem in files), "elementwise")
-        own |= {name: part for name in _jitted(path) if part != "elementwise" or name not in own}
+    for family, part in FAMILIES.items():
+        for path in sorted((COLUMN / family).glob("*.py")):
+            for name in _jitted(path):
+                own.setdefault(name, "elementwise" if path.stem in ELEMENTWISE else part)
 
     def part_of(name: str) -> str:
         found = own.get(re.sub(r"_\d+d.*$|_\d+$", "", name)) or own.get(name)

@@ -584,13 +584,7 @@ def slices_swept(m: int, n: int) -> list[stream_fp4.Slices]:
     the chip."""
     heights = {max(8, min(128, triton.next_power_of_2(m)))} | ({64} if m >= 128 else set())
     cuts = itertools.product(
-        sorted(heights),
-        (32, 64, 128, 256),
-        (32, 64, 128),
-        (1, 2, 4, 8),
-        (3, 4),
-        (1, 2, 4, 8),
-        (False, True),
+        sorted(heights), (32, 64, 128, 256), (32, 64, 128), (1, 2, 4, 8), (3, 4), (1, 2, 4, 8)
     )
     every = [stream_fp4.Slices(*cut) for cut in cuts]
     return [
@@ -600,7 +594,6 @@ def slices_swept(m: int, n: int) -> list[stream_fp4.Slices]:
         and 100 <= triton.cdiv(n, each.outputs) * triton.cdiv(m, each.rows) * each.split <= 2000
         and 512 * each.warps <= each.outputs * max(each.rows, each.octets) <= 5120 * each.warps
         and (each.rows <= 16 or each.warps >= 4)
-        and not (each.rows <= 16 and each.shared)
     ]
 
 
@@ -618,7 +611,7 @@ def sweep_floats(m: int, n: int, k: int, matrices: list[Any]) -> None:
             )
     for ms, cut in sorted(found, key=lambda each: each[0])[:5]:
         told = f"{cut.rows} x {cut.outputs} x {cut.octets} by {cut.split}, {cut.stages} {cut.warps}"
-        tell(f"  nvfp4 {m} x {n} x {k}: {told}{' shared' * cut.shared}", ms, matrices[0].nbytes)
+        tell(f"  nvfp4 {m} x {n} x {k}: {told}", ms, matrices[0].nbytes)
 
 
 def one_row_layers(kind: str, layers: list[list[Any]], size: float) -> None:

@@ -14,10 +14,9 @@ import shapes
 from alike_sizes import alike_sizes
 from random_model import SHAPES, load_format, tensors, write_model
 from step_limit import Machine
-from step_parts import part_of_kernel
+from step_parts import COLUMN, ELEMENTWISE, FAMILIES, part_of_kernel
 from step_watch import Watch
 
-import penstock.kernels
 from penstock.demo import model_folder
 from penstock.engine.roofline import limit_seconds
 from penstock.llm import LLM
@@ -136,14 +135,14 @@ def test_the_limit_is_the_sum_of_its_terms() -> None:
 # --- parts
 
 
-def test_the_files_that_are_named_hold_kernels() -> None:
-    """The parts' lists follow the column of kernels: a file that is renamed has to be renamed there
-    too."""
-    there = {path.stem for path in (Path(penstock.kernels.__file__).parent / "triton").glob("*.py")}
-    assert {"decode", "prefix", "prefill", "linear_small", "tile_sums", "draw", "filters"} <= there
+def test_every_kernel_has_a_part() -> None:
+    """The parts follow the families of the column of kernels."""
+    families = {path.name for path in COLUMN.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert families == FAMILIES.keys()
+    assert all(any(COLUMN.glob(f"*/{name}.py")) for name in ELEMENTWISE)
     part_of = part_of_kernel()
     assert [
-        part_of(name) for name in ("_own", "_prefix", "_prefill", "_linear_small", "_rms_norm")
+        part_of(name) for name in ("_own", "_prefix", "_join", "_linear_small", "_rotary_and_store")
     ] == [
         "attention",
         "attention",

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import router_weights
 import side_by_side
 import torch
 from execute_drive import tiny_model
@@ -103,7 +104,9 @@ def test_routers_are_drawn_wherever_a_layer_has_them(config: dict[str, Any]) -> 
     for moe, weight in zip([moe for moe in moes if hasattr(moe, "router")], weights, strict=True):
         moe.router.product = SimpleNamespace(matrix=weight)
     runner = SimpleNamespace(_model=model)
-    side_by_side.spread_experts("penstock", SimpleNamespace(engine=SimpleNamespace(runner=runner)))
+    router_weights.spread_experts(
+        "penstock", SimpleNamespace(engine=SimpleNamespace(runner=runner))
+    )
     assert len(weights) == (2 if "gemma4" in config["model_type"] else 1)
     assert all(
         0.7 < float(weight.std()) < 1.3 and abs(float(weight.mean())) < 0.4 for weight in weights
@@ -120,7 +123,7 @@ def test_routers_of_vllm_are_found_by_name() -> None:
             "router": torch.nn.ModuleDict({"proj": torch.nn.Linear(64, 8)}),
         }
     )
-    side_by_side._spread_modules(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}))
+    router_weights._spread_modules(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([layer])}))
     spread = {
         name: float(part.weight.detach().std()) > 0.5
         for name, part in layer.named_modules()

@@ -55,12 +55,11 @@ for target, kind, x, rows, zeros, gated in json.loads(sys.argv[1]):
                      FLOATS=floats, WIDE=tl.bfloat16 if x == "bf16" else tl.float16, GATED=gated, FIXED=fixed,
                      HAS_BIAS=not gated, UNROLL=2)
         assert lone.asm["ptx"].count("dp4a.u32.s32") >= 8
-    for shared in (False, True) if kind == 4 else ():
-        floats = built(stream_fp4._stream_fp4, target, kind, x, BM=rows, BN=64, BK=64, SPLIT=3, GATED=gated,
-                       EVEN_K=True, HAS_BIAS=True, SHARED=shared, STAGES=3, LATE=True)
-        assert floats.asm["ptx"].count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")) >= 16
     if kind == 4:
-        built(linear_fp4._widened_fp4, target, kind, x, BN=32, BK=128)
+        floats = built(stream_fp4._stream_fp4, target, kind, x, BM=rows, BN=64, BK=64, TURN=64, SPLIT=3, GATED=gated,
+                       EVEN_K=True, HAS_BIAS=True, STAGES=3, LATE=True)
+        assert floats.asm["ptx"].count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")) >= 16
+        built(linear_fp4._widened_fp4, target, kind, x, BN=32, BK=128, TURN=64)
     text = product.asm["ptx"]
     told.append([text.count("fma.rn." + ("f16x2" if x == "fp16" else "bf16x2")), text.count("cvt.rn.f32.s32")])
 print(json.dumps(told))

@@ -80,10 +80,13 @@ class ExpertMatrix:
 
     @property
     def scales(self) -> int:
-        """Kind of a row's scales: 0 none, 1 one, 2 several, 3 those of four-bit floats."""
+        """Kind of a row's scales: 0 none, 1 one, 2 several; of four-bit floats, in the layout of
+        kernels/triton/experts/moe.py: 3 one for every 16 numbers, 4 one for every 32."""
+        if self.scale is None:
+            return 0
         if self.in_fp4:
-            return 3
-        return 0 if self.scale is None else 1 + self.by_group
+            return 3 if self.scale.dim() == 4 else 4
+        return 1 + self.by_group
 
     def widened(self, expert: int) -> Tensor:
         """Returns an expert's matrix [N, K] in float32."""

@@ -140,9 +140,11 @@ class LayerKv:
 def in_rows(part: Tensor, numbers: int, step: int) -> tuple[Tensor, int]:
     """Returns a view of part [blocks, ...], whose blocks may lie apart, as rows [rows, numbers],
     each `step` after the one before; and the distance of two blocks in rows."""
+    own = part.shape[1:].numel() // numbers
+    if step == numbers and part.is_contiguous():
+        return part.view(-1, numbers), own
     apart = part.stride(0) // step
-    rows = (part.shape[0] - 1) * apart + part[0].numel() // numbers
-    return part.as_strided((rows, numbers), (step, 1)), apart
+    return part.as_strided(((part.shape[0] - 1) * apart + own, numbers), (step, 1)), apart
 
 
 def over_gaps(index: Tensor, own: int, apart: int) -> Tensor:

@@ -87,7 +87,9 @@ def plan_rotary(cos_sin: Tensor, inputs: StepInputs, heads: int, kv_heads: int) 
 def rotate(x: Tensor, plan: RotaryPlan) -> None:
     """Rotates x [T, heads, 2, D / 2] in place: (a, b) -> (a cos - b sin, b cos + a sin), in
     float32."""
-    wide, turned = plan.wide[:, : x.shape[1]], plan.turned[:, : x.shape[1]]
+    wide, turned = plan.wide, plan.turned
+    if x.shape[1] < wide.shape[1]:
+        wide, turned = wide[:, : x.shape[1]], turned[:, : x.shape[1]]
     wide.copy_(x)
     torch.mul(wide, plan.cos[:, :, None], out=turned)
     turned[:, :, 0].addcmul_(wide[:, :, 1], plan.sin, value=-1)

@@ -48,7 +48,10 @@ def multiplied(x: Tensor, calls: RowCalls, multiply: Multiply) -> Tensor:
     padded."""
     count, rows = x.shape[0], calls.rows
     if rows is None:
-        return multiply(_padded(x, ROW_MULTIPLE) if x.dtype == torch.float32 else x)[:count]
+        short = -count % ROW_MULTIPLE if x.dtype == torch.float32 else 0
+        return (
+            multiply(torch.constant_pad_nd(x, (0, 0, 0, short)))[:count] if short else multiply(x)
+        )
     if count <= rows:
         return multiply(_padded(x, rows))[:count]
     return torch.cat([multiply(some) for some in _padded(x, rows).split(rows)])[:count]
@@ -127,4 +130,4 @@ def _keeps(calls: RowCalls, multiply: Multiply, x: Tensor) -> bool:
 
 def _padded(x: Tensor, multiple: int) -> Tensor:
     short = -x.shape[0] % multiple
-    return F.pad(x, (0, 0, 0, short)) if short else x
+    return torch.constant_pad_nd(x, (0, 0, 0, short)) if short else x

@@ -29,7 +29,7 @@ from penstock.kernels.triton.experts.moe_kernels import _grouped, _summed
 from penstock.kernels.triton.experts.moe_one import one_token, takes_one
 from penstock.kernels.triton.experts.moe_route import Routes, route
 from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
-from penstock.kernels.triton.linear.fp4_scales import in_pairs, short_scales
+from penstock.kernels.triton.linear.fp4_scales import in_pairs, in_words, short_scales
 from penstock.kernels.triton.linear.fp8 import BITS, pointers, quantize_rows
 from penstock.kernels.triton.linear.widen import WIDE
 from penstock.kernels.triton.pdl import early_of, has_pdl
@@ -77,7 +77,7 @@ class PreparedExperts:
 
 def prepare_experts(of: Experts) -> PreparedExperts:
     """Prepares experts for `experts`. Numbers are unchanged. Scales and zeros of integers become
-    float32, with an expert's outputs of one group adjacent; scales of four-bit floats become pairs:
+    float32, with an expert's outputs of one group adjacent; scales of four-bit floats become words:
     asynchronous copies take four bytes at least."""
     of = replace(of, gate_up=_side_by_side(of.gate_up), down=_side_by_side(of.down))
     counts = torch.zeros(of.shape[0], dtype=torch.int32, device=of.down.numbers.device)
@@ -91,11 +91,16 @@ def _side_by_side(matrix: ExpertMatrix) -> ExpertMatrix:
         numbers, short, by = short_scales(
             matrix.numbers.flatten(0, 1), matrix.scale.flatten(0, 1), whole
         )
-        pairs = in_pairs(short.view(matrix.scale.shape), 2 * numbers.shape[1])
+        short = short.view(matrix.scale.shape)
+        words = (
+            in_words(short)
+            if whole is None
+            else in_pairs(short, 2 * numbers.shape[1]).view(torch.int32)
+        )
         return replace(
             matrix,
             numbers=numbers.view(matrix.numbers.shape),
-            scale=pairs,
+            scale=words,
             whole=by.view(matrix.numbers.shape[:2]),
         )
     if not matrix.integers:

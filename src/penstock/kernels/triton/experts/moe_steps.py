@@ -43,25 +43,13 @@ def step(
 
 
 @triton.jit
-def step_of_four(
-    sums,
-    w,
-    pairs,
-    x,
-    x_at,
-    inside,
-    held,
-    BN: tl.constexpr,
-    C: tl.constexpr,
-    SHARED: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):
-    """Adds bytes of two e2m1 numbers at pointers [BN, C] times rows to sums [BN, BM]. pairs,
-    SHARED: scales [BN, C / 16] and option of `widen_fp4`. x_at: offsets of the first 16 of each 32
-    of a row [BM, C]."""
+def step_of_four(sums, w, scale, more_scale, x, x_at, inside, held, EVEN_K: tl.constexpr):
+    """Adds bytes of two e2m1 numbers at pointers [BN, C] times rows to sums [BN, BM]. scale,
+    more_scale: scales [BN, C] for `widen_fp4`. x_at: offsets of the first 16 of each 32 of a row
+    [BM, C]."""
     octets = tl.load(w) if EVEN_K else tl.load(w, mask=inside, other=0)
     row = tl.load(x + x_at, mask=held, other=0.0)
-    low, high = widen_fp4(octets, pairs, BN, C, row.dtype, SHARED)
+    low, high = widen_fp4(octets, scale, more_scale, row.dtype)
     sums = tl.dot(low, row.T, sums)
     return tl.dot(high, tl.load(x + x_at + 16, mask=held, other=0.0).T, sums)
 

@@ -28,14 +28,23 @@ NV_BY = 22  # maps an e4m3's exponent 8 to 30
 UNIT = 16  # groups of 16 whose scales are adjacent
 
 
-def in_pairs(short: Tensor, k: int) -> Tensor:
+def in_pairs(short: Tensor, k: int, turn: int = SPAN // 2) -> Tensor:
     """Returns int16 [..., ceil(K / 256), N, 8]: a pair holds, for 16 bytes of numbers, the scale of
     their low halves and that of their high halves. short: bytes [..., N, groups] of rows of K
-    numbers. Scales of 256 neighbours are adjacent, so that both few outputs of long rows and many
-    outputs of short ranges are read in whole sectors."""
+    numbers. turn: 2 * turn neighbours lie in the halves of `turn` bytes. Scales of 256 neighbours
+    are adjacent, so that both few outputs of long rows and many outputs of short ranges are read in
+    whole sectors."""
     each = short.repeat_interleave(k // 16 // short.shape[-1], -1)
+    each = each.unflatten(-1, (-1, 2, turn // 16)).transpose(-1, -2).flatten(-3)
     units = F.pad(each, (0, -each.shape[-1] % UNIT)).unflatten(-1, (-1, UNIT))
     return units.transpose(-3, -2).contiguous().view(torch.int16)
+
+
+def in_words(short: Tensor) -> Tensor:
+    """Returns int32 [..., ceil(K / 128), N]: four scales of an output in a word, words of outputs
+    adjacent. short: MXFP4's scales, bytes [..., N, K / 32]."""
+    words = F.pad(short, (0, -short.shape[-1] % 4)).view(torch.int32)
+    return words.mT.contiguous()
 
 
 def short_scales(

@@ -319,13 +319,12 @@ class Band:
     unroll: int  # turns of the unrolled loop body
 
 
-def band_of(gated: bool, floats: bool = False) -> Band:
+def band_of(gated: bool, floats: bool, k: int) -> Band:
     """Returns the fastest of seven cuts for each of an 8B's products, on an H200: qkv, out and down
-    5.1, 3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). For floats a guess,
-    not measured yet: a shorter loop body of gate and up takes 122 registers; unrolled as for
-    integers it takes 204."""
-    if gated:
-        return Band(16, 32, 8, 2 if floats else 4)
+    5.1, 3.4 and 9.4 us (others to 5.7, 4.7, 15.1), gate and up 19.9 (to 23.3). For floats the
+    fastest of 17: 7.0, 5.3, 14.6 (others to 10.4, 8.3, 24.7) and 25.2 (to 36.9). k: inputs."""
+    if gated or (floats and k <= 8192):
+        return Band(16, 32, 8, 4)
     return Band(16, 64, 8, 2)
 
 
@@ -351,7 +350,7 @@ def lone_product(
     assert row.width == k and not (gated and bias is not None)
     floats = isinstance(matrix, Fp4Weight)
     scale, by, turn = _scales(matrix)
-    band = band or band_of(gated, floats)
+    band = band or band_of(gated, floats, k)
     outputs = n // 2 if gated else n
     into: Tensor | FixedRow
     if form == "fixed" and outputs % FIXED == 0:
@@ -389,6 +388,6 @@ def lone_product(
 def _scales(matrix: GroupMatrix | Fp4Weight) -> tuple[Tensor, Tensor, int]:
     """Returns the scales, the factors of rows, and the bytes of a run of low (or high) halves."""
     if isinstance(matrix, Fp4Weight):
-        return matrix.scale.view(torch.uint8), matrix.by, 16
+        return matrix.scale.view(torch.uint8), matrix.by, matrix.turn
     assert matrix.lone is not None
     return matrix.lone, matrix.lone, matrix.group

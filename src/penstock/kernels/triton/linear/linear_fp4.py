@@ -18,6 +18,7 @@ from penstock.kernels.triton.linear.linear_four import lone_product
 from penstock.kernels.triton.linear.linear_groups import by_library
 from penstock.kernels.triton.linear.stream_fp4 import (
     Fp4Weight,
+    firsts,
     fp4_weight,
     scale_pairs,
     streamed_fp4,
@@ -55,6 +56,7 @@ def _widened_fp4(
     K,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TURN: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     wait(EARLY)
@@ -65,15 +67,13 @@ def _widened_fp4(
         weight + n[:, None].to(tl.int64) * (K // 2) + turn * BK + octet[None, :], mask=mask, other=0
     )
     kind = out.dtype.element_ty
-    low, high = widen_fp4(w, scale_pairs(scale, n, N, turn, BK), BN, BK, kind, False)
+    pairs = scale_pairs(scale, n, N, turn, BN, BK)
+    low, high = widen_fp4(w, pairs, pairs >> 8, kind)
     times = tl.load(by + n)[:, None]
-    to = (
-        out
-        + row[:, None].to(tl.int64) * K
-        + (turn * 2 * BK + octet // 16 * 32 + octet % 16)[None, :]
-    )
+    begin, lane = firsts(turn, TURN, BK)
+    to = out + row[:, None].to(tl.int64) * K + (begin + lane)[None, :]
     tl.store(to, (low.to(tl.float32) * times).to(kind), mask=mask)
-    tl.store(to + 16, (high.to(tl.float32) * times).to(kind), mask=mask)
+    tl.store(to + TURN, (high.to(tl.float32) * times).to(kind), mask=mask)
 
 
 def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
@@ -91,6 +91,7 @@ def widened_fp4(matrix: Fp4Weight, first: int, count: int) -> Tensor:
         k,
         BN=32,
         BK=128,
+        TURN=matrix.turn,
         EARLY=early,
         num_warps=4,
         launch_pdl=bool(early),

@@ -12,22 +12,41 @@ import triton.language as tl
 from torch import Tensor
 
 from penstock.kernels.fp8_rows import Form
-from penstock.kernels.triton.grid import cdiv, next_power_of_2
+from penstock.kernels.triton.grid import cdiv, next_power_of_2, shared_of
 from penstock.kernels.triton.linear.fp4_scales import in_pairs, short_scales
 from penstock.kernels.triton.linear.split import joined, split_launch
 from penstock.kernels.triton.linear.stream_groups import leave, outputs_of
-from penstock.kernels.triton.linear.widen import widen_fp4
+from penstock.kernels.triton.linear.widen import in_halves, widen_fp4
 from penstock.kernels.triton.pdl import has_pdl, release_late, wait
+
+MOST_TURNED = 64  # bytes; 64 numbers of 16 bits are a cache line
+# bytes of shared memory: more than a tile of 128 rows by 64 bytes of a matrix takes
+ROOMY = 131_072
 
 
 @triton.jit
-def scale_pairs(scale, n, N, turn, BK: tl.constexpr):
-    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK / 16] int16: for the
-    low and for the high halves of 16 bytes (`fp4_scales.in_pairs`). BK: a power of two, 32 to 128.
-    """
+def scale_pairs(scale, n, N, turn, BN: tl.constexpr, BK: tl.constexpr):
+    """Returns the scales of the turn-th BK bytes of outputs n [BN], [BN, BK] int32: in the lowest
+    byte that of the number in a byte's low half, in the next one that of the high one's
+    (`fp4_scales.in_pairs`). BK: a power of two, 32 to 128."""
     EACH: tl.constexpr = BK // 16
     first = (turn // (8 // EACH) * N + n) * 8 + turn % (8 // EACH) * EACH
-    return tl.load(scale + first[:, None] + tl.arange(0, EACH)[None, :])
+    pairs = tl.load(scale + first[:, None] + tl.arange(0, EACH)[None, :]).to(tl.int32)
+    return pairs[:, :, None].broadcast_to(BN, EACH, 16).reshape(BN, BK)
+
+
+@triton.jit
+def firsts(turn, TURN: tl.constexpr, BK: tl.constexpr):
+    """Returns which numbers of a row stand in the low halves of its turn-th BK bytes, as a number
+    and what is added to it, [BK]; those in the high halves are TURN behind. Said so that the
+    compiler sees that 16 bytes at a time can be copied."""
+    octet = tl.arange(0, BK)
+    if BK >= TURN:
+        begin, lane = turn * (2 * BK), octet // TURN * (2 * TURN) + octet % TURN
+    else:
+        EACH: tl.constexpr = TURN // BK
+        begin, lane = turn // EACH * (2 * TURN) + turn % EACH * BK, octet
+    return begin, lane
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -48,27 +67,30 @@ def _stream_fp4(
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
+    TURN: tl.constexpr,
     SPLIT: tl.constexpr,
     GATED: tl.constexpr,
     EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr,
-    SHARED: tl.constexpr,
     STAGES: tl.constexpr,
     LATE: tl.constexpr,
     EARLY: tl.constexpr,
 ):
     """Computes the transposed product, [outputs, rows]. A turn takes BK bytes of a row, a power of
-    two from 32 on. each: turns of a part. SHARED: see `widen_fp4`. GATED: output n is silu(n) * (n
-    + N / 2); each is half of a program's outputs."""
+    two from 32 on. each: turns of a part. TURN: `Fp4Weight.turn`. GATED: output n is silu(n) * (n +
+    N / 2); each is half of a program's outputs."""
     block, part = tl.program_id(0), tl.program_id(1)
     tile = tl.program_id(2) * tl.num_programs(0) + block
     n = outputs_of(block, N, BN, GATED)
     m = tl.program_id(2) * BM + tl.arange(0, BM)
     octet, real_n = tl.arange(0, BK), tl.minimum(n, N - 1)
     w_row = weight + real_n[:, None].to(tl.int64) * (K // 2) + octet[None, :]
-    x_row = x + m[:, None].to(tl.int64) * x_stride + (octet // 16 * 32 + octet % 16)[None, :]
+    x_row = x + m[:, None].to(tl.int64) * x_stride + firsts(0, TURN, BK)[1][None, :]
     real = (m < M)[:, None]
     first, end = part * each, tl.minimum(part * each + each, tl.cdiv(K, 2 * BK))
+    tl.assume(
+        first < end
+    )  # else the assembler waits for each product in turn: it sees sums that no product made
     wait(EARLY)
     release_late(EARLY * LATE)
     sums = tl.zeros((BN, BM), tl.float32)
@@ -80,10 +102,11 @@ def _stream_fp4(
             else tl.load(w_row + turn * BK, mask=inside, other=0)
         )
         held = real if EVEN_K else real & inside
-        rows = tl.load(x_row + turn * 2 * BK, mask=held, other=0.0)
-        more_rows = tl.load(x_row + turn * 2 * BK + 16, mask=held, other=0.0)
-        pairs = scale_pairs(scale, real_n, N, turn, BK)
-        low, high = widen_fp4(w, pairs, BN, BK, x.dtype.element_ty, SHARED)
+        at, _ = firsts(turn, TURN, BK)
+        rows = tl.load(x_row + at, mask=held, other=0.0)
+        more_rows = tl.load(x_row + at + TURN, mask=held, other=0.0)
+        pairs = scale_pairs(scale, real_n, N, turn, BN, BK)
+        low, high = widen_fp4(w, pairs, pairs >> 8, x.dtype.element_ty)
         sums = tl.dot(low, rows.T, sums)
         sums = tl.dot(high, more_rows.T, sums)
     last = True
@@ -116,23 +139,22 @@ class Slices:
     split: int  # programs along K
     stages: int
     warps: int
-    shared: bool  # True: widened numbers go through shared memory
 
 
-def slices_of(m: int, n: int, k: int) -> Slices:
-    """Returns a cut guessed by registers and instructions, not measured yet
-    (`benchmarks/gpu_timing/rows.py --only fp4 --sweep`): some 800 programs for few rows, 250 for
-    more, as for four-bit integers."""
+def slices_of(m: int, n: int, k: int, room: int) -> Slices:
+    """Returns the fastest of 2 to 3 tiles by 1 to 8 parts of K for each of an 8B's products on an
+    H200. In us, for qkv, out, gate and up, down, and for the library with the matrix in bfloat16:
+    16 rows 12.8, 9.1, 36.9, 21.2 against 16, 13, 57, 32; 32 rows 13.3, 10.4, 47.6, 26.1 against 17,
+    13, 57, 33; 64 rows 17.8, 13.2, 63.6, 34.1 against 16, 11, 61, 35; 128 rows 25.9, 18.0, 86.6,
+    44.5 against 17, 14, 66, 37. room: bytes of shared memory of a program."""
     rows = max(8, min(128, next_power_of_2(m)))
-    few = rows <= 16
-    outputs = 32 if few else 64 if rows == 32 else 128
-    octets, warps = (128, 2) if few else (32 if rows == 128 else 64, 4 if rows == 32 else 8)
+    few, outputs = rows <= 16, 64
+    octets = 128 if rows == 32 else 32 if rows == 128 and room < ROOMY else 64
     tiles = cdiv(n, outputs) * cdiv(m, rows)
-    # programs along K
-    wanted = (25_600 if few else 16_384 if rows == 32 else 32_768) // outputs // tiles
+    wanted = (2048 if few else 900 if rows == 32 else 400) // tiles  # programs along K
     split = 1 << max(0, wanted.bit_length() - 1)
     return Slices(
-        rows, outputs, octets, max(1, min(split, k // 1024, 8 if few else 4)), 3, warps, not few
+        rows, outputs, octets, max(1, min(split, k // 1024, 8 if few else 4)), 3, 2 if few else 4
     )
 
 
@@ -141,14 +163,18 @@ class Fp4Weight:
     """A matrix [N, K] of four-bit floats, and counters for its products: calls must follow one
     another on one stream.
 
-    weight: bytes [N, K / 2] in the layout of kernels/fp4_matrix.py. scale: int16 [ceil(K / 256), N,
-    8], pairs of kernels/triton/linear/fp4_scales.py."""
+    weight: bytes [N, K / 2]: of 2 * turn neighbours the first half lies in the low halves of `turn`
+    bytes, the second in the high ones. So a program reads whole cache lines of a row of x for
+    either (H200, 128 rows, 28,672 x 4,096, same tiles: 155 us with the 16 neighbours of
+    checkpoints, 86 with 64). scale: int16 [ceil(K / 256), N, 8], pairs of
+    kernels/triton/linear/fp4_scales.py."""
 
     weight: Tensor
     scale: Tensor
     by: Tensor  # [N] float32, final factor of each row
     dtype: torch.dtype
     arrived: Tensor  # int32, zeros between calls
+    turn: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -173,10 +199,11 @@ def fp4_weight(
     """Prepares numbers, scale, whole in the layout of kernels/fp4_matrix.py for the products.
     dtype: the model's."""
     n, k = numbers.shape[0], 2 * numbers.shape[1]
-    weight, short, by = short_scales(numbers.contiguous(), scale, whole)
+    numbers, short, by = short_scales(numbers.contiguous(), scale, whole)
+    turn = min(MOST_TURNED, k // 2 & -(k // 2))
     # enough counters for 1,024 rows
     arrived = torch.zeros(8 * cdiv(n, 32), dtype=torch.int32, device=numbers.device)
-    return Fp4Weight(weight, in_pairs(short, k), by, dtype, arrived)
+    return Fp4Weight(in_halves(numbers, turn), in_pairs(short, k, turn), by, dtype, arrived, turn)
 
 
 def streamed_fp4(
@@ -193,7 +220,7 @@ def streamed_fp4(
     out = torch.empty((m, n // 2 if gated else n), dtype=x.dtype, device=device)
     if not m:
         return out
-    cut = cut or slices_of(m, n, k)
+    cut = cut or slices_of(m, n, k, shared_of(device))
     tile = (cut.outputs, cut.rows)
     grid, each, parts = split_launch(
         out, matrix.arrived, (n, m), tile, cdiv(k, 2 * cut.octets), cut.split
@@ -216,11 +243,11 @@ def streamed_fp4(
         BM=cut.rows,
         BN=cut.outputs,
         BK=cut.octets,
+        TURN=matrix.turn,
         SPLIT=grid[1],
         GATED=gated,
         EVEN_K=k % (2 * cut.octets) == 0,
         HAS_BIAS=bias is not None,
-        SHARED=cut.shared,
         STAGES=cut.stages,
         LATE=m == 1 and not gated,
         EARLY=early,

@@ -142,18 +142,11 @@ _FP4_F16 = _fp4(3, "0x0E000E00", "f16x2")
 
 
 @triton.jit
-def widen_fp4(w, pairs, R: tl.constexpr, C: tl.constexpr, kind: tl.constexpr, SHARED: tl.constexpr):
-    """Returns the numbers of the bytes' low halves times their scale, and those of the high halves
-    times theirs, [R, C] each. w: [R, C] bytes of two e2m1 numbers. pairs: [R, C / 16] int16, two
-    bytes of kernels/triton/linear/fp4_scales.py, for the low and the high halves of 16 bytes.
-    SHARED: a thread widens 16 neighbours by one scale, and the results go through shared memory to
-    tensor cores; else a thread widens the numbers it holds for them: more scales, and less traffic.
-    """
-    # changes nothing, but the compiler moves bytes before this only if they come from loads alone
-    if SHARED:
-        w = w ^ (tl.arange(0, C) // C)[None, :].to(w.dtype)
-    low_by, high_by = _fp4_scale(pairs, kind), _fp4_scale(pairs >> 8, kind)
-    low_by, high_by = _over_sixteen(low_by, R, C), _over_sixteen(high_by, R, C)
+def widen_fp4(w, scale, more_scale, kind: tl.constexpr):
+    """Returns the numbers of the bytes' low halves times `scale`, and those of the high halves times
+    `more_scale`, [R, C] each. w: [R, C] bytes of two e2m1 numbers. scale, more_scale: [R, C] int32,
+    whose lowest byte is a scale in the form of kernels/triton/linear/fp4_scales.py."""
+    low_by, high_by = _fp4_scale(scale, kind), _fp4_scale(more_scale, kind)
     if kind == tl.bfloat16:
         low, high = tl.inline_asm_elementwise(
             _FP4_BF16,
@@ -182,17 +175,12 @@ def _fp4_scale(octets, kind: tl.constexpr):
     """Returns the scales in the lower bytes; in 16 bits multiplied by 2 ** 126 (float16: 2 ** 14),
     since e2m1's bits at the low end of an exponent are that much too small."""
     if kind == tl.bfloat16:
-        by = (((octets & 255) << 4) | 0x7000).to(tl.bfloat16, bitcast=True)
+        by = (((octets & 255) << 4) | 0x7000).to(tl.int16).to(tl.bfloat16, bitcast=True)
     elif kind == tl.float16:
-        by = ((octets & 255) << 7).to(tl.float16, bitcast=True)
+        by = ((octets & 255) << 7).to(tl.int16).to(tl.float16, bitcast=True)
     else:
-        by = (((octets.to(tl.int32) & 255) << 20) + (98 << 23)).to(tl.float32, bitcast=True)
+        by = (((octets & 255) << 20) + (98 << 23)).to(tl.float32, bitcast=True)
     return by
-
-
-@triton.jit
-def _over_sixteen(x, R: tl.constexpr, C: tl.constexpr):
-    return x[:, :, None].broadcast_to(R, C // 16, 16).reshape(R, C)
 
 
 @triton.jit

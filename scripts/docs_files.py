@@ -19,7 +19,6 @@ from floors import FLOORS  # noqa: E402
 from penstock.models.catalog import CATALOG  # noqa: E402
 
 LONGEST = 6  # words that are told of a file
-ROOM_WORDS = 10  # words that are told of a room
 # words that no cut ends with
 LOOSE = frozenset(
     ("a", "an", "the", "of", "to", "in", "on", "by", "for", "with", "from", "and", "or", "that")
@@ -72,10 +71,7 @@ def rooms_part(text: str) -> str:
         names = sorted(rooms - {"__init__"})
         picture.append(f"{number:>2}  {'  '.join(names)}")
     head = ["room | what it does", "--- | ---"]
-    rows = [
-        f"{_linked(room)} | {_begins(PACKAGE / room / '__init__.py', ROOM_WORDS)}"
-        for room in _from_above()
-    ]
+    rows = [f"{_linked(room)} | {_told(PACKAGE / room / '__init__.py')}" for room in _from_above()]
     made = ["", "```", *picture, "```", "", *head, *rows, ""]
     return before + BEGIN + "\n".join(made) + "\n" + END + after
 
@@ -116,13 +112,13 @@ def _told(path: Path) -> str:
     return first[:1].upper() + first[1:] if first.split(" ")[0].islower() else first
 
 
-def _begins(path: Path, most: int = LONGEST) -> str:
-    """At most so many words of that, cut behind a comma where there is one."""
+def _begins(path: Path) -> str:
+    """At LONGEST LONGEST words of that, cut behind a comma where there is one."""
     words = _told(path).split()
-    if len(words) <= most:
+    if len(words) <= LONGEST:
         return " ".join(words)
-    kept = words[:most]
-    for at in range(most, SHORTEST - 1, -1):
+    kept = words[:LONGEST]
+    for at in range(LONGEST, SHORTEST - 1, -1):
         if kept[at - 1][-1] in ",:":
             return " ".join(kept[:at]).rstrip(",:")
     while kept[-1] in LOOSE:

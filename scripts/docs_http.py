@@ -150,6 +150,24 @@ BATCH_LIMITS = {
     "running_batches": ("batches side by side", "the next ones wait"),
 }
 
+BESIDE = """\
+Beside these `/inference/v1/generate` takes `model`, `stream`, `stream_options`, `cache_salt` and `timeout`.
+"""
+OTHERS = f"""\
+## Other bodies
+
+Weights and sleep: [server.md](server.md#weights-and-sleep).
+
+route | fields
+--- | ---
+`/tokenize` | `model`, `add_special_tokens`, `return_token_strs`; `prompt` (one text, to 1 MB) or `messages`
+`/detokenize` | `tokens` (up to {MOST_IDS:,} ids), `model`
+`/v1/bulk`, a line | a completion's with one `prompt`, or a chat's; `custom_id` or `id`; `packed` (completions); \
+or OpenAI's batch envelope; no `stream`
+`/v1/files` (multipart) | `file`, `purpose` (`batch`)
+`/v1/batches` | `input_file_id`, `endpoint`, `completion_window` (`24h`), `metadata`
+"""
+
 
 def http_page(note: str) -> str:
     """Fields by route, fields that are only taken or refused, limits."""
@@ -168,7 +186,9 @@ def http_page(note: str) -> str:
         parts.append(
             f"## {title}\n\n{_fields(form, known, skipped, title == 'Completions and chat')}"
         )
-    parts.append(_others())
+        if form is GenerateForm:
+            parts.append(BESIDE)
+    parts.append(OTHERS)
     parts.append(_fates())
     parts.append(f"## Limits\n\n{_limits(HttpLimits(), LIMITS, INNER)}")
     parts.append(f"With `--state-dir`:\n\n{_limits(BatchJobLimits(), BATCH_LIMITS, None)}")
@@ -251,24 +271,6 @@ def _one(schema: Mapping[str, Any]) -> str:
     return {"boolean": "bool", "object": "object"}.get(
         str(kind), "object" if "$ref" in schema else ""
     )
-
-
-def _others() -> str:
-    return f"""\
-`/inference/v1/generate` takes beside them `model`, `stream`, `stream_options`, `cache_salt` and `timeout`.
-
-## Other bodies
-
-Weights and sleep: [server.md](server.md#weights-and-sleep).
-
-route | fields
---- | ---
-`/tokenize` | `model`, `add_special_tokens`, `return_token_strs`; `prompt` (one text, to 1 MB) or `messages`
-`/detokenize` | `tokens` (up to {MOST_IDS:,} ids), `model`
-`/v1/bulk`, a line | a completion's with one `prompt`; `custom_id`, `packed`; no `stream`
-`/v1/files` (multipart) | `file`, `purpose` (`batch`)
-`/v1/batches` | `input_file_id`, `endpoint`, `completion_window` (`24h`), `metadata`
-"""
 
 
 def _fates() -> str:

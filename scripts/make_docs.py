@@ -9,6 +9,7 @@ defaults and help come from the code.
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
@@ -33,6 +34,7 @@ from penstock.vllm_arguments.server_table import SERVE, SHARED_SERVE
 from penstock.vllm_arguments.sift import spelt
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
+VLLM_FILES = Path(__file__).with_name("vllm_files.txt")
 NOTE = "<!-- Made by scripts/make_docs.py from the code; `make docs` makes it again. -->\n"
 ENDINGS = """\
 `python -m penstock` is the same; `penstock --version` says which one it is. An error that you can
@@ -234,7 +236,8 @@ MODEL` for `vllm serve MODEL`. Names, defaults and the shapes of outputs are vLL
   `reward` or `collective_rpc`.
 - Fields over HTTP: [http.md](http.md).
 
-To compare the two on your machine: [guide](GUIDE.md#compare-with-your-vllm).
+To compare the two on your machine: [guide](GUIDE.md#compare-with-your-vllm). If you know vLLM's
+sources: [where each file's work is done here](#source-files).
 """
 
 
@@ -288,8 +291,24 @@ def vllm_page() -> str:
                 " `cumulative_logprob`, `weights_version`.\n"
             ),
             ASYNC,
+            "## Source files\n",
+            "vLLM's paths are of 0.26, below `vllm/`; ours are below `src/penstock/`.\n",
+            _files_of_vllm(),
         ]
     )
+
+
+def _files_of_vllm() -> str:
+    """Returns the table of `vllm_files.txt`, with our paths quoted: tests look for quoted ones."""
+    lines = VLLM_FILES.read_text().splitlines()
+    rows = [line.partition(" | ") for line in lines if not line.startswith("#")]
+    told = [f"{theirs} | {_with_paths(ours)}" for theirs, _, ours in rows]
+    return "\n".join(["vLLM's | here", "--- | ---", *told]) + "\n"
+
+
+def _with_paths(text: str) -> str:
+    """Returns the text with every path in backticks."""
+    return re.sub(r"[\w/]+(?:/|\.py)(?![\w.])", lambda path: f"`{path[0]}`", text)
 
 
 QUANTIZATION = """\

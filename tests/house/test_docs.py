@@ -96,6 +96,15 @@ def test_files_that_a_page_names_exist(page: Path) -> None:
     )
 
 
+def test_counterparts_of_vllms_files_exist() -> None:
+    """Paths of the map on docs/coming_from_vllm.md."""
+    lines = (REPOSITORY / "scripts" / "vllm_files.txt").read_text().splitlines()
+    ours = [line.partition(" | ")[2] for line in lines if not line.startswith("#")]
+    named = [path for told in ours for path in re.findall(r"\w[\w/]*(?:/|\.py)(?![\w.])", told)]
+    assert len(ours) > 30 and all(ours)
+    assert [path for path in named if not (PACKAGE / path).exists()] == []
+
+
 def expanded(name: str) -> list[str]:
     """`{a,b}/{c,d}.py` -> four names."""
     found = re.search(r"\{([\w,]+)\}", name)

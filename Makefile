@@ -6,7 +6,7 @@
 #   make test-cpus  the rooms whose sums hang on the processor's libraries, as on processors with less than this one
 #   make check    ruff, mypy, the house's laws, generated docs up to date, the almanac's records, the sources' weight
 #   make bench    the figures of the engine on this machine: a table, and build/bench.json
-#   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (95 minutes)
+#   make reliability  load, faults and bad input tried on a server with a fake engine: docs/reliability.md (40 minutes)
 #   make soak     the same server under load for an hour, then one with the demo model, their memory looked at
 #   make real     published checkpoints, from packages: against transformers and lm_eval, tools, forms, streams, builds
 #   make docs     write the generated pages anew (docs/cli.md, config.md, http.md, files.md, coming_from_vllm.md ...)

@@ -1,1 +1,1 @@
-"""The online path: a request from its head to its answer."""
+"""The online path: a request from its headers to its answer."""

@@ -24,8 +24,8 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-# default length of a run; below 30, since the server's start and the last load level take longer
-# than planned
+# default length of a run: below 30, since the last load level and the server's start take extra
+# time
 MINUTES = 28.0
 MOST_GOALS = 20  # most latency goals that a benchmark record holds
 

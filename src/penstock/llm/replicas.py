@@ -238,8 +238,7 @@ class ReplicaEngines:
                 ids, prompt = ids_of(prompt)
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
-                # the stop condition is made in this process, so that its counts survive the death
-                # of a replica
+                # the stop condition lives in this process, so its counts survive a replica's death
                 if prompt.params.stop_when is not None:
                     prompt = replace(
                         prompt,

@@ -18,8 +18,7 @@ from penstock.errors import UsageError
 from penstock.text.parsers.reader import AnswerParsers
 
 PATH = "penstock.on_ray.app:build_app"  # import_path in a Serve config file
-# seconds between the end of a drain and Serve's kill, in which batches stop and the engine frees
-# its memory
+# seconds between a drain's end and Serve's kill, in which batches stop and the engine frees memory
 SLACK = 15.0
 # requests that Serve lets into a replica; Penstock's server has its own limits of tokens and
 # samples

@@ -1,4 +1,4 @@
-"""One worker of `--on ray`: an engine in a Ray actor. Exchanges typed msgpack messages with the
+"""A worker of `--on ray`: one engine as Ray actor. Exchanges typed msgpack messages with the
 driver. Knows an LLM; of the job only the prompts that it gets."""
 
 from __future__ import annotations

@@ -170,7 +170,7 @@ class MaskDesk:
         # numbers of grammars to drop once they are compiled
         self._let_go: set[int] = set()
         self._long: set[int] = set()  # numbers of grammars with a slow mask or slow compilation
-        # by place, samples that wait for their grammar and for the place's previous sample
+        # samples, by place, that wait for their grammar and for the place's previous sample
         self._waiting: dict[int, Begin] = {}
         # By place, masks that are being made in threads: the sample, the number of the mask
         # request, and the result. The sample may end before the mask is made.

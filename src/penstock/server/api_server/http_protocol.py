@@ -23,11 +23,11 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 from penstock.server.openai.http_limits import HttpLimits
 
-# connections accepted beyond the limit: for health probes, for clients before their first request,
-# and for clients that get an error
+# connections accepted beyond the limit: health probes, clients before their first request, and
+# clients that get an error
 SPARE = 64
-# seconds before a connection closes in which a client's further bytes are read and dropped, so that
-# it can read its answer
+# seconds in which a closing connection still reads and drops bytes, so that the client can read its
+# answer
 LINGER = 1.0
 OTHER_FILES = 256  # file descriptors that are not connections
 _PROBES = tuple(path.encode() for path in PROBES)
@@ -108,8 +108,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         # An answer takes two writes. Without TCP_NODELAY each answer on a kept connection took 44
-        # ms (Nagle's algorithm waits for delayed acknowledgements). asyncio sets the option only
-        # for sockets that name their protocol.
+        # ms (Nagle's algorithm waits for delayed acknowledgements), and asyncio sets the option
+        # only for sockets that name their protocol.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # behaves like the transport, except for close()
         self.transport = _Lingering(transport, self)  # type: ignore[assignment]

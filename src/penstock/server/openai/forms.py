@@ -33,7 +33,8 @@ Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
     """OpenAI's stream_options. include_usage: send one more event at the end with the token counts.
-    continuous_usage_stats: send the counts in every event too, as vLLM does; implies include_usage.
+    continuous_usage_stats: send the counts in every event too, as vLLM does; include_usage must
+    then be true or left out.
     """
 
     include_usage: bool | None = None
@@ -351,7 +352,7 @@ def _sift_forms(raw: Json) -> None:
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
-# in msgspec's errors the field's path follows this text; the text before it may quote the client
+# msgspec's errors have the field's path after this text; the text before it may quote the client
 _AT = " - at `$"
 
 

@@ -298,7 +298,7 @@ def _plain_completion(
             continue
         chosen.append(_floor(position[token].logprob))
         row = {word: _floor(position[token].logprob)}
-        # of several ids with one spelling the chosen one stays, or else the likeliest
+        # several ids may have one spelling: the chosen one stays, or else the likeliest
         for other, value in position.items():
             row.setdefault(spell.text(other), _floor(value.logprob))
         top.append(row)

@@ -30,7 +30,7 @@ class OneLineCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         empty = any(word == "" or word.endswith("=") for word in args) and not {".", "./"} & {*args}
-        left: list[str] = super().parse_args(ctx, args)  # consumes `args`
+        left: list[str] = super().parse_args(ctx, args)  # the parser consumes `args`
         for param in self.params if empty else ():
             given = ctx.params.get(str(param.name))
             if Path() in (given if isinstance(given, (list, tuple)) else [given]):

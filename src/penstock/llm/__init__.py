@@ -185,7 +185,7 @@ class LLM(BetweenCalls, LabelScorer):
         in any order.
 
         Memory doesn't grow with the number of prompts. Closing the iterator early cancels the
-        requests under way. after_step: function called after each engine step, even if no sample
+        running requests. after_step: function called after each engine step, even if no sample
         ended in it, once the step's samples have been consumed. An exception from it ends the
         stream.
         """
@@ -355,7 +355,8 @@ class LLM(BetweenCalls, LabelScorer):
                                 answers=prompt.answers,
                             )
                             known[asked.request_id] = asked, prompt
-                    except (UsageError, TokenizerError, FaultError) as error:  # this prompt's error
+                    except (UsageError, TokenizerError, FaultError) as error:
+                        # the error refuses only this prompt
                         yield [
                             (Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)
                         ]

@@ -24,8 +24,8 @@ Message = dict[str, Any]
 @dataclass(slots=True, kw_only=True)
 class Prompt:
     """One request of a long job. key: returned with each of its samples. samples: indices below
-    params.n to draw; None: all. group_stop: ends the request early, in place of params.stop_when.
-    The last four fields are options of messages: see `text.chat`."""
+    params.n of the samples to make; None: all. group_stop: ends the request early, in place of
+    params.stop_when. The last four fields are options of messages: see `text.chat`."""
 
     key: Any
     prompt: TextOrIds | None = None

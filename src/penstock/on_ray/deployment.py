@@ -61,7 +61,7 @@ class RayDeployment:
     allow_no_key: bool = False
     allowed_hosts: tuple[str, ...] = ()
     state_dir: str | None = None
-    # options of `penstock serve`
+    # the same as the options of `penstock serve`
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None

@@ -29,7 +29,7 @@ from penstock.server.online.auth import is_loopback
 # Seconds of an answer's stream. HAProxy restarts when the replicas change, and cuts streams from
 # before the restart after this time; its default is 120.
 LONGEST_STREAM = 86_400
-MOST_CONNECTIONS = 65_536  # HAProxy's default is 4,096
+MOST_CONNECTIONS = 65_536  # most connections of HAProxy, whose default is 4,096
 LARGEST_FILE = 1 << 20  # bytes of a Serve config file
 MOST_PARTS = 10_000  # most YAML values of one file
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"

@@ -158,7 +158,7 @@ class Sandbox:
         """Sends `data` and returns the part of the answer received within `hold` seconds, with its
         length prefix; None if the process has ended."""
         try:
-            # a short message fits into the socket's buffer, since no other message is under way
+            # a short message fits into the socket's buffer, since no other message is being sent
             self._channel.sendall(data)
             if not self._poll.poll(self._hold * 1000):
                 return bytearray()

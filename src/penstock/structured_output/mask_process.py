@@ -160,11 +160,11 @@ class MaskDesk:
         self._told = np.zeros(len(mine), np.int32)
         # grammars by number; None: could not be compiled here
         self._grammars: dict[int, CompiledGrammar | None] = {}
-        self._samples: dict[int, HeldSample] = {}  # samples by place
+        self._samples: dict[int, HeldSample] = {}  # samples that have begun, by place
         # places whose last mask was slow, so that the next one probably is too
         self._slow: set[int] = set()
         self._others = 0  # masks made since the last slow one
-        # threads; key: True for slow grammars
+        # a thread for quick grammars (False) and one for slow grammars (True)
         self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
         self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
         # numbers of grammars to drop once they are compiled
@@ -360,7 +360,7 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
 
 def main() -> int:
     leave_signals()
-    # the kernel removes ended forks, so nobody need wait for them
+    # the kernel removes ended forks, so this process need not wait for them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=MaskStart)
     channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]

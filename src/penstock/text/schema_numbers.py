@@ -100,7 +100,7 @@ def _is_exact(value: int) -> bool:
     """Returns True if float64 can represent this integer."""
     try:
         return abs(value) <= EXACT or int(float(value)) == value
-    except OverflowError:  # larger than any float64
+    except OverflowError:  # the integer is larger than any float64
         return False
 
 

@@ -36,7 +36,7 @@ class StopIndex:
         entries = [*enumerate(vocabulary.pieces), *vocabulary.first_pieces.items()]
         entries.sort(key=lambda entry: entry[1])
         self._sorted = [piece for _, piece in entries]
-        self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
+        self._ids = np.array([index for index, _ in entries], np.int32)  # token id of each entry
         self._bytes = np.frombuffer(b"".join(self._sorted), np.uint8)
         # end of each entry in the concatenated bytes [entries]
         self._ends = np.cumsum(np.fromiter(map(len, self._sorted), np.int64, len(entries)))
@@ -152,7 +152,8 @@ class StopStrings:
         start: number of characters that were searched before. An occurrence may begin before
         `start`, and must end after it.
         """
-        best: tuple[int, int, str] | None = None  # (end, begin, stop)
+        # (end, begin, stop string) of the best occurrence so far
+        best: tuple[int, int, str] | None = None
         for stop in self.stops:
             begin, length = text.find(stop, max(0, start - len(stop) + 1)), len(stop)
             if begin >= 0 and (best is None or (begin + length, begin) < best[:2]):

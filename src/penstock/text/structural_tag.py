@@ -26,7 +26,7 @@ MOST_TAGS = 1_024
 # most triggers: the grammar's compile time grows with their square, here to 0.1 s
 MOST_TRIGGERS = 128
 CONTENT = "content_"  # name of a content's grammar in Lark: @content_i for tag i
-_REST = "TEXT: /(?s:.*)/\n"  # matches no special tokens
+_REST = "TEXT: /(?s:.*)/\n"  # any text, but no special tokens
 
 
 class _JsonContent(Struct, tag="json_schema", forbid_unknown_fields=True):

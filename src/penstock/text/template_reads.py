@@ -81,7 +81,7 @@ class _Probe:
 
 
 def _content_of(role: str, probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads` with the properties of the content of this role's messages."""
+    """Returns `reads` with the fields set that describe the content of this role's messages."""
 
     def said(content: Any) -> list[Message]:
         message = {"role": role, "content": content}

@@ -115,7 +115,8 @@ class Tokenizer:
             return self._last_ids(text, keep + 1, add_special_tokens)
         if len(text) > limit * self.longest:
             raise _too_long(limit)
-        # ids of a part that are enough: further text could change at most its last few
+        # A beginning of the text with this many ids is certainly too long: more text could change
+        # only its last few ids.
         enough = limit + self.longest
         size = _USUAL * enough
         while size < len(text):
@@ -126,7 +127,8 @@ class Tokenizer:
 
     def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
         """Returns the last `count` ids of a text, or all if it has fewer."""
-        # ids of a part that are enough: its first few may differ from the whole text's
+        # The end of the text is encoded until it has this many ids, since its first few may differ
+        # from the whole text's.
         enough = count + self.longest
         size = _USUAL * enough
         while size < len(text):

@@ -3,7 +3,7 @@ gives the result files their ids ("names" them).
 
     validating --no good line--> failed
         └─> in_progress --all lines done--> finalizing --files named--> completed
-                └─cancel─> cancelling --all told---------files named--> cancelled
+                └─cancel─> cancelling --all lines done---files named--> cancelled
 
 Each arrow is one database transaction, which begins when its data is on the disk. So a kill at any
 moment, or a failing disk (`run` raises), leaves a batch that can be resumed. A line "at the engine"
@@ -42,7 +42,7 @@ class BatchJob:
         self._shared, self._state, self._row = shared, state, row
         self._input = state.file_store.path(row.input_file_id)
         self.cancelled = asyncio.Event()  # set when a client cancels the batch
-        # True while the server ends. Failures may then come from that, so the next start decides.
+        # True while the server ends. Errors may then come from that, so they don't end the batch.
         self.ending = False
         self.held_up = False  # True after a disk error, until the batch makes progress
         self._running: Pipeline | None = None  # set while lines run at the engine
@@ -274,7 +274,7 @@ class BatchJob:
         await state.attempt(state.database.finish, self.id, status, files)
         await state.attempt(state.file_store.remove_batch, self.id)
 
-    # --- faults
+    # --- errors
 
     def _judge(self, error: BaseException) -> tuple[str, str]:
         """Returns code and message of the error that ended the batch, and prints it for the

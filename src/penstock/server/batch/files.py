@@ -31,7 +31,7 @@ from penstock.server.openai.http_errors import HttpError
 
 FORM_BYTES = 64 * 1024  # bytes that a multipart body may have in addition to its file
 MOST_LISTED = 10_000
-READ_BYTES = 256 * 1024  # bytes of a content that are read at a time
+READ_BYTES = 256 * 1024  # bytes of a file's content that are read at a time
 # bytes of an upload that are collected before they are written; a slow upload takes about this much
 # memory
 WRITE_BYTES = 64 * 1024

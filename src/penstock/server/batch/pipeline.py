@@ -92,7 +92,8 @@ class Pipeline:
         self._answer_bytes = 0.0  # mean bytes of a sample's answer
         self._kept = 0  # bytes of outcomes that are not yet written
         self._stage = 0  # stage (poison_lines.py) of the lines that run now
-        self._at_engine: dict[int, LineRequest] = {}  # requests by line number
+        # requests that the engine is running, by line number
+        self._at_engine: dict[int, LineRequest] = {}
         self.suspects, self.evidence = suspects, dict[int, int]()
 
     @property
@@ -276,7 +277,8 @@ class Eta:
     """Estimates a batch's end from the numbers of finished lines over time."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # (time, lines done)
+        # (time in seconds, number of lines done by then)
+        self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, done: int) -> None:
         now = time.monotonic()

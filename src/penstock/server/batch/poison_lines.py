@@ -17,7 +17,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-FEW_FROM, ALONE_FROM, KILLER = 2, 3, 7  # points
+# points from which a line runs with few others, runs alone, and does not run any more
+FEW_FROM, ALONE_FROM, KILLER = 2, 3, 7
 # points for a death while the line ran alone: two such deaths make a killer, and so does one after
 # three others
 ALONE = 4

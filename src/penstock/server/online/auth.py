@@ -41,7 +41,7 @@ _AUTHORITY = re.compile(
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LAST_PORT = 65_535
 
-Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
+Headers = Iterable[tuple[bytes, bytes]]  # (name in lower case, value) of each header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -113,7 +113,7 @@ class ResponseBudget:
 
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
         self.most, self.piece = most, piece
-        self.bytes = 0  # bytes of all bodies
+        self.bytes = 0  # bytes of all counted bodies, including kept ones
         self.kept = 0  # bytes of kept bodies
         self._held: set[BufferedBody] = set()
         self._less_kept = asyncio.Event()

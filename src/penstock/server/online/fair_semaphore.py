@@ -33,7 +33,7 @@ class FairSemaphore:
     def __init__(self, places: int, bytes: int = 0) -> None:
         self.capacity = (places, bytes)
         self._taken = (0, 0)
-        self._held: Counter[str] = Counter()  # places by owner
+        self._held: Counter[str] = Counter()  # number of taken places by owner
         self._waiting: list[_Waiter] = []  # waiting callers; empty if there is room
 
     async def acquire(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:

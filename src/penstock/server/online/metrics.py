@@ -298,10 +298,10 @@ class CallMetrics:
         self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
         self._most = call.sampling.max_tokens
         self.prompt_tokens = call.prompt_tokens
-        self.made = 0  # tokens made
+        self.made = 0  # number of output tokens so far
         # seconds until the first token arrived; without streaming, until it was sampled
         self.first: float | None = None
-        self.ends: dict[str, int] = {}  # finish reason -> samples
+        self.ends: dict[str, int] = {}  # finish reason -> number of samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
         # (prompt, sample) -> [time of its last delta, tokens]

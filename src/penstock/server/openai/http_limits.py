@@ -25,7 +25,7 @@ class HttpLimits:
     max_values: int = 8 * 1024 * 1024
     max_texts: int = 1024 * 1024  # strings and field names in one body's JSON
     max_lists: int = 128 * 1024  # lists and objects in one body's JSON
-    max_prompts: int = 8_192  # prompts of one body
+    max_prompts: int = 8_192  # most prompts of one body
     max_messages: int = 16_384
     max_parts: int = 65_536  # content parts of all messages of one body
     # bytes of all buffered answers; above it the largest one is given up

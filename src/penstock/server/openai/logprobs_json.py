@@ -32,8 +32,8 @@ class Tables(NamedTuple):
     """Spellings for completions, by token id; each list and array has `size` entries, the
     vocabulary's."""
 
-    words: list[bytes]  # b'"word"'
-    lengths: NDArray[np.int32]  # characters
+    words: list[bytes]  # JSON of each spelling, as b'"word"'
+    lengths: NDArray[np.int32]  # characters of each spelling
     # hash of the spelling, equal for equal spellings (different ones collide with probability
     # 2**-64)
     same: NDArray[np.int64]
@@ -42,8 +42,8 @@ class Tables(NamedTuple):
 class ChatTables(NamedTuple):
     """Pieces of JSON for chats, by token id; each list has `size` entries, the vocabulary's."""
 
-    leads: list[bytes]  # b'{"token":"word","logprob":'
-    ends: list[bytes]  # b',"bytes":[119,111,114,100]'
+    leads: list[bytes]  # the beginning of each entry, as b'{"token":"word","logprob":'
+    ends: list[bytes]  # the entry's part with the bytes, as b',"bytes":[119,111,114,100]'
 
 
 class Spelling:
@@ -142,8 +142,9 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 def completion_logprobs(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """Returns the lists for these tokens. offset: character at which their text begins; below 0 if
-    the text of the first tokens is not shown, which then get offset 0."""
+    """Returns the lists of the completions' `logprobs` object for these tokens. offset: character
+    at which their text begins; below 0 if the text of the first tokens is not shown, which then get
+    offset 0."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
 MAX_CHOICES = 65_536  # most choices (prompts times n) of one body
-LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
+LONGEST_TIMEOUT = 7 * 24 * 3600  # most seconds of a request's `timeout`
 MAX_STOP_TOKENS = 1_024  # most ids in stop_token_ids
 MAX_SALT_LENGTH = 1_024  # most characters of a cache_salt
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
@@ -115,7 +115,8 @@ class Call:
     # function that makes the parser of one answer; None: all text is content
     reader: MakeReader | None = None
     include_reasoning: bool = True
-    tokens_only: TokensOnly | None = None  # set only for /inference/v1/generate
+    # set only for /inference/v1/generate, whose answers have no text
+    tokens_only: TokensOnly | None = None
     scoring: ScoringBody | None = None  # set only for /generative_scoring, which returns no text
     form_field: str = STRUCTURED  # field of the body that the answer format came from
     asked: Json | None = None  # fields of the body that the answer of /v1/responses repeats

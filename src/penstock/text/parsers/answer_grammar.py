@@ -18,7 +18,7 @@ from penstock.text.parsers.reader import CallFormat
 from penstock.text.parsers.reasoning import THINK, Thinking, token_of
 from penstock.text.parsers.tool import Tool, lark_text
 
-TEXT = "TEXT: /(?s:.*)/\n"  # matches no special tokens
+TEXT = "TEXT: /(?s:.*)/\n"  # any text, but no special tokens
 THOUGHT = "THOUGHT: /(?s:.*)/\nBEHIND: /[ \\r\\n]{0,4}/\n"
 SPACE = "SPACE: /[ \\t\\r\\n]{0,4}/\n"
 # text that doesn't begin like a call of a format without marks

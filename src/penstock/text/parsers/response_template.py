@@ -30,7 +30,7 @@ from penstock.text.parsers.region_content import CONTENTS, parse_content, transf
 from penstock.text.parsers.tool import Tool
 
 LOOKED_AT = 256  # characters that each regex searches at once, after each mark
-PATIENCE = 0.1  # seconds per regex
+PATIENCE = 0.1  # seconds that one search of a template's regex may take
 KINDS = {
     "content": "content",
     "reasoning_content": "reasoning",
@@ -52,7 +52,7 @@ _FIELD_KEYS = {
     "transform",
     "transform_each",
 }
-Pattern = Any  # regex.Pattern
+Pattern = Any  # regex.Pattern, of a library without type annotations
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,17 +23,20 @@ ID = 9  # characters (letters and digits) of a call's id if it must be short
 class Reads:
     """Properties of messages that a template expects. The defaults suit most templates.
 
-    parts: roles whose content may be a list of parts; for other roles parts are joined by newlines.
-    only_parts: roles whose content must be parts, never text. blank: empty content is text; False:
-    an empty part. developer: the role developer is known; False: becomes system. calls: calls per
-    turn: 2 stands for any number; 0: calls are written into the content, in Hermes' format. empty:
-    the content of a turn with only calls. beside: a turn with calls may have content; False: the
-    content gets a turn before it. objects: arguments of calls are objects; False: they are JSON
-    text. raw: invalid arguments are passed as text; False: as an object with the text under
-    INVALID. short_ids: ids of calls must have ID letters and digits. results: a tool's result has
-    the role tool; False: it is in a user message. thoughts: field names of reasoning; empty:
-    reasoning is a part of the content. thought_beside: reasoning may stand beside content and a
-    call; False: it becomes the beginning of the content.
+    parts: roles whose content may be a list of parts. For other roles parts are joined by newlines.
+    only_parts: roles whose content must be parts, never text.
+    blank: empty content is passed as text; False: as an empty part.
+    developer: the template knows the role developer; False: it is renamed to system.
+    calls: calls per turn. 2: any number; 0: calls are written into the content in Hermes' format.
+    empty: the content of a turn that has only calls.
+    beside: a turn with calls may have content; False: the content gets a turn before it.
+    objects: arguments of calls are objects; False: they are JSON text.
+    raw: invalid arguments are passed as text; False: as an object with the text under INVALID.
+    short_ids: ids of calls must have ID letters and digits.
+    results: a tool's result has the role tool; False: it is part of a user message.
+    thoughts: field names of reasoning; empty: reasoning is a part of the content.
+    thought_beside: reasoning may stand next to content and a call; False: it becomes the beginning
+    of the content.
     """
 
     parts: frozenset[str] = frozenset()

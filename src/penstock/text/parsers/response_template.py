@@ -4,8 +4,8 @@ field of the message:
 
     fields            name -> region; the region without an opening mark holds the answer's start
                       and all text between other regions
-    open, close       a region's marks: texts, or lists of them; open_pattern, close_pattern:
-    regexes
+    open, close       a region's marks: a text or a list of texts; open_pattern, close_pattern
+                      are regexes
     content           format of a region: text, json, xml-inline, kv-lines; `transform` converts it
     start_anchor      text in the prompt after which the answer begins
 

@@ -1,8 +1,9 @@
-"""ArrayCodec: encodes messages with numpy arrays for another process, and decodes them. Never
-pickle.
+"""ArrayCodec: encodes messages that hold numpy arrays. Sends them between processes without pickle,
+which could run code.
 
-An array is a msgpack extension: its dtype's character, its shape, its bytes. Decoding checks a
-message against its declared types; an array keeps the sender's dtype. Knows no processes.
+An array is a msgpack extension that holds its dtype's character, its shape and its bytes. Decoding
+checks the message against its declared types, except that an array keeps the sender's dtype. Knows
+no processes.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from numpy.typing import NDArray
 from penstock.errors import EngineError
 
 ARRAY = 1  # the msgpack extension code of an array
-LONGEST_WHY = 200  # characters of the reason why bytes cannot be decoded
-# dtype character, number of dimensions, two bytes of padding, three dimensions
+LONGEST_WHY = 200  # longest reason in an error message, characters
+# Header of an array: dtype character, number of dimensions, two padding bytes, three sizes.
 _HEAD = struct.Struct("<cBHiii")
 Word = TypeVar("Word")
 
@@ -26,8 +27,8 @@ Word = TypeVar("Word")
 class ArrayCodec(Generic[Word]):
     """Encodes and decodes messages of one type, or of a union of tagged types.
 
-    kind: the type. what: name of the messages in errors. record: the only structured dtype that
-    their arrays may have.
+    kind: the message type. what: name of the messages in errors. record: the only structured numpy
+    dtype that arrays may have, None: none.
     """
 
     def __init__(self, kind: Any, what: str, record: np.dtype[np.void] | None = None) -> None:
@@ -39,13 +40,13 @@ class ArrayCodec(Generic[Word]):
         return self._encoder.encode(word)
 
     def decode(self, data: bytes | bytearray) -> Word:
-        """Returns the message; its arrays own their memory.
-        Raises EngineError for invalid bytes."""
+        """Returns the decoded message, whose arrays own their memory. Raises EngineError for
+        invalid bytes."""
         try:
             word: Word = self._decoder.decode(data)
         except Exception as error:
-            # msgspec's errors, numpy's and struct's for an array, UsageError for sampling
-            # parameters
+            # msgspec raises for the message, numpy and struct for an array, SamplingParams
+            # UsageError.
             why = f"{type(error).__name__}: {error}"[:LONGEST_WHY]
             raise EngineError(f"{self._what} cannot be read ({why})") from error
         return word

@@ -1,6 +1,5 @@
-"""CarriedError: an error of ours, sent from one process to another and raised again there.
-
-Knows the error classes; no process.
+"""CarriedError: a PenstockError as a message between processes. The receiving process raises it
+again. Knows the error classes; no process.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from penstock.errors import EngineError, PenstockError, UsageError
 
 
 class CarriedError(msgspec.Struct, tag="failed", frozen=True):
-    """An error in the form that crosses. kind: its class name. param, rule: its attributes."""
+    """An error as a message. kind: name of its class. param, rule: attributes of a UsageError."""
 
     kind: str
     message: str
@@ -21,8 +20,8 @@ class CarriedError(msgspec.Struct, tag="failed", frozen=True):
 
     @classmethod
     def of(cls, error: BaseException, what: str = "") -> CarriedError:
-        """Returns the carried form of `error`. An error that isn't ours becomes an EngineError
-        whose message begins with `what`."""
+        """Returns the message for `error`. An error that is no PenstockError becomes an EngineError
+        whose text begins with `what`."""
         if isinstance(error, PenstockError):
             rule = (
                 error.rule if isinstance(error, UsageError) and error.rule != str(error) else None
@@ -31,7 +30,7 @@ class CarriedError(msgspec.Struct, tag="failed", frozen=True):
         return cls(EngineError.__name__, f"{what}{type(error).__name__}: {error}")
 
     def error(self, prefix: str = "") -> PenstockError:
-        """Returns the error to raise. prefix: text before its message."""
+        """Returns the error for the receiving process to raise. prefix: text before its message."""
         kind: type[PenstockError] = getattr(errors, self.kind, EngineError)
         assert issubclass(kind, PenstockError)
         message = f"{prefix}{self.message}"

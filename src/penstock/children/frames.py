@@ -1,8 +1,8 @@
-"""Frames: msgpack messages over a socket between two processes, each after its length.
+"""Frames: length-prefixed msgpack messages over a socket.
 
     blocking    send, receive
     polled      Frames.read, when the socket is ready
-    asyncio     frame, and missing_of the bytes received so far
+    asyncio     frame to send; missing_of says how many bytes to read next
 
 Knows bytes and sockets; not what the messages mean.
 """
@@ -13,12 +13,12 @@ import socket
 
 import msgspec
 
-HEADER = 8  # bytes of the length before each frame, little-endian
-PIECE = 65_536  # bytes of a receive buffer, at least
+HEADER = 8  # bytes of the length prefix of each message, little-endian
+PIECE = 65_536  # most bytes that one call of `recv` reads
 
 
 def frame(word: msgspec.Struct) -> bytearray:
-    """Returns the message's bytes with their length before them."""
+    """Returns the message's msgpack bytes after their length prefix."""
     data = bytearray(HEADER)
     msgspec.msgpack.Encoder().encode_into(word, data, HEADER)
     data[:HEADER] = (len(data) - HEADER).to_bytes(HEADER, "little")
@@ -26,7 +26,7 @@ def frame(word: msgspec.Struct) -> bytearray:
 
 
 def send(channel: socket.socket, data: bytes | bytearray) -> None:
-    """Sends a message's bytes with their length before them. Raises OSError if the peer is gone."""
+    """Sends the length prefix and a message's bytes. Raises OSError if the peer is gone."""
     channel.sendall(len(data).to_bytes(HEADER, "little"))
     channel.sendall(data)
 
@@ -39,7 +39,7 @@ def receive(channel: socket.socket) -> bytearray | None:
 
 
 def missing_of(data: bytearray) -> int:
-    """Returns how many bytes, at least, are missing to complete the frame that begins `data`."""
+    """Returns the least number of further bytes that complete the first frame of `data`."""
     size = int.from_bytes(data[:HEADER], "little") if len(data) >= HEADER else 0
     return HEADER + size - len(data)
 
@@ -51,8 +51,8 @@ class Frames:
         self._channel, self._data = channel, bytearray()
 
     def read(self) -> list[bytes]:
-        """Receives once and returns the complete messages. Raises EOFError at the socket's end, and
-        OSError."""
+        """Calls `recv` once and returns the messages that are now complete. Raises EOFError if the
+        peer has closed the socket, and OSError."""
         piece = self._channel.recv(PIECE)
         if not piece:
             raise EOFError

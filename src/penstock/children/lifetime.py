@@ -1,5 +1,5 @@
-"""What ends a child process of ours: the death of its parent does; lost output lines and signals
-meant for the parent don't. Knows file descriptors, signals and Linux; no engine."""
+"""Makes a child process end with its parent. Signals meant for the parent and failed writes to the
+log don't end it. Knows file descriptors, signals and Linux; no engine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import signal
 import sys
 from typing import Any
 
-# PR_SET_PDEATHSIG of prctl(2). The kernel sends the signal when the thread that started us ends.
+# PR_SET_PDEATHSIG of prctl(2). The kernel sends the signal when the thread that started this
+# process ends.
 _SET_PARENT_DEATH_SIGNAL = 1
 
 
 def begin_child() -> None:
-    """Sets up a child process of a service; to be called first."""
+    """Sets up a child process of a service. The child calls it before anything else."""
     leave_signals()
     lose_lines()
     end_with_parent()
@@ -24,18 +25,18 @@ def begin_child() -> None:
 
 def leave_signals() -> None:
     """Ignores the signals that end a group of processes: Ctrl-C and a closed terminal reach every
-    process of the terminal, a service manager's SIGTERM the whole group. The parent says when to
-    end."""
+    process of the terminal, and a service manager's SIGTERM reaches the whole group. The parent
+    ends its children itself."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
 
 
 def end_with_parent() -> None:
-    """Has the kernel kill this process when its parent has gone; on Linux only. Elsewhere children
-    of ours watch their standard input, which ends with the parent. Watching takes a running thread:
-    a process that is stopped, or hangs inside a library with the interpreter's lock held, would
-    never notice. The caller must check by standard input whether the parent has gone before this
-    call."""
+    """Has the kernel kill this process when its parent has gone. Works on Linux only. Elsewhere
+    child processes watch their standard input, which ends with the parent. That takes a running
+    thread: a process that is stopped, or hangs inside a library with the interpreter's lock held,
+    would never notice. If the parent has gone before this call, only the end of standard input
+    shows it."""
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None, use_errno=True).prctl
         if prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL.value, 0, 0, 0):
@@ -44,7 +45,7 @@ def end_with_parent() -> None:
 
 def lose_lines() -> None:
     """Makes failed writes to standard output and error (full disk, closed pipe) lose their lines
-    without raising. Leaves a stream alone that somebody has replaced."""
+    without raising. Keeps a stream that other code has replaced, as pytest does."""
     # A standard stream that was closed at the start leaves its number (0 to 2) free, and the next
     # socket or file would get it.
     while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
@@ -67,9 +68,9 @@ def _lossy(stream: Any, what: str) -> io.TextIOWrapper:
 
 
 class LossyFile(io.FileIO):
-    """A file whose write never raises: no service may fail because of a log line. The first loss is
-    reported once on standard error. After a line that was written in part, the next write begins a
-    new line. what: the file's name in that report."""
+    """A file whose `write` never raises, so that no service fails because of a log line. The first
+    lost line is reported once on standard error. After a partly written line, the next write begins
+    a new line. what: the file's name in the report."""
 
     _lost = _torn = False
 
@@ -81,7 +82,7 @@ class LossyFile(io.FileIO):
         data = b"\n" * self._torn + bytes(data)
         why: str | None = "no room"
         try:
-            # None: the pipe is full and non-blocking
+            # `write` returns None if the pipe is full and non-blocking
             written = super().write(data) or 0
         except OSError as error:
             written, why = 0, error.strerror

@@ -1,5 +1,5 @@
-"""Resource limits of this process and the memory that it uses, from the kernel (/proc). Knows only
-its own process."""
+"""Resource limits and memory of this process. Reads them from the kernel (setrlimit, /proc). Knows
+only its own process."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ import sys
 
 
 def bound(which: int, most: int) -> None:
-    """Sets the soft limit of a resource, at most the hard limit that we were started with."""
+    """Sets the soft limit of the resource `which` (resource.RLIMIT_*) to `most`, or to the hard
+    limit if that is lower."""
     hard = resource.getrlimit(which)[1]
     resource.setrlimit(which, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
 class ProcessMemory:
-    """Reads how much memory this process has. The file stays open: opening it for each job would
-    take longer than rendering a chat."""
+    """Reads how much memory this process has. /proc/self/statm stays open, since opening it for
+    each job would take longer than rendering a chat."""
 
     def __init__(self) -> None:
         self._file = os.open("/proc/self/statm", os.O_RDONLY) if sys.platform == "linux" else None

@@ -1,4 +1,4 @@
-"""Starts a child process, and describes how it ended. Knows processes; not what they do."""
+"""Starts child processes, and describes how they ended. Knows processes; not what they do."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ QUIET = subprocess.DEVNULL
 
 
 def command_of(module: str, *words: object) -> tuple[str, ...]:
-    """Returns a child's command line: this interpreter, a module of ours, and its arguments."""
+    """Returns the command line `python -m MODULE WORDS...` with this interpreter."""
     return (sys.executable, "-m", module, *map(str, words))
 
 
@@ -28,9 +28,9 @@ def spawn(
     stderr: int | IO[bytes] | None = None,
     session: bool = False,
 ) -> subprocess.Popen[bytes]:
-    """Starts a child. what: its name in errors. fds: descriptors that it inherits. environment:
-    variables added to ours. session: start a new session, so that Ctrl-C at the terminal reaches
-    the parent only. Raises CapacityError."""
+    """Starts a child process. what: its name in errors. fds: file descriptors that it inherits.
+    environment: variables added to this process's. session: start a new session, so that Ctrl-C at
+    the terminal reaches the parent only. Raises CapacityError if it cannot be started."""
     everything = None if environment is None else {**os.environ, **environment}
     try:
         return subprocess.Popen(

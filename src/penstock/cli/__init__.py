@@ -1,8 +1,7 @@
-"""The command line of `penstock` and `python -m penstock`. Every command imports what it needs when
-it runs.
+"""The command line of `penstock`. Every command imports what it needs when it runs.
 
-The distribution penstock installs all commands, penstock-client only those of `root`, which need no
-engine.
+The distribution penstock installs all commands. penstock-client installs only the commands in
+root.py, which need no engine.
 """
 
 from importlib import import_module

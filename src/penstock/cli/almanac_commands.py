@@ -1,4 +1,5 @@
-"""The almanac's commands: parse, import, call. Knows their options; the almanac does the work."""
+"""Commands of `penstock almanac`. The almanac is the collection of benchmark records. Knows the
+commands' options; penstock.almanac does the work."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ almanac_app = typer.Typer(
 
 Records = Annotated[Path, typer.Option(help="Folder of records: every .json under it is one.")]
 RECORDS = Path("almanac/records")
-NO_RECORD = "run.json"  # a .json file of a run's folder that is no record
+NO_RECORD = "run.json"  # .json file in a benchmark run's folder that is no benchmark record
 BEGIN = (
     "go where one is, name one, or measure (`penstock bench run`) and begin one with `penstock"
     " almanac add RUN`"
@@ -120,7 +121,8 @@ def validate_command(
 
 
 def _folders(runs: list[Path]) -> list[Path]:
-    """Returns the folders that hold one shape each: a run of several shapes has one for each."""
+    """Returns the folders with one workload shape each. A run of several shapes has one folder per
+    shape."""
     from penstock.almanac.collect import RECORD
 
     found = []
@@ -185,7 +187,7 @@ def _checked(held: int, count: int, derived: int) -> str:
 
 
 def _records_in(path: Path) -> list[Path]:
-    """Returns the records at a path: the file itself, or the .json files of a folder without a
+    """Returns the paths of benchmark records: the file itself, or a folder's .json files except a
     run's other files."""
     if not path.is_dir():
         return [path]

@@ -1,4 +1,4 @@
-"""The commands for batches on a server: parse, import, call. jobs/remote_batch.py does the work."""
+"""Commands of `penstock batch`, for batches on a server. jobs/remote_batch.py does the work."""
 
 from __future__ import annotations
 

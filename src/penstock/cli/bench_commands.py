@@ -1,5 +1,5 @@
-"""The bench's commands for servers: parse, import, call. Knows their options; the bench does the
-work."""
+"""Commands of `penstock bench`, which measure servers. Knows the commands' options; penstock.bench
+does the work."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ bench_app = typer.Typer(
     rich_markup_mode=None,
 )
 
-MINUTES = 28.0  # less than half an hour, since a start and a last point run over
-MOST_GOALS = 20  # upper bound of goals in a record
+# default length of a run: below 30, since the last load level and the server's start take extra
+# time
+MINUTES = 28.0
+MOST_GOALS = 20  # most latency goals that a benchmark record holds
 
 
 @bench_app.command("run", cls=OneLineCommand)
@@ -217,7 +219,8 @@ def _processes() -> int:
 
 
 def _ceiling(processes: int) -> Rung | None:
-    """Returns the ceiling that `bench calibrate` measured on this machine, or None."""
+    """Returns the highest event rate of the client, as `bench calibrate` measured it on this
+    machine, or None if it hasn't."""
     from penstock.bench.calibrate import read_ceiling
 
     told = read_ceiling()
@@ -249,8 +252,8 @@ def _settings(given: dict[str, Any], shapes: int) -> Settings:
 
 
 def _goals(given: list[float]) -> tuple[float, ...]:
-    """Returns the goals sorted and without duplicates. Raises UsageError for an invalid time, and
-    for more goals than a record holds."""
+    """Returns the goals (seconds to the first token) sorted and without duplicates. Raises
+    UsageError for an invalid time, and for more than MOST_GOALS."""
     from penstock.errors import UsageError
 
     goals = tuple(sorted(set(given)))
@@ -284,7 +287,8 @@ def bench_calibrate(
 ) -> None:
     """Measure how many events and requests a second the bench's client can receive on this machine.
 
-    The server it talks to computes nothing. `bench run` compares each point's load with this ceiling.
+    The server it talks to computes nothing. `bench run` compares each point's load with this
+    ceiling.
     """
     from penstock.bench.calibrate import calibrate, write_ceiling
 
@@ -359,8 +363,8 @@ def _import(given: dict[str, Any]) -> None:
 
 @contextmanager
 def _new_folder(out: Path) -> Iterator[None]:
-    """Makes the folder and removes it on an error, so that the same command can be tried again.
-    Raises UsageError if it exists or cannot be made."""
+    """Makes the folder `out`, and removes it if the block raises, so that the same command can be
+    tried again. Raises UsageError if it exists or cannot be made."""
     import shutil
 
     from penstock.errors import UsageError

@@ -1,5 +1,5 @@
-"""Builds the subject of `penstock bench run`: a server by its URL, or an engine to start, with its
-options, environment and files."""
+"""The server that `penstock bench run` measures. It is given by its URL, or as an engine to start
+with options, environment and files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from penstock.bench.run_spec import ServerSpec
 
 
-# Prefixes of variables that engines and their libraries read. Names with KEY are always left out.
+# Prefixes of the environment variables that engines and their libraries read. Names that contain
+# KEY are left out, since they may be secret.
 HEEDED = (
     "OMP_",
     "KMP_",
@@ -24,13 +25,13 @@ HEEDED = (
     "PYTORCH_",
     "VLLM_",
 )
-MOST_WORDS = 200  # upper bound of words in a record
-FEWEST_IDS = 1000  # ids that every model's vocabulary has
+MOST_WORDS = 200  # most command line words that a benchmark record holds
+FEWEST_IDS = 1000  # vocabulary size that every model reaches
 
 
 def subject_of(given: dict[str, Any]) -> ServerSpec:
-    """Returns the server to measure. Asks an engine that we start for its version. Raises
-    UsageError for options that contradict each other."""
+    """Returns the server to measure. If an engine is to be started, runs it once to learn its
+    version. Raises UsageError for options that contradict each other."""
     from penstock.bench.peers import peer
     from penstock.bench.run_spec import ServerSpec
     from penstock.bench.write_record import model_config, option_files
@@ -87,7 +88,7 @@ def subject_of(given: dict[str, Any]) -> ServerSpec:
 
 def words_of(text: str, option: str) -> list[str]:
     """Splits a text into words as a shell does. Raises UsageError for an unclosed quote, and for
-    more words than a record holds."""
+    more than MOST_WORDS words."""
     import shlex
 
     from penstock.errors import UsageError
@@ -106,8 +107,8 @@ def words_of(text: str, option: str) -> list[str]:
 
 
 def _from_environment() -> bool:
-    """Returns True if the key comes from the environment: it may be there for other uses, so it
-    isn't an option that the user gave."""
+    """Returns True if the API key comes from the environment. It may be there for other uses, so it
+    doesn't count as an option that the user gave."""
     import os
 
     return "OPENAI_API_KEY" in os.environ and not any(
@@ -116,7 +117,7 @@ def _from_environment() -> bool:
 
 
 def _packaged(name: str) -> Path | None:
-    """Returns the folder of the packaged model for `demo`, else None. Raises UsageError in
+    """Returns the packaged model's folder if `name` is `demo`, else None. Raises UsageError in
     penstock-client, which has no model."""
     from importlib.util import find_spec
 
@@ -136,8 +137,8 @@ def _packaged(name: str) -> Path | None:
 
 
 def _inherited() -> dict[str, str]:
-    """Returns the shell's variables that influence a server that we start:
-    the record lists them."""
+    """Returns the environment variables that influence a server started here; the benchmark record
+    lists them."""
     import os
 
     return {

@@ -1,4 +1,4 @@
-"""`penstock build`: its options. Rows of a workload are read as `penstock run` reads them."""
+"""The command `penstock build`. Its --workload is read as `penstock run` reads its input rows."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The engine's commands: parse, import, call. Each imports what it needs inside itself, so that
-`--help` loads no torch.
+"""Commands that need an engine. Each imports what it needs inside its function, so that `--help`
+loads no torch.
 
-`engine_options` makes the engine options. Commands that need no engine are in `root`.
+engine_options.py makes the engine options. Commands that need no engine are in root.py.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ def run_command(
 
 
 def _engine_on(on: str, address: str | None, workers: int | None) -> OpenLLM:
-    """Returns the function that opens a job's engine. Raises UsageError for Ray's options without
-    --on ray."""
+    """Returns the function that opens a job's engine: on this machine, or on a Ray cluster with
+    --on ray. Raises UsageError for Ray's options without --on ray."""
     if on == "here":
         for param, given in (("address", address), ("workers", workers)):
             if given is not None:

@@ -1,5 +1,5 @@
-"""`penstock deploy`: takes Penstock to a cloud or a cluster. For Modal it only writes a file; Ray
-Serve it calls."""
+"""Commands of `penstock deploy`, for Modal and Ray. For Modal the command only writes a file; for
+Ray it calls Ray Serve."""
 
 from __future__ import annotations
 
@@ -338,6 +338,7 @@ def _word(text: str) -> str:
 
 
 def _app_name(model: str) -> str:
-    """Returns the app's name for a model: `meta-llama/Llama-3.2-1B` gives penstock-llama-3.2-1b."""
+    """Returns the Modal app's name for a model: `meta-llama/Llama-3.2-1B` gives
+    penstock-llama-3.2-1b."""
     last = re.sub(r"[^a-z0-9._-]+", "-", model.rstrip("/").rpartition("/")[2].lower())
     return f"penstock-{last}"[:64]

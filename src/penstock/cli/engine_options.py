@@ -1,7 +1,7 @@
-"""Makes a command line option for every engine knob, from the fields of `penstock.config`: name,
-type, default and help.
+"""Command line options for the engine's Config. Name, type, default and help come from the fields
+of penstock.config ("knobs").
 
-Reads vLLM's arguments too, by the table of `penstock.vllm_arguments`. Knows no command.
+Also accepts vLLM's arguments, by the table in penstock.vllm_arguments. Knows no command.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ DEMO = "`demo` is the one in the package"
 
 
 def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Gives a command an option for every knob of Config except `leave_out`. The knobs that the
-    user typed arrive as its argument `knobs`."""
+    """Gives a command an option for every field of Config except `leave_out`. The command gets the
+    options that the user typed as its argument `knobs`, a dict."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [
@@ -61,7 +61,8 @@ def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[
 
 
 def given_options(context: typer.Context, *but: str) -> dict[str, str]:
-    """Returns the command's options that the user typed, except `but`: name -> flag."""
+    """Returns the options that the user typed, as Python name -> flag,
+    without the names in `but`."""
     flags = {
         param.name: param.opts[0]
         for param in context.command.params
@@ -74,14 +75,15 @@ def given_options(context: typer.Context, *but: str) -> dict[str, str]:
 
 
 def refuse_options(given: dict[str, str], why: str) -> None:
-    """Raises UsageError for the first of the `given` options, which nothing would read."""
+    """Raises UsageError for the first of the `given` options (name -> flag). why: the message after
+    the flag."""
     for name, flag in given.items():
         raise UsageError(f"{flag} {why}", param=name)
 
 
 def knob_parameters(leave_out: tuple[str, ...]) -> list[inspect.Parameter]:
-    """Returns a typer option for each knob of Config: `max_num_seqs` is `--max-num-seqs`, with its
-    type, default and help."""
+    """Returns a typer option for each field of Config: `max_num_seqs` becomes `--max-num-seqs`,
+    with the field's type, default and help."""
     parameters = []
     for group in Config().groups():
         hints = get_type_hints(type(group))
@@ -139,8 +141,8 @@ def _part(
     words: list[str],
     given: dict[str, Any],
 ) -> None:
-    """Splits a command line into the command's own words, in its spelling, and vLLM's arguments.
-    Raises UsageError."""
+    """Splits a command line: appends the command's own options to `words`, and puts vLLM's
+    arguments into `given`. Raises UsageError."""
     from penstock.vllm_arguments.sift import ours, sift
 
     own = {
@@ -154,7 +156,7 @@ def _part(
             words += [word, *args]
             return
         flag, text = _split(word)
-        # inner: the key of a dotted argument, as in --compilation-config.mode 3
+        # inner: the part after the dot, as `mode` in --compilation-config.mode 3
         name, _, inner = flag[2:].replace("-", "_").partition(".")
         positive = name if name in table else name.removeprefix("no_")
         argument = table.get(positive) if flag.startswith("--") else None
@@ -170,7 +172,8 @@ def _part(
         else:
             text = _needed(word, text, args)
             given[name] = {inner: _value(text)} if inner else _value(text)
-            # refused here: only vLLM knows how many of the next words are its values
+            # refuse at once, since only vLLM knows how many of the next words are the argument's
+            # values
             if not argument.taken:
                 sift({name: given[name]}, table, shown=_typed)
 
@@ -207,7 +210,7 @@ def _needed(word: str, text: str | None, args: Iterator[str]) -> str:
 
 
 def _value(text: str) -> Any:
-    """Parses an argument of vLLM's: JSON, None, or the text itself."""
+    """Parses the value of a vLLM argument: JSON, None, or the text itself."""
     if text in ("None", "none"):
         return None
     with suppress(ValueError, RecursionError):

@@ -1,9 +1,9 @@
-"""The end of a command that fails or is stopped: one line on stderr and an exit code, never a
+"""Exit codes and one-line errors of commands. A command that fails or is stopped never prints a
 traceback.
 
 A PenstockError prints `penstock: MESSAGE` and ends with its own code, an unreadable command line
-with 2. Ctrl-C ends with 130. SIGTERM ends jobs that can be resumed with 143; both say how to
-resume. Knows no command.
+with 2. Ctrl-C ends with 130. SIGTERM ends jobs that can be resumed with 143. After both signals the
+line says how to resume the job. Knows no command.
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ class OneLineCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         empty = any(word == "" or word.endswith("=") for word in args) and not {".", "./"} & {*args}
-        left: list[str] = super().parse_args(ctx, args)  # consumes `args`
+        left: list[str] = super().parse_args(ctx, args)  # the parser consumes `args`
         for param in self.params if empty else ():
             given = ctx.params.get(str(param.name))
             if Path() in (given if isinstance(given, (list, tuple)) else [given]):
-                # Mostly an unset shell variable: as a path it would be the current folder.
+                # An empty word is mostly an unset shell variable. As a path it would be the current
+                # folder.
                 name = (
                     param.opts[0] if param.param_type_name == "option" else str(param.name).upper()
                 )
@@ -61,17 +62,18 @@ def with_one_line(call: Callable[[], Any], options: Collection[str] = ()) -> Any
 
 
 def stopped_by_sigterm(job: Callable[[], object]) -> None:
-    """Runs a job that can be resumed. SIGTERM, with which a service manager or a cluster stops it,
-    does what Ctrl-C does: at the end of the step all results are written, and a message says how to
-    resume."""
+    """Runs a job that can be resumed. SIGTERM, which service managers and clusters send, does what
+    Ctrl-C does: at the end of the step all results are written, and a message says how to resume.
+    """
     came: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         came.append(number)
         as_interrupt = signal.getsignal(signal.SIGINT)
         if callable(as_interrupt):
-            as_interrupt(signal.SIGINT, frame)  # may be deferred: engine/interrupts.py
-        else:  # a shell's background process ignores Ctrl-C
+            # engine/interrupts.py may defer it to the end of the step
+            as_interrupt(signal.SIGINT, frame)
+        else:  # a shell's background process ignores SIGINT
             raise KeyboardInterrupt
 
     usual = signal.signal(signal.SIGTERM, stop)
@@ -109,7 +111,7 @@ def misread(error: Any, *, engine: bool) -> int:
     near = get_close_matches(
         getattr(error, "option_name", ""), getattr(error, "possibilities", None) or (), cutoff=0.9
     )
-    # The parser's cutoff is 0.6, which would suggest --enable-prefix-caching for --enable-lora.
+    # The parser's own cutoff of 0.6 would suggest --enable-prefix-caching for --enable-lora.
     if hasattr(error, "possibilities"):
         error.possibilities = near
     said: str = error.format_message()

@@ -1,8 +1,7 @@
-"""`penstock` itself, with the commands that talk to servers over HTTP and need no engine: bench,
-almanac, batch.
+"""The `penstock` command itself. Has the commands that need no engine: bench, almanac and batch.
 
-The distribution penstock-client has only these; `commands` adds the engine's where the engine is
-installed.
+The distribution penstock-client has only these. Where the engine is installed, commands.py adds the
+others.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ HERE = Path(__file__).parent
 ENGINE = (HERE / "commands.py").is_file()  # True if the engine's commands are installed
 # True if penstock-client is installed: only its wheel has this file
 CLIENT = (HERE / "client.txt").is_file()
-# the parser's UsageError; its module differs between versions of typer
+# the parser's UsageError; its module's name differs between versions of typer
 MISREAD: type[Exception] = typer.BadParameter.__bases__[0]
 
 app = typer.Typer(

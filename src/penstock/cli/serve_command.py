@@ -1,4 +1,5 @@
-"""`penstock serve`: the server's own options and its start. `engine_options` makes the engine's."""
+"""The command `penstock serve`. Has the server's own options;
+engine_options.py makes the engine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`penstock simulate`: turns its options into a load, engines and goals."""
+"""The command `penstock simulate`. Turns its options into a workload, engines and latency goals."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Takes Penstock to others' machines: writes files, which the user then owns, for Modal."""
+"""Writes the files that deploy Penstock on Modal. The user may change them afterwards."""

@@ -1,7 +1,6 @@
-"""A deployment on Modal: the model, its hardware, scaling and time limits, and its command lines.
-
-Knows the names of Penstock's commands and Modal's limits, and imports neither: `write_modal_app`
-writes the file.
+"""Settings of a deployment on Modal. Holds the model, hardware, scaling, time limits, and the
+command lines made from them. Knows the names of Penstock's commands and Modal's limits, and imports
+neither. write_modal_app.py writes the file.
 """
 
 from __future__ import annotations
@@ -14,26 +13,29 @@ from typing import Any
 from penstock.errors import UsageError
 
 PORT = 8000
-# mount point of our volume: artifacts, output of `monkeys`, models uploaded by the user
+# mount point of the Modal volume with built engines, output of `monkeys`, and uploaded models
 FOLDER = "/penstock"
 LONGEST_GRACE = 3600  # seconds; Modal's upper bound of exit_grace_period
-GRACE_OVER_DRAIN = 30  # seconds between the end of our drain and Modal's kill
+GRACE_OVER_DRAIN = 30  # seconds between the end of the server's drain and Modal's kill
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _GPU = re.compile(r"[A-Za-z][A-Za-z0-9-]*!?(?::([1-8]))?")
-# the first character is never "-": our commands would read the id as an option
+# The first character is never "-", since commands would read the id as an option.
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 _SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*:[1-9]\d*")
-_SERVED_ONLY = ("data_parallel_size",)  # knobs that an artifact doesn't keep
+# engine options that `penstock build` doesn't store with the built engine
+_SERVED_ONLY = ("data_parallel_size",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModalDeployment:
-    """The user's settings. Raises UsageError for what Modal or the image could not do.
+    """The user's settings. Raises UsageError for settings that Modal or the container image doesn't
+    support.
 
     model: a hub id, a folder of the volume (/penstock/...), or `demo`. gpu: Modal's GPU name, with
     ! and :N where wanted; None: CPUs only. package: where the image gets Penstock from, a
     checkout's folder or a requirement for pip. knobs: engine options by their Python names. shapes:
-    INxOUT:CONCURRENCY of the workload that `build` fits the model to. Times: seconds.
+    workload shapes INxOUT:CONCURRENCY (tokens, tokens, samples at once) that `penstock build` tunes
+    for. Times: seconds.
     """
 
     model: str
@@ -156,7 +158,7 @@ class ModalDeployment:
 
     @property
     def gpus_needed(self) -> int:
-        """Number of GPUs that the engine uses: ranks times replicas; 0 on CPUs."""
+        """Number of GPUs that the engine uses: tensor parallel ranks times replicas; 0 on CPUs."""
         if self.gpu is None:
             return 0
         return int(
@@ -171,18 +173,19 @@ class ModalDeployment:
 
     @property
     def artifact(self) -> str:
-        """Folder of the volume that `build` writes and the server opens."""
+        """Folder in the volume where `penstock build` writes the built engine and the server opens
+        it."""
         return f"{FOLDER}/built/{self.name}"
 
     def from_hub(self) -> list[str]:
         """Returns the command line words for the model before it is built: id, revision, and the
-        knobs that an artifact keeps."""
+        engine options that `penstock build` stores."""
         knobs = {name: value for name, value in self.knobs.items() if name not in _SERVED_ONLY}
         return [self.model, *_options({"revision": self.revision} | knobs)]
 
     def serve_options(self) -> list[str]:
         """Returns the options of `penstock serve` after the model. Without an API key the server
-        lets everybody in: Modal's proxy has checked the caller."""
+        answers everybody, since Modal's proxy has checked the caller."""
         words = ["--host", "0.0.0.0", "--port", str(PORT), "--served-model-name", self.model]
         words += ["--shutdown-timeout", str(self.shutdown_timeout)]
         words += [] if self.key_secret else ["--allow-no-key", "--allowed-host", "*"]
@@ -190,7 +193,7 @@ class ModalDeployment:
 
     def build_command(self) -> list[str]:
         """Returns the command that builds the model into the volume. Run again after a kill, it
-        resumes."""
+        resumes the build."""
         shapes = [word for shape in self.shapes for word in ("--shape", shape)]
         return ["penstock", "build", *self.from_hub(), "--out", self.artifact, *shapes]
 
@@ -216,7 +219,8 @@ class ModalDeployment:
 
 
 def _options(knobs: dict[str, Any]) -> list[str]:
-    """Converts knobs to command line words, in their order; leaves out None."""
+    """Converts options (name -> value) to command line words, in the same order;
+    leaves out None."""
     words: list[str] = []
     for name, value in knobs.items():
         flag = name.replace("_", "-")

@@ -1,7 +1,7 @@
-"""Writes the file of a Modal app as a person would: Modal's own API, and only command lines of
-ours.
+"""Writes the file of a Modal app. The file uses Modal's own API and calls Penstock only by command
+lines.
 
-Knows the deployment's dataclass and a template. Never imports Modal, needs no account and deploys
+Knows ModalDeployment and a Jinja template. Never imports Modal, needs no account and deploys
 nothing.
 """
 
@@ -21,7 +21,7 @@ from penstock.errors import UsageError, escaped
 
 # extras for reading problem sets from the hub and for the report of `monkeys`
 EXTRAS = "parquet,plot"
-IN_IMAGE = "/opt/penstock"  # the checkout's folder in the image
+IN_IMAGE = "/opt/penstock"  # folder of Penstock's checkout in the container image
 LEAST = (1, 5, 1)  # the first version of Modal with app.server
 WIDE = 120  # longest line of the written file, characters
 
@@ -33,8 +33,8 @@ def write_modal_app(deployment: ModalDeployment, out: Path) -> None:
 
 
 def modal_app(deployment: ModalDeployment, out: Path) -> str:
-    """Returns the text of the app for the file `out`;
-    a checkout's path is relative to its folder."""
+    """Returns the text of the app. The path of Penstock's checkout is written relative to the
+    folder of `out`."""
     checkout, requirement = _package(deployment.package, out.parent)
     loader = Environment(
         loader=PackageLoader("penstock", "deploy"),
@@ -60,8 +60,7 @@ def modal_app(deployment: ModalDeployment, out: Path) -> str:
 
 
 def default_package() -> str | None:
-    """Returns the checkout that this Penstock runs from;
-    None where it was installed without one."""
+    """Returns the checkout that this Penstock runs from; None if it was installed without one."""
     checkout = Path(__file__).resolve().parents[3]
     return str(checkout) if (checkout / "pyproject.toml").is_file() else None
 
@@ -86,8 +85,8 @@ def modal_missing() -> str | None:
 
 
 def _package(package: str, beside: Path) -> tuple[str | None, str]:
-    """Returns the checkout's folder relative to the app's (None without one) and the requirement
-    for pip."""
+    """Returns the checkout's folder relative to the app's (None if `package` is no folder) and the
+    requirement for pip."""
     if "://" in package:
         return None, f"penstock[{EXTRAS}] @ {package}"
     if package.startswith("penstock") and "==" in package:
@@ -110,20 +109,21 @@ def _python(text: str) -> str:
 
 def _inside(text: str) -> str:
     """Returns the text escaped for a Python string in double quotes, single or triple. Escapes
-    quotes, line ends, and characters that could mislead a reader (marks that turn the writing
-    direction). JSON's escapes would not do: they write characters above 16 bits as surrogate pairs,
-    which Python doesn't join."""
+    quotes, line ends, and characters that could mislead a reader (marks that change the writing
+    direction). JSON's escapes are unsuitable: they write characters above 16 bits as surrogate
+    pairs, which Python doesn't join."""
     return escaped(text.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 def _command(file: str, verb: str, function: str = "") -> str:
-    """Returns a shell command that passes the file to Modal, escaped for a Python string."""
+    """Returns the shell command `modal VERB FILE`, escaped for a Python string. function: text
+    after the file's name."""
     return _inside(f"modal {verb} {shlex.quote(file + function)}")
 
 
 def _words(words: list[str]) -> str:
-    """Returns a list of words as Python: on one line if it fits, else one option with its value per
-    line."""
+    """Returns a list of words as Python source: on one line if it fits, else one option with its
+    value per line."""
     line = f"[{', '.join(map(_python, words))}]"
     if len(line) < WIDE - len("MONKEYS = "):
         return line

@@ -1,5 +1,5 @@
-"""LLM: the Python API over lists of prompts. Its engine runs in the caller's process, so scripts
-without a main guard and notebooks work; with data_parallel_size above 1 the engines are other
+"""LLM: the Python API over lists of prompts. Its engine runs in the caller's process, so notebooks
+and scripts without a main guard work. With data_parallel_size above 1 the engines are other
 processes (replicas.py).
 
     llm = LLM("folder-or-hub-id")
@@ -55,12 +55,14 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 __all__ = ["LLM", "Finished", "Prompt"]
-_AHEAD = 2  # unfinished samples per row, up to which prompts are pulled
+# prompts are pulled from the iterator until there are this many unfinished samples per row
+_AHEAD = 2
 
 
 class LLM(BetweenCalls, LabelScorer):
-    """A loaded model. `model`: a folder, a hub id, or `demo`. The other knobs are Config's by name,
-    and vLLM's where they ask for what we do anyway (`penstock.vllm_arguments`)."""
+    """A loaded model. `model`: a folder, a hub id, or `demo`. The other arguments are the fields of
+    Config by name. Arguments of vLLM are accepted too, if they ask for nothing else than what
+    Penstock does (`penstock.vllm_arguments`)."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -74,7 +76,7 @@ class LLM(BetweenCalls, LabelScorer):
             self._open_replicas()
         self._process = os.getpid()
         self._sandbox: Sandbox | None = None
-        # held by the one generate, chat or stream that is stepping the engine
+        # held by the call of generate, chat or stream that is stepping the engine
         self._turning = threading.Lock()
 
     @classmethod
@@ -87,7 +89,7 @@ class LLM(BetweenCalls, LabelScorer):
         from penstock.engine.client import Client
 
         folder = model_folder(self.config)
-        # The tokenizer takes a third of a second: it loads while the device does.
+        # The tokenizer takes a third of a second to load, so it loads while the device starts.
         with ThreadPoolExecutor(1, "penstock-tokenizer") as beside:
             skip = self.config.model.skip_tokenizer_init
             reading = None if skip else beside.submit(_read_tokenizer, folder, self.config.model)
@@ -98,7 +100,7 @@ class LLM(BetweenCalls, LabelScorer):
             self._engine.close()
             raise
         self._client = Client(self.facts, self._tokenizer, self._down)
-        # frees the memory of an LLM that is dropped without close(), and at the interpreter's end
+        # closes the engine if the LLM is dropped without close(), and at the interpreter's end
         self._finalizer = weakref.finalize(self, self._engine.close)
 
     def _open_replicas(self) -> None:
@@ -149,8 +151,8 @@ class LLM(BetweenCalls, LabelScorer):
         tools: list[dict[str, Any]] | None = None,
         **vllms: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation (a list of messages) or a list of them, by the model's chat
-        template.
+        """Answers one conversation (a list of messages) or a list of conversations, by the model's
+        chat template.
 
         add_generation_prompt, continue_final_message, chat_template_kwargs, tools: see `text.chat`.
 
@@ -179,12 +181,13 @@ class LLM(BetweenCalls, LabelScorer):
     def stream(
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object] | None = None
     ) -> Iterator[Finished]:
-        """Runs a long job: pulls prompts as rows come free and yields each sample as it ends, in
-        any order.
+        """Runs a long job: pulls prompts as rows become free, and yields each sample when it ends,
+        in any order.
 
         Memory doesn't grow with the number of prompts. Closing the iterator early cancels the
-        requests under way. after_step: called after each engine step, also where no sample ended,
-        once the step's samples have been consumed. An exception from it ends the stream.
+        running requests. after_step: function called after each engine step, even if no sample
+        ended in it, once the step's samples have been consumed. An exception from it ends the
+        stream.
         """
         # Closed explicitly: in Python 3.12 closing a generator doesn't close the inner one that it
         # iterates over.
@@ -206,7 +209,7 @@ class LLM(BetweenCalls, LabelScorer):
                 ]
 
     def watch(self, goes_on: Callable[[], None]) -> None:
-        """Has `goes_on` called now and then while a step's layers make progress: on a CPU a step
+        """Calls `goes_on` now and then while a step's layers make progress, since a step on a CPU
         may take minutes. For callers that end an engine that hangs."""
         self.engine.runner.watch(goes_on)
 
@@ -223,22 +226,22 @@ class LLM(BetweenCalls, LabelScorer):
         )
 
     def stats(self) -> dict[str, float]:
-        """Gauges, and counters since the start. Prompt tokens shared by the samples of a request
-        are counted once (`prefilled_tokens`)."""
+        """Returns the engine's gauges, and its counters since the start. Prompt tokens shared by
+        the samples of a request are counted once (`prefilled_tokens`)."""
         return self._engine.stats() if self._replicas is None else self._replicas.stats()
 
     @property
     def generation_tokens(self) -> int:
-        """Output tokens made so far. Unlike `stats`, which walks the queues, it may be read from
-        any thread."""
+        """Number of output tokens made so far. Unlike `stats`, which walks the queues, it may be
+        read from any thread."""
         if self._replicas is not None:
             return int(self._replicas.stats().get("generation_tokens", 0))
         return int(self._engine.scheduler.counts["generation_tokens"])
 
     @property
     def engine(self) -> Engine:
-        """The engine below, for measurements (`benchmarks/shapes.py` watches its runner). Raises
-        UsageError with data_parallel_size above 1."""
+        """The engine in this process, for measurements (benchmarks/shapes.py watches its runner).
+        Raises UsageError with data_parallel_size above 1."""
         if self._replicas is not None:
             raise UsageError(
                 "several engines run in processes of their own: leave data_parallel_size out"
@@ -273,7 +276,7 @@ class LLM(BetweenCalls, LabelScorer):
             self._engine.cancel(*word)
 
     def _ids(self, prompt: Prompt | Any) -> tuple[list[int], Prompt]:
-        """Returns the prompt's token ids, and the prompt, with messages rendered to text."""
+        """Returns the prompt's token ids, and the prompt with its messages rendered to text."""
         if not isinstance(prompt, Prompt):
             kind = type(prompt).__name__
             raise TypeError(
@@ -302,7 +305,7 @@ class LLM(BetweenCalls, LabelScorer):
         return self._sandbox
 
     def _deltas(self, prompts: Iterable[Prompt]) -> Generator[Told]:
-        """Yields all deltas one by one."""
+        """Yields all deltas one by one, each with its request and prompt."""
         with closing(self._steps(prompts)) as steps:
             for told in steps:
                 yield from told
@@ -352,7 +355,8 @@ class LLM(BetweenCalls, LabelScorer):
                                 answers=prompt.answers,
                             )
                             known[asked.request_id] = asked, prompt
-                    except (UsageError, TokenizerError, FaultError) as error:  # this prompt's error
+                    except (UsageError, TokenizerError, FaultError) as error:
+                        # the error refuses only this prompt
                         yield [
                             (Delta(-1, -1, finish_reason="error", error=str(error)), None, prompt)
                         ]
@@ -360,8 +364,8 @@ class LLM(BetweenCalls, LabelScorer):
                     room -= asked.remaining
                     taken += len(ids)
                     if taken >= fills and not self._engine.flights:
-                        # the prefill fills a step and the device is idle: launch it, then pull the
-                        # others meanwhile
+                        # the waiting prefill fills a step and the device is idle: launch the step
+                        # first, and pull further prompts while it runs
                         break
                 if not known:
                     return
@@ -406,14 +410,15 @@ class LLM(BetweenCalls, LabelScorer):
         return news, None
 
     def _settle(self) -> None:
-        """Reads the results of steps that are still in flight."""
+        """Finishes the steps that are still running on the device, and drops their results."""
         # a forked child may only drop the iterator that it inherited
         here = os.getpid() == self._process
         while here and self._engine.has_work and not self._engine.broken and self._finalizer.alive:
             self._engine.step()
 
     def _run(self, prompts: list[Prompt], progress: bool) -> list[RequestOutput]:
-        """Runs `prompts`, whose keys are 0, 1, ..., and returns their outputs in order."""
+        """Runs prompts with the keys 0, 1, ..., and returns their outputs in this order. progress:
+        show a progress bar."""
         built = [RequestBuilder(str(i), p.prompt, p.params.n) for i, p in enumerate(prompts)]
         bar = Bar(sum(p.params.n for p in prompts)) if progress else None
         try:
@@ -431,8 +436,8 @@ def _read_tokenizer(folder: Path, model: ModelOptions) -> Tokenizer:
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer import Tokenizer
 
-    # Imported first: importing Python modules holds the lock that other threads need, loading the
-    # tokenizer doesn't.
+    # Imported before the tokenizer loads, since importing holds the interpreter's lock and loading
+    # the tokenizer doesn't.
     import_module("torch")
     size = read_model_config(folder).vocab_size
     return Tokenizer.load(

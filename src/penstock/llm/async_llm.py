@@ -1,5 +1,4 @@
-"""AsyncLLM: the engine for callers with their own event loop. Each request is an async iterator
-over its growing outputs.
+"""AsyncLLM: the Python API for asyncio. Each request is an async iterator over its growing outputs.
 
     async with AsyncLLM("folder-or-hub-id") as llm:
         async for out in llm.generate("Question: ...", SamplingParams(max_tokens=64)):
@@ -36,8 +35,8 @@ SHUT_DOWN = "this AsyncLLM is shut down: make a new one"
 
 
 class AsyncLLM:
-    """A model behind an event loop. Takes the knobs of LLM. The engine starts at `start` or at the
-    first request."""
+    """A loaded model for callers with an event loop. Takes the arguments of LLM. The engine starts
+    at `start` or at the first request."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, told = engine_knobs(str(model), knobs)
@@ -57,7 +56,7 @@ class AsyncLLM:
 
     @property
     def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` until the first update."""
+        """Version name of the weights in use: `default` until the first update."""
         started = (
             self._starting is not None and self._starting.done() and not self._starting.cancelled()
         )
@@ -87,11 +86,11 @@ class AsyncLLM:
         request_id: str | None = None,
         **vllms: Any,
     ) -> AsyncIterator[RequestOutput]:
-        """Yields the request's outputs; the last one is `finished`. The parameters' output_kind
-        chooses: the whole output each time it grows (CUMULATIVE), only its new part (DELTA), or one
-        output at the end (FINAL_ONLY, the cheapest). Leaving the iteration ends the request. vllms:
-        vLLM's other arguments, accepted only with values that change nothing. Raises UsageError for
-        a request that can't run, EngineError if the engine is gone."""
+        """Yields the request's outputs; the last one is `finished`. sampling_params.output_kind
+        chooses between the whole output each time it grows (CUMULATIVE), only its new part (DELTA),
+        and one output at the end (FINAL_ONLY, the cheapest). Leaving the iteration ends the
+        request. vllms: vLLM's other arguments, accepted only with values that change nothing.
+        Raises UsageError for a request that can't run, EngineError if the engine is gone."""
         check_call("generate", vllms)
         listed = as_list(prompt)
         if len(listed) != 1:
@@ -125,8 +124,8 @@ class AsyncLLM:
             stream.cancel()
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
-        """Ends one request or several. Each gives a last output with what it has made and
-        `finish_reason` "abort". Ignores ids that aren't under way."""
+        """Ends one request or several. Each yields a last output with its text so far and
+        `finish_reason` "abort". Ignores ids of no running request."""
         for name in [request_id] if isinstance(request_id, str) else request_id:
             stream = self._streams.get(name)
             if stream is None:
@@ -134,7 +133,7 @@ class AsyncLLM:
             if stream.asked.stream or (await self._ready()).asleep:
                 stream.cancel()
             else:
-                stream.cut()  # the engine sends what it has made
+                stream.cut()  # the engine still sends the samples' text so far
 
     async def update_weights(
         self,
@@ -144,8 +143,8 @@ class AsyncLLM:
         weights_version: str | None = None,
         mode: Mode = "wait",
     ) -> None:
-        """Replaces the model's weights, as POST /update_weights does. Mode `abort` ends requests
-        under way with what they have made. Raises PenstockError."""
+        """Replaces the model's weights, as POST /update_weights does. mode: `wait` for running
+        requests, `keep` them going with the new weights, or `abort` them. Raises PenstockError."""
         await self._control(Control(UPDATE, mode, model_path, weights_version, shared))
 
     async def reset_prefix_cache(self) -> bool:
@@ -159,7 +158,7 @@ class AsyncLLM:
         await self._control(Control(SLEEP, mode=mode, level=level))
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Takes the device's memory again. tags: `weights`, `kv_cache`; None: both. Raises
+        """Allocates the device's memory again. tags: `weights`, `kv_cache`; None: both. Raises
         PenstockError."""
         await self._control(Control(WAKE_UP, mode="keep", tags=tags))
 
@@ -168,7 +167,7 @@ class AsyncLLM:
         return bool((await self._ready()).asleep)
 
     async def shutdown(self) -> None:
-        """Ends the engine; requests under way raise EngineError. Idempotent."""
+        """Ends the engine; running requests raise EngineError. Idempotent."""
         self._closed = True
         starting, self._starting = self._starting, None
         if starting is None:

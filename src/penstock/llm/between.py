@@ -1,7 +1,6 @@
-"""BetweenCalls: LLM's methods for the time between two calls: update weights, reset the prefix
-cache, sleep.
-
-Knows an engine in the caller's process and whether a call is stepping it; no prompts.
+"""BetweenCalls: LLM's methods that change the engine. They update weights, reset the prefix cache
+and put the engine to sleep, while no call of generate, chat or stream runs. Knows an engine in the
+caller's process and whether a call is stepping it; no prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CLOSED = "this LLM is closed: make a new one"
 
 
 class BetweenCalls:
-    """LLM's methods that may only run while no request is under way; else they raise UsageError."""
+    """LLM's methods that raise UsageError while a request runs."""
 
     _process: int
     _turning: threading.Lock
@@ -43,9 +42,9 @@ class BetweenCalls:
     ) -> None:
         """Replaces the model's weights by those of a folder or of another process
         (`weights.share`), converted to the model's quantization. Empties the prefix cache.
-        weights_version: new value of `self.weights_version`, None: the folder's name. Raises
+        weights_version: new value of `self.weights_version`; None: the folder's name. Raises
         CheckpointError for weights that belong to another model, are incomplete or not finite, and
-        UsageError while a call runs; the old weights then stay."""
+        UsageError while a call runs. After an error the old weights stay."""
         if (model_path is None) == (shared is None):
             raise UsageError(
                 "weights come from model_path or from shared: give one of the two",
@@ -63,7 +62,7 @@ class BetweenCalls:
 
     @property
     def weights_version(self) -> str:
-        """Names the weights that answers are made with: `default` until the first update."""
+        """Version name of the weights in use: `default` until the first update."""
         return self.engine.weights_version
 
     def sleep(self, level: int = 1) -> None:
@@ -73,8 +72,8 @@ class BetweenCalls:
         self._between(lambda: self.engine.sleep(level))
 
     def wake_up(self, tags: Collection[str] | None = None) -> None:
-        """Takes the device's memory again. `tags`: `weights`, `kv_cache`; None: both. Raises
-        CapacityError if the memory is in use by others."""
+        """Allocates the device's memory again. tags: `weights`, `kv_cache`; None: both. Raises
+        CapacityError if other processes use the memory."""
         self._between(lambda: self.engine.wake_up(tags))
 
     def is_sleeping(self) -> bool:
@@ -82,7 +81,7 @@ class BetweenCalls:
         return bool(self.engine.asleep)
 
     def _refuse_a_fork(self) -> None:
-        """Raises UsageError in a fork of the process that made this LLM: the fork lacks its
+        """Raises UsageError in a fork of the process that made this LLM, since the fork lacks its
         threads."""
         if os.getpid() != self._process:
             raise UsageError(

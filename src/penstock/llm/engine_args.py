@@ -1,5 +1,5 @@
-"""EngineArgs and AsyncEngineArgs: vLLM's classes that hold a model and its knobs before an engine
-is made."""
+"""EngineArgs and AsyncEngineArgs, as in vLLM. They hold a model and its engine options before an
+engine is made."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from penstock.vllm_arguments.sift import engine_knobs
 
 
 class EngineArgs:
-    """A model and knobs, as `LLM` takes them; `vars()` gives them back. Raises UsageError as `LLM`
-    does."""
+    """The arguments of `LLM`; `vars()` returns them. Raises UsageError for the same arguments as
+    `LLM`."""
 
     def __init__(self, model: str = "demo", **knobs: Any) -> None:
         own, _ = engine_knobs(str(model), knobs)
@@ -24,8 +24,8 @@ class EngineArgs:
 
 
 def arguments_of(engine_args: object) -> dict[str, Any]:
-    """Returns the arguments of EngineArgs for LLM or AsyncLLM. Raises UsageError for any other
-    object."""
+    """Returns the keyword arguments in an EngineArgs, for LLM or AsyncLLM. Raises UsageError for
+    any other object."""
     if not isinstance(engine_args, EngineArgs):
         kind = type(engine_args).__name__
         message = (

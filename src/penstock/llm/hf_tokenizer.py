@@ -1,7 +1,6 @@
-"""HfTokenizer: the model's tokenizer with the most used methods of transformers' tokenizers.
-
-Chats are rendered in the sandbox process, which contains the harm that a template could do. Knows
-the tokenizer and how chats are rendered; no engine.
+"""HfTokenizer: the tokenizer with methods of transformers. Has the most used methods. Chats are
+rendered in the sandbox process, since a template is a program from elsewhere. Knows the tokenizer
+and how chats are rendered; no engine.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ Words = str | Sequence[str]
 
 
 class HfTokenizer(Tokenizer):
-    """Can be called as transformers' tokenizers are.
-    `decode` leaves special tokens out by default."""
+    """A tokenizer that can be called like those of transformers. `decode` leaves special tokens out
+    by default."""
 
     render: Callable[[ChatJob], Reply]
 
     @classmethod
     def over(cls, tokenizer: Tokenizer, render: Callable[[ChatJob], Reply]) -> HfTokenizer:
-        """Returns `tokenizer` with these methods; loads nothing again. render: renders a chat."""
+        """Returns an HfTokenizer that shares the data of `tokenizer`. render: function that renders
+        a chat."""
         made = cls.__new__(cls)
         made.__dict__ = tokenizer.__dict__
         made.render = render
@@ -54,9 +54,9 @@ class HfTokenizer(Tokenizer):
         chat_template: str | None = None,
         **template_kwargs: Any,
     ) -> Any:
-        """Returns a conversation's ids by the model's chat template, or its text with `tokenize`
-        False; a list for a list of conversations. return_dict: return the ids as `__call__` does.
-        Raises UsageError, TokenizerError."""
+        """Renders a conversation by the model's chat template. Returns its ids, or its text with
+        tokenize=False; for a list of conversations a list. return_dict: return the ids as
+        `__call__` does. Raises UsageError, TokenizerError."""
         if chat_template is not None:
             raise UsageError(
                 "the engine's chat_template is used: name another file when it is made,"

@@ -1,5 +1,5 @@
-"""Inputs of `LLM.generate` and `chat`, in all of vLLM's forms, converted to lists; input and output
-of `LLM.stream`. Knows no engine."""
+"""Inputs of LLM's methods. Converts the inputs of `generate` and `chat`, in all formats of vLLM, to
+lists. Defines the input and output of `LLM.stream`. Knows no engine."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Message = dict[str, Any]
 
 @dataclass(slots=True, kw_only=True)
 class Prompt:
-    """One request of a long job. `samples`: indices of params.n to draw; None: all. `group_stop`:
-    ends the request early, in place of params.stop_when. The last four fields go with messages: see
-    `text.chat`."""
+    """One request of a long job. key: returned with each of its samples. samples: indices below
+    params.n of the samples to make; None: all. group_stop: ends the request early, in place of
+    params.stop_when. The last four fields are options of messages: see `text.chat`."""
 
     key: Any
     prompt: TextOrIds | None = None
@@ -40,14 +40,14 @@ class Prompt:
 
     @property
     def answers(self) -> bool:
-        """True if the samples are messages of their own; False if they continue the prompt's last
-        one."""
+        """True if the samples are new messages; False if they continue the prompt's text or last
+        message."""
         return self.messages is not None and not self.continue_final_message
 
 
 @dataclass(slots=True, kw_only=True)
 class Finished:
-    """One finished sample of a Prompt, or with `output` None the error of a prompt that could not
+    """One finished sample of a Prompt. With `output` None: the error of a prompt that could not
     run."""
 
     key: Any
@@ -115,14 +115,15 @@ def ids_of(prompt: TextOrIds, tokenizer: Tokenizer | None, limit: int) -> list[i
     ContextLengthError, TokenizerError."""
     if isinstance(prompt, str):
         return needed(tokenizer, "a text prompt").encode_prompt(prompt, limit)
-    # The usual case: checking each id in `token` would take a microsecond per token.
+    # Fast path for a list of ints, since `token` takes a microsecond per id.
     if set(map(type, prompt)) == {int}:
         return list(prompt)
     return [token(each) for each in prompt]
 
 
 def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
-    """Returns the tokenizer. Raises UsageError for None; `what` names the call that needs it."""
+    """Returns the tokenizer. Raises UsageError if it is None. what: name of the use that needs it,
+    for the error."""
     if tokenizer is None:
         raise UsageError(
             f"{what} needs a tokenizer: give token ids, or leave skip_tokenizer_init off"
@@ -132,7 +133,7 @@ def needed(tokenizer: Tokenizer | None, what: str) -> Tokenizer:
 
 def token(value: Any) -> int:
     """Returns a token id as an int. Raises UsageError."""
-    # numpy's integers are Integral too
+    # numpy's integers count as Integral too
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise UsageError(f"a prompt of token ids holds {value!r}: give whole numbers")
     return int(value)

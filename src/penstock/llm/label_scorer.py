@@ -1,5 +1,5 @@
-"""LabelScorer: `LLM.score`, and refusals by name of vLLM's methods that are not served. Knows
-prompts as ids, and probabilities; LLM runs the requests."""
+"""LabelScorer: the method `LLM.score`. Also refuses, by name, the methods of vLLM that are not
+served. Knows prompts as ids, and probabilities; LLM runs the requests."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ _REFUSED = {
 
 @dataclass(slots=True)
 class ScoringOutput:
-    """Probabilities for one item. score: of the first label; label_probs: of all labels,
-    in order."""
+    """Probabilities for one item. score: probability of the first label. label_probs: probabilities
+    of all labels, in order."""
 
     score: float
     label_probs: list[float]
@@ -47,7 +47,7 @@ class ScoringOutput:
 
 @dataclass(slots=True)
 class ScoringRequestOutput:
-    """Score of one item. `error`: why there is none (`outputs` is None then)."""
+    """Score of one item. error: why it has no score; `outputs` is then None."""
 
     request_id: str
     outputs: ScoringOutput | None = None
@@ -58,7 +58,7 @@ class ScoringRequestOutput:
 
 
 class LabelScorer:
-    """LLM's scoring methods."""
+    """Base class of LLM with its scoring method."""
 
     _tokenizer: Tokenizer | None
 
@@ -79,10 +79,10 @@ class LabelScorer:
         """Returns for each item the probability of the first of `label_token_ids` as the next token
         after query and item.
 
-        apply_softmax: normalise over the labels, else over the vocabulary. item_first: put the item
-        before the query. add_special_tokens: to a text query; never to items. A query that stands
-        first is computed once for all items. An item that can't run (too long) gives an `error`;
-        the others go on.
+        apply_softmax: normalise over the labels; False: over the vocabulary. item_first: put the
+        item before the query. add_special_tokens: add them to a query given as text; items never
+        get any. A query before the items is computed once for all items. An item that can't run
+        (too long) gets an `error`; the others go on.
         """
         if label_token_ids is None:
             raise UsageError(

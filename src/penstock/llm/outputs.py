@@ -1,5 +1,5 @@
-"""Builds vLLM's output classes from deltas, for LLM and AsyncLLM. Knows deltas and outputs; no
-engine."""
+"""Builds vLLM's output classes from deltas. A delta is the new text and tokens of a sample after a
+step. Knows deltas and outputs; no engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from penstock.request import (
 if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
 
-# one delta of a step, its request (None if the prompt was refused), and its prompt
+# a delta, its request (None if the prompt was refused), and its prompt
 Told: TypeAlias = "tuple[Delta, PendingRequest | None, Prompt]"
 
 
@@ -35,7 +35,8 @@ class SampleBuilder:
         return self._out.finish_reason is not None
 
     def add(self, delta: Delta, *, whole: bool) -> None:
-        """Adds a delta. whole: this is the sample's only delta, so nothing needs to be copied."""
+        """Adds a delta. whole: True if this is the sample's only delta, so that nothing needs to be
+        copied."""
         out, scores = self._out, delta.logprobs
         out.text += delta.text
         if out.token_ids:
@@ -75,8 +76,8 @@ class SampleBuilder:
         )
 
     def news(self) -> CompletionOutput:
-        """Returns the output since the last call. cumulative_logprob covers the whole sample, as in
-        vLLM."""
+        """Returns the part of the output since the last call of this method. Only
+        cumulative_logprob covers the whole sample, as in vLLM."""
         told = self.so_far()
         self._out.text, self._out.token_ids, self._out.logprobs, self._parts = "", [], None, None
         return told
@@ -91,7 +92,7 @@ class RequestBuilder:
         self._out = RequestOutput(request_id, text, [], finished=False)
         self._count = samples
         self._made: dict[int, SampleBuilder] = {}
-        self._told: set[int] = set()  # samples with news since the last output
+        self._told: set[int] = set()  # indices of samples with new tokens since the last output
 
     @property
     def finished(self) -> bool:
@@ -101,8 +102,8 @@ class RequestBuilder:
     def add(
         self, delta: Delta, asked: PendingRequest | None, prompt: TextOrIds | None = None
     ) -> None:
-        """Adds a delta. asked: its request, None if the prompt was refused. prompt: the text
-        rendered from messages."""
+        """Adds a delta. asked: its request, None if the prompt was refused. prompt: text rendered
+        from the messages of a chat."""
         out = self._out
         out.error = delta.error or out.error
         if asked is None:
@@ -132,8 +133,8 @@ class RequestBuilder:
         self._out.finished = True
 
     def output(self, kind: RequestOutputKind = RequestOutputKind.FINAL_ONLY) -> RequestOutput:
-        """Returns the output so far, samples in the order of their index. With DELTA: only samples
-        with news, and only their new part."""
+        """Returns the output so far, with samples in the order of their index. With DELTA: only the
+        new part of samples that have one."""
         if kind is RequestOutputKind.DELTA:
             samples = [self._made[index].news() for index in sorted(self._told)]
         else:

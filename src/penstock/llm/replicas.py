@@ -1,12 +1,13 @@
-"""Engines of an LLM with data_parallel_size above 1: child processes, and a thread of the caller's
-process that talks to them.
+"""Runs an LLM's engines in several processes. For data_parallel_size above 1. A thread of the
+caller's process talks to them.
 
     prompts --pulled--> backlog --a replica wants more--> ReplicaSet.submit
         --news--> queue --> the caller's generator
 
-A replica takes more prompts when few of its requests wait for rows. Among the last prompts the
-longest go first, and the samples of the very last are split over replicas. Knows the client of
-several engines; no outputs, no files.
+The backlog holds prompts that no replica has yet; news are deltas. A replica takes more prompts
+when few of its requests wait for rows. Among the job's last prompts the longest go first, and the
+samples of the very last prompts are split over replicas. Knows the client of several engines; no
+outputs, no files.
 """
 
 from __future__ import annotations
@@ -42,15 +43,16 @@ if TYPE_CHECKING:
     from penstock.engine.client import PendingRequest
 
 Result = TypeVar("Result")
-# Prompts per replica that are pulled ahead, so that the job's last ones are recognised in time.
+# Prompts per replica that are pulled ahead, so that the end of the job is recognised in time.
 LOOK_AHEAD = 8
-TURN = 0.1  # seconds to wait for news before after_step is called again
+TURN = 0.1  # seconds to wait for deltas before after_step is called again
 NONE_READY = 120.0  # seconds without a live replica after which the job fails
 
 
 @dataclass(slots=True)
 class _Asked:
-    """A prompt with its ids; its params have a seed. suspect: a replica died while running it."""
+    """A prompt with its token ids; its params have a seed. suspect: True if a replica died while
+    running it."""
 
     prompt: Prompt
     ids: list[int]
@@ -63,8 +65,8 @@ class _Asked:
 
 @dataclass(slots=True)
 class _News:
-    """Deltas of one prompt. over: the last message of the prompt, with the error that ended it if
-    any."""
+    """Deltas of one prompt. over: True in the prompt's last message. error: the error that ended
+    it, or None."""
 
     number: int
     deltas: list[Delta]
@@ -82,7 +84,7 @@ class _Job:
         self.backlog: deque[_Asked] = deque()
         self.last = False  # True once all prompts have been pulled
         self.suspects: deque[_Asked] = deque()  # prompts to run again at the end, one at a time
-        # stream None: not accepted by a replica
+        # open prompts by number; the stream is None until a replica has accepted the prompt
         self.open: dict[int, tuple[ReplicaStream | None, _Asked]] = {}
         self.done: dict[int, set[int]] = {}  # samples that have ended, by number of the open prompt
         self._count = 0
@@ -130,7 +132,7 @@ class _Job:
             self.news.put(_News(number, [], over=True, error=error))
 
     async def cancel(self) -> None:
-        """Cancels the requests under way."""
+        """Cancels the running requests."""
         for task in list(self._reading):
             task.cancel()
         await asyncio.gather(*self._reading, return_exceptions=True)
@@ -142,7 +144,7 @@ def _limit(one: _Asked, longest: int) -> int:
 
 
 class ReplicaEngines:
-    """Engines of `config`, started by a thread of this process and ended with it."""
+    """Starts the engines of `config` from a thread of this process. They end with the thread."""
 
     def __init__(self, config: Config) -> None:
         self._seeds = Seeds(config.model.seed)
@@ -191,8 +193,8 @@ class ReplicaEngines:
         ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
         after_step: Callable[[], object] | None = None,
     ) -> Generator[tuple[Delta, PendingRequest | None, Prompt]]:
-        """Yields what LLM's own engine would for `prompts`: deltas with their request and prompt. A
-        prompt that cannot run comes without a request."""
+        """Yields deltas with their request and prompt, as LLM's own engine would. A prompt that
+        cannot run is yielded without a request."""
         source, job = iter(prompts), _Job(self.replicas, self._seeds)
         heard = time.monotonic()
         try:
@@ -204,7 +206,7 @@ class ReplicaEngines:
                     self._run(job.submit_some())
                 if not job.open and not job.backlog:
                     return
-                # Don't wait for news while replicas still take all that is pulled.
+                # Don't wait for deltas while replicas still take every prompt that is pulled.
                 news = _next(job.news, TURN if job.last or job.backlog else 0.0)
                 heard = time.monotonic() if news or self.replicas.alive else heard
                 if time.monotonic() - heard > NONE_READY:
@@ -225,7 +227,7 @@ class ReplicaEngines:
         ids_of: Callable[[Prompt], tuple[list[int], Prompt]],
         job: _Job,
     ) -> Iterator[tuple[Delta, None, Prompt]]:
-        """Fills the backlog; yields the error of each prompt that can never run."""
+        """Pulls prompts into the backlog. Yields the error of each prompt that can never run."""
         facts = self.replicas.facts
         while not job.last and len(job.backlog) < LOOK_AHEAD * self.replicas.count:
             prompt = next(source, None)
@@ -236,7 +238,7 @@ class ReplicaEngines:
                 ids, prompt = ids_of(prompt)
                 span = (min(ids), max(ids)) if ids else None
                 check_request(len(ids), span, prompt.params, facts.max_model_len, facts.vocab_size)
-                # made here to keep its counts if a replica dies
+                # the stop condition lives in this process, so its counts survive a replica's death
                 if prompt.params.stop_when is not None:
                     prompt = replace(
                         prompt,
@@ -262,7 +264,7 @@ def _take(job: _Job, news: _News) -> Iterator[tuple[Delta, PendingRequest | None
     if news.error is None:
         return
     wanted = range(one.prompt.params.n) if one.prompt.samples is None else one.prompt.samples
-    # samples that have ended are kept
+    # run again only the samples that have not ended
     left = replace(one.prompt, samples=[sample for sample in wanted if sample not in done])
     if isinstance(news.error, NoReplicaError):
         job.backlog.appendleft(_Asked(left, one.ids, one.suspect))
@@ -279,7 +281,7 @@ def _refused(error: PenstockError) -> Delta:
 
 
 def _next(news: queue.SimpleQueue[_News], seconds: float) -> list[_News]:
-    """Returns the news so far; waits up to `seconds` for the first."""
+    """Returns all queued news; waits up to `seconds` for the first."""
     found: list[_News] = []
     try:
         found.append(news.get(timeout=seconds))

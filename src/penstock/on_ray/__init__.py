@@ -1,2 +1,2 @@
-"""Penstock on Ray: an application of Ray Serve with its scaling, jobs over actors of a cluster,
-ranks on several nodes."""
+"""Penstock on Ray: a Serve application, and jobs over actors. Scales the application's replicas,
+and runs ranks on several nodes."""

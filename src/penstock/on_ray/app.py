@@ -1,10 +1,10 @@
-"""`build_app`: an application of Ray Serve with Penstock's own server, for Serve's config files and
-for Python.
+"""`build_app`: Penstock's server as a Ray Serve application. Can be called from Serve's config
+files and from Python.
 
     applications:
       - {name: penstock, import_path: "penstock.on_ray.app:build_app", args: {model: ORG/NAME}}
 
-Knows Serve; `replica` runs one replica, `deployment` checks the settings.
+Knows Serve. replica.py runs one replica, deployment.py checks the settings.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from penstock.on_ray.replica import ServeReplica
 
 
 def build_app(args: Mapping[str, Any], *, engine: tuple[str, ...] = ENGINE) -> Any:
-    """Returns the Serve application for RayDeployment's `args`. Raises UsageError for invalid args.
-
-    A replica is a whole engine, with the GPUs of its ranks on one machine. engine: see
-    ServeReplica.
+    """Returns the Serve application. args: fields of RayDeployment and engine options. Raises
+    UsageError for invalid args. A replica is a whole engine, with the GPUs of its ranks on one
+    machine. engine: command line of the engine process.
     """
     import ray
     from ray import serve

@@ -1,6 +1,6 @@
-"""A Ray cluster, joined or started: its nodes, checks that they are enough, and leaving it. Knows
-neither jobs nor deployments, which build on it. Ray is imported inside functions: the import takes
-a second, and most commands never need it."""
+"""Joins or starts a Ray cluster. Lists its nodes, checks that they are enough, and leaves it again.
+Knows neither jobs nor deployments, which build on it. Functions import Ray themselves, since the
+import takes a second and most commands never need it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,14 @@ from typing import Any
 
 from penstock.errors import CapacityError, UsageError
 
-# bytes: our objects are small; Ray's default is a third of the machine's memory
+# bytes of Ray's object store: Penstock's objects are small, and Ray's default is a third of the
+# machine's memory
 OBJECT_STORE = 128 << 20
 KNOCK = 10.0  # seconds to wait for a connection
-# Ray reads these variables once, at its import. Without this one every worker under `uv run` would
-# build its environment again, from a registry.
+# Ray reads environment variables once, at its import. Without this one every worker under `uv run`
+# would install its Python environment again.
 ENVIRONMENT = {"RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0"}
-# only clusters started here: a running cluster has its own setting
+# set only for clusters that are started here, since a running cluster has its own setting
 OWN_ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -40,7 +41,8 @@ class RayNode:
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """A cluster with this process as a driver. own: it was started here, and ends with us."""
+    """A cluster that this process is a driver of. own: True if it was started here, and ends with
+    this process."""
 
     nodes: tuple[RayNode, ...]
     own: bool
@@ -54,8 +56,9 @@ class RayCluster:
         return sum(node.cpus for node in self.nodes)
 
     def check_gpus(self, each: int, count: int, what: str) -> None:
-        """Raises CapacityError unless the cluster has `count` times `each` GPUs, each set on one
-        machine. what: name of what uses a set, for the error."""
+        """Raises CapacityError unless the cluster has room for `count` sets of `each` GPUs, with
+        the GPUs of a set on one machine. what: name of the user of one set in the error, as
+        "replica"."""
         if not each or count <= sum(node.gpus // each for node in self.nodes):
             return
         has = (
@@ -93,7 +96,8 @@ def ray_cluster(
         os.environ.setdefault(name, value)
     import ray
 
-    if ray.is_initialized():  # the caller's own driver, a notebook say, which stays open
+    # the caller, a notebook for example, has connected to Ray before, and stays connected
+    if ray.is_initialized():
         yield RayCluster(_nodes(), own=False)
         return
     folder = tempfile.mkdtemp(prefix="penstock-ray-") if own else None
@@ -127,7 +131,7 @@ def nodes_without(path: Path) -> list[str]:
 
 
 def _init(address: str | None, folder: str | None, environment: Mapping[str, str]) -> None:
-    """Connects this process as a driver. Keeps the handler of SIGTERM: Ray would make the signal a
+    """Connects this process as a driver. Restores the handler of SIGTERM, which Ray replaces by a
     plain exit."""
     import ray
 
@@ -140,7 +144,7 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
         "include_dashboard": False,
         "object_store_memory": OBJECT_STORE,
     }
-    # other machines of a joined cluster have their own environment
+    # the machines of a joined cluster have their own environment variables
     joins = {"runtime_env": {"env_vars": dict(environment)}} if environment else {}
     try:
         ray.init(
@@ -154,7 +158,8 @@ def _init(address: str | None, folder: str | None, environment: Mapping[str, str
 
 
 def _check_answers(address: str) -> None:
-    """Raises CapacityError if nobody listens at HOST:PORT: Ray itself would try for minutes."""
+    """Raises CapacityError if nothing listens at HOST:PORT. Ray itself would try to connect for
+    minutes."""
     if "://" in address:
         raise UsageError(
             f"{address} is an address for clients from outside: give HOST:PORT or auto on a machine"

@@ -1,5 +1,5 @@
-"""A service on Ray Serve: its model, replicas and access. Checks the `args` of a Serve config file,
-and makes the options that Serve takes.
+"""Settings of a service on Ray Serve. Checks the `args` of a Serve config file, and makes the
+options that Serve takes.
 
 Knows Serve's names and limits, and imports nothing of Ray.
 """
@@ -18,12 +18,13 @@ from penstock.errors import UsageError
 from penstock.text.parsers.reader import AnswerParsers
 
 PATH = "penstock.on_ray.app:build_app"  # import_path in a Serve config file
-# seconds between the end of a drain and Serve's kill: batches stop, the engine frees its memory
+# seconds between a drain's end and Serve's kill, in which batches stop and the engine frees memory
 SLACK = 15.0
-# requests that Serve lets into a replica; our server limits them by tokens and samples
+# requests that Serve lets into a replica; Penstock's server has its own limits of tokens and
+# samples
 REQUESTS = 1_000_000
-PUSH = 1.0  # seconds between two readings of a replica's drain time
-LOOK_BACK = 5.0  # seconds over which the readings are averaged
+PUSH = 1.0  # seconds between two readings of a replica's seconds of work
+LOOK_BACK = 5.0  # seconds over which these readings are averaged
 _TEXTS = (
     "name",
     "served_model_name",
@@ -38,12 +39,13 @@ _SWITCHES = ("allow_no_key", "enable_auto_tool_choice")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayDeployment:
-    """The user's settings. Raises UsageError for what Serve or a replica could not do.
+    """The user's settings; all times are seconds. Raises UsageError for settings that Serve or a
+    replica doesn't support.
 
     knobs: engine options of each replica, by their Python names. cpus: cores that Ray reserves for
-    a replica. target_seconds: work that a replica may have before another one is started. Times:
-    seconds. host: address that Serve listens on; None: configured elsewhere, so that a key or
-    `allow_no_key` is required.
+    a replica. target_seconds: seconds of work that a replica may have before another one is
+    started. host: address that Serve listens on. None: it is configured elsewhere and may be
+    public, so an API key or `allow_no_key` is required.
     """
 
     name: str = "penstock"
@@ -59,7 +61,7 @@ class RayDeployment:
     allow_no_key: bool = False
     allowed_hosts: tuple[str, ...] = ()
     state_dir: str | None = None
-    # options of `penstock serve`
+    # the same as the options of `penstock serve`
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
     reasoning_parser: str | None = None
@@ -70,7 +72,7 @@ class RayDeployment:
 
     @classmethod
     def of(cls, args: Mapping[str, Any]) -> RayDeployment:
-        """Builds a deployment from a flat mapping that holds engine options too."""
+        """Builds a deployment from one mapping of deployment settings and engine options."""
         own = {each.name for each in fields(cls)} - {"knobs"}
         given = {name: value for name, value in args.items() if name in own}
         hosts = given.pop("allowed_hosts", ())
@@ -78,7 +80,7 @@ class RayDeployment:
         return cls(**given, allowed_hosts=tuple(hosts), knobs=knobs)
 
     def args(self) -> dict[str, Any]:
-        """Returns the flat mapping for `of`: all values that differ from their defaults."""
+        """Returns the mapping that `of` reads, with all values that differ from their defaults."""
         default = {each.name: each.default for each in fields(type(self))}
         own = {name: getattr(self, name) for name in default if name != "knobs"}
         told = {name: value for name, value in own.items() if value != default[name]}
@@ -168,15 +170,14 @@ class RayDeployment:
         return max(1, self.min_replicas) if self.max_replicas is None else self.max_replicas
 
     def gpus(self, there: int) -> int:
-        """Returns the GPUs of a replica, all on one machine: one per rank; 0 on the CPU. there:
-        GPUs of the cluster."""
+        """Returns the number of GPUs of a replica, which are all on one machine: one per rank; 0 on
+        the CPU. there: number of GPUs of the cluster."""
         device = self.config.model.device
         some = device == "cuda" or (device == "auto" and there > 0)
         return self.config.parallel.tensor_parallel_size if some else 0
 
     def serve_options(self, gpus: int) -> dict[str, Any]:
-        """Returns the options for `serve.deployment`. gpus: GPUs of a replica,
-        all on one machine."""
+        """Returns the options for Ray's `serve.deployment`. gpus: number of GPUs of a replica."""
         return {
             "name": "server",
             "ray_actor_options": {"num_cpus": self.cpus, "num_gpus": gpus},

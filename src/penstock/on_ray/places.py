@@ -1,5 +1,4 @@
-"""Computes how many workers a Ray cluster has room for, and the cores and GPUs of each. Knows only
-counts of cores and GPUs."""
+"""Divides a Ray cluster's cores and GPUs between workers. Knows only counts of cores and GPUs."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from penstock.on_ray.cluster import RayCluster
 
 @dataclass(frozen=True, slots=True)
 class WorkerPlaces:
-    """Places for a number of workers, with the cores and GPUs that each has on one machine."""
+    """A number of workers, and the cores and GPUs that each gets on one machine."""
 
     workers: int
     cpus: int
@@ -25,11 +24,9 @@ class WorkerPlaces:
 
 
 def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> WorkerPlaces:
-    """Returns the places for `workers`. None: as many as the GPUs allow; without GPUs one per
-    machine.
-
-    A model over several GPUs has them on one machine. Raises CapacityError if the cluster has too
-    little.
+    """Returns the number of workers and their cores and GPUs. workers: the wanted number; None: as
+    many as the GPUs allow, or one per machine without GPUs. All GPUs of a worker are on one
+    machine. Raises CapacityError if the cluster has too few.
     """
     if workers is not None and workers < 1:
         raise UsageError(f"--workers must be at least 1, not {workers}", param="workers")
@@ -49,7 +46,8 @@ def place_workers(cluster: RayCluster, workers: int | None, config: Config) -> W
 
 
 def _cores(cluster: RayCluster, workers: int) -> int:
-    """Returns the largest number of cores per worker with which all workers find room."""
+    """Returns the largest number of cores per worker with which all workers fit on the cluster's
+    machines."""
     most = max(node.cpus for node in cluster.nodes)
     return next(
         c for c in range(most, 0, -1) if sum(node.cpus // c for node in cluster.nodes) >= workers

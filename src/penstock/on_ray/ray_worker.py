@@ -1,5 +1,5 @@
-"""A worker of `--on ray`: one engine in a Ray actor, and its messages to and from the driver as
-typed msgpack. Knows an LLM; of the job only the prompts that it gets."""
+"""A worker of `--on ray`: one engine as Ray actor. Exchanges typed msgpack messages with the
+driver. Knows an LLM; of the job only the prompts that it gets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from penstock.errors import PenstockError
 from penstock.jobs.open_llm import OpenStepped, SteppedEngine, identity
 from penstock.llm import Finished, Prompt
 
-TURN = 0.1  # seconds of work in a turn, after which it returns its results
+TURN = 0.1  # seconds of work in one call of `turn`, which then returns its results
 
 
 class WorkerHello(msgspec.Struct, tag="hello", frozen=True):
-    """Worker to driver, first: the engine is ready. identity: settings and files that samples
-    depend on, as read on this machine."""
+    """First message from worker to driver: the engine is ready. identity: settings and files that
+    samples depend on, as read on this machine."""
 
     penstock: str
     machine: str
@@ -37,16 +37,16 @@ class WorkerHello(msgspec.Struct, tag="hello", frozen=True):
 
 
 class TurnNews(msgspec.Struct, frozen=True):
-    """Worker to driver: finished samples, keyed by the driver's numbers. tokens: output tokens of
-    this engine since its start."""
+    """Message from worker to driver with finished samples, keyed by the driver's prompt numbers.
+    tokens: output tokens of this engine since its start."""
 
     finished: list[Finished]
     tokens: int
 
 
 class RayWorker:
-    """The class of the actor. If its engine fails, it exits: Ray tells the driver, which starts
-    another worker."""
+    """The Ray actor's class. If its engine fails, the actor exits. Ray then tells the driver, which
+    starts another worker."""
 
     def __init__(
         self, knobs: bytes, open_engine: OpenStepped, step_timeout: float = STEP_TIMEOUT
@@ -59,8 +59,8 @@ class RayWorker:
         self._llm: SteppedEngine | None = None
 
     def open(self) -> bytes:
-        """Loads the engine. Returns a WorkerHello, or a CarriedError for an error that the user can
-        fix."""
+        """Loads the engine. Returns an encoded WorkerHello, or a CarriedError for an error that the
+        user can fix."""
         try:
             config = Config.of(**self._knobs)
             self._llm = self._open(config)
@@ -79,11 +79,11 @@ class RayWorker:
         )
 
     def turn(self, given: bytes) -> bytes:
-        """Takes numbered prompts and works for TURN seconds, to the end of a step, or until nothing
-        is left. Returns TurnNews.
+        """Takes numbered prompts, and runs engine steps for TURN seconds or until nothing is left.
+        Returns an encoded TurnNews.
 
-        The generator over the engine's steps is kept between turns. The driver queues the next turn
-        before this one ends, so that the engine idles for about a millisecond.
+        The generator over the engine's steps is kept between calls. The driver queues the next call
+        before this one ends, so that the engine idles for only about a millisecond.
         """
         try:
             for number, prompt in msgspec.msgpack.decode(given, type=list[tuple[int, Prompt]]):
@@ -114,8 +114,8 @@ class RayWorker:
 
 
 class _Taken:
-    """Iterator over the waiting prompts. May give more after StopIteration: an engine asks again at
-    its next step."""
+    """Iterator over the waiting prompts. May yield more after StopIteration, since the engine asks
+    again at its next step."""
 
     def __init__(self, waiting: deque[Prompt]) -> None:
         self._waiting = waiting

@@ -1,12 +1,12 @@
-"""`--on ray`: a job's engines as workers in a Ray cluster, behind the interface that a job has to
-one engine.
+"""RayWorkers: a job's engines as Ray workers. Has the interface of a single engine.
 
     job's prompts --pieces--> the worker with least to do --turn--> finished samples --> the job's
     journal
 
-The journal stays in the driver: the death of a worker or of the driver loses only the samples in
-flight. A dead worker is started again elsewhere, and its open pieces go to workers with room; seeds
-come with the prompts, so that repeated samples come out the same. Knows Ray's actors; no files.
+A piece is a prompt with at most PIECE of its samples. A turn is one call of a worker. The journal
+of results stays in the driver, so the death of a worker or of the driver loses only unfinished
+samples. A dead worker is started again elsewhere, and its open pieces go to workers with room.
+Prompts carry their seeds, so repeated samples come out the same. Knows Ray's actors; no files.
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ from penstock.on_ray.cluster import RayCluster, ray_cluster
 from penstock.on_ray.places import place_workers
 from penstock.on_ray.ray_worker import TURN, RayWorker, TurnNews, WorkerHello
 
-PIECE = 256  # samples of one prompt sent to one worker; each piece repeats the prefill
-# a worker's samples, as a multiple of its rows: even if all rows end at once, the next ones wait
+# most samples of one prompt sent to one worker at once; each piece repeats the prompt's prefill
+PIECE = 256
+# samples sent to a worker, as a multiple of its rows: even if all rows end at once, the next
+# samples are there
 AHEAD = 2
-TURNS = 2  # calls queued at a worker: one runs, one waits
+TURNS = 2  # calls of `turn` queued at a worker: one runs, one waits
 PATIENCE = 30.0  # seconds from the first ready worker until the job starts without the others
 MOST_DEATHS = 3  # deaths of a worker in a row, without a sample in between, that end the job
 INVALID = "the prompt has half a surrogate pair; send valid Unicode"
@@ -56,9 +58,11 @@ class SentPrompt:
 
 @dataclass(slots=True, eq=False)
 class WorkerSeat:
-    """A worker's seat, which a new actor takes after a death. actor: the present one; rows: of its
-    engine, 0 until it is ready; calls: under way, in order; work: pieces by their numbers; samples:
-    missing samples of all pieces; tokens: made by earlier actors, and by this one."""
+    """A worker's state. After the death of its Ray actor, a new actor takes its seat.
+
+    actor: the present one. rows: rows of its engine, 0 until it is ready. calls: unfinished calls
+    of `turn`, in order. work: pieces by their numbers. samples: unfinished samples of all pieces.
+    tokens: output tokens made by earlier actors, and by this one."""
 
     actor: Any
     opening: Any
@@ -76,8 +80,8 @@ class WorkerSeat:
 
 
 class RayWorkers:
-    """A job's engine over a Ray cluster, as a context manager. Raises CapacityError if the cluster
-    is too small, UsageError, and the errors of an engine's start."""
+    """A job's engine over a Ray cluster, used as a context manager. Raises CapacityError if the
+    cluster is too small, UsageError, and the errors of an engine's start."""
 
     def __init__(
         self,
@@ -100,7 +104,7 @@ class RayWorkers:
             for name, path in named.items()
             if path and Path(path).exists()
         }
-        if here:  # workers run in another folder
+        if here:  # workers run in another folder, so paths must be absolute
             config = Config.of(**config.told() | here)
         self.restarts = 0
         self._made = (msgspec.msgpack.encode(config.told()), open_engine, step_timeout)
@@ -120,7 +124,7 @@ class RayWorkers:
 
     @property
     def facts(self) -> WorkerHello:
-        """Facts of the first ready worker; all are alike."""
+        """The first ready worker's message with its engine's facts; all workers have the same."""
         assert self._hello is not None
         return self._hello
 
@@ -151,8 +155,8 @@ class RayWorkers:
         self, prompts: Iterable[Prompt], *, after_step: Callable[[], object]
     ) -> Iterator[Finished]:
         """Pulls prompts while workers have room, and yields each finished sample. after_step:
-        called about every TURN seconds. Raises EngineError if a worker keeps dying, and the errors
-        of a worker's start."""
+        function that is called about every TURN seconds. Raises EngineError if a worker keeps
+        dying, and the errors of a worker's start."""
         source, refused = iter(prompts), list[Finished]()
         pieces = (piece for prompt in source for piece in self._pieces(prompt, refused))
         while True:
@@ -170,8 +174,8 @@ class RayWorkers:
     # --- sending prompts
 
     def _pieces(self, prompt: Prompt, refused: list[Finished]) -> Iterator[SentPrompt]:
-        """Yields the prompt in pieces of PIECE samples; a prompt that may end early stays whole,
-        since one worker must see all its answers. Adds a prompt that can't be encoded to `refused`.
+        """Yields the prompt in pieces of PIECE samples. A prompt with stop_when stays whole, since
+        one worker must see all its answers. Adds a prompt that can't be encoded to `refused`.
         """
         wanted = list(range(prompt.params.n) if prompt.samples is None else prompt.samples)
         size = PIECE if prompt.params.stop_when is None else len(wanted)
@@ -188,7 +192,7 @@ class RayWorkers:
 
     def _hand_out(self, pieces: Iterator[SentPrompt]) -> bool:
         """Gives pieces to the workers with the fewest samples per row, first the pieces of dead
-        workers. Returns False when there are no more."""
+        workers. Returns False once no pieces are left."""
         seats = [
             (seat.samples / seat.rows, number)
             for number, seat in enumerate(self._seats)
@@ -215,7 +219,7 @@ class RayWorkers:
         seat.outbox.append(msgspec.Raw(msgspec.msgpack.encode((self._count, piece.encoded))))
 
     def _call(self, seat: WorkerSeat) -> None:
-        """Queues a turn behind the running one, as long as the worker has pieces."""
+        """Queues calls of `turn` up to TURNS, if the worker has pieces."""
         while seat.rows and seat.work and len(seat.calls) < TURNS:
             seat.calls.append(seat.actor.turn.remote(msgspec.msgpack.encode(seat.outbox)))
             seat.outbox.clear()
@@ -223,8 +227,8 @@ class RayWorkers:
     # --- receiving results
 
     def _told(self) -> list[tuple[WorkerSeat, Any]]:
-        """Returns the calls that are done, oldest first for each worker;
-        waits up to TURN seconds."""
+        """Returns the workers' finished calls, oldest first for each worker. Waits up to TURN
+        seconds."""
         import ray
 
         calls = {
@@ -257,7 +261,8 @@ class RayWorkers:
             yield self._ended(seat, finished)
 
     def _ended(self, seat: WorkerSeat, finished: Finished) -> Finished:
-        """Returns a finished sample, or a refused prompt, under the job's key."""
+        """Returns a finished sample, or a refused prompt, with the job's key in place of the
+        piece's number."""
         piece = seat.work[finished.key]
         over = piece.left if finished.output is None else {finished.output.index}
         seat.samples -= len(over)
@@ -314,7 +319,7 @@ class RayWorkers:
         self._hello = self._hello or hello
 
     def _lost(self, seat: WorkerSeat, death: Exception) -> None:
-        """Starts another worker in the seat and puts its pieces into the backlog."""
+        """Starts another actor in the seat, and queues the dead actor's pieces for any worker."""
         import ray
 
         seat.deaths += 1
@@ -333,7 +338,7 @@ class RayWorkers:
             self._backlog.append(
                 SentPrompt(piece.prompt, piece.left, _encode(piece.prompt, sorted(piece.left)))
             )
-        ray.kill(seat.actor)  # the actor may be alive, if only its answer was lost
+        ray.kill(seat.actor)  # the actor may still be alive, if only its answer was lost
         actor, opening = self._start()
         tokens = (sum(seat.tokens), 0)
         self._seats[self._seats.index(seat)] = WorkerSeat(
@@ -342,7 +347,8 @@ class RayWorkers:
 
 
 def _encode(prompt: Prompt, samples: list[int]) -> msgspec.Raw:
-    """Encodes a prompt and its samples, without the job's key. Raises UnicodeEncodeError."""
+    """Encodes a prompt and the indices of its samples, without the job's key. Raises
+    UnicodeEncodeError."""
     some = None if len(samples) == prompt.params.n else samples
     return msgspec.Raw(msgspec.msgpack.encode(replace(prompt, key=None, samples=some)))
 
@@ -352,7 +358,7 @@ def _waits(seat: WorkerSeat) -> bool:
 
 
 def _line(error: Exception) -> str:
-    """Returns one line of Ray's error: its first line, and its last, which has the cause."""
+    """Returns Ray's error in one line, from its first line and its last, which has the cause."""
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     return (
         " ... ".join(dict.fromkeys([lines[0][:120], lines[-1][:200]]))

@@ -1,6 +1,6 @@
-"""One replica on Ray Serve: an engine in its own process, as under `penstock serve`, and our HTTP
-application over it, to which Serve passes its connections. Knows the parts of a server; the options
-for Serve are in `deployment`."""
+"""One replica on Ray Serve. It is an engine in its own process, as under `penstock serve`, and
+Penstock's HTTP application over it, to which Serve passes its connections. Knows the parts of a
+server; deployment.py has the options for Serve."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ if TYPE_CHECKING:
 
     from penstock.engine.async_client import AsyncClient
 
-# the address to assume when none is configured: all of the machine's
+# address to assume if none is configured: all addresses of the machine
 EVERYWHERE = "0.0.0.0"
 
 
 class ServeReplica:
     """The class that Serve makes replicas of; Serve calls its methods by name.
 
-    args: RayDeployment's. engine: command line of the engine process; tests pass one that computes
-    nothing.
+    args: fields of RayDeployment and engine options. engine: command line of the engine process;
+    tests pass one that computes nothing.
     """
 
     def __init__(self, args: dict[str, Any], engine: tuple[str, ...] = ENGINE) -> None:
@@ -54,7 +54,7 @@ class ServeReplica:
         start."""
         deployment = self._deployment
         site = site_of(deployment)
-        os.environ.pop(ENVIRONMENT, None)  # must not be inherited by the engine process
+        os.environ.pop(ENVIRONMENT, None)  # the engine process must not inherit the API key
         state = self._open.enter_context(opened(deployment.state_dir))
         self._client = await self._launch()
         self._open.push_async_callback(self._client.close)
@@ -70,8 +70,8 @@ class ServeReplica:
         return app
 
     async def _launch(self) -> AsyncClient:
-        """Starts the engine. Raises EngineError after startup_timeout, and `launch`'s errors; Serve
-        then tries again."""
+        """Starts the engine. Raises EngineError after startup_timeout, and the errors of `launch`.
+        Serve then tries again."""
         deployment = self._deployment
         try:
             async with asyncio.timeout(deployment.startup_timeout):
@@ -88,11 +88,12 @@ class ServeReplica:
             raise EngineError(f"the engine died: {self._client.death}")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """Returns how many replicas the work of this one would fill."""
+        """Returns the metric for Serve's scaling: how many replicas the work of this one would
+        fill."""
         return {SHARE: share_of(self._client.stats(), self._deployment.target_seconds)}
 
     async def _watch(self) -> None:
-        """Ends the process after its engine has died, once waiting callers have got the error:
+        """Ends the process after its engine has died, once waiting callers have got the error.
         Serve then starts another replica at once."""
         while not self._client.gone:
             await asyncio.sleep(LOOK_EVERY)
@@ -102,7 +103,7 @@ class ServeReplica:
                 file=sys.stderr,
                 flush=True,
             )
-            await asyncio.sleep(LAST_WORDS)  # each call gets the error from its own client
+            await asyncio.sleep(LAST_WORDS)  # time in which each waiting request gets its error
             os._exit(1)
 
     async def __del__(self) -> None:

@@ -1,5 +1,6 @@
-"""`penstock deploy ray`: deploys an application on Ray Serve, on a running cluster or on one
-started on this machine; reads and writes Serve's config files. `deployment` defines the settings.
+"""Deploys a service on Ray Serve. Does the work of `penstock deploy ray`, on a running cluster or
+on one started on this machine. Reads and writes Serve's config files. deployment.py defines the
+settings.
 """
 
 from __future__ import annotations
@@ -25,11 +26,12 @@ from penstock.on_ray.replica import site_of
 from penstock.server.api_server.port import url_of
 from penstock.server.online.auth import is_loopback
 
-# seconds; HAProxy restarts when the replicas change and cuts older streams, by default after 120
+# Seconds of an answer's stream. HAProxy restarts when the replicas change, and cuts streams from
+# before the restart after this time; its default is 120.
 LONGEST_STREAM = 86_400
-MOST_CONNECTIONS = 65_536  # HAProxy's default is 4,096
+MOST_CONNECTIONS = 65_536  # most connections of HAProxy, whose default is 4,096
 LARGEST_FILE = 1 << 20  # bytes of a Serve config file
-MOST_PARTS = 10_000  # YAML values of one file
+MOST_PARTS = 10_000  # most YAML values of one file
 CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 _REASON = re.compile(r"penstock\.errors\.\w+: (.+)")
 
@@ -112,8 +114,8 @@ def read_serve_file(path: Path) -> ServeFile:
 
 
 def _parts(value: object) -> int:
-    """Counts the parts of a YAML value, each as often as it is referenced, up to just above
-    MOST_PARTS: nine lines of aliases may expand to a billion parts."""
+    """Counts the values inside a YAML value, each as often as it is referenced. Stops just above
+    MOST_PARTS, since nine lines of aliases may expand to a billion values."""
     open_parts, count = [value], 0
     while open_parts and count <= MOST_PARTS:
         part, count = open_parts.pop(), count + 1
@@ -123,8 +125,8 @@ def _parts(value: object) -> int:
 
 
 def serve_environment() -> dict[str, str]:
-    """Returns settings that Serve reads at its import. They put HAProxy in front of the replicas:
-    Serve's usual proxy passes on only half as many stream events per second."""
+    """Returns environment variables that Serve reads at its import. They put HAProxy in front of
+    the replicas, since Serve's usual proxy passes on only half as many stream events per second."""
     # HAProxy needs two and a half file descriptors per connection
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     most = (
@@ -135,11 +137,11 @@ def serve_environment() -> dict[str, str]:
         "RAY_SERVE_HAPROXY_MAXCONN": str(most),
         "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": str(LONGEST_STREAM),
         "RAY_SERVE_HAPROXY_TIMEOUT_CLIENT_S": str(LONGEST_STREAM),
-        # seconds over which idle connections from before such a restart are closed
+        # seconds over which idle connections are closed after HAProxy restarts
         "RAY_SERVE_HAPROXY_CLOSE_SPREAD_TIME_S": "5",
         # the default of 5 s is too short for HAProxy's start on a busy machine
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-        # our handlers never block the event loop, so that events need no second thread
+        # Penstock's handlers never block the event loop, so they need no second thread
         "RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0",
         # the default lets an idle replica wait 30 s before it ends
         "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
@@ -174,8 +176,8 @@ def deploy_on_ray(
 
 
 def _end(deployment: RayDeployment) -> None:
-    """Deletes the application and waits for its running requests, since Serve's own shutdown ends
-    HAProxy and so cuts them. A second signal ends the wait."""
+    """Deletes the application and waits for its running requests. Serve's own shutdown would end
+    HAProxy and cut them. A second signal ends the wait."""
     from ray import serve
 
     seconds = deployment.shutdown_timeout
@@ -194,8 +196,7 @@ def _end(deployment: RayDeployment) -> None:
 
 
 def check_cluster(cluster: RayCluster, deployment: RayDeployment) -> None:
-    """Raises CapacityError or UsageError if the cluster lacks something that the least number of
-    replicas needs."""
+    """Raises CapacityError or UsageError if the cluster cannot run the least number of replicas."""
     least = max(1, deployment.min_replicas)
     cluster.check_gpus(deployment.gpus(cluster.gpus), least, "replica")
     asked = least * deployment.cpus
@@ -238,8 +239,8 @@ def _check_shared(folder: Path) -> None:
 
 
 def _serve(file: ServeFile, cluster: RayCluster, engine: tuple[str, ...]) -> None:
-    """Starts Serve and the application. A failed start gives a traceback; only the last error of
-    ours in it is reported."""
+    """Starts Serve and the application. Raises EngineError if the start fails, with only the last
+    PenstockError of Serve's traceback."""
     import ray
     from ray import serve
 
@@ -269,7 +270,7 @@ def _serve(file: ServeFile, cluster: RayCluster, engine: tuple[str, ...]) -> Non
 
 
 def _why_not_started(name: str, said: str) -> str:
-    """Returns why a start failed: our last error in Serve's messages."""
+    """Returns why a start failed: the last PenstockError in Serve's messages."""
     from ray import serve
 
     told = serve.status().applications.get(name)
@@ -291,9 +292,9 @@ def _replicas(name: str) -> set[str]:
 
 
 def _wait_for_the_end_of(old: set[str], name: str) -> None:
-    """Waits until the replicas from before an update are gone. Serve reports success as soon as it
-    scales, though a starting replica may still come up with the old settings, and none is replaced
-    while another one drains."""
+    """Waits until the replicas from before an update are gone. Serve reports success earlier: a
+    starting replica may still have the old settings, and no replica is replaced while another one
+    drains."""
     from ray import serve
 
     told = False

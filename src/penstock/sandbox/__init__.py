@@ -1,5 +1,5 @@
-"""sandbox: processes with limits on memory and time, which run templates, tokenizers and patterns
-from others.
+"""sandbox: limits memory and time of untrusted templates and patterns. Runs chat templates,
+tokenizers and regexes in child processes, since they may come from anyone.
 
 Knows jobs and texts; no engine, no HTTP.
 """

@@ -1,9 +1,9 @@
-"""Sandbox: a process with limits on memory and time that renders chats and tokenises long texts.
+"""Sandbox: a process with limits on memory and time. It renders chats and tokenises long texts.
 
 Templates and tokenizers are programs by the model's authors, and texts come from anyone. A job that
-exceeds its limits fails alone: the process is ended, and another starts. `Sandbox` waits for its
-answer like a call; `SandboxPool` keeps several of them for an event loop. Knows processes and jobs;
-no template, no HTTP.
+exceeds its limits fails alone: its process is ended, and another one starts. `Sandbox` blocks until
+it has the answer; `SandboxPool` keeps several sandboxes for an event loop. Knows processes and
+jobs; no template, no HTTP.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ from penstock.sandbox.sandbox_process import Bounds, ChatJob, Job, Reply, Sandbo
 from penstock.text.tokenizer import Tokenizer
 
 USUAL = Bounds()
-# seconds of wall time without an answer after which the process is killed: it hangs or is stopped
+# seconds of wall time without an answer after which the process is killed, since it hangs or is
+# stopped
 PATIENCE = 120.0
-# Seconds (whole milliseconds) that an event loop blocks for the answer to a short job: returning by
-# tasks and epoll takes 0.2 ms more, and tokenising such a text itself takes the loop 2 ms
-# (prompt_ids.LONG_TEXT). After a late answer, as from a slow template, it blocks for only one job
-# in RETRY + 1: 0.1 ms per job.
+# Seconds (whole milliseconds) that an event loop blocks for the answer to a short job. Waiting
+# without blocking would take 0.2 ms more, and tokenising such a text in the loop takes 2 ms
+# (prompt_ids.LONG_TEXT). After a late answer, as from a slow template, the loop blocks for only one
+# job in RETRY + 1, which costs 0.1 ms per job.
 HOLD = 0.001
 SHORT = 8_192  # bytes of a job for which the loop may block
 RETRY = 8  # jobs after a late one until the loop blocks again for jobs of its size
-# fields of a ChatJob beside its messages -> request parameters
+# fields of a ChatJob except its messages -> names of the request parameters
 _FIELDS = {
     "template_kwargs": "chat_template_kwargs",
     "tools": "tools",
@@ -48,7 +49,7 @@ _NO_WORDS = (
     ValueError,
 )
 _ENVIRONMENT = {
-    "TOKENIZERS_PARALLELISM": "false",  # no threads: they would share the limits
+    "TOKENIZERS_PARALLELISM": "false",  # no threads, since they would share the process's limits
     "RUST_BACKTRACE": "0",
     # Bytes of freed memory kept by GNU's allocator. By default it kept 64 MB after a long text, so
     # that the process was replaced each time, which costs a second of CPU time.
@@ -57,18 +58,20 @@ _ENVIRONMENT = {
 
 
 class Sandbox:
-    """One process. Made by `open`, which waits until it is ready, or, on an event loop, by
+    """One sandbox process. Made by `open`, which waits until it is ready, or on an event loop by
     SandboxPool."""
 
     def __init__(
         self, tokenizer: Tokenizer | None, limit: int, bounds: Bounds = USUAL, hold: float = HOLD
     ) -> None:
-        """Starts the process, which then loads and reports when ready. tokenizer: None if all jobs
-        are PatternJobs. limit: the context length in tokens. Raises CapacityError."""
+        """Starts the process, which loads the tokenizer and reports when it is ready. tokenizer:
+        None if all jobs are PatternJobs. limit: the context length in tokens. bounds: memory and
+        time per job. hold: seconds that `begin` blocks. Raises CapacityError."""
         self._channel, theirs = socket.socketpair()
         self._hold, self._poll = hold, select.poll()
         self._poll.register(self._channel, select.POLLIN)
-        self._late, self._since = SHORT, 0  # bytes of a job whose answer was late; jobs since then
+        # bytes of the last job whose answer was late; number of jobs since then
+        self._late, self._since = SHORT, 0
         folder, vocab_size = (
             ("", 0) if tokenizer is None else (str(tokenizer.folder), tokenizer.vocab_size)
         )
@@ -106,8 +109,8 @@ class Sandbox:
         return sandbox
 
     def run(self, job: Job) -> Reply:
-        """Runs a job. Raises the job's error, or FaultError if the process was killed
-        from outside."""
+        """Runs a job and returns its reply. Raises the job's error, or FaultError if the process
+        was killed from outside."""
         return self._done(self._ask(_frame(job)))
 
     async def open_async(self) -> None:
@@ -116,7 +119,7 @@ class Sandbox:
         self._ready(await self._ask_async(frame(self._start), bytearray()))
 
     def begin(self, job: Job) -> Reply | Coroutine[Any, Any, Reply]:
-        """Runs a job, like `run`. Returns its reply if the job is short and answered within `hold`,
+        """Starts a job. Returns its reply if the job is short and answered within `hold` seconds,
         else a coroutine that waits for the reply."""
         data = _frame(job)
         self._since += 1
@@ -148,14 +151,14 @@ class Sandbox:
         try:
             self._channel.sendall(data)
             return receive(self._channel)
-        except OSError:  # the process has ended or is silent (TimeoutError is an OSError)
+        except OSError:  # the process has ended, or doesn't answer (TimeoutError is an OSError)
             return None
 
     def _ask_soon(self, data: bytearray) -> bytearray | None:
-        """Returns the part of the answer received within `hold`, including its length prefix; None
-        if the process has ended."""
+        """Sends `data` and returns the part of the answer received within `hold` seconds, with its
+        length prefix; None if the process has ended."""
         try:
-            # a short message: there is room, since no other is under way
+            # a short message fits into the socket's buffer, since no other message is being sent
             self._channel.sendall(data)
             if not self._poll.poll(self._hold * 1000):
                 return bytearray()
@@ -164,8 +167,8 @@ class Sandbox:
             return None
 
     async def _ask_async(self, data: bytearray, got: bytearray) -> memoryview | None:
-        """Sends `data`; returns the answer's bytes without the length prefix. got: the part already
-        received."""
+        """Sends `data`; returns the answer's bytes without the length prefix. got: part of the
+        answer that was already received."""
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(PATIENCE):
@@ -204,8 +207,9 @@ class Sandbox:
         return reply
 
     def _ended(self) -> PenstockError:
-        """Returns the error for a missing answer. At its time limit the kernel ends the process by
-        SIGXCPU; libraries end it by SIGABRT or SIGSEGV on a refused allocation or too deep nesting.
+        """Returns the error for a missing answer, from the signal that ended the process. The
+        kernel sends SIGXCPU at the time limit. Libraries end in SIGABRT or SIGSEGV after a refused
+        allocation or too deep nesting.
         """
         self._channel.close()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -228,8 +232,8 @@ class Sandbox:
 
 
 class SandboxPool:
-    """Sandboxes of an event loop: the first is started by `begin` or the first job, others when all
-    are busy."""
+    """The sandboxes of one event loop. `begin` or the first job starts the first one; another one
+    starts when all are busy."""
 
     def __init__(
         self,
@@ -242,8 +246,8 @@ class SandboxPool:
         self._made_of, self._most = (tokenizer, limit, bounds, hold), most
         self._idle: asyncio.LifoQueue[Sandbox | PenstockError] = asyncio.LifoQueue()
         self._waiting = 0  # number of waiting jobs
-        self._open: set[Sandbox] = set()  # includes busy ones
-        self._size = 0  # includes started ones that are not open yet
+        self._open: set[Sandbox] = set()  # all ready sandboxes, also busy ones
+        self._size = 0  # number of sandboxes, including those that are not ready yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -255,10 +259,10 @@ class SandboxPool:
         return sandbox.chat_fault
 
     def run(self, jobs: Sequence[Job]) -> asyncio.Future[list[Reply]]:
-        """Runs jobs, several at once if there are processes for them; returns a future of their
-        replies, already done if a single short job was answered within `hold`. If a job fails, or
-        the future is cancelled, running jobs go on and the rest is dropped. Raises the errors of
-        Sandbox.run, and CapacityError if no process can be started."""
+        """Runs jobs, several at once if there are processes for them. Returns a future of their
+        replies, which is already done if a single short job was answered within `hold` seconds. If
+        a job fails, or the future is cancelled, running jobs go on and the others are dropped. The
+        future raises the errors of Sandbox.run, and CapacityError if no process can be started."""
         if len(jobs) == 1 and not self._waiting and not self._idle.empty():
             return self._begin(_there(self._idle.get_nowait()), jobs[0])
         return asyncio.ensure_future(self._run_all(jobs))
@@ -282,7 +286,7 @@ class SandboxPool:
             begun = error
         if isinstance(begun, Coroutine):
             work = asyncio.create_task(self._finish(sandbox, begun))
-            # retrieve the exception: the awaiting task may have gone
+            # retrieves the exception, since the awaiting task may be gone and asyncio would log it
             work.add_done_callback(lambda done: done.cancelled() or done.exception())
             return asyncio.shield(work)
         self._put_back(sandbox)
@@ -334,8 +338,8 @@ class SandboxPool:
         task.add_done_callback(self._tasks.discard)
 
     async def _add(self) -> None:
-        """Starts a sandbox. If this fails and there is no other, waiting jobs get the error: they
-        would wait forever otherwise."""
+        """Starts a sandbox. If this fails and there is no other, waiting jobs get the error, since
+        they would wait forever otherwise."""
         sandbox = None
         try:
             sandbox = Sandbox(*self._made_of)
@@ -376,7 +380,8 @@ def _frame(job: Job) -> bytearray:
 
 
 def _fault_of(job: Job, otherwise: str) -> str:
-    """Returns the request parameter of the first field of a chat that msgpack cannot represent."""
+    """Returns the request parameter that msgpack cannot represent in a chat. otherwise: the result
+    for any other job."""
     for name, called in _FIELDS.items() if isinstance(job, ChatJob) else ():
         try:
             msgspec.msgpack.encode(getattr(job, name))

@@ -1,10 +1,11 @@
-"""sandbox_process: renders chats and tokenises long texts inside limits that the kernel enforces.
+"""sandbox_process: the process of a Sandbox. Renders chats and tokenises long texts within limits
+that the kernel enforces.
 
-`python -m penstock.sandbox.sandbox_process FD`, started only by sandbox.py, with its end of a
-socket pair. Reads a job and sends a reply, one at a time, until the socket closes. A job that
-exceeds its memory gets an error reply; one that exceeds its CPU time ends the process by a signal.
-The process also ends by itself when a job has made it grow, to return memory held by an allocator.
-Knows the tokenizer and its templates; no engine.
+sandbox.py starts it as `python -m penstock.sandbox.sandbox_process FD`, with one end of a socket
+pair as file descriptor FD. Reads a job and sends a reply, one at a time, until the socket closes. A
+job that exceeds its memory gets an error reply; one that exceeds its CPU time ends the process by a
+signal. The process also ends by itself after a job that made it grow, since its allocator would
+keep the memory. Knows the tokenizer and its templates; no engine.
 """
 
 from __future__ import annotations
@@ -31,18 +32,19 @@ from penstock.request import StructuredOutputsParams
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-# bytes of memory per token of context: tokenising was seen to take 400, and parts of a text have
+# bytes of memory per token of context; tokenising takes up to 400, and some parts of a text have
 # six times as many characters per token
 BYTES_A_TOKEN = 2048
-# characters tokenised per second of CPU time; 600,000 to 2,500,000 were measured
+# characters that must be tokenised per second of CPU time; 600,000 to 2,500,000 were measured
 CHARACTERS_A_SECOND = 250_000
 LOADING = 8 * 2**30  # bytes of address space while the tokenizer loads
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """Limits of a job. memory: bytes, plus BYTES_A_TOKEN per token of the context. seconds: CPU
-    time to render, and again to tokenise, plus one second per CHARACTERS_A_SECOND characters.
-    grown: bytes of growth since the start after which the process ends behind a job."""
+    """Limits of a job. memory: bytes, to which BYTES_A_TOKEN per token of the context are added.
+    seconds: CPU time to render, and again to tokenise; one second per CHARACTERS_A_SECOND
+    characters is added. grown: if the process has grown by more bytes than this since its start, it
+    ends after the job."""
 
     memory: int = 512 * 2**20
     seconds: int = 5
@@ -50,8 +52,9 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SandboxStart(msgspec.Struct):
-    """The first message. folder: the tokenizer's; empty: no tokenizer, all jobs are PatternJobs.
-    limit: context length in tokens. template: a file that replaces the folder's chat templates."""
+    """First message to the process. folder: folder of the tokenizer; "": no tokenizer, and all jobs
+    are PatternJobs. limit: context length in tokens. template: file that replaces the folder's chat
+    templates."""
 
     folder: str
     vocab_size: int
@@ -61,7 +64,7 @@ class SandboxStart(msgspec.Struct):
 
 
 class TextJob(msgspec.Struct, tag="texts"):
-    """Texts to tokenise. keep: see Tokenizer.encode_prompt."""
+    """A job: texts to tokenise. keep: see Tokenizer.encode_prompt."""
 
     texts: list[str]
     add_special_tokens: bool = True
@@ -69,9 +72,9 @@ class TextJob(msgspec.Struct, tag="texts"):
 
 
 class TellJob(msgspec.Struct, tag="tell"):
-    """A text of any length to tokenise for a reply in JSON, with each token's spelling if `spelt`.
-    The process makes the JSON: a million ids in a list take a server 36 MB, and its loop 0.1 s to
-    write."""
+    """A job: a text of any length to tokenise for an answer in JSON, with each token's spelling if
+    `spelt`. The process makes the JSON itself, since a list of a million ids takes 36 MB in the
+    server, and its event loop 0.1 s to write."""
 
     text: str
     add_special_tokens: bool = True
@@ -79,13 +82,14 @@ class TellJob(msgspec.Struct, tag="tell"):
 
 
 class TokensJob(msgspec.Struct, tag="tokens"):
-    """Token ids, int32, to decode, special tokens included. The reply has no ids."""
+    """A job: token ids (int32) to decode, including special tokens. The reply holds only text."""
 
     ids: bytes
 
 
 class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
-    """A conversation to render and tokenise. The fields are those of `render` and TextJob."""
+    """A job: a conversation to render and tokenise. Fields:
+    see chat_template.render and TextJob."""
 
     messages: list[dict[str, Any]]
     add_generation_prompt: bool = True
@@ -97,14 +101,14 @@ class ChatJob(msgspec.Struct, tag="chat", kw_only=True):
 
 
 class GrammarJob(msgspec.Struct, tag="grammar"):
-    """A structured output to check: whether its grammar is valid. The reply is empty."""
+    """A job: checks that the grammar of a structured output is valid. The reply is empty."""
 
     asked: StructuredOutputsParams
 
 
 class PatternJob(msgspec.Struct, tag="pattern"):
-    """A regex to compile, and to search for in `text`, if given. seconds: CPU time for the search.
-    The reply has the answer and the seconds taken."""
+    """A job: compiles a regex, and searches for it in `text` if that is given. seconds: CPU time
+    for the search. The reply has the match and the seconds taken."""
 
     pattern: str
     text: str | None = None
@@ -118,8 +122,8 @@ class Reply(msgspec.Struct):
     """The result of a job. The reply to SandboxStart is empty; its failure says why no chat can be
     rendered.
 
-    ids: token ids of each text. text: a rendered chat. told: a TellJob's JSON. answer, seconds: a
-    PatternJob's. last: the process ends after this reply.
+    ids: token ids of each text. text: the rendered chat. told: JSON of a TellJob. answer, seconds:
+    match of a PatternJob and its CPU time. last: True if the process ends after this reply.
     """
 
     ids: list[list[int]] = []
@@ -131,7 +135,7 @@ class Reply(msgspec.Struct):
     last: bool = False
 
 
-# errors passed on with their type; other PenstockErrors become a UsageError
+# error classes that are sent as they are; other PenstockErrors become a UsageError
 KINDS = (
     UsageError,
     ContextLengthError,
@@ -139,18 +143,19 @@ KINDS = (
 )
 
 
-# made once: making a decoder for the union of jobs takes six times as long as decoding a job
+# made once, since making the decoder for all kinds of jobs takes six times as long as decoding a
+# job
 _REPLY, _JOB = msgspec.msgpack.Decoder(Reply), msgspec.msgpack.Decoder(Job)
 
 
 def read_reply(data: bytearray | memoryview) -> Reply:
-    """Returns the reply in a frame's bytes."""
+    """Decodes a reply."""
     return _REPLY.decode(data)
 
 
 def tokens_json(ids: list[int], limit: int, spelling: Tokenizer | None) -> bytes:
-    """Returns vLLM's JSON of a text's tokens. spelling: tokenizer for the tokens' texts; None:
-    without texts."""
+    """Returns the JSON that vLLM's /tokenize answers. limit: context length in tokens. spelling:
+    tokenizer that gives the tokens' texts; None: leave them out."""
     spelt = None
     if spelling is not None:  # decode each distinct token once: a million texts would take 80 MB
         texts = {token: spelling.token_text(token) for token in set(ids)}
@@ -186,8 +191,8 @@ def _serve(channel: socket.socket) -> int:
     except PenstockError as error:
         reply = Reply(failure=_failure(error))
     with ThreadPoolExecutor(1) as thread:
-        # In the thread that loaded the tokenizer a text takes 2.3 times as long: its memory is
-        # allocated among the vocabulary's.
+        # Jobs run in another thread than the one that loaded the tokenizer. In that thread a text
+        # takes 2.3 times as long, since its memory is allocated between the vocabulary's.
         return thread.submit(_work, channel, desk, reply).result()
 
 
@@ -200,7 +205,7 @@ def _work(channel: socket.socket, desk: _Desk, reply: Reply) -> int:
 
 
 class _Desk:
-    """The tokenizer, and the limits of jobs."""
+    """Does the jobs. Holds the tokenizer, and the limits of a job."""
 
     def __init__(self, start: SandboxStart) -> None:
         self.limit, self.bounds = start.limit, start.bounds
@@ -248,7 +253,7 @@ class _Desk:
             )
             reply = Reply(failure=CarriedError("UsageError", message, "prompt"), last=True)
         except Exception as error:  # noqa: BLE001
-            # a fault of our own: fails this job alone, not the process
+            # a bug fails this job alone, not the process
             traceback.print_exception(error)
             reply = Reply(
                 failure=CarriedError(
@@ -301,7 +306,8 @@ class _Desk:
         )
 
     def _allow(self, seconds: int) -> None:
-        """Has the kernel end this process after `seconds` (up to one more) of further CPU time."""
+        """Has the kernel end this process after `seconds` (up to one more) of further CPU time,
+        with SIGXCPU."""
         allowed = int(time.process_time()) + 1 + seconds
         if allowed != self._seconds:  # jobs within the same second need no new limit
             bound(resource.RLIMIT_CPU, allowed)

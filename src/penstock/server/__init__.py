@@ -1,2 +1,1 @@
-"""OpenAI's API over HTTP: bodies in, answers and events out.
-Knows the engine only by its client."""
+"""OpenAI's API over HTTP, on top of an engine. Knows the engine only by its client."""

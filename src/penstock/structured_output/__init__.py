@@ -1,5 +1,6 @@
-"""structured_output: processes that compute, step by step, the allowed next tokens of structured
-outputs.
+"""structured_output: processes that compute the tokens a grammar allows. For samples with a
+structured output, at every step.
 
-Knows grammars, samples' places on a board, and time; no scheduler, no device.
+The processes and the engine share the mask board (mask_board.py), on which each sample has a place.
+Knows grammars, the board and time; no scheduler, no device.
 """

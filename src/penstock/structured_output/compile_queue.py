@@ -1,7 +1,6 @@
-"""CompileQueue: holds requests with a structured output until their form (schema, regex or grammar)
-is compiled, so that the engine's loop need not wait.
-
-Knows requests and forms; no scheduler, no channel.
+"""CompileQueue: requests that wait for their grammar's compilation. A grammar (class Form) is the
+schema, regex or Lark of a structured output. The engine's loop goes on while it is compiled. Knows
+requests and grammars; no scheduler, no channel.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from penstock.structured_output.mask_pool import Form, MaskPool
 
 
 class CompileQueue:
-    """Requests on their way into an engine, each waiting for its form."""
+    """Requests that are not in the engine yet, since their grammar is being compiled."""
 
     def __init__(self, pool: MaskPool | None) -> None:
         self._pool = pool
         self._requests: dict[int, tuple[Request, Form]] = {}
-        # requests cancelled with REST: the engine must still send their samples' final deltas
+        # ids of requests that were cancelled with REST, whose samples' final deltas the engine must
+        # still send
         self._cut: set[int] = set()
 
     @property
@@ -33,7 +33,8 @@ class CompileQueue:
         return list(self._requests)
 
     def put(self, request: Request) -> bool:
-        """Takes a request whose form is not compiled yet. Returns False if it need not wait."""
+        """Queues a request whose grammar is not compiled yet. Returns False if the request need not
+        wait."""
         asked = request.sampling.structured_outputs
         if (
             asked is None
@@ -45,8 +46,9 @@ class CompileQueue:
         return True
 
     def ready(self) -> list[tuple[Request, Form]]:
-        """Removes and returns the requests whose form is compiled or refused; MaskPool.factory
-        raises the refusal. Each comes with its form, since the pool may drop it."""
+        """Removes and returns the requests whose grammar is compiled or refused. MaskPool.factory
+        raises the refusal. Each request comes with its Form, since the pool may drop that
+        meanwhile."""
         if self._pool is not None and self._requests:
             self._pool.look()
         out = [(request, form) for request, form in self._requests.values() if form.known]
@@ -61,8 +63,9 @@ class CompileQueue:
         return found
 
     def cancel(self, request_id: int, sample: int | None) -> bool:
-        """Drops a waiting request, or one of its samples. Returns False if it isn't here. REST: the
-        request stays, and the engine sends its samples' final deltas (take_cut)."""
+        """Drops a waiting request, or one of its samples. Returns False if the request isn't here.
+        With sample=REST the request stays, and the engine later sends its samples' final deltas
+        (see take_cut)."""
         found = self._requests.get(request_id)
         if found is None:
             return False
@@ -80,6 +83,6 @@ class CompileQueue:
         return True
 
     def drop(self, of: Callable[[int], bool]) -> None:
-        """Drops all requests whose ids satisfy `of`, when their client has gone."""
+        """Drops all requests whose ids satisfy `of`. Called when a client has gone."""
         for request_id in [number for number in self._requests if of(number)]:
             self.cancel(request_id, None)

@@ -1,14 +1,15 @@
-"""FormTrials: compiles each form in a process that can be killed, before a mask process compiles
-it.
+"""FormTrials: compiles each grammar first in a killable process. A mask process compiles it
+afterwards.
 
     Compile -> a fork, QUICK seconds of CPU time -> Compiled
-            -> on timeout another fork, SLOW seconds, behind other slow forms -> Compiled
+            -> on timeout another fork, SLOW seconds, after other slow grammars -> Compiled
 
-A trial also makes the first masks. The library limits its own work, but not all of it: `multipleOf`
-999983 took 12 s and 400 MB, unnoticed by its limits. A form that passes here takes no longer
-elsewhere. Quick forms go first, however many slow ones wait, and one form of each kind runs at a
-time; background requests' forms come last. This process is forked from the one that read the
-vocabulary, and has one thread, so that it can fork. Knows grammars; no samples.
+A grammar ("form") is the schema, regex or Lark of a request. A trial also makes the first masks.
+The llguidance library limits its own work, but not all of it: `multipleOf` 999983 took 12 s and 400
+MB, unnoticed by its limits. A grammar that passes its trial takes no longer in a mask process. One
+quick and one slow grammar run at a time, so quick ones never wait for slow ones; grammars of
+background requests come last. This process is forked from the one that read the vocabulary, and has
+one thread, so that it can fork. Knows grammars; no samples.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ from penstock.errors import PenstockError
 from penstock.request import StructuredOutputsParams
 from penstock.text.grammar import CompiledGrammar, GrammarCompiler, grammar_text
 
-QUICK = 0.02  # seconds of CPU time; most forms take a fifth of it
-SLOW = 1.0  # seconds of CPU time for a form that did not finish in QUICK
-FIRST = 2  # tokens a trial accepts from the grammar; makes a mask before each and one after
+QUICK = 0.02  # seconds of CPU time of a first trial; most grammars take a fifth of it
+SLOW = 1.0  # seconds of CPU time for a grammar that did not finish in QUICK
+# tokens of a text that a trial goes through; it makes a mask before each token and one after the
+# last
+FIRST = 2
 MEMORY = 192 * 2**20  # bytes of address space that compiling may take
-GROWN = 32 * 2**20  # bytes by which the quick forms' process may grow before it is replaced
-KINDER = 5  # increment of niceness of the process for slow forms
+GROWN = 32 * 2**20  # bytes by which the process for quick grammars may grow before it is replaced
+KINDER = 5  # niceness added to the process for slow grammars
 TOO_LONG = (
     "structured_outputs cannot be served: to compile and to begin with this takes more than"
     f" {SLOW:g} s of processor time, or {MEMORY >> 20} MB: make it simpler"
@@ -44,8 +47,8 @@ TOO_LONG = (
 
 
 class Compile(msgspec.Struct, tag="compile"):
-    """A form to compile. grammar: its number, which samples refer to. slow: it took longer than
-    QUICK. background: for a background request."""
+    """A grammar to compile. grammar: its number, which samples refer to. slow: True if it took
+    longer than QUICK. background: True if only background requests use it."""
 
     grammar: int
     asked: StructuredOutputsParams
@@ -54,8 +57,8 @@ class Compile(msgspec.Struct, tag="compile"):
 
 
 class Compiled(msgspec.Struct, tag="compiled"):
-    """The result of compiling a form. refusal: why it cannot be served, or None. slow: it took
-    longer than QUICK. bytes: its memory."""
+    """The result of compiling a grammar. grammar: its number. refusal: why it cannot be served, or
+    None. slow: True if it took longer than QUICK. bytes: its memory."""
 
     grammar: int
     refusal: str | None
@@ -66,7 +69,7 @@ class Compiled(msgspec.Struct, tag="compiled"):
 def compiled(
     compiler: GrammarCompiler | PenstockError, asked: StructuredOutputsParams
 ) -> CompiledGrammar:
-    """Compiles a form. Raises PenstockError."""
+    """Compiles a grammar. Raises PenstockError; if `compiler` is an error, that one."""
     if isinstance(compiler, PenstockError):
         raise compiler
     return compiler.compile(
@@ -75,15 +78,16 @@ def compiled(
 
 
 class _Trial:
-    """A forked process that compiles forms: many quick ones, or one slow one, so that its memory
-    can be measured. word: the form being compiled."""
+    """A forked process that compiles many quick grammars, or a single slow one, so that its memory
+    can be measured. word: the grammar being compiled."""
 
     def __init__(
         self, compiler: GrammarCompiler | PenstockError, others: list[socket.socket]
     ) -> None:
-        """others: sockets to close in the fork."""
+        """compiler: a compiler, or the error to report for every grammar. others: sockets of the
+        parent that the fork closes."""
         self.word: Compile | None = None
-        self.grown = 0  # bytes of the forms compiled here
+        self.grown = 0  # bytes of the grammars compiled here
         self.channel, theirs = socket.socketpair()
         self.process = os.fork()
         if not self.process:
@@ -110,8 +114,8 @@ class _Trial:
 
 
 def _compile_forms(channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
-    """Runs the fork. The kernel ends it at a form's time limit; the library ends it by SIGABRT if
-    it gets no memory."""
+    """The main loop of the forked process. The kernel ends the process at a grammar's time limit;
+    the library ends it by SIGABRT if it gets no memory."""
     memory, frames, decoder = ProcessMemory(), Frames(channel), msgspec.msgpack.Decoder(Compile)
     addresses, _ = memory.read()
     if addresses:
@@ -144,7 +148,7 @@ def _tried(
 
 
 def _make_first_masks(grammar: CompiledGrammar) -> None:
-    """Makes masks for the first tokens of a text allowed by the grammar: some forms compile fast
+    """Makes masks for the first tokens of a text allowed by the grammar. Some grammars compile fast
     but have slow masks, which must be found before a mask process uses them."""
     matcher = grammar.matcher()
     for _ in range(FIRST):
@@ -159,10 +163,11 @@ def _make_first_masks(grammar: CompiledGrammar) -> None:
 
 
 class _Line:
-    """Forms waiting for a trial: non-background first, each kind in order of arrival."""
+    """Grammars that wait for a trial. Background requests' grammars come last, and each kind keeps
+    its order of arrival."""
 
     def __init__(self) -> None:
-        # key: background
+        # key: True for background requests
         self._forms: dict[bool, deque[Compile]] = {
             False: deque(),
             True: deque(),
@@ -179,16 +184,16 @@ class _Line:
 
 
 class FormTrials:
-    """Runs the trials, one of each kind (quick, slow) at a time."""
+    """Runs the trials, one quick and one slow at a time."""
 
     def __init__(self, channel: socket.socket, compiler: GrammarCompiler | PenstockError) -> None:
         self._channel, self._compiler = channel, compiler
-        self._waiting = {False: _Line(), True: _Line()}  # key: slow
+        self._waiting = {False: _Line(), True: _Line()}  # key: True for slow grammars
         self._trials: dict[bool, _Trial] = {}
         self._decoder = msgspec.msgpack.Decoder(Compiled)
 
     def serve(self) -> NoReturn:
-        """Works until the engine has gone; then raises EOFError or OSError."""
+        """Runs trials until the engine has gone; then raises EOFError or OSError."""
         frames, decoder = Frames(self._channel), msgspec.msgpack.Decoder(Compile)
         try:
             while True:
@@ -218,7 +223,7 @@ class FormTrials:
                 self._trials[slow].begin(waiting.take())
 
     def _take(self, slow: bool, trial: _Trial) -> None:
-        """Processes a trial's results, or its end."""
+        """Handles a trial's results, or its end."""
         try:
             found = [self._decoder.decode(data) for data in trial.frames.read()]
         except (EOFError, ConnectionResetError):

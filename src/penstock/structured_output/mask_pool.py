@@ -1,16 +1,16 @@
-"""MaskPool: compiled forms (schema, regex or grammar) of structured outputs, and the masks of their
-samples, made by processes beside the engine.
+"""MaskPool: processes that make the masks of structured outputs. A form is the schema, regex or
+grammar of a request; "known" means compiled or refused.
 
     a form    --Compile--> the trial process --Compiled--> refused, or
               --Compile--> a mask process, in turn --Compiled--> known
     a sample  --Begin--> the mask process with the fewest samples; its masks then go over the board
                          (mask_board.py)
 
-A mask takes up to milliseconds, a third of it with the interpreter's lock held, and samples of one
-form delay each other in one process: 256 of them took 51 ms per step in eight threads of the
-engine's process, where a step of 1,024 rows takes 9 ms. A process that dies (of memory, or of a
-fault in the library) costs only its own samples, and is started again. Knows processes and places;
-no rows.
+A sample's place is its row on the board. A mask takes up to milliseconds, a third of it with the
+interpreter's lock held, and masks of one form delay each other in one process: 256 samples took 51
+ms per step in eight threads of the engine's process, while a step of 1,024 rows takes 9 ms. A
+process that dies (of memory, or of a bug in the library) fails only its own samples, and is started
+again. Knows processes and places; no rows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from penstock.structured_output.form_trials import Compile
 from penstock.structured_output.mask_process import Begin, End, Grown, Look, MaskStart, Up
 from penstock.structured_output.mask_worker_handle import MaskWorker
 
-KEPT = 512  # compiled forms kept
-FEW = 16  # forms kept once a mask process has grown
-KEPT_BYTES = 128 * 2**20  # bytes of all kept forms' texts and compiled memory
-PLACES = 4096  # samples with a state: rows with a form, and preempted ones
+KEPT = 512  # most compiled forms that are kept
+FEW = 16  # most forms that are kept once a mask process has grown too much
+KEPT_BYTES = 128 * 2**20  # most bytes of the kept forms, texts and compiled grammars together
+PLACES = 4096  # most samples with a form at once, running and preempted
 PROCESSES = max(1, min(14, (os.cpu_count() or 1) - 2))
 DEADLY = "structured_outputs cannot be served: the processes that compiled it ended"
 _NAP = 1e-4  # seconds between two checks of the sockets
-# environment of the processes: they fork, so they must have one thread
+# environment of the processes, which must have one thread each, since they fork
 _ALONE = {
     "TOKENIZERS_PARALLELISM": "false",
     "OPENBLAS_NUM_THREADS": "1",
@@ -56,9 +56,10 @@ _ALONE = {
 
 @dataclass(slots=True, eq=False)
 class Form:
-    """A form and its state. known: compiled or refused. slow: compiling took long. background:
-    first requested by a background request. bytes: its memory. dropped: no longer kept. deaths:
-    processes that died while compiling it."""
+    """A form (schema, regex or grammar) and its state. known: True once compiled or refused. slow:
+    True if compiling took long. background: True if a background request was the first to use it.
+    bytes: its memory. dropped: True if the pool has forgotten it. deaths: number of processes that
+    died while compiling it."""
 
     number: int
     asked: StructuredOutputsParams
@@ -72,8 +73,8 @@ class Form:
 
 
 class MaskPool:
-    """Implements schedule.mask_makers.MaskMakers. For one thread. The processes start with the
-    first form."""
+    """A pool of processes that compute masks; implements schedule.mask_makers.MaskMakers. Not
+    thread-safe. The processes start when the first form arrives."""
 
     def __init__(
         self,
@@ -85,19 +86,20 @@ class MaskPool:
         opened: Callable[[Int32], None] = lambda words: None,
         compact: bool = False,
     ) -> None:
-        """folder: the tokenizer's. ends: the model's end ids. opened: called once with the board's
-        masks [places, words]. compact: no white space between parts of JSON, unless the form allows
-        it."""
+        """folder: folder of the tokenizer. ends: ids of the model's end tokens. processes: number
+        of mask processes. places: most samples at once. opened: called once with the board's masks,
+        int32 [places, words], where words = vocab_size / 32 rounded up. compact: no white space
+        between parts of JSON, unless the form allows it."""
         self._compact = compact
         self._made_of, self._count = (str(folder), vocab_size, list(ends)), processes
         self._words, self.places = -(-vocab_size // 32), places // processes * processes
         self._forms: OrderedDict[bytes, Form] = OrderedDict()
-        self._by_number: dict[int, Form] = {}  # forms being compiled, by number
+        self._by_number: dict[int, Form] = {}  # forms that are being compiled, by number
         self._bytes = self._turn = 0
         self._numbers = itertools.count(1)  # numbers for new forms
         self.processes: list[MaskWorker] = []
         self._trials: MaskWorker | None = (
-            None  # the trial process: compiles each form first, and can be killed
+            None  # the trial process, which compiles each form first and can be killed
         )
         self._children: list[subprocess.Popen[bytes]] = []
         self._memory, self._opened = -1, opened
@@ -110,7 +112,7 @@ class MaskPool:
 
     def ask(self, asked: StructuredOutputsParams, background: bool = False) -> Form:
         """Returns the form of these parameters: a kept one, or a new one whose compilation starts
-        now; background ones compile last."""
+        now. background: True for a background request, whose forms are compiled last."""
         self.look()  # also notices processes that have died
         if self._compact and asked.whitespace_pattern is None:
             asked = replace(asked, disable_any_whitespace=True)
@@ -126,7 +128,8 @@ class MaskPool:
         return form
 
     def compiled(self, asked: StructuredOutputsParams) -> Form:
-        """Waits until a form is known, and returns it. Raises UsageError if it cannot be served."""
+        """Waits until a form is compiled, and returns it.
+        Raises UsageError if it cannot be served."""
         form = self.ask(asked)
         while not form.known:
             self.look(_NAP)
@@ -136,8 +139,9 @@ class MaskPool:
     def factory(
         pool: MaskPool | None, sampling: SamplingParams, known: Form | None = None
     ) -> Callable[[int], int]:
-        """Returns a function that begins a sample and returns its place. known: the form, if the
-        caller has it already. Raises UsageError if the form cannot be served."""
+        """Returns a function that begins a sample and returns its place. The function's argument is
+        the sample's index. known: the form, if the caller has it already. Raises UsageError if the
+        form cannot be served."""
         asked = sampling.structured_outputs
         assert asked is not None
         if pool is None:
@@ -176,9 +180,9 @@ class MaskPool:
         process.send(Compile(form.number, form.asked, form.slow, form.background))
 
     def _keep(self, most: int | None = None) -> None:
-        """Drops forms, least recently used first, until at most `most` (None: KEPT) and KEPT_BYTES
-        are left. Forms being compiled stay: a waiting request would have them compiled again,
-        without end."""
+        """Drops forms, least recently used first, until at most `most` forms (None: KEPT) and
+        KEPT_BYTES bytes are left. Forms that are being compiled stay, since a waiting request would
+        have them compiled again and again."""
         most = KEPT if most is None else most
         while len(self._forms) > most or (self._bytes > KEPT_BYTES and len(self._forms) > 1):
             oldest = next((key for key, form in self._forms.items() if form.known), None)
@@ -187,7 +191,7 @@ class MaskPool:
             self._drop(oldest)
 
     def _drop(self, key: bytes) -> None:
-        """Drops a form; samples that have begun are not affected."""
+        """Drops a form. Samples that have begun keep their grammar."""
         form = self._forms.pop(key)
         self._bytes -= form.bytes
         form.dropped = True
@@ -220,8 +224,9 @@ class MaskPool:
         *,
         forces: bool = True,
     ) -> int:
-        """Begins a sample in the process with the fewest, and returns its place. If no process can
-        be started, its masks allow no token. Raises EngineError if there are too many samples."""
+        """Begins a sample in the process with the fewest samples, and returns its place. If no
+        process can be started, its masks allow no token. Raises EngineError if there are too many
+        samples."""
         process = max(self.processes, key=lambda each: len(each.free))
         if not process.free:
             raise EngineError(
@@ -243,13 +248,14 @@ class MaskPool:
         return place
 
     def begin(self, constraint: object) -> int:
-        """Returns the constraint itself: `sample` has given its place."""
+        """Returns the sample's place, which `sample` returned as its constraint."""
         assert isinstance(constraint, int), "a sample of another maker's"
         return constraint
 
     def start(self, places: Int32, tokens: Int32) -> None:
         board, shape = self.board, (self._count, -1)
-        # processes with masks under way check the board by themselves
+        # Processes that are still making masks check the board by themselves; only the others need
+        # a message.
         awake = (board.made != board.asked).reshape(shape).any(1).tolist()
         board.ask(places, tokens)
         self._fail(self._lost.intersection(places.tolist()) if self._lost else ())
@@ -257,7 +263,7 @@ class MaskPool:
         for process, looks, count in zip(self.processes, awake, due, strict=True):
             if (
                 count and not looks and not process.unsent
-            ):  # else it checks the board once it has read the unsent messages
+            ):  # if messages are unsent, the process checks the board once it has read them
                 process.send(Look())
 
     def wait(self, seconds: float) -> int:
@@ -279,8 +285,8 @@ class MaskPool:
             self.processes[index].send(End(np.array(mine, np.int32).tobytes()))
 
     def _fail(self, lost: Collection[int]) -> None:
-        """Gives samples whose process has died a mask without tokens, which ends them with an
-        error."""
+        """Gives the samples at the places `lost`, whose process has died, a mask that allows no
+        token. That ends them with an error."""
         if lost:
             board, places = self.board, [*lost]
             board.words[places], board.count[places] = 0, 0
@@ -289,8 +295,8 @@ class MaskPool:
     # --- processes --------------------------------------------------------------------------------
 
     def look(self, seconds: float = 0.0) -> None:
-        """Processes all messages that have come, and deaths, and sends unsent ones; if nothing
-        came, sleeps `seconds`."""
+        """Handles all messages that have come and all processes that have died, and sends waiting
+        messages. If nothing has come, sleeps `seconds`."""
         every = self.processes if self._trials is None else [*self.processes, self._trials]
         for process in every:
             process.flush()
@@ -326,7 +332,7 @@ class MaskPool:
             form.known, form.refusal = True, word.refusal
         if process is self._trials:
             process.forms.discard(form.number)
-        # too many forms may have come while none could be dropped
+        # there may be more than KEPT forms, since forms being compiled cannot be dropped
         self._keep()
 
     def _start(self) -> None:
@@ -351,7 +357,8 @@ class MaskPool:
         )
 
     def _spawn(self, start: MaskStart, count: int) -> list[socket.socket]:
-        """Starts processes that share a vocabulary; returns our ends of their sockets."""
+        """Starts `count` processes that share a vocabulary. Returns the engine's ends of their
+        sockets."""
         pairs = [socket.socketpair() for _ in range(count)]
         theirs = [their.fileno() for _, their in pairs]
         about = msgspec.json.encode(start).decode()
@@ -373,8 +380,9 @@ class MaskPool:
         return [ours for ours, _ in pairs]
 
     def _bury(self, process: MaskWorker) -> None:
-        """Handles a dead process: its samples end with an error; forms it was compiling are tried
-        again, or refused the second time. It is started again when next needed."""
+        """Handles a dead process. Its samples end with an error. Forms that it was compiling are
+        compiled again, and refused after a second death. The process is started again when it is
+        needed."""
         process.died = True
         process.unsent.clear()
         self._poll.unregister(process.channel)
@@ -407,14 +415,15 @@ class MaskPool:
 
 
 def _servable(form: Form) -> Form:
-    """Returns a known form. Raises UsageError if it cannot be served."""
+    """Returns a compiled form. Raises UsageError if it was refused."""
     if form.refusal is not None:
         raise UsageError(form.refusal, param="structured_outputs", rule=form.refusal)
     return form
 
 
 def _shared_memory() -> int:
-    """Returns the descriptor of a nameless file: in memory on systems with memfd, such as Linux."""
+    """Returns the file descriptor of a nameless file for the board; in memory on systems with
+    memfd, such as Linux."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create("penstock-masks")
     with tempfile.TemporaryFile() as file:

@@ -1,12 +1,11 @@
-"""mask_process: the processes that compile grammars and make token masks: `python -m
-penstock.structured_output.mask_process START FD...`, started only by mask_pool.py, with one end of
-a socket pair per process.
+"""mask_process: the processes that make token masks. mask_pool.py starts them as `python -m
+penstock.structured_output.mask_process START FD...`, with one end of a socket pair per process.
 
-The first reads the vocabulary and forks the others, which share it. Each keeps the states of its
-samples; each sample has a place on the board shared with the engine (mask_board.py), where masks
-are requested and returned. Requests are served in order; samples with slow masks come last, so that
-no other waits for more than one of them. Sockets carry all other messages, and wake-ups. Knows
-grammars and places; no rows.
+The first process reads the vocabulary and forks the others, which share it. Each process keeps the
+grammar states of its samples. Each sample has a place on the board shared with the engine
+(mask_board.py), where masks are requested and returned. Masks are made in the order of the
+requests, but slow ones last, so that other samples wait for at most one of them. Sockets carry all
+other messages, and wake-ups. Knows grammars and places; no rows.
 """
 
 from __future__ import annotations
@@ -37,22 +36,24 @@ from penstock.text.grammar import CompiledGrammar, GrammarCompiler, GrammarMatch
 from penstock.text.tokenizer import Tokenizer
 
 MEMORY = 4 * 2**30  # bytes of address space for a process's grammars and samples
-ROUND = 8  # masks between two checks of the board; none after a slow one
-OTHERS = 32  # most masks that a slow one waits for
+# masks made between two checks of the board; after a slow mask the board is checked at once
+ROUND = 8
+OTHERS = 32  # most other masks that a slow mask waits for
 # seconds without work during which the process checks the board every millisecond; then it waits
 # for a message
 AWAKE = 0.05
-SLOW = 5e-4  # seconds for a mask above which its sample comes after others
-LONG = 0.02  # seconds of CPU time for a mask above which a thread makes its grammar's masks
-MOST = 0.25  # seconds of CPU time for a mask above which its sample ends
-GROWN = 256 * 2**20  # bytes of growth after which a process tells the pool
+SLOW = 5e-4  # seconds for a mask above which the sample's next mask is made after others
+LONG = 0.02  # seconds of CPU time for a mask above which its grammar's masks are made in a thread
+MOST = 0.25  # seconds of CPU time for a mask above which its sample ends with an error
+GROWN = 256 * 2**20  # bytes of growth after which a process reports it to the pool
 TELLING = 1.0  # seconds between two checks of growth
 
 
 class MaskStart(msgspec.Struct):
-    """Start of a group of processes. first: number of the first one; processes: number of all mask
-    processes, each with an equal share of the places; the number after the last is the trial
-    process. memory: descriptor of the board's memory, with `places` masks of `words` int32."""
+    """Settings of a group of processes, as the command line argument START. first: number of the
+    group's first process. processes: number of all mask processes, each with an equal share of the
+    places; the process with the next number is the trial process. memory: file descriptor of the
+    board, with `places` masks of `words` int32 each."""
 
     folder: str
     vocab_size: int
@@ -64,36 +65,38 @@ class MaskStart(msgspec.Struct):
     processes: int
 
     def mine(self, index: int) -> range:
-        """Returns the places of process `index`."""
+        """Returns the places on the board that belong to process `index`."""
         each = self.places // self.processes
         return range(index * each, (index + 1) * each)
 
 
 class Begin(msgspec.Struct, tag="begin"):
-    """Begin a sample of a grammar compiled here; sent before its first mask is requested."""
+    """Message from the engine: begin a sample at `place` with grammar number `grammar`. Sent before
+    its first mask is requested."""
 
     place: int
     grammar: int
     min_tokens: int
     stop_ids: tuple[int, ...]
     forces: bool
-    turn: int = 0  # the board's `begun` count of this place for this sample
+    turn: int = 0  # value of the board's counter `begun` at this place for this sample
 
 
 class Look(msgspec.Struct, tag="look"):
-    """Wake-up: masks are requested on the board."""
+    """Message from the engine: masks are requested on the board."""
 
 
 class End(msgspec.Struct, tag="end"):
-    """End the samples at these places (int32), and drop grammars that no new sample will use."""
+    """Message from the engine: end the samples at these places (int32), and drop the grammars with
+    these numbers, which no new sample will use."""
 
     places: bytes = b""
     grammars: tuple[int, ...] = ()
 
 
 class Grown(msgspec.Struct, tag="grown"):
-    """Up: this process has grown by more than GROWN: the memory that grammars take while samples
-    use them was unknown at compile time."""
+    """Message to the engine: this process has grown by more than GROWN bytes. How much memory
+    samples add to a grammar is unknown when it is compiled."""
 
 
 Down = Compile | Begin | Look | End
@@ -101,8 +104,8 @@ Up = Compiled | Grown
 
 
 class NoMatcher:
-    """State of a sample that can't go on: its masks allow no token, which ends its row with an
-    error."""
+    """Grammar state of a sample that can't go on. Its masks allow no token, which ends the sample
+    with an error."""
 
     def __init__(self, out: Words) -> None:
         self._out = out
@@ -120,14 +123,15 @@ class NoMatcher:
 
 @dataclass(slots=True, eq=False)
 class HeldSample:
-    """State of one sample. grammar: its number."""
+    """State of one sample. grammar: number of its grammar."""
 
     grammar: int
     matcher: GrammarMatcher | NoMatcher
 
 
 class MadeMask(NamedTuple):
-    """A finished mask. certain: forced tokens before it; seconds: CPU time taken."""
+    """A finished mask. certain: forced tokens before it. words: the mask's int32 words. seconds:
+    CPU time taken."""
 
     certain: list[int]
     words: Words
@@ -135,10 +139,9 @@ class MadeMask(NamedTuple):
 
 
 class MaskDesk:
-    """Grammars, and samples of the places `mine` of a board.
-
-    Slow work runs in threads, which hold the interpreter's lock for little of it: one compiles
-    forms, and another compiles slow forms and makes masks of slow grammars."""
+    """Compiles grammars and makes masks for the places `mine` of a board. Slow work runs in two
+    threads, which hold the interpreter's lock for little of it: one compiles grammars, the other
+    compiles slow grammars and makes their masks."""
 
     def __init__(
         self, compiler: GrammarCompiler | PenstockError, board: MaskBoard, mine: range
@@ -147,28 +150,30 @@ class MaskDesk:
         self._asked, self._made = (
             each[mine.start : mine.stop] for each in (board.asked, board.made)
         )
-        # [places of this process]: request number at the last check
+        # [places of this process]: number of the mask request seen at the last check
         self._seen = np.zeros(len(mine), np.int32)
-        self._since = np.zeros(len(mine), np.int64)  # check at which that number was first seen
+        # [places of this process]: check at which that number was first seen
+        self._since = np.zeros(len(mine), np.int64)
         self._looks = 0
         self._begun = board.begun[mine.start : mine.stop]
-        # [places of this process]: turn of the last sample begun here
+        # [places of this process]: `turn` of the last Begin message
         self._told = np.zeros(len(mine), np.int32)
-        # None: could not be compiled here
+        # grammars by number; None: could not be compiled here
         self._grammars: dict[int, CompiledGrammar | None] = {}
-        self._samples: dict[int, HeldSample] = {}  # samples by place
-        self._slow: set[int] = set()  # places whose last mask was slow: the next probably is too
-        self._others = 0  # masks since the last slow one
-        # key: slow
+        self._samples: dict[int, HeldSample] = {}  # samples that have begun, by place
+        # places whose last mask was slow, so that the next one probably is too
+        self._slow: set[int] = set()
+        self._others = 0  # masks made since the last slow one
+        # a thread for quick grammars (False) and one for slow grammars (True)
         self._lanes = {slow: ThreadPoolExecutor(1) for slow in (False, True)}
         self._compiling: dict[int, Future[CompiledGrammar | PenstockError]] = {}
-        # grammars still compiling that no new sample will use
+        # numbers of grammars to drop once they are compiled
         self._let_go: set[int] = set()
-        self._long: set[int] = set()  # grammars with a slow mask or slow compilation
-        # samples, by place, waiting for their grammar and place
+        self._long: set[int] = set()  # numbers of grammars with a slow mask or slow compilation
+        # samples, by place, that wait for their grammar and for the place's previous sample
         self._waiting: dict[int, Begin] = {}
-        # By place, masks being made in threads: the sample, the request number, and the result. The
-        # sample may have ended by then.
+        # By place, masks that are being made in threads: the sample, the number of the mask
+        # request, and the result. The sample may end before the mask is made.
         self._working: dict[int, tuple[HeldSample, int, Future[MadeMask]]] = {}
 
     @property
@@ -177,14 +182,15 @@ class MaskDesk:
         return bool(self._compiling or self._working)
 
     def due(self) -> list[tuple[int, int]]:
-        """Returns the requested masks not under way, as (place, number): longest waiting first,
-        slow ones last."""
+        """Returns the masks to make, as (place, number of the request): the longest waiting first,
+        slow ones last. Leaves out masks that threads are making."""
         asked = self._asked.copy()
         fence()
         self._looks += 1
         self._since[asked != self._seen] = self._looks
         self._seen = asked
-        # A mask may be requested before the sample's Begin is read: it isn't the previous sample's.
+        # A mask may be requested before the sample's Begin is read. It must not be made for the
+        # place's previous sample.
         behind = np.flatnonzero((asked != self._made) & (self._begun == self._told))
         behind = behind[np.argsort(self._since[behind], kind="stable")]
         found = list(zip((behind + self._first).tolist(), asked[behind].tolist(), strict=True))
@@ -220,7 +226,7 @@ class MaskDesk:
             self._compiling[word.grammar] = self._lanes[word.slow].submit(self._compiled, word)
 
     def _begin(self) -> None:
-        """Begins the samples whose grammar and place are free."""
+        """Begins the waiting samples whose grammar is compiled and whose place is free."""
         for place, word in list(self._waiting.items()):
             if word.grammar not in self._compiling and place not in self._working:
                 del self._waiting[place]
@@ -239,7 +245,7 @@ class MaskDesk:
             del self._samples[place]
 
     def settle(self) -> list[Compiled]:
-        """Stores finished work of threads; returns the results of compilations."""
+        """Takes over the finished work of the threads. Returns the results of compilations."""
         out = []
         for number in [number for number, work in self._compiling.items() if work.done()]:
             found = self._compiling.pop(number).result()
@@ -259,8 +265,9 @@ class MaskDesk:
         return out
 
     def make(self, place: int, ticket: int) -> bool:
-        """Makes the mask requested at a place, or starts it in a thread if slow. For an ended
-        sample, only marks it made. Returns True if it took long."""
+        """Makes the mask requested at a place, or has a thread make it if it is slow. ticket:
+        number of the request. For an ended sample, only marks the request as done. Returns True if
+        it took long."""
         if place in self._waiting:  # a new sample has taken the place since `due`
             return False
         sample, board = self._samples.get(place), self._board
@@ -327,7 +334,7 @@ class Growth:
 
 
 def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
-    """Works until the engine has gone; then raises EOFError or OSError."""
+    """Serves the engine until it has gone; then raises EOFError or OSError."""
     decoder, frames, poll = msgspec.msgpack.Decoder(Down), Frames(channel), select.poll()
     poll.register(channel, select.POLLIN)
     worked, growth = time.monotonic(), Growth()
@@ -336,7 +343,8 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
             channel.sendall(frame(reply))
         if growth.is_much():
             channel.sendall(frame(Grown()))
-        due = desk.due()  # before reading messages: they contain the Begin of each requested sample
+        # read before the messages, which then include the Begin of each requested sample
+        due = desk.due()
         resting = not due and not desk.busy and time.monotonic() - worked > AWAKE
         while poll.poll(None if resting else 0 if due else 1):
             resting = False
@@ -352,7 +360,8 @@ def serve(channel: socket.socket, desk: MaskDesk) -> NoReturn:
 
 def main() -> int:
     leave_signals()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # forked processes need not be waited for
+    # the kernel removes ended forks, so this process need not wait for them
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     start = msgspec.json.decode(sys.argv[1], type=MaskStart)
     channels = [socket.socket(fileno=int(text)) for text in sys.argv[2:]]
     compiler = _opened(start)

@@ -1,8 +1,8 @@
-"""MaskWorker: the engine's side of a mask or trial process: its places, its forms, and messages to
-it.
+"""MaskWorker: the engine's handle of a mask process. Also of the trial process. Has its places, its
+grammars, and the messages to it.
 
 A busy or stopped process doesn't read; its socket fills up, and sending would block. So messages
-wait here, in order, until there is room. Knows messages and sockets; no rows.
+wait here, in order, until the socket has room. Knows messages and sockets; no rows.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from penstock.children.frames import Frames, frame
 
 UNSENT = (
     128 * 2**20
-    # bytes of unsent messages above which a process is given up; all open requests together send
-    # half of this
+    # most bytes of unsent messages; above it the process counts as dead. All open requests together
+    # send at most half of this.
 )
 
 
 class MaskWorker:
-    """One process. unsent: bytes waiting for room in the socket."""
+    """One process, as seen by the engine. unsent: bytes that wait for room in the socket."""
 
     def __init__(self, index: int, channel: socket.socket, places: range) -> None:
         self.index, self.places = index, places
         self.free = list(places)
-        self.compiling: set[int] = set()  # forms being compiled here
+        self.compiling: set[int] = set()  # numbers of the forms that this process is compiling
         self.connect(channel)
 
     def connect(self, channel: socket.socket) -> None:
         """Takes the socket of a newly started process."""
         self.channel, self.frames, self.died = channel, Frames(channel), False
-        self.forms: set[int] = set()  # forms sent to the process
+        self.forms: set[int] = set()  # numbers of the forms that were sent to the process
         self.unsent = bytearray()
 
     def send(self, word: msgspec.Struct) -> None:
-        """Sends a message after waiting ones, or queues it. If too much is unsent, closes the
-        socket: the process then counts as dead."""
+        """Sends a message, or queues it behind waiting ones. If too much is unsent, closes the
+        socket, and the process then counts as dead."""
         if self.died:
             return
         self.unsent += frame(word)

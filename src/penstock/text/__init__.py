@@ -1,2 +1,2 @@
-"""Strings to ids and back: tokenizer, chat templates, detokenisation, stop strings. Knows no engine
-and no torch."""
+"""Text to token ids and back, and parsing of answers. Has the tokenizer, chat templates,
+detokenisation, stop strings, and parsers of tool calls. Knows no engine and no torch."""

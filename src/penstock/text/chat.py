@@ -1,13 +1,13 @@
-"""chat: checks chats before the model's template turns them into a prompt: messages, and options
-named as in vLLM and transformers.
+"""chat: checks a chat's messages and options. The options are named as in vLLM and transformers:
 
     add_generation_prompt    end the prompt with the header of the assistant's next message
     continue_final_message   end it inside the last message: the answer continues that message
     chat_template_kwargs     further variables of the model's template
     tools                    functions that the template describes to the model, in OpenAI's form
 
-`chat_template` renders, in the process started by `sandbox`. A last message to be continued gets a
-mark at its end, and the rendered text is cut there. Knows no Jinja, no tokenizer and no HTTP.
+chat_template.py then renders the chat to a prompt, in a sandbox process. A last message that is to
+be continued gets a mark at its end, and the rendered text is cut there. Knows no Jinja, no
+tokenizer and no HTTP.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ MAY_SAY_NOTHING = (
     "tool",
 )
 OPTIONS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
-# plain letters, which no filter escapes; the space shows whether the template trims ends
+# the mark has plain letters, which no template filter escapes; its space shows whether the template
+# trims texts
 MARK = "PENSTOCK_CONTINUES_HERE "
 
 
 def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
-    """Returns the model's template for tools, if there are tools and it has one, else its default
-    template. Raises TokenizerError if it has none."""
+    """Returns the template to use. tools: True if the chat has tools, for which the model's
+    template for tools is used if it has one; else its default template. Raises TokenizerError if
+    there is none."""
     if tools and "tool_use" in templates:
         return templates["tool_use"]
     if "default" in templates:
@@ -51,9 +53,8 @@ def pick_template(templates: Mapping[str, str], *, tools: bool = False) -> str:
 
 
 def check_messages(messages: Any) -> list[dict[str, Any]]:
-    """Returns the messages in a normalised form, from which `turns` writes a template's input;
-    normalised messages are returned unchanged. Raises UsageError for a malformed message. Needs no
-    model."""
+    """Returns the messages normalised, as turns.py expects them; normalised messages are returned
+    unchanged. Raises UsageError for a malformed message. Needs no model."""
     return [_check_message(place, message) for place, message in enumerate(_check_list(messages))]
 
 
@@ -66,8 +67,8 @@ def _check_list(messages: Any) -> Sequence[Any]:
 
 
 def _check_message(place: int, message: Any) -> dict[str, Any]:
-    """Returns a message with known keys, whose content is text, a list of text parts,
-    or missing."""
+    """Returns a message with known keys only. Its content is a text, a list of text parts, or
+    missing. place: its index in the chat."""
     where = f"messages[{place}]"
     if not isinstance(message, Mapping):
         raise UsageError(f"{where} must be an object with role and content", param="messages")
@@ -141,7 +142,7 @@ def check_options(
     chat_template_kwargs: Any = None,
     tools: Any = None,
 ) -> None:
-    """Raises UsageError for invalid options. Needs no model."""
+    """Raises UsageError for invalid options of a chat. Needs no model."""
     switches = {
         "add_generation_prompt": add_generation_prompt,
         "continue_final_message": continue_final_message,
@@ -171,7 +172,8 @@ def check_options(
 
 
 def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns messages in the template's form, with the mark at the end of the last one."""
+    """Returns the messages with MARK at the end of the last one. The messages are as the template
+    expects them (turns.as_read)."""
     last = messages[-1]
     content = last["content"]
     if isinstance(content, list):
@@ -182,7 +184,8 @@ def marked(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
-    """Returns a rendering of marked messages, cut at the end of the last one's text.
+    """Returns the rendered text cut at MARK, the end of the last message. messages: the messages
+    before they were marked.
 
     If the template trims contents, the text before the mark is trimmed too. Raises UsageError if
     the template changes the last message's text.
@@ -198,7 +201,7 @@ def cut(text: str, messages: Sequence[dict[str, Any]]) -> str:
 
 
 def _end_of(content: Any) -> str:
-    """Returns the last text part of a content, or its text."""
+    """Returns the text of a content, or of its last part."""
     if isinstance(content, list):
         return content[-1]["text"] if content else ""
     return content or ""

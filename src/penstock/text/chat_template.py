@@ -1,9 +1,9 @@
-"""chat_template: renders chat templates: Hugging Face's conventions in Jinja's immutable sandbox;
-messages in, one text out.
+"""chat_template: renders a chat to one text. Follows Hugging Face's conventions, in Jinja's
+immutable sandbox.
 
-A template is a program that comes with a model, and messages come from anyone: together they may
-take any memory and time. The process around this code sets the limits (`sandbox_process`), so none
-are checked here. Knows no tokenizer except its templates and the texts of its special tokens.
+A template is a program that comes with a model, and messages come from anyone, so that rendering
+may take any memory and time. The process that runs this code has limits (sandbox_process.py), so
+none are checked here. Of a tokenizer it knows only the templates and the texts of special tokens.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def render(
 
 @lru_cache(maxsize=16)
 def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads:
-    """Returns the message form that a template expects, found by test renderings; cached per
-    template. Raises TokenizerError for an invalid template."""
+    """Returns how a template expects its messages (turns.Reads), found by test renderings; cached
+    per template. Raises TokenizerError for an invalid template."""
     variables: dict[str, Any] = {
         **dict(special_tokens),
         "documents": None,
@@ -92,7 +92,7 @@ def _reads_of(source: str, special_tokens: tuple[tuple[str, str], ...]) -> Reads
         [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}],
     ):
         variables["tools"] = tools
-        if run([ASK]) is not None:  # a template for tools only fails without tools
+        if run([ASK]) is not None:  # a template that is only for tools fails without tools
             break
     return find_reads(run)
 
@@ -103,7 +103,8 @@ def compile_template(source: str) -> jinja2.Template:
     try:
         return _environment().from_string(source)
     except Exception as error:
-        # Jinja compiles to Python, which has limits of its own (20 nested loops, long numbers)
+        # not only Jinja's errors: it compiles templates to Python, which has limits of its own (20
+        # nested loops, long numbers)
         line = getattr(error, "lineno", None) if isinstance(error, jinja2.TemplateError) else None
         where = f" at line {line}" if line else ""
         raise TokenizerError(
@@ -121,16 +122,17 @@ def _run(source: str, variables: dict[str, Any]) -> str:
         raise
     except (
         Exception
-    ) as error:  # a template is a program: on unforeseen messages it may fail in any way
-        # Name only the error's type: its text may contain parts of a message.
+        # a template is a program, and may fail in any way on messages that it doesn't expect
+    ) as error:
+        # Names only the error's type, since its text may contain parts of a message.
         message = f"the model's chat template fails on these messages ({type(error).__name__})"
         raise UsageError(message, param="messages") from error
 
 
 def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
-    """Returns the error for a template's raise_exception, or for an undefined name. Text from the
-    template itself is kept in the rule; other text may contain parts of a message, so then the rule
-    names only the error's type."""
+    """Returns the error for a template's raise_exception, or for an undefined name. The error's
+    rule goes to logs: it repeats a text that stands in the template itself, but only the error's
+    type for any other text, which may contain parts of a message."""
     refuses, said = "the model's chat template refuses these messages", str(error)
     kind = f"{refuses} ({type(error).__name__})"
     message = f"{refuses}: {said}" if said else kind
@@ -138,8 +140,8 @@ def _refusal(error: jinja2.TemplateError, source: str) -> UsageError:
 
 
 class _GenerationTag(Extension):
-    """{% generation %} ... {% endgeneration %} marks the assistant's part for training; only its
-    body is rendered."""
+    """The Jinja tag {% generation %} ... {% endgeneration %}, which marks the assistant's part for
+    training. Only its body is rendered."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own class attribute
 
@@ -154,8 +156,8 @@ def _environment() -> ImmutableSandboxedEnvironment:
         trim_blocks=True,
         lstrip_blocks=True,
         extensions=[_GenerationTag, loopcontrols],
-        optimized=False,  # no constant folding at compile time: 10 ** (10 ** 9) is a constant
-        # nor folding of printed constants, which Jinja does unless finalize takes the context
+        optimized=False,  # no constant folding at compile time, since 10 ** (10 ** 9) is a constant
+        # Jinja also folds printed constants, unless `finalize` takes the context
         finalize=_as_it_is,
     )
     environment.filters["tojson"] = _to_json
@@ -176,7 +178,8 @@ def _to_json(
     separators: Any = None,
     sort_keys: bool = False,
 ) -> str:
-    """Dumps JSON like transformers' filter: unlike Jinja's, it does not escape HTML."""
+    """The template filter `tojson`, as in transformers: unlike Jinja's own, it does not escape
+    HTML."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )

@@ -1,8 +1,8 @@
-"""Detokenizer: text of a stream as its tokens come: whole characters only, and in total exactly the
-text of `decode`.
+"""Detokenizer: converts a stream's tokens to text. Returns whole characters only, and in total
+exactly the text of `decode`.
 
-One small object per streamed sample; a push costs one join over the byte table. Does not look for
-stop strings.
+Each streamed sample has one. A push takes one join over the byte table. Does not look for stop
+strings.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from penstock.text.vocabulary import read_run, whole_run
 
 
 class Detokenizer:
-    """The text of one growing sequence: all results of `push` and the final `flush`, joined, equal
-    `Tokenizer.decode` of all ids. begins: see `decode`.
+    """Decodes one growing sequence. All results of `push` and the final `flush`, joined, equal
+    `Tokenizer.decode` of all ids. begins: see Tokenizer.decode.
 
-    Bytes of an unfinished character are held back. With byte fallback, a run of byte tokens is held
-    back until it ends, since one wrong byte turns all of it into U+FFFD.
+    Bytes of an unfinished character are held back. With byte fallback (vocabulary.py), a run of
+    byte tokens is held back until it ends, since one wrong byte turns the whole run into U+FFFD.
     """
 
     __slots__ = ("_held", "_lead", "_run", "_skip_special", "_strip", "_table", "_vocabulary")
@@ -35,11 +35,11 @@ class Detokenizer:
         self._run: list[bytes] = []  # byte-fallback tokens of an unfinished run
         # leading spaces that may still be stripped
         self._strip = vocabulary.style.strip_left if begins else 0
-        # the first token is still to come, and may have a spelling of its own
+        # True until the first token comes, if first tokens may have a spelling of their own
         self._lead = begins and bool(vocabulary.first_pieces)
 
     def push(self, ids: Sequence[int]) -> str:
-        """Returns the text completed by further ids; "" while a character is unfinished."""
+        """Adds ids, and returns the text that they complete; "" while a character is unfinished."""
         if self._vocabulary.byte_ids:
             return self._stripped(self._push_fallback(ids))
         data = b"".join(map(self._table.__getitem__, ids))
@@ -52,13 +52,13 @@ class Detokenizer:
         return self._stripped(text) if self._strip else text
 
     def held_run(self) -> str:
-        """Returns the text of the held run of byte tokens; "" if it isn't valid UTF-8, or there is
-        none."""
+        """Returns the text of the byte tokens held back; "" if there are none, or they aren't valid
+        UTF-8."""
         return whole_run(self._run) or ""
 
     def flush(self) -> str:
-        """Returns the rest at the end of the sequence: an unfinished character as U+FFFD, an
-        unfinished run decoded."""
+        """Returns the text held back, at the end of the sequence: an unfinished character as
+        U+FFFD, an unfinished run of byte tokens decoded."""
         text = self._held.decode("utf-8", "replace") + (read_run(self._run) if self._run else "")
         self._held, self._run = b"", []
         return self._stripped(text)

@@ -1,11 +1,11 @@
-"""grammar: compiles a request's structured_outputs with llguidance, against a tokenizer's bytes,
-into masks of allowed next tokens.
+"""grammar: compiles structured_outputs to masks of allowed tokens. Uses the library llguidance and
+the bytes of a tokenizer's tokens.
 
     StructuredOutputsParams -> grammar_text -> check_grammar (validation without a tokenizer)
                                -> GrammarCompiler.compile -> CompiledGrammar.matcher, one per sample
 
-The library limits its own work per grammar (`_limits`), so that no mask takes longer than about
-half a second. It fetches no $ref. Knows token bytes and grammars; no rows, no engine.
+The library limits its work per grammar (`_limits`), so that no mask takes longer than about half a
+second. It fetches no $ref from the network. Knows token bytes and grammars; no rows, no engine.
 """
 
 from __future__ import annotations
@@ -29,28 +29,29 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 Words = NDArray[np.int32]
-# Most white space between JSON's parts. With more allowed, models loop in it, at temperature 1
-# until max_tokens.
+# Most white space between JSON's parts. If more is allowed, models write white space without end,
+# at temperature 1 until max_tokens.
 WHITESPACE = " "
-LONGEST_WHY = 600  # characters of the library's message repeated in an error
-# Slices of the vocabulary for the library: if the text may continue by as many characters as a
-# slice's longest token, the whole slice is allowed at once, and only other tokens are walked. With
-# its default slices, {1,10} and {1,30}, a mask with 10 to 29 characters left took 1.1 ms for
-# 128,256 tokens; with these 0.25 to 0.85 ms, and masks of 100 schemas took 14 % less.
+LONGEST_WHY = 600  # most characters of the library's message in an error
+# Regexes of slices of the vocabulary, for the library. If the text may continue by as many
+# characters as a slice's longest token, the library allows the whole slice at once, and checks only
+# the other tokens one by one. With the library's default slices, {1,10} and {1,30}, a mask with 10
+# to 29 characters left took 1.1 ms for 128,256 tokens. With these slices it takes 0.25 to 0.85 ms.
+# Masks of 100 schemas take 14 % less time.
 _TEXT = r'[^"\\\x00-\x1F\x7F]'
 SLICES = (
     r"[\x20\x0A\x0D\x09]+",
     *(f"{_TEXT}{{1,{most}}}" for most in (5, 8, 10, 12, 14, 16, 20, 24, 30)),
     f"{_TEXT}+",
 )
-# number of nonzero mask words up to which the library is asked for forced tokens, which takes 20 to
-# 80 us
+# the library is asked for forced tokens, which takes 20 to 80 us, only if a mask has at most this
+# many nonzero words
 FEW = 64
 
 
 def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -> str:
-    """Returns the structured output in llguidance's own form. special: the vocabulary's special
-    tokens, which a structural tag may contain. Raises UsageError."""
+    """Returns a structured output as a grammar in llguidance's format. special: texts of the
+    vocabulary's special tokens, which a structural tag may contain. Raises UsageError."""
     if asked.around is None:
         return _form_text(asked, special)
     grammars: list[dict[str, Any]] = [{"name": "answer", "lark_grammar": asked.around}]
@@ -64,7 +65,8 @@ def grammar_text(asked: StructuredOutputsParams, special: Container[str] = ()) -
 
 
 def _tags_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
-    """Returns the grammar of a structural tag: its Lark, and one grammar for each tag's content."""
+    """Returns the grammar of a structural tag: one in Lark for the whole text, and one for each
+    tag's content."""
     tags = read_structural_tag(str(asked.structural_tag))
     grammars: list[dict[str, Any]] = [{"name": "tags", "lark_grammar": tags_lark(tags, special)}]
     for at, tag in enumerate(tags.tags):
@@ -98,10 +100,12 @@ def _form_text(asked: StructuredOutputsParams, special: Container[str]) -> str:
             each = " | ".join(
                 json.dumps(text, ensure_ascii=False) for text in dict.fromkeys(asked.choice)
             )
-            # a terminal: efficient even for 10,000 choices
+            # choices are a terminal of Lark, which is efficient even for 10,000 choices
             return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {each}")
         return grammar_from("grammar", asked.grammar or "")
-    except UsageError:  # raised for a number; UsageError is also a ValueError
+    except UsageError:
+        # raised for a number that cannot be enforced; caught first, since UsageError is also a
+        # ValueError
         raise
     except (ValueError, RecursionError) as error:
         raise _refused(str(error)) from error
@@ -129,8 +133,8 @@ def check_grammar(asked: StructuredOutputsParams) -> None:
 
 
 class CompiledGrammar:
-    """A grammar compiled for a vocabulary. words: int32 words per mask; ends: ids that end a
-    sample."""
+    """A grammar compiled for a vocabulary. words: number of int32 words per mask. ends: ids that
+    end a sample."""
 
     def __init__(self, matcher: LLMatcher, words: int, ends: Sequence[int]) -> None:
         self._matcher, self._words, self._ends = matcher, words, tuple(ends)
@@ -143,9 +147,10 @@ class CompiledGrammar:
         forces: bool = True,
         out: Words | None = None,
     ) -> GrammarMatcher:
-        """Returns the state of a new sample, which doesn't end before min_tokens unless it must.
-        forces: forced text is spelled as by the tokenizer; else its tokens are drawn. out: array
-        for the masks; None: allocate one."""
+        """Returns the state of a new sample. The sample doesn't end before min_tokens, unless the
+        grammar forces the end. stop_ids: further ids that end it. forces: True: text that the
+        grammar forces is spelled as by the tokenizer; False: its tokens are sampled. out: int32
+        array [words] for the masks; None: allocate one."""
         out = np.zeros(self._words, np.int32) if out is None else out
         return GrammarMatcher(
             self._matcher.deep_copy(), out, (*self._ends, *stop_ids), min_tokens, forces
@@ -153,18 +158,20 @@ class CompiledGrammar:
 
 
 class GrammarMatcher:
-    """State of one sample; implements schedule's Constraint. If the sample cannot continue, its
-    mask allows no token. Each mask overwrites the last."""
+    """Grammar state of one sample; implements the scheduler's Constraint. If the sample cannot
+    continue, its mask allows no token. Each mask overwrites the previous one."""
 
     def __init__(
         self, matcher: LLMatcher, out: Words, ends: tuple[int, ...], min_tokens: int, forces: bool
     ) -> None:
-        """out [words]: array for the masks."""
+        """out: int32 array [words] for the masks."""
         self._matcher, self._out, self._ends, self._forces = matcher, out, ends, forces
         self._address, self._bytes = out.ctypes.data, out.nbytes
         self._left = min_tokens
         self._now: list[int] | None = (
-            None  # forced tokens at the current position, once computed; then `out` has its mask
+            # forced tokens at the current position, or None until they are computed; `out` then has
+            # the mask
+            None
         )
 
     def mask(self) -> Words:
@@ -205,11 +212,11 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """The library's form of a vocabulary, made once (0.75 s for 128,256 tokens). Use from one
-    thread at a time."""
+    """Compiles grammars for one vocabulary, which the library prepares once (0.75 s for 128,256
+    tokens). Use from one thread at a time."""
 
     def __init__(self, tokenizer: Tokenizer, ends: Sequence[int]) -> None:
-        """ends: the model's end ids. Raises UsageError if there are none."""
+        """ends: ids of the model's end tokens. Raises UsageError if there are none."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
         if not ends:
@@ -223,8 +230,8 @@ class GrammarCompiler:
         )
 
     def compile(self, text: str) -> CompiledGrammar:
-        """Compiles the result of grammar_text, and makes its first mask, the slowest. Raises
-        UsageError."""
+        """Compiles the result of grammar_text, and makes its first mask, which is the slowest.
+        Raises UsageError."""
         from llguidance import LLMatcher
 
         matcher = LLMatcher(self._tokenizer, text, log_level=0, limits=_limits())
@@ -248,16 +255,16 @@ class _Vocabulary:
         self._encode = tokenizer.encode_inside
 
     def __call__(self, text: bytes | str) -> list[int]:
-        """Returns the ids of text forced by a grammar: spelled as inside other text, without
-        changes."""
+        """Tokenizes text that a grammar forces, as text inside other text and without
+        normalisation."""
         (ids,) = self._encode([text.decode() if isinstance(text, bytes) else text])
         return ids
 
 
 def _limits() -> LLParserLimits:
-    """Returns the library's work limits. Its defaults are 1,000,000, 200,000, 250,000 and 500,000:
-    a regex of 10^10 repeats took 1.4 s and 200 MB for its first mask with them, and 0.6 s and 80 MB
-    with these."""
+    """Returns the library's work limits. With its defaults (1,000,000, 200,000, 250,000 and 500,000
+    in the same order) the first mask of a regex with 10^10 repeats took 1.4 s and 200 MB; with
+    these limits it takes 0.6 s and 80 MB."""
     from llguidance import LLParserLimits
 
     return LLParserLimits(

@@ -1,9 +1,10 @@
-"""hold_numbers: adapts the numbers of a JSON Schema to llguidance.
+"""hold_numbers: adapts a JSON Schema's number bounds to llguidance.
 
-The library reads bounds as float64 and writes integer ranges as int64: beyond 2^53 a bound moves to
-a neighbour, a range to the ends of int64 is empty, and one bounded on one side only is refused. So
-bounds are moved inward to the next integer in float64: an answer always satisfies its schema. At
-2^53 this excludes one number per end, at 2^63 up to 1,024. Knows schemas as JSON; no grammar.
+The library reads bounds as float64 and writes integer ranges as int64. So beyond 2^53 it would
+round a bound; it makes a range up to the ends of int64 empty, and refuses a range with only one
+bound. This module moves bounds inward to the next integer that float64 has, so that an answer
+always satisfies its schema. At 2^53 this excludes one number per bound, at 2^63 up to 1,024. Knows
+schemas as JSON; no grammar.
 """
 
 from __future__ import annotations
@@ -14,20 +15,20 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-EXACT = 2**53  # largest number up to which float64 has every integer
-LARGEST = 2**63 - 1024  # largest int64 that float64 has
-_LONG = re.compile(r"\d{16}|\d[eE]")  # matches the text of any schema with a number above EXACT
+EXACT = 2**53  # float64 has every integer up to this one
+LARGEST = 2**63 - 1024  # largest int64 that float64 can represent
+_LONG = re.compile(r"\d{16}|\d[eE]")  # matches a schema's text if it has a number above EXACT
 _VALUES = ("const", "enum", "default", "examples")
 
 
 def may_have_large_numbers(text: str) -> bool:
-    """Returns True if a schema's text may have a number above EXACT; False is certain."""
+    """Returns False if a schema's text certainly has no number above EXACT."""
     return _LONG.search(text) is not None
 
 
 def hold_numbers(schema: Any) -> Any:
-    """Returns the schema with its bounds moved. Raises UsageError for values that cannot be
-    enforced exactly."""
+    """Returns the schema with its number bounds moved inward. Raises UsageError for values that
+    cannot be enforced exactly."""
     if isinstance(schema, list):
         return [hold_numbers(each) for each in schema]
     if not isinstance(schema, dict):
@@ -44,7 +45,7 @@ def hold_numbers(schema: Any) -> Any:
     if kinds != "integer" and not (
         isinstance(kinds, list) and "integer" in kinds and "number" not in kinds
     ):
-        return held  # a number with a fraction is float64, like its bounds
+        return held  # bounds of type `number` are kept, since such numbers are float64 too
     least = -LARGEST if low is None else _inward(low, up=True)
     most = LARGEST if high is None else _inward(high, up=False)
     if least > most:
@@ -58,8 +59,9 @@ def hold_numbers(schema: Any) -> Any:
 
 
 def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int | None:
-    """Returns the integer bound from a schema's minimum and exclusiveMinimum (or maximum and
-    exclusiveMaximum) together; None if it has none."""
+    """Returns the integer bound that minimum and exclusiveMinimum (or maximum and exclusiveMaximum)
+    give together; None if the schema has neither. name: "inimum" or "aximum". rounded: math.ceil or
+    floor. narrower: max or min."""
     plain, open_ = schema.get("m" + name), schema.get("exclusiveM" + name)
     ends = [rounded(plain)] if plain is not None and _is_number(plain) else []
     if open_ is not None and _is_number(open_):
@@ -68,16 +70,17 @@ def _ends(schema: dict[str, Any], name: str, rounded: Any, narrower: Any) -> int
 
 
 def _is_number(value: Any) -> bool:
-    """Returns True for a finite number; integers may be larger than any float."""
+    """Returns True for a finite number. Integers may be larger than any float."""
     if isinstance(value, int):
         return not isinstance(value, bool)
     return isinstance(value, float) and math.isfinite(value)
 
 
 def _inward(end: int, *, up: bool) -> int:
-    """Returns the nearest integer at or inside `end` that float64 and int64 have."""
+    """Returns the nearest integer inside the bound `end` (or equal) that float64 and int64 can
+    represent. up: True for a lower bound."""
     end = max(-LARGEST, end) if up else min(LARGEST, end)
-    if abs(end) > LARGEST:  # beyond the range: the result excludes everything
+    if abs(end) > LARGEST:  # a bound beyond int64's range: the result excludes every number
         return LARGEST + 1 if up else -LARGEST - 1
     near = float(end)
     while int(near) < end if up else int(near) > end:
@@ -94,10 +97,10 @@ def _check_values(name: str, values: Any) -> None:
 
 
 def _is_exact(value: int) -> bool:
-    """Returns True if float64 has this integer."""
+    """Returns True if float64 can represent this integer."""
     try:
         return abs(value) <= EXACT or int(float(value)) == value
-    except OverflowError:  # larger than any float64
+    except OverflowError:  # the integer is larger than any float64
         return False
 
 

@@ -1,9 +1,9 @@
-"""stop_strings: the tokens that can end a stop string, its position in a text, and the text that a
-stream must hold back.
+"""stop_strings: finds stop strings in a sample's text. Knows which tokens can end one, and which
+text a stream must hold back.
 
-The rule, however the text is split: of all occurrences, the one completed first counts; of those
-completed at the same character, the one that starts first. Knows token bytes, not tokenizers, and
-no engine.
+Of all occurrences, the one that is completed first counts; of those completed at the same
+character, the one that starts first. How the text is split into parts makes no difference. Knows
+token bytes; no tokenizers, no engine.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ class StopIndex:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary
         self.size = len(vocabulary.pieces)
-        # A token with another spelling at the start of a text has one entry per spelling.
+        # A token that has another spelling at the start of a text has one entry per spelling.
         entries = [*enumerate(vocabulary.pieces), *vocabulary.first_pieces.items()]
         entries.sort(key=lambda entry: entry[1])
         self._sorted = [piece for _, piece in entries]
-        self._ids = np.array([index for index, _ in entries], np.int32)  # [entries]
+        self._ids = np.array([index for index, _ in entries], np.int32)  # token id of each entry
         self._bytes = np.frombuffer(b"".join(self._sorted), np.uint8)
-        # [entries]
+        # end of each entry in the concatenated bytes [entries]
         self._ends = np.cumsum(np.fromiter(map(len, self._sorted), np.int64, len(entries)))
         self.longest = max(map(len, self._sorted), default=0)  # bytes of the longest token
         self._counts = np.bincount(self._bytes, minlength=256)
 
     def starting_with(self, prefix: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Returns the ids whose bytes start with `prefix`."""
+        """Returns the ids of the tokens whose bytes start with `prefix`."""
         low = bisect_left(self._sorted, prefix)
         above = prefix.rstrip(b"\xff")
         high = len(self._sorted)
@@ -53,7 +53,8 @@ class StopIndex:
         return self._ids[low:high]
 
     def containing(self, wanted: bytes) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Returns the ids whose bytes contain `wanted`; searches for its rarest byte first."""
+        """Returns the ids of the tokens whose bytes contain `wanted`. Searches for its rarest byte
+        first."""
         anchor = min(range(len(wanted)), key=lambda at: self._counts[wanted[at]])
         places = np.flatnonzero(self._bytes == wanted[anchor]) - anchor
         places = places[(places >= 0) & (places + len(wanted) <= len(self._bytes))]
@@ -66,8 +67,9 @@ class StopIndex:
 class StopStrings:
     """The stop strings of one request over one vocabulary.
 
-    `index` is shared by all requests. With `skip_special_tokens` special ids give no text, so they
-    cannot end a stop string. Raises UsageError for an empty stop string.
+    index: the prepared vocabulary, shared by all requests. skip_special_tokens: True if special
+    tokens give no text, so that they cannot end a stop string. Raises UsageError for an empty stop
+    string.
     """
 
     __slots__ = ("_bits", "_bytes", "_index", "_inner", "_skip_special", "max_bytes", "stops")
@@ -90,21 +92,22 @@ class StopStrings:
         self.max_bytes = max(map(len, self._bytes), default=0)
         self._index, self._skip_special = index, skip_special_tokens
         self._bits: Bits | None = None
-        # all letters that a proper beginning of a stop string can end with
+        # all characters of the stop strings except each one's last: a text that ends with another
+        # one cannot end inside a stop string
         self._inner = frozenset(letter for stop in stops for letter in stop[:-1])
 
     @property
     def has_bits(self) -> bool:
-        """Returns True if the watch bits have been made."""
+        """Returns True if watch_bits has been computed."""
         return self._bits is not None
 
     def watch_bits(self) -> Bits:
         """Returns a bool per token [vocabulary]: True if it can complete a stop string after some
         text. Read-only.
 
-        A token completes `stop` if it contains `stop`, or starts with a proper suffix of `stop`;
-        the text before is arbitrary, so a skipped special token in between changes nothing. U+FFFD
-        in a stop string can come from any incomplete bytes, so then every token is watched.
+        A token may complete a stop string if it contains the string, or starts with the end of it;
+        any text may stand before. U+FFFD in a stop string can come from any incomplete bytes, so
+        then every token is watched.
         """
         if self._bits is None:
             bits = np.zeros(self._index.size, np.bool_)
@@ -124,11 +127,10 @@ class StopStrings:
         return self._bits
 
     def completes(self, ids: Sequence[int]) -> bool:
-        """Returns True if the last of `ids` may have completed a stop string, judged by the bytes
-        of the last few tokens.
+        """Returns False if the last of `ids` certainly has not completed a stop string. Checks the
+        bytes of the last few tokens.
 
-        Cheap (about a microsecond), and False is certain; after True, decode the sequence and call
-        `find`.
+        Takes about a microsecond. After True, the caller decodes the sequence and calls `find`.
         """
         vocabulary = self._index.vocabulary
         if not ids or any(REPLACEMENT in stop for stop in self.stops):
@@ -140,17 +142,18 @@ class StopStrings:
             place -= 1
             tail = table[ids[place]] + tail
         if vocabulary.first_pieces and not any(table[each] for each in islice(ids, place)):
-            # the window includes the text's first token, which may have another spelling
+            # the last few tokens include the text's first token, which may have another spelling
             return True
         return any(data in tail for data in self._bytes)
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """Returns (position, stop string) of the occurrence that ends first after `start`, or None.
 
-        start: number of characters searched before: an occurrence may begin before it and must end
-        after it.
+        start: number of characters that were searched before. An occurrence may begin before
+        `start`, and must end after it.
         """
-        best: tuple[int, int, str] | None = None  # (end, begin, stop)
+        # (end, begin, stop string) of the best occurrence so far
+        best: tuple[int, int, str] | None = None
         for stop in self.stops:
             begin, length = text.find(stop, max(0, start - len(stop) + 1)), len(stop)
             if begin >= 0 and (best is None or (begin + length, begin) < best[:2]):
@@ -158,13 +161,13 @@ class StopStrings:
         return None if best is None else (best[1], best[2])
 
     def holdback(self, text: str) -> int:
-        """Returns the number of characters at the end of `text` that may begin a stop string; the
-        longest possible beginning."""
+        """Returns the number of characters at the end of `text` that may be the beginning of a stop
+        string."""
         if not text or text[-1] not in self._inner:
             return 0
         held = 0
         for stop in self.stops:
-            # A beginning starts with the stop's first letter: try only its positions, the longest
+            # Tries only the positions of the stop string's first character, the longest beginning
             # first.
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
             while 0 <= at < len(text) - held:
@@ -176,11 +179,11 @@ class StopStrings:
 
 
 class StopChecker:
-    """Stop check of one streamed sample: takes its new text, returns the text to send, and reports
+    """Stop check of one streamed sample. Takes its new text, returns the text to send, and reports
     a completed stop string.
 
-    Text before a stop string is sent, the stop string itself only with `include`. After a stop
-    nothing more is sent.
+    Text before a stop string is sent, and the stop string itself only with `include`. After a stop
+    string nothing more is sent.
     """
 
     __slots__ = ("_include", "_sent", "_stops", "_tail", "stopped")
@@ -188,14 +191,15 @@ class StopChecker:
     def __init__(self, stops: StopStrings, *, include: bool = False) -> None:
         self._stops = stops
         self._include = include
-        # end of the text that may begin a stop string; with `include` it has been sent
+        # end of the text that may begin a stop string, and was held back (with `include` it was
+        # sent)
         self._tail = ""
         self._sent = 0  # number of characters of the tail that were sent
         self.stopped: str | None = None
 
     def push(self, new_text: str, *, armed: bool = True) -> tuple[str, str | None]:
-        """Returns (text to send, stop string or None). armed=False (before min_tokens): no stop
-        string may end in this text, but one may begin in it."""
+        """Adds text. Returns (text to send, completed stop string or None). armed: False before
+        min_tokens: a stop string that ends in this text doesn't count, but one may begin in it."""
         if self.stopped is not None or not new_text:
             return "", self.stopped
         text, seen = self._tail + new_text, len(self._tail)
@@ -214,10 +218,10 @@ class StopChecker:
         return out, None
 
     def would_stop(self, new_text: str) -> bool:
-        """Returns True if this text, which is not added, would complete a stop string."""
+        """Returns True if this text would complete a stop string. Doesn't add the text."""
         return self._stops.find(self._tail + new_text, len(self._tail)) is not None
 
     def flush(self) -> str:
-        """Returns the held text, when the sequence has ended without a stop string."""
+        """Returns the text held back, when the sample has ended without a stop string."""
         out, self._tail, self._sent = self._tail[self._sent :], "", 0
         return out

@@ -1,5 +1,5 @@
-"""structural_tag: free text with tags, each with structured content, in the formats of vLLM and
-xgrammar.
+"""structural_tag: text in which tags have structured content. Reads vLLM's older format and
+xgrammar's newer one:
 
     {"structures": [{"begin", "schema", "end"}, ...], "triggers": [...]}
         with or without "type": "structural_tag"
@@ -8,7 +8,8 @@ xgrammar.
         content: json_schema, regex or any_text
 
 A trigger is the beginning of a tag: after it, the text must continue as one of the tags that begin
-so. Writes Lark, and the grammars that the Lark names; knows no tokenizer and no library.
+with it. Writes a Lark grammar, and the grammars of the tags' contents that it refers to. Knows no
+tokenizer and no library.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from msgspec import Struct
 from penstock.errors import UsageError
 
 MOST_TAGS = 1_024
-MOST_TRIGGERS = 128  # the grammar's cost grows with the square of the triggers: here 0.1 s
-CONTENT = "content_"  # the grammar of tag i's content is @content_i
-_REST = "TEXT: /(?s:.*)/\n"  # matches no special tokens
+# most triggers: the grammar's compile time grows with their square, here to 0.1 s
+MOST_TRIGGERS = 128
+CONTENT = "content_"  # name of a content's grammar in Lark: @content_i for tag i
+_REST = "TEXT: /(?s:.*)/\n"  # any text, but no special tokens
 
 
 class _JsonContent(Struct, tag="json_schema", forbid_unknown_fields=True):
@@ -51,7 +53,7 @@ Content = _JsonContent | _RegexContent | _AnyText
 
 
 class Tag(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tag: its beginning, its end, and the content between."""
+    """A tag: its beginning, its end, and the format of the content between."""
 
     begin: str
     content: Content
@@ -83,7 +85,8 @@ class _Asked(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_structural_tag(text: str) -> TriggeredTags:
-    """Returns the request's structural tag in the newer format. Raises UsageError."""
+    """Parses a request's structural tag. The older format is converted to the newer one. Raises
+    UsageError."""
     try:
         asked = msgspec.json.decode(text, type=_Asked)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -112,9 +115,9 @@ def read_structural_tag(text: str) -> TriggeredTags:
 
 
 def tags_lark(asked: TriggeredTags, special: Container[str]) -> str:
-    """Returns the Lark of a whole answer. Contents of tags are @content_0 and on, except any_text.
-    special: the vocabulary's special tokens, which are not text: a trigger or end equal to one is
-    named as a token."""
+    """Returns the Lark grammar of a whole answer. It refers to the contents of tags as @content_0
+    and so on, except any_text. special: texts of the vocabulary's special tokens; a trigger or a
+    tag's end that is one is named as a token in Lark."""
     used = [
         trigger
         for trigger in asked.triggers
@@ -146,7 +149,7 @@ def _trigger_of(tag: Tag, triggers: list[str]) -> str | None:
 
 
 def _head(name: str, mark: str, special: Container[str]) -> str:
-    """Returns the rule for text up to the first such mark, and the mark."""
+    """Returns the Lark rule `name` for text up to and including the first such mark."""
     lazy = "" if _named(mark, special) else "[lazy]"
     return f"{name}{lazy}: TEXT {_mark(mark, special)}\n"
 
@@ -156,7 +159,7 @@ def _mark(mark: str, special: Container[str]) -> str:
 
 
 def _named(mark: str, special: Container[str]) -> bool:
-    """Returns True if Lark can name the mark as a token."""
+    """Returns True if the mark is a special token that Lark can name."""
     return mark in special and mark.startswith("<") and mark.endswith(">")
 
 

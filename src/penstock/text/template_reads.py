@@ -1,7 +1,7 @@
-"""template_reads: finds the message form that a chat template expects, by test renderings: small
-conversations are rendered in one form after another, until all their words appear in the prompt. So
-a template's macros, loops and tests need not be analysed. Knows conversations and `Reads`; the
-caller renders.
+"""template_reads: finds how a chat template expects messages. Renders small conversations in one
+message format after another, until all their words appear in the prompt. So a template's macros,
+loops and tests need not be analysed. Knows conversations and `Reads` (turns.py); the caller
+renders.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Any
 
 from penstock.text.turns import Message, Reads, as_read
 
-# renders messages; returns None if the template refuses them
+# function that renders messages; returns None if the template refuses them
 Run = Callable[[list[Message]], str | None]
 
 ASK: Message = {"role": "user", "content": "hi"}
-# words that no template contains
+# words that no template contains, used as texts of the test messages
 FIRST, SECOND, THIRD, FOURTH, NAME, KEY = (
     "zqfirst",
     "zqsecond",
@@ -28,12 +28,13 @@ FIRST, SECOND, THIRD, FOURTH, NAME, KEY = (
     "zqkey",
 )
 THOUGHT, SAID, CUT = "zqthought", "zqsaid", '{"zqkey": "zqfirst'
-# a list of parts or an object as Python or JSON dumps it, instead of its text
+# matches a list of parts or an object that was printed as a whole, instead of its text
 _DUMPED = re.compile(r"""(text|thinking)\\*['"]:\s*\\*['"]zq|'zqkey'\s*:""")
 
 
 def find_reads(run: Run) -> Reads:
-    """Returns the message form a template expects; defaults for properties where no form works."""
+    """Returns how a template expects messages. If no format of some property works, that property
+    keeps its default."""
     probe, reads = _Probe(run), Reads()
     for role in ("user", "system", "developer", "assistant"):
         reads = _content_of(role, probe, reads)
@@ -46,39 +47,41 @@ def find_reads(run: Run) -> Reads:
     read, written = _call_forms(reads)
     called = (
         probe.first(read, _called(1), FIRST, THIRD)
-        or probe.first(read, _called(1), NAME, THIRD)  # a template may print only known arguments
+        # some templates print only arguments that the tool declares
+        or probe.first(read, _called(1), NAME, THIRD)
         or probe.first(written, _called(1), FIRST, THIRD)
     )
     return reads if called is None else _beside_calls(probe, called)
 
 
 class _Probe:
-    """Renders conversations, and checks the result."""
+    """Renders test conversations, and checks the result."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
-        # occurrences of "None" in the template's own text
+        # number of times that the template itself prints "None"
         self._nones = (run([ASK]) or "").count("None")
 
     def sees(self, reads: Reads, messages: list[Message], *words: str) -> bool:
-        """Returns True if the template, with messages in this form, prints all of these words, and
-        no Python representation."""
+        """Returns True if the template, given the messages in the format `reads`, prints all of
+        these words, and no dumped Python values."""
         text = self._run(as_read(messages, reads))
         if text is None or _DUMPED.search(text) or text.count("None") > self._nones:
             return False
         if any("tool_calls" in message for message in messages) and not (
             reads.calls and reads.objects
         ):
-            words = (*words, f'"{KEY}": "{FIRST}')  # JSON itself, not inside a JSON string
+            # the arguments must be printed as JSON, not as JSON inside a string
+            words = (*words, f'"{KEY}": "{FIRST}')
         return all(word in text for word in words)
 
     def first(self, forms: Iterable[Reads], messages: list[Message], *words: str) -> Reads | None:
-        """Returns the first form in which the template prints the words."""
+        """Returns the first format in which the template prints the words, or None."""
         return next((form for form in forms if self.sees(form, messages, *words)), None)
 
 
 def _content_of(role: str, probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads` extended by the content that messages of this role may have."""
+    """Returns `reads` with the fields set that describe the content of this role's messages."""
 
     def said(content: Any) -> list[Message]:
         message = {"role": role, "content": content}
@@ -99,7 +102,7 @@ def _parts(*texts: str) -> list[Message]:
 def _called(
     count: int, arguments: str | None = None, result: Any = THIRD, **more: Any
 ) -> list[Message]:
-    """Returns a conversation with one turn of calls, and their results."""
+    """Returns a test conversation with one turn of `count` calls, and their results."""
     calls, results = [], []
     for number, (value, content) in enumerate(((FIRST, result), (SECOND, FOURTH))[:count]):
         known = f"call_{'0123456789abcdef' * 2}{number}"
@@ -110,8 +113,8 @@ def _called(
 
 
 def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
-    """Returns the forms in which a template may read a turn's calls, and the forms in which calls
-    are part of the content."""
+    """Returns two lists of formats to try: with calls as fields of the message, and with calls as
+    part of the content."""
     tool = frozenset({"tool"})
     ways = [reads, replace(reads, results=False)]
     if reads.only_parts:
@@ -124,8 +127,8 @@ def _call_forms(reads: Reads) -> tuple[list[Reads], list[Reads]]:
 
 
 def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
-    """Returns `reads`, with which a template prints one call and its result, extended by all that
-    may stand beside calls."""
+    """Returns `reads`, which works for one call and its result, with the properties of several
+    calls, and of content and reasoning next to calls."""
     if reads.calls:
         one = replace(reads, calls=1)
         reads = probe.first((reads, one), _called(2), FIRST, SECOND, THIRD, FOURTH) or reads
@@ -146,7 +149,7 @@ def _beside_calls(probe: _Probe, reads: Reads) -> Reads:
     said, apart = _called(1, content=SAID), replace(reads, beside=False)
     if probe.sees(reads, said, FIRST, THIRD, SAID):
         return reads
-    # templates with alternating roles may refuse the separate turn only if other turns follow
+    # templates that require alternating roles may refuse a separate turn only if other turns follow
     later = [
         {"role": "assistant", "content": "ok"},
         ASK,

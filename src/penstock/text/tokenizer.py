@@ -1,10 +1,10 @@
-"""Tokenizer: the tokenizer of a model folder: text to ids by the `tokenizers` library, ids to text
-by our own byte tables.
+"""Tokenizer: converts text to ids and back. Encodes by the `tokenizers` library, and decodes by
+tables of token bytes.
 
-Ids are those of tokenizer.json, almost always equal to AutoTokenizer's, without its import (1.6 s
-and torch; `tokenizers` takes 0.02 s). Decoding a sample of 256 tokens is one join over a table.
-Knows no engine. Makes stop strings too, so that their tables over the vocabulary are made once per
-tokenizer.
+The ids are those of tokenizer.json, which almost always equal AutoTokenizer's. Importing
+AutoTokenizer would take 1.6 s and torch; `tokenizers` takes 0.02 s. Decoding a sample is one join
+over a table. Also makes stop strings, so that their tables over the vocabulary are made once per
+tokenizer. Knows no engine.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ if TYPE_CHECKING:
 
 Ids = Sequence[int] | np.ndarray[Any, np.dtype[np.integer[Any]]]
 
-# characters per token assumed for the first part of a long text; prose has 3 to 5
+# characters per token assumed for the first part of a long text to encode; prose has 3 to 5
 _USUAL = 6
-_WORD = re.compile(r"\S\s")  # a word's end
+_WORD = re.compile(r"\S\s")  # the end of a word
 
 
 class Tokenizer:
-    """Text to ids and back for one model. Make it with `load`; safe to use from several threads.
+    """The tokenizer of one model. Made by `load`; may be used by several threads.
 
-    vocab_size: number of ids in the model's logits (without a model, the tokenizer's own count).
-    `token_bytes` and watch bits have this length; ids after the tokenizer's last token spell
-    nothing.
+    vocab_size: number of ids in the model's logits; without a model, the tokenizer's own number.
+    token_bytes and StopStrings.watch_bits have this length. Ids after the tokenizer's last token
+    have no text.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Tokenizer:
 
         try:
             fast = FastTokenizer.from_buffer(files.tokenizer_json)
-        except Exception as error:  # the library raises bare Exception for any fault of the file
+        except Exception as error:  # the library raises a bare Exception for any error of the file
             path = files.folder / "tokenizer.json"
             raise TokenizerError(
                 f"{path} cannot be read as a fast tokenizer ({error}); fetch the file again"
@@ -96,25 +96,27 @@ class Tokenizer:
     # -- text to ids
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Returns the ids of a text; `add_special_tokens` adds BOS and the like as tokenizer.json
-        says."""
+        """Returns the ids of a text. add_special_tokens: add BOS and the like, as tokenizer.json
+        defines."""
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_prompt(
         self, text: str, limit: int, *, keep: int | None = None, add_special_tokens: bool = True
     ) -> list[int]:
         """Returns the ids of a prompt for a context of `limit` tokens, without tokenising much more
-        text.
+        text than that.
 
-        keep: if there are more ids than this, the last keep + 1 are enough. Of a long text only the
-        end is tokenised, starting at a word, far enough before the kept part that no token reaches
-        into it. Raises ContextLengthError if the text cannot fit, and encode_batch's errors.
+        keep: if there are more ids than this, return only the last keep + 1. Of a long text only
+        the end is then tokenised, from the beginning of a word on, so far before the kept part that
+        the cut doesn't change its ids. Raises ContextLengthError if the text cannot fit, and the
+        errors of encode_batch.
         """
         if keep is not None and keep < limit:
             return self._last_ids(text, keep + 1, add_special_tokens)
         if len(text) > limit * self.longest:
             raise _too_long(limit)
-        # further text could change the last few tokens of a part, at most
+        # A beginning of the text with this many ids is certainly too long: more text could change
+        # only its last few ids.
         enough = limit + self.longest
         size = _USUAL * enough
         while size < len(text):
@@ -125,11 +127,13 @@ class Tokenizer:
 
     def _last_ids(self, text: str, count: int, add_special_tokens: bool) -> list[int]:
         """Returns the last `count` ids of a text, or all if it has fewer."""
-        # ids; the first few of a part may differ from the whole text's
+        # The end of the text is encoded until it has this many ids, since its first few may differ
+        # from the whole text's.
         enough = count + self.longest
         size = _USUAL * enough
         while size < len(text):
-            # search no further: too little text would be left
+            # look for a word's end only in the first half of the part, since too little text would
+            # be left otherwise
             end = _WORD.search(text, len(text) - size, len(text) - size // 2)
             start = len(text) - size if end is None else end.start() + 1
             ids = self.encode(text[start:], add_special_tokens=add_special_tokens)
@@ -150,19 +154,19 @@ class Tokenizer:
         except (Exception, KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:
-            # a panic in Rust is no Exception, so callers that catch Exception would miss it
+            # catches BaseException: a panic in Rust is no Exception
             message = (
                 "the tokenizers library failed at this text: change it, or the model's"
                 " tokenizer.json"
             )
-            raise TokenizerError(message) from error  # the panic's own message may contain the text
+            # the message doesn't quote the panic's own, which may contain the text
+            raise TokenizerError(message) from error
         return [encoding.ids for encoding in batch]
 
     def encode_inside(self, texts: Sequence[str]) -> list[list[int]]:
-        """Returns the ids of texts that stand inside another text: without BOS or a leading space.
-
-        A text that the tokenizer would change (by folding case, say) is spelled with its longest
-        tokens instead. A text that no tokens spell gets no ids."""
+        """Returns the ids of texts that stand inside another text, without BOS or an added leading
+        space. A text that the tokenizer would change (to lower case, say) is spelled by tokens with
+        its bytes instead, the longest first. A text that no tokens spell gets an empty list."""
         fast, out = self._inside, []
         for encoding, text in zip(
             fast.encode_batch_fast(list(texts), add_special_tokens=False), texts, strict=True
@@ -173,7 +177,7 @@ class Tokenizer:
 
     @cached_property
     def _inside(self) -> FastTokenizer:
-        """The same tokenizer without a leading space added to texts."""
+        """The same tokenizer, but without adding a leading space to texts."""
         parts = (self._fast.normalizer, self._fast.pre_tokenizer)
         if not any(prefixes(json.loads(part.__getstate__())) for part in parts if part is not None):
             return self._fast
@@ -204,8 +208,8 @@ class Tokenizer:
 
     @cached_property
     def _by_bytes(self) -> dict[bytes, int]:
-        """Token id by its bytes; the lowest id if several tokens have the same. Excludes special
-        tokens."""
+        """Token ids by their bytes; the lowest id if several tokens have the same bytes. Without
+        special tokens."""
         pieces = reversed(list(enumerate(self.token_bytes)))
         return {piece: index for index, piece in pieces if piece and index not in self.special_ids}
 
@@ -216,9 +220,9 @@ class Tokenizer:
     # -- ids to text
 
     def decode(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
-        """Returns the text of a sequence; bytes that aren't UTF-8 become U+FFFD. begins: False if
-        it continues other text, and so keeps the leading space that a whole text loses
-        (sentencepiece's tokenizers)."""
+        """Returns the text of a sequence of ids. Bytes that aren't UTF-8 become U+FFFD. begins:
+        True for a whole text, which loses its leading space with sentencepiece's tokenizers; False
+        if it continues other text and keeps the space."""
         return self.vocabulary.decode(_as_list(ids), skip_special_tokens, begins)
 
     def settled(self, ids: Ids, *, skip_special_tokens: bool = True, begins: bool = True) -> str:
@@ -234,13 +238,13 @@ class Tokenizer:
         return [decode(_as_list(ids), skip_special_tokens, begins) for ids in batch]
 
     def begins_behind(self, ids: Ids, *, skip_special_tokens: bool = True) -> bool:
-        """Returns True if a text begins anew after a prompt of these ids: none of them
-        gives text."""
+        """Returns True if none of the prompt's ids gives text, so that the answer's text is decoded
+        as a whole text (see `begins` of decode)."""
         return self.vocabulary.begins_behind(_as_list(ids), skip_special_tokens)
 
     def token_text(self, token_id: int) -> str:
-        """Returns a token's text inside a text (for logprobs); an incomplete character is U+FFFD,
-        see `token_bytes`."""
+        """Returns the text of a token inside a text, for logprobs. An incomplete character becomes
+        U+FFFD; token_bytes has its bytes."""
         if not 0 <= token_id < self.vocab_size:
             raise UsageError(f"token id {token_id} is outside the vocabulary of {self.vocab_size}")
         return self.vocabulary.pieces[token_id].decode("utf-8", "replace")
@@ -249,56 +253,56 @@ class Tokenizer:
         self, ids: Ids, end: int, *, skip_special_tokens: bool = True, begins: bool = True
     ) -> int:
         """Returns the number of tokens to keep if a stop string ends at character `end` of the
-        decoded text: includes the token that completes it."""
+        decoded text, including the token that completes it."""
         return self.vocabulary.tokens_until(_as_list(ids), end, skip_special_tokens, begins)
 
     @cached_property
     def response_template(self) -> ResponseTemplate | None:
-        """Format of the model's answers, if its files define one, else None. Raises TokenizerError
-        for an invalid definition."""
+        """The response template that describes the model's answers, or None if its files have none.
+        Raises TokenizerError for an invalid one."""
         from penstock.text.parsers.response_template import read_template
 
         return None if self._response_template is None else read_template(self._response_template)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:
-        """The byte tables, made on first use (30 ms for 128,256 tokens)."""
+        """The tables of token bytes, made at first use (30 ms for 128,256 tokens)."""
         return Vocabulary.build(self._tokens, self.special_ids, self._style)
 
     @property
     def token_bytes(self) -> list[bytes]:
-        """Bytes of each id inside a text [vocab_size]. Read-only."""
+        """Bytes of each id inside a text, a list with vocab_size entries. Read-only."""
         return self.vocabulary.pieces
 
     # -- stop strings and chat
 
     @cached_property
     def stop_index(self) -> StopIndex:
-        """The vocabulary sorted for stop strings, made on first use."""
+        """The vocabulary prepared for stop strings, made at first use."""
         return StopIndex(self.vocabulary)
 
     def stop_strings(
         self, stops: Sequence[str], *, skip_special_tokens: bool = True
     ) -> StopStrings:
-        """Returns the stop strings of a request, with their watch bits; equal ones are made once
-        and shared."""
+        """Returns the stop strings of a request, with watch_bits computed. Requests with equal stop
+        strings share them."""
         key = (tuple(stops), skip_special_tokens)
         found = self._stops.get(key)
         if found is None:
             found = StopStrings(key[0], self.stop_index, skip_special_tokens=skip_special_tokens)
-            for oldest in tuple(self._stops)[:-255]:  # 128 KB of bits each
+            for oldest in tuple(self._stops)[:-255]:  # keeps the last 256; each takes 128 KB
                 self._stops.pop(oldest, None)
             self._stops[key] = found
         return found
 
     def has_stops(self, stops: Sequence[str], *, skip_special_tokens: bool = True) -> bool:
-        """Returns True if these stop strings were made before, with their watch bits."""
+        """Returns True if these stop strings were made before, with watch_bits computed."""
         found = self._stops.get((tuple(stops), skip_special_tokens))
         return found is not None and found.has_bits
 
     @property
     def chat_template(self) -> str | None:
-        """The model's template for chats without tools, or None."""
+        """The model's chat template for chats without tools, or None."""
         return self.chat_templates.get("default")
 
     def _named_id(self, name: str) -> int | None:
@@ -340,7 +344,7 @@ def _tokens_by_id(
     for token, index in vocabulary.items():
         if index < size:
             tokens[index] = token
-    # an added token replaces a base entry of the same id
+    # an added token replaces an ordinary token with the same id
     for index, entry in added.items():
         if index < size:
             tokens[index] = entry.content
@@ -348,8 +352,8 @@ def _tokens_by_id(
 
 
 def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
-    """Adds tokens that only tokenizer_config.json has, in id order, and marks the named tokens as
-    special."""
+    """Adds the tokens that only tokenizer_config.json has, in the order of ids, and marks named
+    tokens (as bos_token) as special."""
     from tokenizers import AddedToken
 
     known = fast.get_added_tokens_decoder()
@@ -371,7 +375,8 @@ def _add_config_tokens(fast: FastTokenizer, files: TokenizerFiles) -> None:
                 " one model"
             )
     special = {token.content for token in fast.get_added_tokens_decoder().values() if token.special}
-    # A pad token without an id is unused here, and adding it could exceed the model's vocabulary.
+    # A pad token without an id is not added: Penstock doesn't use it, and its id could exceed the
+    # model's vocabulary.
     named = [
         word
         for key, word in files.named.items()

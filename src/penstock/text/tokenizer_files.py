@@ -1,10 +1,10 @@
-"""tokenizer_files: reads a model folder's tokenizer.json, tokenizer_config.json,
-special_tokens_map.json and chat templates.
+"""tokenizer_files: reads the tokenizer's files of a model folder. They are tokenizer.json,
+tokenizer_config.json, special_tokens_map.json and chat templates.
 
-`tokenizer.json` decides the ids, BOS included: transformers' AutoTokenizer uses its post-processor
-if the file exists (5.x then ignores the config's `add_bos_token`). The config gives the names of
-special tokens, tokens that only it adds, and the chat templates. Knows JSON and files, not
-encoding; runs no code of a model.
+tokenizer.json decides the ids, also whether BOS is added, as in transformers' AutoTokenizer (5.x
+ignores the config's `add_bos_token` if the file exists). tokenizer_config.json gives the names of
+special tokens, tokens that only it adds, and chat templates. Knows JSON and files; encodes nothing,
+and runs no code of a model.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import msgspec
 from penstock.disk import read_plain
 from penstock.errors import TokenizerError
 
-LARGEST_FILE = 512 << 20  # bytes of a file; Gemma's tokenizer.json has 33 MB
-# limit on the length of a normalized text relative to the text; served models have 1 to 3
+LARGEST_FILE = 512 << 20  # most bytes of a file; Gemma's tokenizer.json has 33 MB
+# limit of how many times longer the normalizer may make a text; for served models it is 1 to 3
 MOST_GROWTH = 256
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerFiles:
-    """Contents of the files, not validated. added: id -> the config's entry; named: bos_token ->
-    "<s>" and so on."""
+    """Contents of the tokenizer's files, not validated. added: id -> entry of the token in
+    tokenizer_config.json. named: special tokens by their names there, as bos_token -> "<s>"."""
 
     folder: Path
     tokenizer_json: bytes
@@ -37,12 +37,12 @@ class TokenizerFiles:
     added: dict[int, dict[str, Any]] = field(default_factory=dict)
     templates: dict[str, str] = field(default_factory=dict)
     response_template: Any = None
-    template_file: Path | None = None  # file of the templates, if it replaces the folder's
+    template_file: Path | None = None  # file that replaces the folder's chat templates, or None
 
 
 def read_tokenizer_files(folder: Path, template_file: Path | None = None) -> TokenizerFiles:
-    """Reads the folder. template_file: replaces its chat templates. Raises TokenizerError, which
-    names the missing or broken file and a remedy."""
+    """Reads the tokenizer's files in a folder. template_file: file that replaces the folder's chat
+    templates. Raises TokenizerError, which names the missing or broken file and a remedy."""
     path = folder / "tokenizer.json"
     if not folder.is_dir():
         raise TokenizerError(
@@ -101,7 +101,7 @@ class _Added(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    # Unigram's vocabulary is a list of texts and scores
+    # a dict of ids by text; for models of type Unigram a list of texts and scores
     vocab: dict[str, int] | list[tuple[str, float]]
 
 
@@ -110,9 +110,9 @@ class _Whole(msgspec.Struct):
 
 
 def read_end_of_text(folder: Path) -> int | None:
-    """Returns the id of the tokenizer's eos_token, without making a tokenizer, which takes a third
-    of a second. None if there is no tokenizer or no eos_token. Raises TokenizerError for a broken
-    file."""
+    """Returns the id of the tokenizer's eos_token without making a tokenizer, which takes a third
+    of a second. Returns None if there is no tokenizer or no eos_token. Raises TokenizerError for a
+    broken file."""
     if not (folder / "tokenizer.json").is_file():
         return None
     config, named = _read_config(folder)
@@ -129,7 +129,7 @@ def read_end_of_text(folder: Path) -> int | None:
                 return token.id
         vocab = msgspec.json.decode(data, type=_Whole).model.vocab
     except (msgspec.DecodeError, RecursionError):
-        return None  # not a tokenizer at all: making it will raise the error
+        return None  # the file is no tokenizer at all, so loading it later raises the error
     ids = (
         vocab if isinstance(vocab, dict) else {text: index for index, (text, _) in enumerate(vocab)}
     )
@@ -137,8 +137,8 @@ def read_end_of_text(folder: Path) -> int | None:
 
 
 def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """Returns tokenizer_config.json, and the named tokens: the config's, and for older folders also
-    special_tokens_map.json's."""
+    """Returns the object in tokenizer_config.json, and its named tokens; in older folders
+    special_tokens_map.json has some of these."""
     config = _read_json(folder / "tokenizer_config.json")
     named = _named_tokens(config)
     if "added_tokens_decoder" not in config:
@@ -147,7 +147,7 @@ def _read_config(folder: Path) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 class _Spec(msgspec.Struct):
-    """The parts of tokenizer.json read here; parsing its vocabulary would take a tenth
+    """The parts of tokenizer.json that are read here. Parsing its vocabulary too would take a tenth
     of a second."""
 
     normalizer: Any = None
@@ -155,11 +155,12 @@ class _Spec(msgspec.Struct):
 
 def _check_growth(tokenizer_json: bytes, path: Path) -> None:
     """Raises TokenizerError for a normalizer that may make a text MOST_GROWTH times as long or
-    longer: one that doubles a letter thirty times takes all memory for a single word."""
+    longer. A normalizer that doubles a letter thirty times would take all memory for a single word.
+    """
     try:
         growth = _growth(msgspec.json.decode(tokenizer_json, type=_Spec).normalizer)
     except (msgspec.DecodeError, RecursionError):
-        return  # not a tokenizer at all: the library will raise the error
+        return  # the file is no tokenizer at all, so the library raises the error later
     if growth > MOST_GROWTH:
         raise TokenizerError(
             f"{path} has a normalizer that may make texts over {MOST_GROWTH} times as long: not"
@@ -168,14 +169,14 @@ def _check_growth(tokenizer_json: bytes, path: Path) -> None:
 
 
 def prefixes(part: Any) -> bool:
-    """Returns True if a normalizer or pre-tokenizer, as in tokenizer.json, adds a space before a
-    text."""
+    """Returns True if a normalizer or pre-tokenizer adds a space before a text. part: its JSON in
+    tokenizer.json."""
     return bool(without_prefix(part) != part)
 
 
 def without_prefix(part: Any) -> Any:
-    """Returns the normalizer or pre-tokenizer without adding a space before a text. None stays
-    None."""
+    """Returns a normalizer or pre-tokenizer changed so that it adds no space before a text. part:
+    its JSON in tokenizer.json, or None."""
     if not isinstance(part, dict):
         return part
     kind = part.get("type")
@@ -195,8 +196,8 @@ def without_prefix(part: Any) -> Any:
 
 
 def _growth(normalizer: Any) -> float:
-    """Returns the most characters that one character may become by the replacements of a
-    normalizer, as in tokenizer.json."""
+    """Returns the largest number of characters that a normalizer's replacements may make of one
+    character. normalizer: its JSON in tokenizer.json."""
     if not isinstance(normalizer, dict):
         return 1
     inner = normalizer.get("normalizers")
@@ -206,7 +207,7 @@ def _growth(normalizer: Any) -> float:
     if not isinstance(pattern, dict) or not isinstance(content, str) or not content:
         return 1
     text = pattern.get("String")
-    # a regex may match the empty string, so its content may come between any two characters
+    # a regex may match the empty string, so its replacement may come between any two characters
     return max(len(content) / len(text), 1) if isinstance(text, str) and text else len(content) + 1
 
 
@@ -225,12 +226,13 @@ def _read_text(path: Path) -> str:
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    """Returns the object in a JSON file; {} without the file, since both configs are optional."""
+    """Returns the object in a JSON file; {} if there is no file, since both config files are
+    optional."""
     if not path.is_file():
         return {}
     try:
         value = json.loads(_read_text(path))
-        # raises for half a surrogate pair, which no token's text can contain
+        # raises an error for half a surrogate pair, which no token's text can contain
         json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path} is not valid JSON ({error}); fetch the file again") from error
@@ -246,7 +248,7 @@ def _content(entry: Any) -> str | None:
 
 
 def _named_tokens(config: dict[str, Any]) -> dict[str, str]:
-    """Returns every `..._token` of a config that names a token; they are also variables of
+    """Returns the tokens under a config's keys `..._token`, by key. They are also variables of chat
     templates."""
     found = {key: _content(value) for key, value in config.items() if key.endswith("_token")}
     return {key: value for key, value in found.items() if value is not None}
@@ -268,8 +270,8 @@ def _added_tokens(entries: Any, folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def _chat_templates(config: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Returns name -> template; a chat_template.jinja in the folder replaces the
-    config's entries."""
+    """Returns the chat templates by name. A file chat_template.jinja in the folder replaces the
+    config's default template."""
     value = config.get("chat_template")
     templates: dict[str, str] = {}
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""turns: writes messages in the form one chat template expects. `Reads` describes the form:
+"""turns: adapts messages to one chat template. `Reads` describes what the template expects:
 contents as text or in parts, arguments of calls as objects or JSON text, one call per turn or
-several. `as_read` writes a checked conversation in this form, and omits nothing that the template
-can print. `template_reads` finds a template's form. Knows messages; no Jinja.
+several. `as_read` converts a checked conversation accordingly, and omits nothing that the template
+can print. template_reads.py finds the Reads of a template. Knows messages; no Jinja.
 """
 
 from __future__ import annotations
@@ -15,25 +15,28 @@ from typing import Any
 from penstock.text.parsers.hermes import BEGIN, END
 
 Message = dict[str, Any]
-INVALID = "INVALID_JSON"  # key of an object that holds the text of invalid arguments
-ID = 9  # length of a call's id if it must be short: letters and digits
+INVALID = "INVALID_JSON"  # key under which the text of invalid arguments is passed as an object
+ID = 9  # characters (letters and digits) of a call's id if it must be short
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """The message form a template expects. The defaults suit most templates.
+    """Properties of messages that a template expects. The defaults suit most templates.
 
-    parts: roles whose content may be a list of parts; for other roles parts are joined by newlines.
-    only_parts: roles whose content must be parts, never text. blank: empty content is text; False:
-    an empty part. developer: the role developer is known; False: becomes system. calls: calls per
-    turn: 2 stands for any number; 0: calls are written into the content, in Hermes' format. empty:
-    the content of a turn with only calls. beside: a turn with calls may have content; False: the
-    content gets a turn before it. objects: arguments of calls are objects; False: they are JSON
-    text. raw: invalid arguments are passed as text; False: as an object with the text under
-    INVALID. short_ids: ids of calls must have ID letters and digits. results: a tool's result has
-    the role tool; False: it is in a user message. thoughts: field names of reasoning; empty:
-    reasoning is a part of the content. thought_beside: reasoning may stand beside content and a
-    call; False: it becomes the beginning of the content.
+    parts: roles whose content may be a list of parts. For other roles parts are joined by newlines.
+    only_parts: roles whose content must be parts, never text.
+    blank: empty content is passed as text; False: as an empty part.
+    developer: the template knows the role developer; False: it is renamed to system.
+    calls: calls per turn. 2: any number; 0: calls are written into the content in Hermes' format.
+    empty: the content of a turn that has only calls.
+    beside: a turn with calls may have content; False: the content gets a turn before it.
+    objects: arguments of calls are objects; False: they are JSON text.
+    raw: invalid arguments are passed as text; False: as an object with the text under INVALID.
+    short_ids: ids of calls must have ID letters and digits.
+    results: a tool's result has the role tool; False: it is part of a user message.
+    thoughts: field names of reasoning; empty: reasoning is a part of the content.
+    thought_beside: reasoning may stand next to content and a call; False: it becomes the beginning
+    of the content.
     """
 
     parts: frozenset[str] = frozenset()
@@ -52,7 +55,7 @@ class Reads:
 
 
 def as_read(messages: Sequence[Message], reads: Reads) -> list[Message]:
-    """Returns checked messages in the form `reads`."""
+    """Converts checked messages to the format that `reads` describes."""
     turns: list[Message] = []
     behind_result = False
     for message in _one_call_each(messages) if reads.calls == 1 else messages:
@@ -68,7 +71,7 @@ def as_read(messages: Sequence[Message], reads: Reads) -> list[Message]:
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Yields the messages; a turn with several calls becomes one turn per call, each followed by
+    """Yields the messages. A turn with several calls becomes one turn per call, each followed by
     its result."""
     at = 0
     while at < len(messages):
@@ -94,7 +97,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _turns(message: Message, reads: Reads) -> Iterator[Message]:
-    """Yields a message in the template's form, as one turn or two."""
+    """Yields a message as the template expects it, as one turn or two."""
     role, content, calls = message["role"], message.get("content"), message.get("tool_calls", [])
     thought = message.get("reasoning", message.get("reasoning_content"))
     made = {
@@ -142,7 +145,7 @@ def _content(content: Any, role: str, reads: Reads) -> Any:
 
 
 def _text(content: Any) -> str:
-    """Returns a content as one text: parts are joined by newlines, as in vLLM."""
+    """Returns a content as one text. Parts are joined by newlines, as in vLLM."""
     return (
         "\n".join(part["text"] for part in content) if isinstance(content, list) else content or ""
     )
@@ -173,21 +176,21 @@ def _arguments(given: Any, reads: Reads) -> Any:
 
 
 def _read_arguments(given: Any) -> tuple[str, Any]:
-    """Returns arguments as JSON text and as a value; the value is None for invalid JSON."""
+    """Returns a call's arguments as JSON text and as a value, which is None for invalid JSON."""
     if not isinstance(given, str):
         value = {} if given is None else given
         return json.dumps(value, ensure_ascii=False), value
     if not given.strip():
         return "{}", {}
     try:
-        # strict=False: models write raw newlines into strings
+        # strict=False, since models write raw newlines into strings
         return given, json.loads(given, strict=False)
     except (ValueError, RecursionError):
         return given, None
 
 
 def _told(call: Message) -> str:
-    """Returns a call in Hermes' format; answers use it too if the template doesn't
+    """Returns a call as text in Hermes' format, which answers also use if the template doesn't
     support calls."""
     text, _ = _read_arguments(call["function"].get("arguments"))
     return (

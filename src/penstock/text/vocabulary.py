@@ -1,7 +1,7 @@
-"""vocabulary: bytes of every token id: tables that decode ids fast, whole or token by token.
+"""vocabulary: tables of every token's bytes. They decode ids fast, whole or token by token.
 
-Reads the decoder of a `tokenizer.json` (byte-level; replace + byte fallback + strip; Metaspace) and
-gives exactly the text of the `tokenizers` library's `decode`. Reads no files and does not encode.
+Supports three kinds of decoders in tokenizer.json, and gives exactly the text of the `tokenizers`
+library's `decode`. Reads no files and does not encode.
 
     byte-level     a token is letters of GPT-2's byte alphabet; the bytes of all tokens are joined,
                    then decoded as UTF-8
@@ -29,8 +29,8 @@ REPLACEMENT = "\ufffd"
 
 @dataclass(frozen=True, slots=True)
 class DecoderStyle:
-    """The decoder of a `tokenizer.json`. metaspace: the character that the first token of a text
-    loses ("": none)."""
+    """The decoder of a tokenizer.json. metaspace: the character that stands for a space, which the
+    first token of a text loses; "": none."""
 
     byte_level: bool = False
     byte_fallback: bool = False
@@ -40,7 +40,7 @@ class DecoderStyle:
 
     @classmethod
     def read(cls, spec: dict[str, Any] | None) -> DecoderStyle:
-        """Reads the `decoder` of a tokenizer.json; raises TokenizerError for an unsupported one."""
+        """Reads the `decoder` of a tokenizer.json. Raises TokenizerError for an unsupported one."""
         steps = (
             [] if spec is None else spec["decoders"] if spec.get("type") == "Sequence" else [spec]
         )
@@ -95,7 +95,7 @@ def _strip_left(step: dict[str, Any]) -> int:
 
 @dataclass(slots=True)
 class Vocabulary:
-    """The byte tables of a vocabulary of V ids and functions to decode with them.
+    """The tables of a vocabulary's token bytes, and functions to decode with them.
 
     `pieces[id]` are an id's bytes inside a text (b"" for an id without a token); `kept` is the same
     with b"" for special ids. `byte_ids` are the byte-fallback tokens. `first_pieces` has the bytes
@@ -114,8 +114,8 @@ class Vocabulary:
     def build(
         cls, tokens: list[str | None], special_ids: frozenset[int], style: DecoderStyle
     ) -> Vocabulary:
-        """Builds the tables. tokens[id]: the id's entry in the vocabulary as written there, or None
-        for a gap."""
+        """Builds the tables. tokens: the text of each id's token as written in tokenizer.json, or
+        None for an id without a token."""
         unknown = frozenset(index for index, token in enumerate(tokens) if token is None)
         words = ["" if token is None else token for token in tokens]
         byte_ids: frozenset[int] = frozenset()
@@ -149,11 +149,12 @@ class Vocabulary:
         return self.kept if skip_special else self.pieces
 
     def is_silent(self, token_id: int, skip_special: bool) -> bool:
-        """True for an id that decoding skips."""
+        """Returns True for an id that decoding skips."""
         return (skip_special and token_id in self.special_ids) or token_id in self.unknown_ids
 
     def begins_behind(self, ids: Sequence[int], skip_special: bool) -> bool:
-        """Returns True if a text begins anew after these ids: none of them gives text."""
+        """Returns True if a text after these ids is decoded as a whole text, since none of them
+        gives text, or if that makes no difference."""
         return not (self.style.strip_left or self.first_pieces) or all(
             self.is_silent(i, skip_special) for i in ids
         )
@@ -211,16 +212,15 @@ class Vocabulary:
     def tokens_until(
         self, ids: Sequence[int], end: int, skip_special: bool, begins: bool = True
     ) -> int:
-        """Returns how many of `ids` are needed for the first `end` characters of their decoded
-        text."""
+        """Returns how many of `ids` make up the first `end` characters of their decoded text."""
         if end <= 0:
             return 0
         data = self.join(ids, skip_special, begins)
         try:
             text = data.decode()
         except UnicodeDecodeError:
-            # Not valid UTF-8 as a whole: some character is incomplete. Rare, so a slow binary
-            # search is enough.
+            # The bytes are no valid UTF-8, since some character is incomplete. That is rare, so a
+            # slow binary search is enough.
             shown = self.decode(ids, skip_special, begins)[:end]
             counts = range(len(ids))
             return bisect_left(
@@ -231,9 +231,8 @@ class Vocabulary:
         stripped = len(text) - len(self.strip(text, begins))
         wanted = len(text[: end + stripped].encode())
         table, left = self.table(skip_special), len(data)
-        # Walk from the end, since a stop string nearly always ends in the last token. Only the
-        # first token's length can differ from its table entry (Metaspace), and the walk reaches it
-        # last.
+        # Goes from the end, since a stop string nearly always ends in the last token. Only the
+        # first token's length can differ from its table entry (Metaspace), and it comes last.
         for place in range(len(ids) - 1, -1, -1):
             left -= len(table[ids[place]])
             if left < wanted:
@@ -279,8 +278,9 @@ def _fallback_byte(word: str) -> bytes | None:
 
 
 def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
-    """Returns the table code point -> byte of GPT-2's alphabet, -1 elsewhere. The 188 printable
-    bytes stand for themselves; the other 68, in order, are U+0100 and up."""
+    """Returns GPT-2's byte alphabet as a table: code point -> byte, or -1 if it is no letter of the
+    alphabet. The 188 printable bytes stand for themselves; the other 68, in order, are U+0100 and
+    up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = np.full(0x145, -1, np.int16)
     table[printable] = printable
@@ -289,9 +289,9 @@ def _byte_alphabet() -> np.ndarray[Any, np.dtype[np.int16]]:
 
 
 def _byte_level_pieces(words: list[str]) -> list[bytes]:
-    """Returns the bytes of all tokens in the byte alphabet: each of its letters is one byte, so
-    lengths are kept. A token with a letter outside the alphabet (an added token with a space, say)
-    gets its own UTF-8 bytes, as in the library."""
+    """Returns the bytes of all tokens, which are written in GPT-2's byte alphabet: one letter per
+    byte. A token with a letter outside the alphabet (an added token with a space, say) gets its own
+    UTF-8 bytes, as in the library."""
     alphabet = _byte_alphabet()
     codes = np.frombuffer("".join(words).encode("utf-32-le"), np.uint32)
     values = alphabet[np.minimum(codes, 0x144)]

@@ -1,1 +1,1 @@
-"""The server's processes: the application, its connections, start and end."""
+"""The server's processes: application, connections, start and end."""

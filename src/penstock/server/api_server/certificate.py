@@ -1,6 +1,6 @@
-"""TLS certificate and key for `--ssl-certfile` and `--ssl-keyfile`. Reads them at the start, and
-again when the files change, so that new connections get a renewed certificate without a restart.
-Knows files and TLS; no HTTP."""
+"""The server's TLS certificate and key. Reads the files of `--ssl-certfile` and `--ssl-keyfile` at
+the start and again when they change, so that new connections get a renewed certificate without a
+restart. Knows files and TLS; no HTTP."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ LOOK_AGAIN = 1.0  # seconds between two checks of the files
 
 @dataclass(frozen=True, slots=True)
 class CertificateFiles:
-    """Paths of the PEM files. keyfile: None if the certificate's file holds the key too."""
+    """Paths of the PEM files. keyfile: None if certfile holds the key too."""
 
     certfile: str
     keyfile: str | None = None
 
     @classmethod
     def of(cls, certfile: Path | str | None, keyfile: Path | str | None) -> CertificateFiles | None:
-        """Returns the files after checking that they can be used together; None for no files.
-        Raises UsageError."""
+        """Returns the paths after checking that the files can be used together; None if both are
+        None. Raises UsageError."""
         if certfile is None:
             if keyfile is not None:
                 raise UsageError(
@@ -38,8 +38,9 @@ class CertificateFiles:
         return files
 
     def load(self, context: ssl.SSLContext) -> None:
-        """Loads this certificate into `context`. Raises UsageError and leaves the context as it was
-        if the files cannot be read, are not PEM, don't fit each other, or the key is encrypted."""
+        """Loads this certificate into `context`. If the files cannot be read, are not PEM, don't
+        fit each other, or the key is encrypted, raises UsageError and leaves the context as it was.
+        """
         for name, file in (("ssl_certfile", self.certfile), ("ssl_keyfile", self.keyfile)):
             try:
                 if file is not None:

@@ -1,7 +1,8 @@
-"""Limits of a connection, on top of uvicorn's: bytes and seconds of a request's head, seconds that
-a client may read nothing, and the number of connections. A connection past a limit is closed, with
-an error in OpenAI's form where an answer is still possible. pyproject.toml allows only the versions
-of uvicorn whose protocol this was tested with. Knows HTTP on the wire; no routes."""
+"""Uvicorn's HTTP protocol with limits per connection. Limits the bytes and seconds of a request's
+head (request line and headers), the seconds that a client may read nothing, and the number of
+connections. A connection past a limit is closed, with an error in OpenAI's format if an answer is
+still possible. pyproject.toml allows only the versions of uvicorn that this was tested with. Knows
+HTTP on the wire; no routes."""
 
 from __future__ import annotations
 
@@ -22,19 +23,20 @@ from penstock.server.online.buffered import JSON
 from penstock.server.openai.http_errors import HttpError, body_of
 from penstock.server.openai.http_limits import HttpLimits
 
-# connections beyond the limit: for probes, for clients before their first request, and to refuse
-# the others
+# connections accepted beyond the limit: health probes, clients before their first request, and
+# clients that get an error
 SPARE = 64
-# seconds during which a client's further bytes are read and dropped, so that it can read its answer
+# seconds in which a closing connection still reads and drops bytes, so that the client can read its
+# answer
 LINGER = 1.0
 OTHER_FILES = 256  # file descriptors that are not connections
 _PROBES = tuple(path.encode() for path in PROBES)
 
 
 def most_connections(limits: HttpLimits, *, files: bool) -> int:
-    """Returns the configured limit, else as many connections as file descriptors allow, after
-    raising the process's limit on descriptors. files: a connection may need a second descriptor,
-    for the file that it uploads or downloads."""
+    """Returns the configured limit of connections, or as many as file descriptors allow. Raises the
+    process's limit of descriptors first. files: True if a connection may need a second descriptor,
+    for a file that it uploads or downloads."""
     if limits.max_connections is not None:
         return limits.max_connections
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -46,8 +48,8 @@ def most_connections(limits: HttpLimits, *, files: bool) -> int:
 def http_protocol(
     limits: HttpLimits, *, files: bool = False, access: AccessPolicy | None = None
 ) -> type[asyncio.Protocol]:
-    """Returns the protocol class for uvicorn. files: see most_connections. access: adds the CORS
-    headers of refusals."""
+    """Returns the protocol class for uvicorn. files: see most_connections. access: the policy that
+    gives the CORS headers of error answers."""
     most = most_connections(limits, files=files)
     parts = {"limits": limits, "most": most, "idle": {}, "access": access or AccessPolicy()}
     return type("LimitedConnection", (HttpProtocol,), parts | {"__slots__": ()})
@@ -58,11 +60,11 @@ def _no_http(message: str) -> HttpError:
 
 
 def _nothing() -> None:
-    """Does nothing when an answer is complete."""
+    """Callback for a complete answer that does nothing."""
 
 
 class _RefusedError(Exception):
-    """Stops the parser: bytes after a refusal are not parsed."""
+    """Raised in the parser's callbacks, since bytes after a refused request are not parsed."""
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -70,10 +72,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     limits: HttpLimits
     access: AccessPolicy
-    most: int  # upper bound of connections that wait for an answer
-    # connections that wait for no answer, the longest idle first
+    most: int  # most connections that wait for an answer
+    # all connections that wait for no answer, the longest idle first
     idle: dict[HttpProtocol, None]
-    # uvicorn's class has 28 attributes. With more than 30, CPython gives every connection a dict.
+    # Slots, since uvicorn's class has 28 attributes, and with more than 30 CPython gives every
+    # connection a separate dict.
     __slots__ = (
         "_answering",
         "_head_bytes",
@@ -88,11 +91,12 @@ class HttpProtocol(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self._head_open = True  # True until the headers of the next request are complete
-        # bytes of the head being received, or received after the body's last byte
+        # bytes received of the next request's head
         self._head_bytes = 0
-        # True if the bytes being parsed held a complete head or part of a body
+        # True if the bytes of the present read held a complete head or part of a body
         self._progress = False
-        self._refused = False  # True once we have refused: further bytes are dropped
+        # True once a request was refused, after which further bytes are dropped
+        self._refused = False
         self._upgrade = False  # True if the head asks for another protocol, which is not served
         # the request being answered; `cycle` is the last one read
         self._answering: RequestResponseCycle | None = None
@@ -103,11 +107,11 @@ class HttpProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # An answer takes two writes. Without this option each answer on a kept connection took 44
-        # ms (Nagle's algorithm against delayed acknowledgements). asyncio sets it, but only for
-        # sockets that name their protocol.
+        # An answer takes two writes. Without TCP_NODELAY each answer on a kept connection took 44
+        # ms (Nagle's algorithm waits for delayed acknowledgements), and asyncio sets the option
+        # only for sockets that name their protocol.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # a transport except for close()
+        # behaves like the transport, except for close()
         self.transport = _Lingering(transport, self)  # type: ignore[assignment]
         self.idle[self] = None
         self._wait_for_head()
@@ -124,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         # Break reference cycles: the garbage collector, which runs rarely, would free them late.
         self._unset_keepalive_if_required()
         for waiting, _ in self.pipeline:
-            waiting.on_response = _nothing  # waiting requests never begin
+            waiting.on_response = _nothing  # pipelined requests never begin
         self.pipeline.clear()
         if isinstance(self.transport, _Lingering):
             self.transport.connection = None
@@ -137,8 +141,9 @@ class HttpProtocol(HttpToolsProtocol):
         self._parse(data)
         if self._refused or self.transport.is_closing():
             return
-        # A mixed read counts as nothing, since the head's part is unknown. The error is small: a
-        # read has at most 256 KB, and the next one counts in full.
+        # A read that also held parts of other requests doesn't count, since the head's share of it
+        # is unknown. The error is small: a read has at most 256 KB, and the next one counts in
+        # full.
         if not self._progress:
             self._head_bytes += len(data)
         if self._head_bytes > self.limits.max_header_bytes:
@@ -147,8 +152,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._wait_for_head()
 
     def _parse(self, data: bytes) -> None:
-        """Parses all of `data`. The parser stops after a request that asks for another protocol; a
-        new one then continues."""
+        """Parses all of `data`. After a request that asks for another protocol (Upgrade) the parser
+        stops, and a new one continues."""
         coming: list[bytes | memoryview] = [data]
         while coming and not self._refused:
             piece = coming.pop()
@@ -161,7 +166,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        if self._write_timer is None:  # a client that reads nothing is cut off, as if it had left
+        # closes the connection of a client that reads nothing, as if it had left
+        if self._write_timer is None:
             self._write_timer = self.loop.call_later(
                 self.limits.stall_seconds, self.transport.abort
             )
@@ -222,8 +228,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_response_complete()
 
     def still_sending(self) -> bool:
-        """Returns True if the client may still be sending; called before the connection closes.
-        Further bytes are dropped."""
+        """Returns True if the client may still be sending. Called before the connection closes;
+        further bytes are dropped."""
         sending = self._refused or not self._head_open
         self._refused = True
         return sending
@@ -231,7 +237,7 @@ class HttpProtocol(HttpToolsProtocol):
     # -- refusals
 
     def _beyond(self) -> HttpError | None:
-        """Returns the error if the complete head is past a limit."""
+        """Returns the error of a complete head that exceeds a limit, or None."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.max_header_bytes:
             return self._too_large()
@@ -243,16 +249,16 @@ class HttpProtocol(HttpToolsProtocol):
         return None
 
     def _make_room(self) -> None:
-        """Closes the longest idle connection; this one, if all others wait for an answer."""
+        """Closes the longest idle connection, or this one if all others wait for an answer."""
         oldest = next((each for each in self.idle if each is not self), self)
         del self.idle[oldest]
         self.connections.discard(oldest)  # uvicorn would remove it only on the loop's next turn
         oldest.transport.abort()
 
     def _without_upgrade(self) -> bytes:
-        """Returns the request's head without its wish for another protocol, for a new parser: some
-        clients (Java's) always ask, and send their body after it. Returns b"" for a refused
-        request."""
+        """Returns the request's head without its Upgrade header, for a new parser. Some clients
+        (Java's) always send that header, and their body after it. Returns b"" for a refused
+        request, or one without that header."""
         if not self._upgrade or self._refused:
             return b""
         self._upgrade, self._head_open = False, True
@@ -286,8 +292,8 @@ class HttpProtocol(HttpToolsProtocol):
         return HttpError(message, status=431, code="headers_too_large")
 
     def _refuse(self, error: HttpError) -> None:
-        """Sends the error, if an answer is still possible, and closes. Requests in the pipeline are
-        not begun."""
+        """Sends the error, if an answer is still possible, and closes the connection. Pipelined
+        requests are not begun."""
         if self._refused or self.transport.is_closing():
             return
         self._refused = True
@@ -295,7 +301,7 @@ class HttpProtocol(HttpToolsProtocol):
         begun = self._answering
         answered = begun is not None and begun.response_complete and not self._head_open
         if begun is not None and not begun.response_complete:
-            # no second answer fits into a begun one
+            # an answer that has begun cannot be replaced by an error
             answered = begun.response_started
             self._disconnect()
         if not answered:
@@ -324,8 +330,8 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class _Lingering:
-    """A transport whose close() waits up to LINGER while the client still sends: closing at once
-    could destroy the answer before the client has read it. The client gets an end of file
+    """A transport whose close() waits up to LINGER seconds while the client still sends. Closing at
+    once could destroy the answer before the client has read it. The client gets an end of file
     meanwhile."""
 
     def __init__(self, transport: asyncio.Transport, connection: HttpProtocol) -> None:

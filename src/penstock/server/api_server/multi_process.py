@@ -1,7 +1,7 @@
-"""`penstock serve --api-server-count N`: N server processes (worker.py) on one port, over one or
-more engines. This process starts, steers and ends them, keeps the engines, and accepts no
-connections. A server that dies ends the service, and so does the death of an only engine. Knows
-processes; no routes."""
+"""Runs several server processes on one port. For `penstock serve --api-server-count N`. This parent
+process starts and ends the server processes (worker.py) and the engines, and accepts no connections
+itself. The death of a server process ends the service, and so does the death of the only engine.
+Knows processes; no routes."""
 
 from __future__ import annotations
 
@@ -28,14 +28,15 @@ from penstock.server.api_server.site import LAST_WORDS, Site, engine_died, line,
 from penstock.server.api_server.worker import Down, ServerDrain, ServerStart, Serves, Up
 from penstock.server.online.metrics import Board
 
-MOST = 64  # server processes
+MOST = 64  # most server processes
 WORKER = (sys.executable, "-m", "penstock.server.api_server.worker")
 
 
 async def serve_processes(
     config: Config, host: str, port: int, site: Site, count: int, out: TextIO, engine: Sequence[str]
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Raises the errors of `serve`."""
+    """Serves with `count` server processes until SIGINT, SIGTERM or SIGHUP, then returns. out: file
+    for the start lines. engine: command line of an engine process. Raises the errors of `serve`."""
     if not 1 < count <= MOST:
         raise UsageError(
             f"api_server_count must be between 1 and {MOST}, not {count}", param="api_server_count"
@@ -60,15 +61,15 @@ async def serve_processes(
 
 @contextlib.contextmanager
 def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]]:
-    """Yields `count` sockets of one port; the kernel spreads connections evenly over those that
-    listen. Raises the errors of `bind`."""
+    """Yields `count` sockets of one port. The kernel spreads connections evenly over the sockets
+    that listen. Raises the errors of `bind`."""
     with contextlib.ExitStack() as stack:
-        # without SO_REUSEPORT, so that bind fails if another server has the port
+        # first bind without SO_REUSEPORT, which fails if another server has the port
         with bind(host, port) as probe:
             family, address = probe.family, probe.getsockname()
-        # If two services shared the port, the kernel would mix their answers. The probe cannot see
-        # one that doesn't listen yet. This abstract socket name can; it disappears with our
-        # process.
+        # If two services shared the port, the kernel would spread connections over both. The probe
+        # cannot see a service that has only begun to start. This abstract socket name can, and it
+        # disappears with this process.
         name = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         try:
             name.bind(f"\0penstock {address[0]} {address[1]}")
@@ -85,14 +86,15 @@ def share_port(host: str, port: int, count: int) -> Iterator[list[socket.socket]
 
 
 class _Worker:
-    """A server process, seen from its parent. hear: takes its messages about engines."""
+    """A server process, as seen by its parent. hear: function that takes its messages about
+    engines."""
 
     def __init__(
         self, number: int, process: asyncio.subprocess.Process, hear: Callable[[WordUp], None]
     ) -> None:
         self.number, self.process, self._hear = number, process, hear
         self._serves = asyncio.Event()
-        self.why: PenstockError | None = None  # the error that the process reported before its end
+        self.why: PenstockError | None = None  # error that the process reported before its end
         self._reading = asyncio.create_task(self._read())
 
     def say(self, word: Down | ServerStart) -> None:
@@ -100,7 +102,7 @@ class _Worker:
             self.process.stdin.write(msgspec.json.encode(word) + b"\n")
 
     async def ready(self) -> None:
-        """Returns once the process serves. Raises its error if it ends first."""
+        """Waits until the process serves. Raises its error if it ends before."""
         serves = asyncio.ensure_future(self._serves.wait())
         await asyncio.wait((serves, self._reading), return_when=asyncio.FIRST_COMPLETED)
         serves.cancel()
@@ -141,8 +143,8 @@ class _Service:
         self._engines = Supervisor(config, fronts, engine, site.limits.step_timeout)
 
     async def start_servers(self, listeners: list[socket.socket]) -> None:
-        """Starts the server processes. Raises CapacityError. Closes the sockets in this process:
-        connections to a socket that nobody accepts on would hang."""
+        """Starts the server processes. Closes the listening sockets in this process, since
+        connections to a socket that nobody accepts on would hang. Raises CapacityError."""
         model, replicas = self._config.model, self._config.parallel.data_parallel_size
         board = Board.make(self._count)
         try:
@@ -165,14 +167,14 @@ class _Service:
         self._workers[number].say(word)
 
     async def ready(self) -> bool:
-        """Returns True once all processes serve. Raises the first error of a server or of the
-        engines."""
+        """Waits until all processes serve, and returns True. Raises the first error of a server
+        process or an engine."""
         await asyncio.gather(self._engines.start(), *(worker.ready() for worker in self._workers))
         return True
 
     async def run(self) -> None:
-        """Runs until there is a reason to end, and then until running requests have ended. Raises
-        EngineError if a server or the only engine died."""
+        """Runs until a signal comes or a process dies, and then until running requests have ended.
+        Raises EngineError if a server process or the only engine died."""
         over = asyncio.ensure_future(self._engines.wait())
         reasons: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._stop.first.wait()), over]
         reasons += [asyncio.ensure_future(worker.process.wait()) for worker in self._workers]
@@ -181,8 +183,8 @@ class _Service:
             tell_drain("running requests", self._site.limits.drain_seconds)
             await self._drain()
         else:
-            # Servers end soon after their engine. Whichever end is noticed first, the engine's is
-            # the cause.
+            # Server processes end soon after their engine. If both have ended, the engine's death
+            # is the cause.
             died, _ = await asyncio.wait((over,), timeout=LAST_WORDS / 2)
             dead = next(
                 (worker for worker in self._workers if worker.process.returncode is not None), None
@@ -192,14 +194,14 @@ class _Service:
                 raise await self._end_of(dead)
         for each in reasons:
             each.cancel()
-        # the engine may have died during the drain too; after it, engines end by themselves
+        # the engine may also have died while the servers waited for running requests
         if self._engines.death:
             raise engine_died(self._engines.death)
 
     async def _end_of(self, dead: _Worker) -> PenstockError:
         """Returns the error of a service whose server process died while the engines run."""
         why = await dead.last_words()
-        # this server saw the only engine fail in a way that nobody else could see
+        # only this server process saw how the only engine failed
         if isinstance(why, EngineError):
             return why
         return EngineError(
@@ -208,7 +210,7 @@ class _Service:
         )
 
     async def end(self) -> None:
-        """Leaves no process behind."""
+        """Ends all server processes and engines."""
         for worker in self._workers:
             await _kill(worker.process)
         if not self._workers or any(worker.process.returncode != 0 for worker in self._workers):
@@ -216,7 +218,7 @@ class _Service:
         await self._engines.end(self._stop.second)
 
     async def _drain(self) -> None:
-        """Tells all servers to end, and waits for them up to their time limit."""
+        """Tells all server processes to end, and waits for them up to their time limit."""
         self._engines.retire()
         for worker in self._workers:
             worker.say(ServerDrain())
@@ -229,7 +231,7 @@ class _Service:
         await gone
 
     async def _until_second(self, work: Coroutine[Any, Any, bool]) -> asyncio.Future[bool]:
-        """Waits until `work` ends or a second signal arrives."""
+        """Waits until `work` ends or a second signal arrives. Returns the task of `work`."""
         going, second = asyncio.ensure_future(work), asyncio.ensure_future(self._stop.second.wait())
         await asyncio.wait((going, second), return_when=asyncio.FIRST_COMPLETED)
         second.cancel()

@@ -1,11 +1,11 @@
-"""Paths of other servers' APIs that this one doesn't have, and what to use instead. Knows only
-paths."""
+"""Alternatives for paths that are not served. For paths of OpenAI's and other servers' APIs. Knows
+only paths."""
 
 from __future__ import annotations
 
 _GENERATES = "this server generates text, and has no"
 _CONTROLS = "pausing is a part of /update_weights and /sleep:"
-# start of a path -> message; the longest match counts
+# beginning of a path -> message with an alternative; the longest match counts
 INSTEAD = {
     "/v1/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
     "/embeddings": f"{_GENERATES} embeddings: ask a server of an embedding model",
@@ -58,6 +58,7 @@ INSTEAD = {
 
 
 def not_served(path: str) -> str | None:
-    """Returns what to take instead of a path that other servers have; None for any other path."""
+    """Returns the message with an alternative for a path that other servers have; None for any
+    other path."""
     fitting = [start for start in INSTEAD if path == start or path.startswith(f"{start}/")]
     return INSTEAD[max(fitting, key=len)] if fitting else None

@@ -1,9 +1,10 @@
-"""Builds /openapi.json: a description of each operation, and the JSON Schemas of all bodies.
+"""Builds the OpenAPI document /openapi.json. It has a description of each operation, and the JSON
+Schemas of all bodies.
 
 The request schemas are as exact as a schema can be: msgspec's types, with null, the ranges of
 SamplingParams, the model's limits and the accepted vLLM fields added. Conditions on several fields,
-or on a prompt's tokens, are in no schema and give status 400. All errors have one form. Knows
-operations, forms and facts; no request.
+or on a prompt's tokens, are in no schema; a request that breaks them gets status 400. All errors
+have the same schema. Knows operations and body structs; no request.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ from penstock.server.online.buffered import JSON
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Description of an operation. answers: names of schemas or media types; body: by media type;
-    query: parameters. again: status 503 has the same body as 200."""
+    """Description of an operation. answers: names of schemas, or media types. body: the request
+    body by media type. query: query parameters. again: True if status 503 has the same body as 200.
+    """
 
     answers: tuple[str, ...]
     body: Json | None = None
@@ -45,24 +47,26 @@ BULK: Json = {
 
 
 def in_json(schema: Json, **example: Any) -> Json:
-    """Returns a JSON body of this schema. example: fields of a valid body."""
+    """Returns the OpenAPI description of a JSON body with this schema. example: fields of a valid
+    body."""
     return {JSON: {"schema": schema, **({"example": example} if example else {})}}
 
 
 def asked(name: str, **schema: Any) -> Json:
-    """Returns a query parameter."""
+    """Returns the OpenAPI description of an optional query parameter."""
     return {"name": name, "in": "query", "required": False, "schema": schema}
 
 
 def page(most: int) -> tuple[Json, ...]:
-    """Returns the query parameters of a paged list."""
+    """Returns the query parameters of a paged list with at most `most` entries per page."""
     return asked("after", type="string"), asked("limit", type="integer", minimum=1, maximum=most)
 
 
 _ID = "$response.body#/id"
 _OF_BATCH = {"parameters": {"batch_id": _ID}}
 _OF_FILE = {"parameters": {"file_id": _ID}}
-# Links from an operation's answer to the inputs of others, for tools that call operations in a row.
+# OpenAPI links from an operation's answer to the inputs of other operations, for tools that call
+# several in sequence.
 _LINKS: dict[str, dict[str, Json]] = {
     "POST /v1/files": {
         "GET /v1/files/{file_id}": _OF_FILE,
@@ -133,7 +137,7 @@ def _described(told: Told, path: str, access: AccessPolicy) -> Json:
 
 
 def _content(answers: tuple[str, ...]) -> Json:
-    """Returns the content of an answer; a media type without a schema stands for plain bytes or
+    """Returns the OpenAPI content of an answer. A media type without a schema stands for bytes or
     text."""
     found: Json = {}
     for answer in answers:

@@ -1,5 +1,5 @@
-"""Schemas of /openapi.json: requests from the forms and their ranges, answers written by hand.
-Knows forms and limits; no operations."""
+"""JSON Schemas of the bodies in /openapi.json. Request schemas are made from the body structs and
+their ranges; answer schemas are written by hand. Knows body structs and limits; no operations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def ref(name: str) -> Json:
 
 
 def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
-    """Returns the request schemas for a model of this name, context length and vocabulary size."""
+    """Returns the request schemas by name, for a model of this name, context length (`longest`) and
+    vocabulary size."""
     forms = (CompletionForm, ChatForm, ResponsesForm)
     _, found = msgspec.json.schema_components(forms, ref_template=_PREFIX + "{name}")
     told = _ranges(model, longest, vocabulary)
@@ -67,7 +68,7 @@ def request_schemas(model: str, longest: int, vocabulary: int) -> dict[str, Json
 
 
 def _ranges(model: str, longest: int, vocabulary: int) -> dict[str, Json]:
-    """Returns the schemas of the fields that completions and chats share, by name."""
+    """Returns the schemas of the fields that completions and chats share, by field name."""
     return {
         **{name: _real(*bounds) for name, bounds in RANGES.items()},
         "model": {"type": "string", "enum": [model, ""]},
@@ -135,7 +136,7 @@ def _harmless(policy: Argument) -> Json:
 
 
 def _or_null(schema: Json) -> Json:
-    """Adds null, which means that the field was left out."""
+    """Returns the schema with null allowed, which means that the field was left out."""
     kinds = [kind for kind in schema.get("anyOf", [schema]) if kind != _NULL]
     plain = [{key: value for key, value in kind.items() if key != "default"} for kind in kinds]
     found: Json = {"anyOf": [*plain, _NULL]}

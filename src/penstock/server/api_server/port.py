@@ -1,5 +1,4 @@
-"""Binds the server's port before there is anything to serve. Knows addresses; nothing of the
-service."""
+"""Binds the server's port before the engine loads. Knows addresses; nothing of the service."""
 
 from __future__ import annotations
 
@@ -10,8 +9,8 @@ from penstock.errors import CapacityError, UsageError
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Returns a socket that holds the port and refuses connections until it listens. Raises
-    UsageError, CapacityError."""
+    """Returns a bound socket, which refuses connections until it listens. Raises UsageError for an
+    invalid host or port, CapacityError if the port is in use."""
     if not 0 <= port <= 65_535:
         raise UsageError(f"port must be between 0 and 65535, not {port}", param="port")
     try:

@@ -1,5 +1,5 @@
-"""The routes, and the answer to every error: any input gets an answer in OpenAI's form. Knows HTTP;
-the handlers do the work, and openapi describes it."""
+"""The server's routes and error answers. Any input gets an answer in OpenAI's format. Knows HTTP;
+the handlers do the work, and openapi.py describes it."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def build_app(
     access_log: IO[bytes] | None = None,
     manager: BatchManager | None = None,
 ) -> Starlette:
-    """Returns the ASGI application over a running engine. access_log: file that gets a line per
-    request. manager: files and batches; None without a state folder."""
+    """Returns the ASGI application over a running engine. access: access policy; None: everybody.
+    access_log: file that gets a line per request. manager: manager of files and batches; None
+    without a state folder."""
     access = access or AccessPolicy()
     routes = [
         ServerRoute(operation, work, service, told) for operation, (work, told) in _ONLINE.items()
@@ -81,10 +82,11 @@ def build_app(
         return json_response(described())
 
     middleware = [Middleware(AuthMiddleware, access=access)]
-    # Outside authentication: a preflight has no key, and a page must be able to read refusals.
+    # CORS comes before authentication: a preflight request has no key, and a page must be able to
+    # read error answers.
     if access.origins:
         middleware.insert(0, Middleware(PageAccess, access=access))
-    if access_log is not None:  # outermost, so that refusals are logged too
+    if access_log is not None:  # outermost, so that refused requests are logged too
         middleware.insert(0, Middleware(AccessLog, file=access_log))
     errors: dict[Any, Any] = {
         PenstockError: _on_ours,
@@ -100,8 +102,8 @@ def build_app(
 
 
 class ServerRoute(Route):
-    """The route of one operation, given as `GET /path`, with its handler and description. Probes
-    answer HEAD too, which some load balancers use."""
+    """The route of one operation, given as `GET /path`, with its handler and description. Health
+    probes also answer HEAD, which some load balancers use."""
 
     def __init__(
         self,
@@ -117,12 +119,12 @@ class ServerRoute(Route):
 
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         match, child = super().matches(scope)
-        return match, {**child, "route": self}  # read by the access log
+        return match, {**child, "route": self}  # the access log reads it
 
 
 async def get_root(request: Request) -> Response:
-    """GET /: says what this server is, for a visitor with a browser. Doesn't name the model, since
-    no key is needed."""
+    """GET /: answers what this server is, for a visitor with a browser. Doesn't name the model,
+    since the path needs no key."""
     return json_response(WHAT)
 
 
@@ -153,7 +155,8 @@ async def get_version(service: AppState, request: Request) -> Response:
 
 
 async def get_load(service: AppState, request: Request) -> Response:
-    """GET /load: samples requested from this process and not answered yet."""
+    """GET /load: answers the number of samples that were requested from this process and not
+    answered yet."""
     return json_response({"server_load": service.request_limits.reqs.total})
 
 
@@ -229,8 +232,8 @@ NO_STATE = "this server keeps no files and no batches: start it with --state-dir
 def _owned(
     work: Callable[[BatchManager, Request, str], Awaitable[Response]],
 ) -> Callable[..., Awaitable[Response]]:
-    """Passes a handler the name of the request's key, whose files and batches it may see. Without
-    keys everybody sees all."""
+    """Wraps a handler of files or batches: passes it the name of the request's API key, which owns
+    files and batches. Without keys everybody sees all of them."""
 
     @wraps(work)
     async def serve(manager: BatchManager | None, request: Request) -> Response:
@@ -267,13 +270,14 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 async def _on_fault(access: AccessPolicy, request: Request, error: Exception) -> Response:
     # Starlette raises the error again after this answer, and uvicorn logs it.
     response = handlers.refuse(request, FaultError(FAILED))
-    # this handler runs outside all middleware
+    # this handler runs outside all middleware, so it adds the CORS headers itself
     response.headers.update(access.answer_headers(request.headers.raw))
     return response
 
 
 def _allowed(request: Request) -> str:
-    """Returns the methods of all routes of a path: Starlette names only the first route's."""
+    """Returns the methods of all routes of a path, for the Allow header. Starlette would name only
+    the first route's."""
     found: set[str] = set()
     for route in request.app.routes:
         if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE:

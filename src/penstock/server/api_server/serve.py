@@ -1,4 +1,4 @@
-"""`penstock serve` from start to end: binds the port before the engine loads, starts the engine in
+"""The work of `penstock serve`. Binds the port before the engine loads, starts the engine in
 another process, and serves the routes. Knows uvicorn and the launch of an engine; routes and bodies
 are in routes.py and its handlers."""
 
@@ -55,17 +55,18 @@ def serve(
     out: TextIO | None = None,
     engine: Sequence[str] = ENGINE,
 ) -> None:
-    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free one, which the
+    """Serves until SIGINT, SIGTERM or SIGHUP, then returns. Port 0 takes a free port, which the
     start line names.
 
     api_server_count: processes that answer HTTP; with 1 it is this process. engine: command line of
-    the engine process; benchmarks pass one that computes nothing. Keys: see api_keys.py; if no key
-    is given, PENSTOCK_API_KEY counts; it is removed from the environment. allowed_hosts,
-    allowed_origins: see auth.py. ssl_certfile, ssl_keyfile: see certificate.py. state_dir: folder
-    of files and batches; None: they are not served. access_log: file that gets a line of JSON per
-    request; `-` is standard error. parsers: for tool calls and reasoning in chats' answers.
-    own_process: the process ends with the server, without waiting for threads that still tokenize.
-    Lines that standard output or error doesn't take are lost and raise nothing.
+    the engine process; benchmarks pass one that computes nothing. api_key, api_key_file: see
+    api_keys.py. Without both, the environment variable PENSTOCK_API_KEY counts; it is then removed
+    from the environment. allowed_hosts, allowed_origins: see auth.py. ssl_certfile, ssl_keyfile:
+    see certificate.py. state_dir: folder of files and batches; None: they are not served.
+    access_log: file that gets a line of JSON per request; `-` is standard error. parsers: for tool
+    calls and reasoning in chats' answers. own_process: end the process with the server, without
+    waiting for threads that still tokenize. Failed writes to standard output or error lose their
+    lines and raise nothing.
 
     Raises UsageError (invalid host, port or key), CapacityError (port in use), errors of the
     engine's start, and EngineError if the engine dies later.
@@ -81,7 +82,7 @@ def serve(
     parsers = parsers or NO_PARSERS
     parsers.check()
     keys = gather_keys([api_key] if isinstance(api_key, str) else api_key, api_key_file, os.environ)
-    # must not be inherited by engines, sandboxes and mask processes
+    # engines, sandboxes and mask processes must not inherit the API key
     os.environ.pop(ENVIRONMENT, None)
     if keys and allow_admin_without_key:
         message = (

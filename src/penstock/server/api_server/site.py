@@ -1,5 +1,6 @@
-"""One server over its engines' client, from its first connection to its end by a signal, a dead
-engine or a fault of uvicorn. Knows uvicorn; routes and bodies are in routes.py and its handlers."""
+"""Serves an engine's client over HTTP. Runs from the first connection to the end by a signal, a
+dead engine or a failure of uvicorn. Knows uvicorn; routes and bodies are in routes.py and its
+handlers."""
 
 from __future__ import annotations
 
@@ -37,16 +38,16 @@ if TYPE_CHECKING:
     from penstock.replicas.replica_set import EngineClient
     from penstock.text.tokenizer import Tokenizer
 
-LOOK_EVERY = 0.1  # seconds between checks that the engine lives
+LOOK_EVERY = 0.1  # seconds between checks that the engine is alive
 LAST_WORDS = 1.0  # seconds for waiting requests to get the error after the engine died
-BACKLOG = 4096  # connections that the kernel queues while the loop is busy
+BACKLOG = 4096  # connections that the kernel queues while the event loop is busy
 # thresholds of the garbage collector while serving; Python's are 700, 10, 10
 COLLECT_EVERY = (20_000, 20, 20)
 
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """A server's name, access policy and limits, independent of its engine."""
+    """A server's settings apart from its engine. name: the served model's name."""
 
     name: str
     access: AccessPolicy
@@ -69,8 +70,9 @@ async def serve_engine(
     board: Board | None = None,
     state: StateFolder | None = None,
 ) -> None:
-    """Serves until told to stop. Calls `ready` once connections are accepted. Raises EngineError if
-    the engine died."""
+    """Serves until a stop signal. Calls `ready` once connections are accepted. board: shared
+    metrics of several server processes; None: this is the only one. state: folder of files and
+    batches, or None. Raises EngineError if the engine died."""
     first = board is None or board.first
     if first:
         tell_unserved(Path(client.facts.folder), sys.stderr)
@@ -97,7 +99,7 @@ async def serve_engine(
 async def _followed(
     config: uvicorn.Config, certificate: CertificateFiles | None
 ) -> AsyncIterator[None]:
-    """Serves renewed certificates inside the block."""
+    """Reloads renewed certificates inside the block."""
     if certificate is None:
         yield
         return
@@ -114,8 +116,9 @@ async def _followed(
 async def opened_app(
     client: EngineClient, site: Site, board: Board | None = None, state: StateFolder | None = None
 ) -> AsyncIterator[tuple[Starlette, AppState, BatchManager | None]]:
-    """Yields the application over an engine for a caller that has connections, with its state and
-    its batch manager. The caller ends the manager first, then the state."""
+    """Yields the application over an engine, with its state and its batch manager, for a caller
+    that handles the connections. The caller ends the manager first, then the state. board, state:
+    see serve_engine."""
     check_template(client.tokenizer, site.parsers)
     servers = 1 if board is None else board.servers
     metrics = Metrics(client, site.name, board)
@@ -140,8 +143,8 @@ async def opened_app(
 
 
 async def _begin_sandboxes(service: AppState, *, say: bool) -> None:
-    """Starts the first sandbox, which takes up to a second, and prints why a chat template cannot
-    be served. Requests that need the template get the error again."""
+    """Starts the first sandbox process, which takes up to a second. If chats cannot be rendered,
+    prints the reason (if `say`); requests with chats get the same error."""
     tokenizer = service.client.tokenizer
     if tokenizer is None:
         return
@@ -174,8 +177,8 @@ async def _run(
 
 
 def check_template(tokenizer: Tokenizer | None, parsers: AnswerParsers) -> None:
-    """Raises UsageError if answers are to be parsed by the model's response template and it has
-    none, TokenizerError if the template is invalid."""
+    """Raises UsageError if answers are to be parsed by the model's response template and the model
+    has none; TokenizerError if that template is invalid."""
     if parsers.tool_call_parser == TEMPLATE and (
         tokenizer is None or tokenizer.response_template is None
     ):
@@ -192,7 +195,7 @@ def line(site: Site, listener: socket.socket) -> str:
 
 
 def listens(site: Site, host: str, port: int) -> str:
-    """Returns a line with the address and whether keys are required."""
+    """Returns the line to print with the address and the number of API keys."""
     keys = len(site.access.keys)
     who = f"keys: {keys}" if keys else "keys: none"
     if not keys:
@@ -201,7 +204,8 @@ def listens(site: Site, host: str, port: int) -> str:
 
 
 def tell_fit(facts: EngineFacts, err: TextIO) -> None:
-    """Prints the model, its dtype and device, and how many KV tokens and rows fit."""
+    """Prints the model, its dtype and device, and how many tokens fit into the KV cache and rows
+    into a batch."""
     told = facts.about
     what = [facts.model]
     what += (
@@ -218,12 +222,11 @@ def tell_fit(facts: EngineFacts, err: TextIO) -> None:
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """Makes the garbage collector skip all loaded objects and run rarely: almost nothing here is
-    cyclic.
-
-    With 1,000 open streams a full collection, twice a second, delayed each by 135 ms, and by 68 ms
-    without the loaded objects. The p99 added by the server was 125 ms; with this setting it is 31
-    ms (benchmarks/streams.py, 30k events/s, 2 busy cores).
+    """Makes the garbage collector skip all loaded objects and run rarely, since almost no garbage
+    here is cyclic. With Python's settings and 1,000 open streams, a full collection ran twice a
+    second and delayed every stream by 135 ms, or by 68 ms if it skipped the loaded objects. The
+    server added 125 ms to the 99th percentile of latency; with this setting it adds 31 ms
+    (benchmarks/streams.py, 30k events/s, 2 busy cores).
     """
     usual = gc.get_threshold()
     gc.collect()
@@ -237,8 +240,8 @@ def rare_collections() -> Iterator[None]:
 
 
 class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers,
-    which would end the process before the engine is closed."""
+    """Uvicorn's server without its signal handlers, which would end the process before the engine
+    is closed."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -267,7 +270,7 @@ def _uvicorn_config(
 
 
 async def _watch(service: AppState, serving: asyncio.Task[None], stop: StopSignals) -> None:
-    """Returns when there is a reason to end: a signal, a dead engine, a server that stopped."""
+    """Waits for a reason to end: a signal, a dead engine, or the end of uvicorn's task."""
     while not service.client.gone and not serving.done() and not stop.first.is_set():
         service.metrics.share()
         with contextlib.suppress(TimeoutError):
@@ -281,9 +284,9 @@ async def _end(
     serving: asyncio.Task[None],
     stop: StopSignals,
 ) -> None:
-    """Lets running requests end, then refuses the others and stops the server. Batches stop at the
-    same time, so that neither waits for the other. Raises EngineError if the engine died before or
-    meanwhile, and the error of the server's task."""
+    """Waits for running requests, then ends the others with an error and stops the server. Batches
+    stop at the same time, so that neither waits for the other. Raises EngineError if the engine has
+    died, and the error of uvicorn's task."""
     died = service.client.gone
     server.should_exit = True
     open_requests = len(server.server_state.tasks)
@@ -314,7 +317,7 @@ async def _end(
 
 
 def tell_drain(what: str, seconds: float) -> None:
-    """Tells the sender of the first signal what the server waits for."""
+    """Prints what the server waits for after the first signal. seconds: the longest wait."""
     print(
         f"penstock: lets {what} end, for {seconds:g} s at most; a second signal ends it at once",
         file=sys.stderr,
@@ -322,7 +325,8 @@ def tell_drain(what: str, seconds: float) -> None:
 
 
 def engine_died(why: str | None) -> EngineError:
-    """Returns the error that ends the process."""
+    """Returns the error that ends the process after the engine's death. why: the engine's last
+    message, or None."""
     return EngineError(
         f"the engine died while serving: {why or 'its last words are above'}; start the server"
         " again"
@@ -330,8 +334,8 @@ def engine_died(why: str | None) -> EngineError:
 
 
 def tell_unserved(folder: Path, err: TextIO) -> None:
-    """Prints the settings of the model's generation_config.json that are not served, since other
-    engines would apply them. The engine has read the file by now, so it is valid."""
+    """Prints the settings in the model's generation_config.json that Penstock doesn't apply, since
+    other engines apply them. The engine has read the file before, so it is valid."""
     names = read_generation_defaults(folder).unserved
     if names:
         told = ", ".join(name if name.isidentifier() else repr(name) for name in names)

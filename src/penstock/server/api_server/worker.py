@@ -1,6 +1,7 @@
-"""One of several server processes: `python -m penstock.server.api_server.worker`, started only by
-multi_process.py. The parent writes a line of JSON per message to our standard input; when that
-closes, we exit. Our messages go to standard output. Knows serve's parts, and how to join engines.
+"""One of several server processes. multi_process.py starts it as `python -m
+penstock.server.api_server.worker`. The parent writes one line of JSON per message to this process's
+standard input; when that closes, the process exits. Messages to the parent go to standard output.
+Knows the parts of serve.py, and how to join running engines.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ from penstock.server.online.metrics import Board
 
 
 class ServerStart(msgspec.Struct):
-    """First message from the parent. `listener` and `board` are file descriptors; this is server
-    `number` of `count`, over `replicas` engines of this `seed`."""
+    """First message from the parent. listener, board: file descriptors of the listening socket and
+    of the shared metrics. number, count: this is process `number` of `count`. replicas: number of
+    engines. seed: the engines' seed."""
 
     listener: int
     board: int
@@ -38,11 +40,12 @@ class ServerStart(msgspec.Struct):
 
 
 class ServerDrain(msgspec.Struct, tag="drain"):
-    """Message from the parent: end as on a signal; a second one means now."""
+    """Message from the parent: end as after a signal. A second one means at once."""
 
 
 class Serves(msgspec.Struct, tag="serves"):
-    """Message to the parent: connections are accepted. A failed start sends CarriedError instead."""
+    """Message to the parent: this process accepts connections. After a failed start it sends
+    CarriedError instead."""
 
 
 Down = ServerDrain | WordDown
@@ -66,7 +69,7 @@ async def _work() -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
     first = await lines.readline()
     if not first:
-        return  # the parent has died before its first message
+        return  # the parent died before its first message
     start = msgspec.json.decode(first, type=ServerStart)
     stop = StopSignals()
     client = ReplicaSet(
@@ -91,7 +94,7 @@ async def _work() -> None:
 
 
 async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSignals) -> None:
-    """Handles the parent's messages. Exits the process when the parent has gone."""
+    """Handles the parent's messages. Ends the process when the parent has gone."""
     decoder = msgspec.json.Decoder(Down)
     while heard := await lines.readline():
         word = decoder.decode(heard)
@@ -103,7 +106,7 @@ async def _hear(lines: asyncio.StreamReader, client: ReplicaSet, stop: StopSigna
 
 
 def _say(word: Up) -> None:
-    # With PYTHONUNBUFFERED sys.stdout is unbuffered, and its write may write only part of a line.
+    # Not sys.stdout: with PYTHONUNBUFFERED it is unbuffered, and may write only part of a line.
     with open(sys.stdout.fileno(), "wb", closefd=False) as out:
         out.write(msgspec.json.encode(word) + b"\n")
 

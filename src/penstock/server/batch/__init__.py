@@ -1,2 +1,2 @@
-"""Durable files and batches: kept in the state folder through restarts, and run behind online
-requests."""
+"""Durable files and batches. The state folder keeps them through restarts; batches run with lower
+priority than online requests."""

@@ -1,13 +1,13 @@
-"""BatchJob: brings one batch from its present state to its end: check the lines, compute the
-missing results, name the files.
+"""BatchJob: runs one batch to its end. Checks the input's lines, computes the missing results, and
+gives the result files their ids ("names" them).
 
     validating --no good line--> failed
         └─> in_progress --all lines done--> finalizing --files named--> completed
-                └─cancel─> cancelling --all told---------files named--> cancelled
+                └─cancel─> cancelling --all lines done---files named--> cancelled
 
-Each arrow is one transaction, taken after its data is on the disk, so that a kill at any moment or
-a failing disk (`run` raises) leaves a batch that can be resumed. Knows the state folder; the
-pipeline runs the lines.
+Each arrow is one database transaction, which begins when its data is on the disk. So a kill at any
+moment, or a failing disk (`run` raises), leaves a batch that can be resumed. A line "at the engine"
+is one that was submitted and has not ended. Knows the state folder; the pipeline runs the lines.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from penstock.server.openai.http_errors import ShuttingDownError
 
 
 class BatchJob:
-    """A batch that isn't over."""
+    """A batch that has not ended, and the task that runs it."""
 
     def __init__(self, shared: BatchResources, state: StateFolder, row: BatchRow) -> None:
         self._shared, self._state, self._row = shared, state, row
         self._input = state.file_store.path(row.input_file_id)
         self.cancelled = asyncio.Event()  # set when a client cancels the batch
-        # True while the server ends: a failure may come from that, and the next start decides
+        # True while the server ends. Errors may then come from that, so they don't end the batch.
         self.ending = False
-        self.held_up = False  # True after a disk fault, until progress is made
+        self.held_up = False  # True after a disk error, until the batch makes progress
         self._running: Pipeline | None = None  # set while lines run at the engine
         self._unserved = self._at_work = False
-        # code and message of the fault that ends the batch
+        # code and message of the error that ends the batch
         self._failure: tuple[str, str] | None = None
         self._eta = Eta()
         self.completed, self.failed = row.completed, row.failed
@@ -58,14 +58,14 @@ class BatchJob:
 
     @property
     def at_engine(self) -> bool:
-        """True if lines are at the engine: the batch then learns of the engine's end by itself, and
+        """True if lines are at the engine. The batch then notices the engine's death itself, and
         must record which lines were there."""
         return self._running is not None
 
     @property
     def expected_end(self) -> int | None:
         """Unix seconds of the expected end, from the rate of the last minute and the scheduler's
-        forecast; None while unknown, or while the disk holds the batch up."""
+        forecast. None while unknown, and after a disk error."""
         if self.cancelled.is_set() or self.held_up:
             return None
         if self._running is None:
@@ -75,8 +75,8 @@ class BatchJob:
 
     @property
     def waits_for(self) -> str | None:
-        """Reason why the batch waits: "disk" (of the state folder), "model" (the server has another
-        one), "turn" (other batches run); None while it runs."""
+        """Reason why the batch waits: "disk" (an error of the state folder's disk), "model" (the
+        server has another model than the batch), "turn" (other batches run). None while it runs."""
         if self.held_up:
             return "disk"
         if self._unserved:
@@ -84,8 +84,8 @@ class BatchJob:
         return None if self._at_work else "turn"
 
     def hold_up(self, error: BaseException) -> None:
-        """Marks the batch as held up by the disk, and prints the error, once until it makes
-        progress."""
+        """Marks the batch as waiting for the disk. Prints the error, but only once until the batch
+        makes progress."""
         if not self.held_up:
             print(
                 f"penstock: {self.id} waits for the state folder's disk ({describe(error)}): see to"
@@ -101,16 +101,17 @@ class BatchJob:
         self.held_up = False
 
     async def run(self) -> None:
-        """Runs the batch to its end. Waits for its turn, and as long as this server has another
-        model. Raises EngineError, ShuttingDownError and disk faults; the batch then keeps its
-        state, and a later run resumes it. Any other fault ends the batch, not the server."""
+        """Runs the batch to its end. Waits for its turn, and forever if this server has another
+        model than the batch. Raises EngineError, ShuttingDownError and disk errors; the batch then
+        keeps its state, and a later run resumes it. Any other error ends the batch, not the server.
+        """
         if self._failure is None:
             try:
                 await self._advance()
             except (EngineError, ShuttingDownError, *NO_FAULTS):
                 raise
             except BaseException as error:
-                # BaseException, since a panic in a Rust library is no Exception
+                # catches BaseException, since a panic in a Rust library is no Exception
                 if self.ending or is_disk_fault(error):
                     raise
                 self._failure = self._judge(error)
@@ -132,7 +133,8 @@ class BatchJob:
 
     @contextlib.asynccontextmanager
     async def _slot(self, places: FairSemaphore) -> AsyncIterator[None]:
-        """Waits for a place. A cancelled batch has nothing to run and enters without one."""
+        """Holds a place of `places` during the block. A cancelled batch has nothing to run, so it
+        enters without a place."""
         async with places.slot(self._row.owner, self.cancelled):
             self._at_work = True
             try:
@@ -141,8 +143,9 @@ class BatchJob:
                 self._at_work = False
 
     async def _until_served(self) -> None:
-        """Waits for a cancel if this server has another model than the batch; a later server may
-        have it. Naming the files needs no model."""
+        """If this server has another model than the batch, waits until the batch is cancelled; a
+        later server may have its model. Returns at once if only the files must be named, since that
+        needs no model."""
         if (
             self._model == self._shared.lines.service.model
             or self._named
@@ -156,7 +159,8 @@ class BatchJob:
 
     @property
     def _named(self) -> bool:
-        """True if the results are complete and have ids, so that only their files must be named."""
+        """True if the results are complete and have file ids,
+        so that only the files must be moved."""
         row = self._row
         return (
             row.status == "finalizing"
@@ -169,16 +173,16 @@ class BatchJob:
         return self._row.model or self._shared.lines.service.model
 
     def _new_check(self) -> LineCheck:
-        """Returns a check with the batch's own model and endpoint, so that it judges as the first
-        one did."""
+        """Returns a line check with the batch's own model and endpoint, so that it gives the same
+        results as the first check."""
         facts = self._shared.lines.service.client.facts
         return LineCheck(self._row.endpoint, self._model, facts, self._shared.limits)
 
     # --- the arrows
 
     async def _validate(self) -> None:
-        """Checks all lines; the batch goes on if any is good. A batch that is cancelled before has
-        no errors listed."""
+        """Checks all lines. The batch goes on if any line is good. If it was cancelled before, no
+        errors are listed."""
         if not self.cancelled.is_set():
             await self._check_input()
             found = await survey(self._input, self._new_check(), self._shared.limits)
@@ -186,11 +190,13 @@ class BatchJob:
             if found.good:
                 values |= {"total": found.lines, "model": self._model}
             await self._move("validating", "in_progress" if found.good else "failed", **values)
-        await self._look()  # becomes cancelling if a client cancelled it meanwhile
+        # the status becomes `cancelling` if a client cancelled the batch meanwhile
+        await self._look()
 
     async def _fill(self) -> None:
-        """Gives every line its result, closes the results and assigns their ids. Raises
-        FileDamagedError if the input has changed since the check: lines would be lost silently."""
+        """Computes every line's result, closes the result journals and assigns the result files'
+        ids. Raises FileDamagedError if the input has changed since the check, since lines would be
+        lost silently."""
         checked = self._row.in_progress_at is not None
         if checked:
             await self._check_input()
@@ -212,7 +218,7 @@ class BatchJob:
         return await asyncio.to_thread(BatchOutput, folder, self.id)
 
     async def _check_input(self) -> None:
-        """Raises FileDamagedError if the input is not the uploaded file."""
+        """Raises FileDamagedError if the input on the disk differs from the uploaded file."""
         row = await self._state.attempt(
             self._state.database.file, self._row.input_file_id, self._row.owner
         )
@@ -236,14 +242,15 @@ class BatchJob:
 
     async def _run_lines(self, output: BatchOutput) -> None:
         """Runs lines until all are done or the batch is cancelled. If the engine dies, records
-        which lines were there, for the server's next start."""
+        which lines it was running, for the next start."""
         self._running = running = self._pipeline(output, self._row.suspects)
         try:
             await running.run(self.cancelled)
         finally:
             if running.evidence:
                 suspects = running.suspects.with_death(running.evidence)
-                with contextlib.suppress(sqlite3.Error, OSError):  # recorded at the next death
+                # if this fails, the next death records them
+                with contextlib.suppress(sqlite3.Error, OSError):
                     await self._state.attempt(self._state.database.note, self.id, suspects=suspects)
             self._running = None
 
@@ -257,7 +264,8 @@ class BatchJob:
         await self._look()
 
     async def _finish(self) -> None:
-        """Names the files. In one transaction the files appear and the batch is over."""
+        """Moves the results to the file store. In one transaction the files appear and the batch
+        ends."""
         state, row = self._state, self._row
         status = "completed" if row.completed + row.failed == row.total else "failed"
         if row.status == "cancelling":
@@ -266,10 +274,10 @@ class BatchJob:
         await state.attempt(state.database.finish, self.id, status, files)
         await state.attempt(state.file_store.remove_batch, self.id)
 
-    # --- faults
+    # --- errors
 
     def _judge(self, error: BaseException) -> tuple[str, str]:
-        """Returns code and message of the fault that ended the batch, and prints it for the
+        """Returns code and message of the error that ended the batch, and prints it for the
         operator."""
         if isinstance(error, FileDamagedError):
             print(f"penstock: {self.id} cannot go on: of its input, {error}", file=sys.stderr)
@@ -286,8 +294,8 @@ class BatchJob:
         return "internal", "the server failed at this batch; its log says how"
 
     async def _fail(self, code: str, message: str) -> None:
-        """Ends the batch with a fault of ours or of the disk. Its owner still gets the results,
-        unless they are damaged."""
+        """Ends the batch with an error of the server or the disk. Its owner still gets the results
+        so far, unless they are damaged."""
         state, files = self._state, list[FileRow]()
         if code != "state_damaged" and self._row.in_progress_at is not None:
             try:
@@ -295,7 +303,7 @@ class BatchJob:
             except Exception as error:
                 if self.ending or is_disk_fault(error):
                     raise
-                # the fault may occur again in its results
+                # storing the results may fail in the same way
                 print(
                     f"penstock: {self.id} leaves its rows in the state folder ({describe(error)})",
                     file=sys.stderr,
@@ -309,8 +317,8 @@ class BatchJob:
         await state.attempt(state.database.finish, self.id, "failed", files, **columns)
 
     async def _named_rows(self) -> list[FileRow]:
-        """Closes and names the results so far. A kill before the end leaves the batch finalizing;
-        `_finish` then sees from the counts that it failed."""
+        """Closes and names the results so far; returns their files. A kill before the batch's end
+        leaves it `finalizing`; `_finish` then sees from the counts that it failed."""
         if not self._named:
             output = await self._open_output()
             await asyncio.to_thread(output.close)
@@ -320,8 +328,8 @@ class BatchJob:
     # --- helpers
 
     async def _count(self, output: BatchOutput) -> None:
-        """Publishes the counts of results on the disk. Writes them to the database first, so that
-        no later server shows less."""
+        """Publishes the numbers of results on the disk. Writes them to the database first, so that
+        they never decrease after a restart."""
         values = {"completed": output.completed, "failed": output.failed}
         await self._state.attempt(self._state.database.note, self.id, **values)
         if output.completed + output.failed > self.completed + self.failed:
@@ -340,7 +348,7 @@ class BatchJob:
     async def _look(self) -> None:
         row = await self._state.attempt(self._state.database.batch, self.id)
         assert row is not None, "no batch is ever removed"
-        row.errors = None  # a thousand batches may wait in memory
+        row.errors = None  # frees memory, since a thousand batches may wait here
         self._row = row
         if row.status == "cancelling":
             self.cancelled.set()

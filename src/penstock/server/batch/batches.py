@@ -1,6 +1,5 @@
-"""/v1/batches: create, get, list, cancel. OpenAI's objects over the store and the manager.
-
-Knows HTTP and the form of a batch request; batch_job runs batches.
+"""/v1/batches: create, get, list, cancel. Answers with OpenAI's batch objects, from the database
+and the manager. Knows HTTP and the body of a batch request; batch_job.py runs batches.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ _LIMITS = HttpLimits(max_body_bytes=64 * 1024)
 
 
 class BatchForm(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body of POST /v1/batches."""
+    """The body of POST /v1/batches."""
 
     input_file_id: str
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
@@ -86,8 +85,8 @@ async def post_batch(manager: BatchManager, request: Request, owner: str) -> Res
 
 
 def _add(manager: BatchManager, row: BatchRow) -> None:
-    """Adds a batch in the state's thread: the check that its file exists and the insert can't be
-    interleaved with other changes. Raises HttpError."""
+    """Adds a batch to the database. Runs in the state folder's thread, so that no other change
+    comes between the check of its file and the insert. Raises HttpError."""
     database, most = manager.state.database, manager.limits.max_unfinished
     if file_in(database, row.input_file_id, row.owner, "input_file_id").purpose != "batch":
         raise HttpError(
@@ -105,11 +104,12 @@ def _add(manager: BatchManager, row: BatchRow) -> None:
 
 
 def _check(asked: dict[str, Any]) -> BatchForm:
-    """Converts the body. Raises HttpError, which names the field and its rule."""
+    """Converts the JSON object of a body. Raises HttpError,
+    which names the bad field and its rule."""
     try:
         return msgspec.convert(asked, BatchForm)
     except msgspec.ValidationError as error:
-        said = str(error).rpartition(" - at ")  # the text before it may quote the client
+        said = str(error).rpartition(" - at ")  # the text before it may quote the client's values
         missing = said[2].startswith("Object missing")
         name = next(name for name in BatchForm.__struct_fields__ if name in said[2])
         code = (
@@ -140,7 +140,8 @@ async def get_batch(manager: BatchManager, request: Request, owner: str) -> Resp
 
 
 async def cancel_batch(manager: BatchManager, request: Request, owner: str) -> Response:
-    """POST /v1/batches/ID/cancel: finished results stay. Raises HttpError."""
+    """POST /v1/batches/ID/cancel: stops a batch and keeps its finished results.
+    Raises HttpError."""
     state, batch_id = manager.state, (await _known(manager, request, owner)).id
     if await state.call(state.database.move, batch_id, ("validating", "in_progress"), "cancelling"):
         job = manager.job_of(batch_id)
@@ -162,8 +163,8 @@ async def _known(manager: BatchManager, request: Request, owner: str) -> BatchRo
 
 
 class BatchObject(msgspec.Struct, kw_only=True):
-    """OpenAI's batch object; times are Unix seconds. Our own fields: `expected_at`, from the
-    measured rate, and `waits_for`."""
+    """OpenAI's batch object; times are Unix seconds. Two fields are Penstock's: `expected_at`, the
+    expected end from the measured rate, and `waits_for` (see BatchJob)."""
 
     id: str
     object: Literal["batch"] = "batch"
@@ -191,7 +192,7 @@ class BatchObject(msgspec.Struct, kw_only=True):
 
 
 def batch_object(manager: BatchManager, row: BatchRow) -> BatchObject:
-    """Returns a batch with its present counts."""
+    """Returns the answer's object of a batch, with its present counts."""
     job = None if row.over else manager.job_of(row.id)
     told = {
         name: getattr(row, name) for name in BatchObject.__struct_fields__ if hasattr(row, name)

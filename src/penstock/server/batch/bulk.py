@@ -1,12 +1,12 @@
-"""POST /v1/bulk: thousands of prompts in one body, one per line; answers as lines in the order in
-which they finish.
+"""POST /v1/bulk: many prompts in one body. The body has one prompt per line, and each answer is
+sent as a line when it is finished.
 
     body --a line at a time, while there is room--> engine --> results --as the reader takes them-->
     client
 
-The engine gets about as many samples as it has rows; results that wait for a slow reader hold back
-further lines. A bad line gets an error with its number, and the others go on. Knows the service,
-lines and one HTTP exchange; no files, no database.
+The engine gets about as many samples as it has rows. While many results wait for a slow client, no
+further lines are read. A bad line gets an error with its number, and the others go on. Knows the
+server's state, lines and one HTTP exchange; no files, no database.
 """
 
 from __future__ import annotations
@@ -44,15 +44,17 @@ from penstock.server.openai.http_limits import LONG_BODY
 from penstock.server.openai.pick_answer import answer_to
 from penstock.server.openai.translate import Call
 
-MOST_LINES = 128 * 1024  # lines of one body
-WAITING = 4 * 1024 * 1024  # bytes of results waiting for the reader, above which no line is added
+MOST_LINES = 128 * 1024  # most lines of one body
+# bytes of results waiting for the client, above which no line is submitted
+WAITING = 4 * 1024 * 1024
 ASK_AGAIN = 0.05  # seconds between attempts to get a place in the server's queue
 TURN = 16  # lines read in one turn of the event loop, about 1 ms
 NDJSON = "application/x-ndjson"
 
 
 class BulkService:
-    """State shared by all bulk requests of a server. room: limits the samples at the engine."""
+    """State shared by all bulk requests of a server. room: semaphore that limits the samples at the
+    engine."""
 
     def __init__(self, service: AppState) -> None:
         rows = service.client.facts.max_num_seqs
@@ -78,14 +80,14 @@ async def post_bulk(bulk: BulkService, request: Request) -> Response:
 
 
 class BulkStream(Response):
-    """Streams the lines of one answer. An error that ends the whole answer is its last line,
+    """Streams the result lines of one body. An error that ends the whole answer is its last line,
     without a line number."""
 
     def __init__(self, run: BulkRun, held: ExitStack) -> None:
         super().__init__(
             media_type=NDJSON, headers={"cache-control": "no-cache", "x-request-id": run.id}
         )
-        del self.headers["content-length"]  # unknown in advance
+        del self.headers["content-length"]  # the length is unknown in advance
         self._run, self._held = run, held
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +103,7 @@ class BulkStream(Response):
             except ClientGoneError:
                 return
             except Exception:
-                # a fault of ours: reported to this client, and raised again for the log
+                # a bug is reported to this client, and raised again for the log
                 last = body_of(FaultError(FAILED)) + b"\n"
                 await send({"type": "http.response.body", "body": last, "more_body": False})
                 raise
@@ -109,7 +111,7 @@ class BulkStream(Response):
 
 
 class BulkLine:
-    """A line at the engine."""
+    """A line that the engine is running."""
 
     __slots__ = ("active", "answer", "choices", "custom_id", "marked", "number", "places", "timer")
 
@@ -119,12 +121,12 @@ class BulkLine:
         self.number, self.custom_id, self.active, self.answer = number, custom_id, active, answer
         self.places = active.call.sampling.n
         self.choices = [b""] * self.places
-        self.marked = False  # True while in the list of lines with news
+        self.marked = False  # True while in the list of lines with new deltas
         self.timer: asyncio.TimerHandle | None = None
 
     def take(self) -> tuple[int, bytes | None]:
-        """Returns the number of new tokens, and the complete answer if they were the last. Raises
-        PenstockError."""
+        """Returns the number of new tokens, and the complete answer's JSON once the last token has
+        come, else None. Raises PenstockError."""
         deltas, over = self.active.take()
         positions = self.active.streams[0].asked.prompt_logprobs
         made = 0
@@ -138,7 +140,8 @@ class BulkLine:
 
 
 class BulkRun:
-    """Runs the lines of one body until all are answered. closing: set when the server ends."""
+    """Runs the lines of one body until all are answered. place: the body's share of the memory
+    limit."""
 
     def __init__(
         self, bulk: BulkService, key: Key | None, body: bytearray, place: BodyRoom
@@ -157,14 +160,14 @@ class BulkRun:
             bulk.lines.tools, self._service.model, self._service.limits, tenant
         )
         self._open: dict[BulkLine, None] = {}
-        self._ready: list[BulkLine] = []  # lines with news
-        self._results: list[bytes] = []  # results that the client hasn't taken yet
+        self._ready: list[BulkLine] = []  # lines with new deltas
+        self._results: list[bytes] = []  # results that were not sent yet
         self._waiting = 0  # bytes of these results
         self._news, self._taken = asyncio.Event(), asyncio.Event()
 
     async def write(self, send: Send) -> None:
         """Runs all lines and sends their results. Raises EngineError if the engine dies,
-        ShuttingDownError if the server ends. Cancels the lines that still run in any case."""
+        ShuttingDownError if the server ends. Whatever happens, cancels the lines that still run."""
         feeding = asyncio.create_task(self._feed())
         feeding.add_done_callback(lambda _: self._news.set())
         try:
@@ -184,7 +187,8 @@ class BulkRun:
                 self._leave(line)
 
     async def _send(self, send: Send, budget: ResponseBudget, held: Any) -> None:
-        """Sends results, waiting for the reader. Their bytes count against the budget meanwhile."""
+        """Sends results as fast as the client reads them. Their bytes count against `budget`
+        meanwhile."""
         while self._results:
             results, self._results = self._results, []
             size, self._waiting = self._waiting, 0
@@ -201,7 +205,7 @@ class BulkRun:
             self._taken.set()
 
     async def _gather(self) -> None:
-        """Turns ended lines into results."""
+        """Takes the new deltas of lines, and turns ended lines into results."""
         ready, self._ready = self._ready, []
         for line in ready:
             line.marked = False
@@ -214,7 +218,7 @@ class BulkRun:
                     raise
                 self._end(line, error)
                 continue
-            except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
+            except BaseException as error:  # noqa: BLE001 - an error ends only this line
                 self._end(line, error)
                 continue
             if body is not None:
@@ -223,7 +227,7 @@ class BulkRun:
             await self._service.yielder.spend(TURN + made)
 
     async def _feed(self) -> None:
-        """Brings lines to the engine one after the other, while there is room."""
+        """Submits the lines to the engine, one after the other, while there is room."""
         number = 0
         while self._body:
             number += 1
@@ -253,7 +257,7 @@ class BulkRun:
             await self._submit(number, custom_id, call, packed)
         except (EngineError, ShuttingDownError, *NO_FAULTS):
             raise
-        except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
+        except BaseException as error:  # noqa: BLE001 - an error ends only this line
             self._tell(number, custom_id, self._bulk.lines.fault(error, self.id))
 
     async def _submit(self, number: int, custom_id: str | None, call: Call, packed: bool) -> None:
@@ -278,8 +282,8 @@ class BulkRun:
         active.listen(lambda: self._hear(made))
 
     async def _ticket(self, call: Call) -> Ticket:
-        """Waits for a place in the server's queue. Raises HttpError for a request that the key's
-        limits never allow."""
+        """Waits until the server's request limits have room for a call, and takes it. Raises
+        HttpError for a call that the API key's limits never allow."""
         while True:
             try:
                 return self._service.request_limits.acquire(self._key, call.sampling.n, call.size)

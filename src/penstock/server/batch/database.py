@@ -1,5 +1,6 @@
-"""Files and batches as rows in SQLite (WAL, synced at each commit); each change is one transaction.
-Used by one thread. Knows the tables; the file store holds contents, the journals results."""
+"""The SQLite tables of files and batches. WAL mode, synced at each commit; each change is one
+transaction. Used by one thread. Knows the tables; the file store has the files' contents, the
+journals the results."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from typing import Any, TypeVar
 
 from penstock.errors import UsageError
 
-VERSION = 6  # version of the tables, stored in the database
+VERSION = 6  # version of the table definitions, stored in the database
 OVER = ("completed", "failed", "cancelled", "expired")  # final statuses
 ON_ITS_WAY = ("validating", "in_progress", "finalizing", "cancelling")  # all other statuses
 
@@ -36,13 +37,13 @@ CREATE INDEX files_owner ON files (owner);
 CREATE INDEX batches_owner ON batches (owner);
 CREATE INDEX batches_standing ON batches (owner, status);
 CREATE INDEX batches_input ON batches (input_file_id, status);
-"""  # one index per query: an owner's pages and counts, a file's user
+"""  # one index each for an owner's pages and counts, and for the batch that uses a file
 
 
 @dataclass(slots=True, kw_only=True)
 class FileRow:
-    """One file. owner: name of the API key that it belongs to, "" without keys. sha256: of the
-    uploaded content; None for results."""
+    """A row of the table of files. owner: name of the API key that the file belongs to; "" without
+    keys. sha256: hash of the uploaded content; None for result files."""
 
     id: str
     owner: str
@@ -55,11 +56,11 @@ class FileRow:
 
 @dataclass(slots=True, kw_only=True)
 class BatchRow:
-    """One batch, with OpenAI's field names; *_at are Unix seconds. metadata and errors: JSON texts.
-    Counts are numbers of lines.
+    """A row of the table of batches, with OpenAI's field names. *_at: Unix seconds. metadata,
+    errors: JSON texts. total, completed, failed: numbers of lines.
 
-    model: the served name of the model that the batch needs; None if any will do. suspects: lines
-    that were at the engine when it died, as poison_lines writes them.
+    model: served name of the model that the batch needs; None: any model. suspects: lines that were
+    at the engine when it died, in the format of poison_lines.py.
     """
 
     id: str
@@ -97,12 +98,13 @@ class BatchDatabase:
     and raises sqlite3.Error."""
 
     def __init__(self, path: Path, *, beside: bool = False) -> None:
-        """beside: contents exist already, so a new database would lose track of them. Raises
-        UsageError."""
+        """beside: True if the folder has file contents already, so that a missing database is an
+        error. Raises UsageError."""
         if beside and not (path.exists() and path.stat().st_size):
             raise _lost(path)
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
-        # an earlier release may have made it readable, and it holds everybody's names and messages
+        # only the owner may read it, since it has all clients' names and messages; earlier releases
+        # may have allowed more
         path.chmod(0o600)
         self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         self._db.row_factory = sqlite3.Row
@@ -139,12 +141,12 @@ class BatchDatabase:
     def list_files(
         self, owner: str, purpose: str | None, after: str | None, limit: int, order: str
     ) -> list[FileRow] | None:
-        """Returns files in the order of creation (`order` asc or desc) after the file `after`; None
-        if that is no file of this owner."""
+        """Returns the owner's files in the order of creation (`order` asc or desc), beginning after
+        the file with the id `after`. Returns None if this owner has no such file."""
         return self._page(FileRow, "files", owner, after, limit, order, purpose)
 
     def remove_file(self, file_id: str, owner: str) -> bool:
-        """Returns False if the file doesn't exist."""
+        """Deletes a file's row. Returns False if this owner has no such file."""
         return (
             self._db.execute(
                 "DELETE FROM files WHERE id = ? AND owner = ?", (file_id, owner)
@@ -156,7 +158,7 @@ class BatchDatabase:
         return self._count("files WHERE owner = ?", owner)
 
     def user_of(self, file_id: str) -> str | None:
-        """Returns the id of a batch that isn't over and reads this file, or None."""
+        """Returns the id of an unfinished batch that reads this file, or None."""
         statement = f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {ON_ITS_WAY}"
         found = self._db.execute(statement, (file_id,)).fetchone()
         return None if found is None else str(found["id"])
@@ -167,7 +169,8 @@ class BatchDatabase:
         self._insert("batches", [row])
 
     def batch(self, batch_id: str, owner: str | None = None) -> BatchRow | None:
-        """Returns a batch or None. owner None: of any owner."""
+        """Returns a batch, or None if there is no such batch. owner: the batch must belong to this
+        owner; None: any."""
         if owner is None:
             return self._one(BatchRow, "SELECT * FROM batches WHERE id = ?", (batch_id,))
         return self._one(
@@ -175,11 +178,12 @@ class BatchDatabase:
         )
 
     def list_batches(self, owner: str, after: str | None, limit: int) -> list[BatchRow] | None:
-        """Returns the newest first; None if `after` is no batch of this owner."""
+        """Returns the owner's batches, newest first, beginning after the batch with the id `after`.
+        Returns None if this owner has no such batch."""
         return self._page(BatchRow, "batches", owner, after, limit, "desc")
 
     def unfinished(self) -> list[BatchRow]:
-        """Returns the batches that aren't over, oldest first."""
+        """Returns the unfinished batches, oldest first."""
         rows = self._db.execute(
             f"SELECT * FROM batches WHERE status IN {ON_ITS_WAY} ORDER BY number"
         )
@@ -189,8 +193,9 @@ class BatchDatabase:
         return self._count(f"batches WHERE owner = ? AND status IN {ON_ITS_WAY}", owner)
 
     def move(self, batch_id: str, come_from: Sequence[str], status: str, **values: Any) -> bool:
-        """Changes a batch's status if it is one of `come_from`, and sets `status`_at to now.
-        Returns False otherwise."""
+        """Changes a batch's status if it now is one of `come_from`, sets the column of the time
+        ({status}_at) to now, and returns True. Returns False otherwise. values: further columns to
+        set."""
         values = {"status": status, f"{status}_at": int(time.time()), **values}
         sets = ", ".join(f"{name} = ?" for name in values)
         marks = ", ".join("?" for _ in come_from)
@@ -198,27 +203,27 @@ class BatchDatabase:
         return self._db.execute(statement, (*values.values(), batch_id, *come_from)).rowcount == 1
 
     def note(self, batch_id: str, **values: Any) -> None:
-        """Writes columns of a batch other than its status."""
+        """Sets columns of a batch other than its status."""
         sets = ", ".join(f"{name} = ?" for name in values)
         self._db.execute(f"UPDATE batches SET {sets} WHERE id = ?", (*values.values(), batch_id))
 
     def finish(self, batch_id: str, status: str, files: Iterable[FileRow], **values: Any) -> None:
-        """Ends a batch that isn't over and adds its files, in one transaction. values: further
-        columns of the batch."""
+        """Ends an unfinished batch and adds its result files, in one transaction. values: further
+        columns of the batch to set."""
         self._db.execute("BEGIN IMMEDIATE")
         try:
             if self.move(batch_id, ON_ITS_WAY, status, **values):
                 self._insert("files", files)
             self._db.execute("COMMIT")
         except BaseException:
-            if self._db.in_transaction:  # on a full disk SQLite rolls back by itself
+            if self._db.in_transaction:  # on a full disk SQLite has rolled back by itself
                 self._db.execute("ROLLBACK")
             raise
 
     def known(self) -> tuple[set[str], set[str], set[str]]:
-        """Returns three sets of ids: all files, including results that are being named; batches
-        whose folders stay, since they aren't over or failed (for an operator to look at); and
-        batches whose folders can go."""
+        """Returns three sets of ids: all files, including results that get their ids just now;
+        batches whose folders must stay, since they are unfinished or have failed (an operator may
+        look at them); and batches whose folders can be removed."""
         files = {str(row["id"]) for row in self._db.execute("SELECT id FROM files")}
         kept, over = set[str](), set[str]()
         for batch_id, status, *named in self._db.execute(

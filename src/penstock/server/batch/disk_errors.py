@@ -1,7 +1,5 @@
-"""Faults of the state folder's disk: which are temporary, which are damage, and the clients'
-errors.
-
-Knows errors; no file, no database.
+"""Errors of the state folder's disk. Decides which are temporary and which mean damage, and defines
+the errors that clients get. Knows errors; no file, no database.
 """
 
 from __future__ import annotations
@@ -27,7 +25,8 @@ class StorageError(HttpError):
 
 
 class FileDamagedError(HttpError):
-    """Raised when a content on the disk is not the one that was stored; retrying is no use."""
+    """Raised when a file's content on the disk differs from what was stored.
+    Retrying doesn't help."""
 
     status, code = 500, "file_damaged"
 
@@ -40,7 +39,7 @@ class FileDamagedError(HttpError):
 
 
 def is_disk_fault(error: BaseException) -> bool:
-    """Returns True for a temporary fault of the disk or the database, which may pass on a retry."""
+    """Returns True for an error of the disk or the database that may not occur again on a retry."""
     cause = error.__cause__ if isinstance(error, CapacityError | JournalError) else error
     return isinstance(cause, OSError | sqlite3.OperationalError) and not isinstance(
         cause, FileNotFoundError
@@ -48,16 +47,16 @@ def is_disk_fault(error: BaseException) -> bool:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Returns True if a batch's own files are missing or differ from its journals: only we write
-    them."""
+    """Returns True if a batch's working files are missing or inconsistent. Only this server writes
+    them, so it means damage."""
     missing = isinstance(error, FileNotFoundError) or isinstance(error.__cause__, FileNotFoundError)
     return missing or (isinstance(error, JournalError) and error.__cause__ is None)
 
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-    """Raises StorageError for errors of the disk or the database in the block; its message has no
-    path."""
+    """Converts errors of the disk or the database in the block to StorageError, whose message has
+    no path."""
     try:
         yield
     except (OSError, sqlite3.Error) as error:
@@ -75,8 +74,8 @@ def _storage_error(error: OSError | sqlite3.Error) -> StorageError:
 
 
 def describe(error: BaseException) -> str:
-    """Returns an error in a few words. Takes a journal error's cause, since its message addresses
-    the user of a command."""
+    """Returns an error in a few words. Uses the cause of a PenstockError if it has one, since its
+    own message is written for the user of a command."""
     cause = (
         error.__cause__
         if isinstance(error, PenstockError) and error.__cause__ is not None

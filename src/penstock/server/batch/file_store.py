@@ -1,12 +1,13 @@
-"""Contents of files on disk, each complete or absent. Knows a folder; no database, no HTTP.
+"""File contents on disk, complete or absent. A "content" is the bytes of one uploaded or result
+file. Knows a folder; no database, no HTTP.
 
-    DIR/files/file-...          finished contents, each synced before it got its name
+    DIR/files/file-...          finished contents, each synced before it was renamed to this
     DIR/files/file-....part     contents being written; removed at a start
     DIR/batches/batch_.../      results of an unfinished batch: two journals (journal.py)
-    DIR/unknown/DATE-.../       contents and folders that a start found without a row
+    DIR/unknown/DATE-.../       contents and folders that a start found without a database row
 
-The server makes the names, and they are checked again here: no client's text becomes a path. All
-methods block, so threads call them; calls for one content must not overlap.
+The server makes the ids, and this module checks them again, so that no client's text becomes a
+path. All methods block, so threads call them. Calls for one content must not overlap.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ FILE_ID = re.compile(r"file-[0-9a-f]{32}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{32}")
 _PART = ".part"  # suffix of a content that is being written
 _DRAFT = re.compile(FILE_ID.pattern + re.escape(_PART))
-_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)  # errno of opening a link, a folder, a socket
+# error numbers of opening a link, a folder, a socket
+_NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
 
 
 def new_file_id() -> str:
@@ -66,12 +68,12 @@ class FileStore:
         return self.files / file_id
 
     def draft(self, file_id: str) -> ContentDraft:
-        """Opens a new content for writing."""
+        """Creates a content for writing. It gets its final name by ContentDraft.keep."""
         return ContentDraft(self.path(file_id))
 
     def adopt(self, source: Path, file_id: str) -> int:
-        """Renames a synced file to the content of this id, unless that has been done, and returns
-        its size in bytes."""
+        """Renames a synced file to the content of this id, unless that was done before. Returns its
+        size in bytes."""
         target = self.path(file_id)
         if not target.exists():
             os.rename(source, target)
@@ -79,7 +81,7 @@ class FileStore:
         return target.stat().st_size
 
     def remove(self, file_id: str) -> None:
-        """Removes a content; if that fails, the next start does it."""
+        """Removes a content. If that fails, the next start of the server removes it."""
         _take_away(self.path(file_id))
 
     def batch_folder(self, batch_id: str) -> Path:
@@ -92,15 +94,16 @@ class FileStore:
         return folder
 
     def remove_batch(self, batch_id: str) -> None:
-        """Removes a batch's working folder; if that fails, the next start does it."""
+        """Removes a batch's working folder. If that fails,
+        the next start of the server removes it."""
         shutil.rmtree(self.batches / batch_id, ignore_errors=True)
 
     def sweep(
         self, files: Collection[str], batches: Collection[str], over: Collection[str]
     ) -> None:
-        """Removes what a kill left: drafts, and folders of batches that are `over`. Moves
-        everything else that is unknown aside, and prints so: a database restored from a backup
-        knows less than the folder."""
+        """Removes what a killed server left: drafts, and folders of the batches in `over`. Moves
+        everything that is neither in `files` nor in `batches` into the folder `unknown`, and prints
+        that. A database restored from a backup may lack files of the folder."""
         strange = []
         for path in self.files.iterdir():
             if _DRAFT.fullmatch(path.name) and not path.is_dir():
@@ -116,7 +119,8 @@ class FileStore:
             self._move_aside(strange)
 
     def _move_aside(self, paths: Sequence[Path]) -> None:
-        """Moves the paths into a new folder, each below its parent's name."""
+        """Moves the paths into a new subfolder of `unknown`, each into a folder with its parent's
+        name."""
         unknown = self._folder / "unknown"
         unknown.mkdir(mode=0o700, exist_ok=True)
         place = Path(
@@ -133,8 +137,8 @@ class FileStore:
 
 
 class ContentDraft:
-    """A content that is being written. `drop` removes it unless `keep` was called. Its methods
-    raise OSError."""
+    """A content that is being written. `keep` makes it permanent; `drop` removes it if it wasn't
+    kept. Its methods raise OSError."""
 
     def __init__(self, target: Path) -> None:
         self._target, self._part = target, _part_of(target)
@@ -156,12 +160,13 @@ class ContentDraft:
         return self._hash.hexdigest()
 
     def sync(self) -> None:
-        """Does the slow part of `keep` in advance, where `keep` runs in a thread that others wait
-        for."""
+        """Writes the content to the disk, the slow part of `keep`. Called in advance, since `keep`
+        runs in a thread that other requests wait for."""
         os.fsync(self._file.fileno())
 
     def keep(self) -> None:
-        """Syncs the content, gives it its name, and syncs the name; on an error removes it."""
+        """Syncs the content, renames it to its final name, and syncs the folder. Removes the
+        content on an error."""
         os.fsync(self._file.fileno())
         self._file.close()
         os.rename(self._part, self._target)
@@ -179,8 +184,8 @@ class ContentDraft:
 
 
 def open_content(path: Path, size: int | None = None) -> BufferedReader:
-    """Opens a content for reading, but no link or pipe. size: its expected bytes. Raises
-    FileDamagedError, OSError."""
+    """Opens a content for reading. size: its expected number of bytes. Raises FileDamagedError for
+    another size, a missing file, a link or a pipe; and OSError."""
     try:
         file = open(path, "rb", opener=_open_no_link)  # noqa: SIM115 - the caller closes it
     except FileNotFoundError as error:
@@ -202,16 +207,16 @@ def open_content(path: Path, size: int | None = None) -> BufferedReader:
 
 
 def check_content(path: Path, size: int, sha256: str | None) -> None:
-    """Raises FileDamagedError if a content differs from the stored one, by its SHA-256, or by its
-    size if no hash is known. Raises OSError if it can't be read."""
+    """Raises FileDamagedError if a content's size or SHA-256 (if known) differs from the given one.
+    Raises OSError if it can't be read."""
     with open_content(path, size) as file:
         if sha256 is not None and hashlib.file_digest(file, "sha256").hexdigest() != sha256:
             raise FileDamagedError("its bytes are others than were kept")
 
 
 def close_behind(file: BinaryIO) -> None:
-    """Closes a file in a thread: it waits for a read under way,
-    and a disk may never answer that."""
+    """Closes a file in a thread, since closing waits for a running read, and a broken disk may
+    never finish that."""
     asyncio.get_running_loop().run_in_executor(None, file.close)
 
 
@@ -224,8 +229,8 @@ def _part_of(path: Path) -> Path:
 
 
 def _take_away(path: Path) -> None:
-    """Removes a file, after renaming it to a draft: if the disk fails or a kill comes, the next
-    start removes it."""
+    """Removes a file after renaming it to a draft. If the disk fails or the server is killed in
+    between, the next start removes the draft."""
     try:
         if path.suffix != _PART:
             path = path.rename(_part_of(path))

@@ -1,7 +1,6 @@
-"""/v1/files: upload, list, get, content, delete. OpenAI's objects over the database and the file
-store.
-
-Knows HTTP and the state folder; of batches only whether one still reads a file.
+"""/v1/files: upload, list, get, content, delete. Answers with OpenAI's file objects, from the
+database and the file store. Knows HTTP and the state folder; of batches only whether one still
+reads a file.
 """
 
 from __future__ import annotations
@@ -30,16 +29,18 @@ from penstock.server.online.buffered import JSON
 from penstock.server.online.intake import declared_size
 from penstock.server.openai.http_errors import HttpError
 
-FORM_BYTES = 64 * 1024  # bytes of a form beyond its file
+FORM_BYTES = 64 * 1024  # bytes that a multipart body may have in addition to its file
 MOST_LISTED = 10_000
-READ_BYTES = 256 * 1024  # bytes of a content that are read at a time
-# bytes of an upload that gather before they are written; a slow upload holds about as much
+READ_BYTES = 256 * 1024  # bytes of a file's content that are read at a time
+# bytes of an upload that are collected before they are written; a slow upload takes about this much
+# memory
 WRITE_BYTES = 64 * 1024
 _DIGITS = 9
 
 
 async def post_file(manager: BatchManager, request: Request, owner: str) -> Response:
-    """POST /v1/files. Raises HttpError, StorageError, and then leaves nothing on the disk."""
+    """POST /v1/files: stores an upload. Raises HttpError or StorageError, and then leaves nothing
+    on the disk."""
     most = manager.limits.max_file_bytes
     if declared_size(request) > most + FORM_BYTES:
         raise too_large(most)
@@ -50,7 +51,8 @@ async def post_file(manager: BatchManager, request: Request, owner: str) -> Resp
 async def _take(
     manager: BatchManager, request: Request, parser: UploadParser, owner: str
 ) -> FileRow:
-    """Stores content and row of an upload, or nothing. Raises HttpError, StorageError."""
+    """Receives an upload and stores its content and its database row, or neither. Raises HttpError,
+    StorageError."""
     state, file_id = manager.state, new_file_id()
     draft = await state.call(_draft, manager, file_id, owner)
     try:
@@ -73,7 +75,7 @@ async def _take(
     return row
 
 
-# The next three functions run in the state's thread, and can't be interrupted.
+# The next three functions run in the state folder's thread, so no other change comes in between.
 
 
 def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
@@ -83,8 +85,9 @@ def _draft(manager: BatchManager, file_id: str, owner: str) -> ContentDraft:
 
 
 def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
-    """Stores content and row, or neither. Raises HttpError, OSError, sqlite3.Error."""
-    _check_room(manager, row.owner)  # other uploads may have ended meanwhile
+    """Stores the content and its database row, or neither. Raises HttpError, OSError,
+    sqlite3.Error."""
+    _check_room(manager, row.owner)  # checked again, since other uploads may have ended meanwhile
     draft.keep()
     try:
         manager.state.database.add_file(row)
@@ -94,7 +97,8 @@ def _land(manager: BatchManager, draft: ContentDraft, row: FileRow) -> None:
 
 
 def _check_room(manager: BatchManager, owner: str) -> None:
-    """Raises HttpError if the owner has too many files; not a 429, since waiting doesn't help."""
+    """Raises HttpError if the owner has too many files. Its status is not 429, since waiting
+    doesn't help."""
     most = manager.limits.max_files
     if manager.state.database.count_files(owner) >= most:
         message = (
@@ -106,8 +110,8 @@ def _check_room(manager: BatchManager, owner: str) -> None:
 async def _receive(
     manager: BatchManager, request: Request, parser: UploadParser, draft: ContentDraft
 ) -> None:
-    """Reads the body while it keeps coming, and writes its file to the disk WRITE_BYTES at a time.
-    Raises HttpError, StorageError, ShuttingDownError."""
+    """Receives the body, and writes the file in it to the disk, WRITE_BYTES at a time. Raises
+    HttpError (also if the body comes too slowly), StorageError, ShuttingDownError."""
     state, most, size = manager.state, manager.limits.max_file_bytes, 0
     try:
         async with manager.body_timeouts.within(manager.body_seconds, "the file") as more_time:
@@ -126,7 +130,7 @@ async def _receive(
 
 
 def _check_upload(upload: UploadParser) -> str:
-    """Returns the file's name. Raises HttpError."""
+    """Checks the other fields of an upload, and returns the file's name. Raises HttpError."""
     for name in upload.fields:
         if name.startswith("expires_after"):
             message = "expires_after is not served: files stay until they are deleted"
@@ -173,8 +177,9 @@ async def get_file(manager: BatchManager, request: Request, owner: str) -> Respo
 
 
 async def get_content(manager: BatchManager, request: Request, owner: str) -> Response:
-    """GET /v1/files/ID/content: the bytes as stored. If the disk fails meanwhile the answer breaks
-    off, which the client sees from its length. Raises HttpError, FileDamagedError, StorageError."""
+    """GET /v1/files/ID/content: answers the bytes as stored. If the disk fails meanwhile, the
+    answer breaks off, which the client sees from its length. Raises HttpError, FileDamagedError,
+    StorageError."""
     row = await known_file(manager, request, owner)
     try:
         with storage_errors():
@@ -182,7 +187,8 @@ async def get_content(manager: BatchManager, request: Request, owner: str) -> Re
                 open_content, manager.state.file_store.path(row.id), row.bytes
             )
     except FileDamagedError:
-        await known_file(manager, request, owner)  # another request may have deleted it just now
+        # raises HttpError if another request has just deleted it
+        await known_file(manager, request, owner)
         raise
     headers = {
         "content-length": str(row.bytes),
@@ -217,14 +223,15 @@ async def delete_file(manager: BatchManager, request: Request, owner: str) -> Re
 
 
 async def known_file(manager: BatchManager, request: Request, owner: str) -> FileRow:
-    """Returns the row of the file in the request's path. Raises HttpError."""
+    """Returns the row of the file whose id is in the request's path. Raises HttpError."""
     return await manager.state.call(
         file_in, manager.state.database, request.path_params["file_id"], owner
     )
 
 
 def file_in(database: BatchDatabase, file_id: str, owner: str, param: str = "file_id") -> FileRow:
-    """Returns the row of a file; runs in the state's thread. Raises HttpError."""
+    """Returns the row of a file. Runs in the state folder's thread. param: the parameter with the
+    id, for the error. Raises HttpError."""
     row = database.file(file_id, owner) if FILE_ID.fullmatch(file_id) is not None else None
     if row is None:
         raise not_found("there is no file of this id: GET /v1/files lists them", param)
@@ -249,7 +256,7 @@ def file_object(row: FileRow) -> FileObject:
     return msgspec.convert(row, FileObject, from_attributes=True)
 
 
-# --- HTTP helpers of both routes
+# --- HTTP helpers of /v1/files and /v1/batches
 
 
 def reply(content: Any) -> Response:
@@ -257,7 +264,8 @@ def reply(content: Any) -> Response:
 
 
 def page(found: list[Any], limit: int) -> Response:
-    """Answers with a list of at most `limit` objects; `found` has one more if more exist."""
+    """Answers with a list of at most `limit` objects. found: the objects; one more than `limit`
+    means that there are further ones."""
     shown = found[:limit]
     ids = (shown[0].id, shown[-1].id) if shown else (None, None)
     more = len(found) > limit
@@ -267,8 +275,8 @@ def page(found: list[Any], limit: int) -> Response:
 
 
 def no_place(kind: str) -> HttpError:
-    """Returns the 404 for a page's cursor that doesn't exist: an empty page would look like the
-    last."""
+    """Returns the error 404 for an `after` that doesn't exist. An empty page would look like the
+    last page."""
     return not_found(
         f"there is no {kind} of this id to go on behind: list from the start again", "after"
     )
@@ -279,12 +287,12 @@ def not_found(message: str, param: str) -> HttpError:
 
 
 def conflict(message: str, param: str) -> HttpError:
-    """Returns the 409 for a request that the present state forbids."""
+    """Returns the error 409 for a request that the present state doesn't allow."""
     return HttpError(message, status=409, code="conflict", param=param)
 
 
 def query(request: Request, known: set[str]) -> dict[str, str]:
-    """Returns the query's values. Raises HttpError for an unknown name."""
+    """Returns the query parameters. Raises HttpError for a name that is not in `known`."""
     for name in request.query_params:
         if name not in known:
             shown = name[:80]
@@ -295,7 +303,8 @@ def query(request: Request, known: set[str]) -> dict[str, str]:
 
 
 def limit_of(asked: dict[str, str], usual: int, most: int) -> int:
-    """Returns the query's limit. Raises HttpError."""
+    """Returns the query parameter `limit`. usual: its default. most: its maximum.
+    Raises HttpError."""
     text = asked.get("limit")
     if text is None:
         return usual

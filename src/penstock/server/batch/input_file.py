@@ -1,9 +1,10 @@
-"""The lines of a batch's input: read as bytes, checked one by one, bad ones reported by number.
+"""Reads and checks a batch's input lines. Lines are read as bytes and checked one by one; bad ones
+are reported by number.
 
-Only `\\n` ends a line. Numbers count from 1 and include blank lines, which are skipped. Memory: 16
-to 32 bytes per custom_id. A file read again gets the same results; a custom_id belongs to the first
-line that has it, good or bad. Knows the two routes' forms; no engine, no database, no tokens.
-Source of the form: OpenAI's "Batch API" guide.
+Only `\\n` ends a line. Line numbers count from 1 and include blank lines, which are skipped. A
+check takes 16 to 32 bytes of memory per custom_id. Checking a file again gives the same results; a
+custom_id belongs to the first line that has it, good or bad. Knows the bodies of completions and
+chats; no engine, no database, no tokens. Source of the file format: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -38,24 +39,25 @@ from penstock.server.openai.http_limits import LONG_BODY
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
-# lines read at a time: lines of two bytes take fifty times their size in memory
+# most lines read at a time, since lines of two bytes take fifty times their size in memory
 READ_LINES = 4_096
 SLICE = 0.002  # seconds of checking in one turn of the event loop
 LONGEST_MESSAGE = 300  # characters of the message about one line
-MOST_SPANS = 1_000  # spans of bad lines' numbers; beyond, their count and the last number
+# most spans of bad lines' numbers; of further ones only the count and the last number are kept
+MOST_SPANS = 1_000
 _BOM = b"\xef\xbb\xbf"
 
 
 class _Named(msgspec.Struct):
-    """The field of a line that suffices to report its errors by custom_id."""
+    """The one field of a bad line that is read to report its errors by custom_id."""
 
     custom_id: str
 
 
 @dataclass(slots=True)
 class InputSurvey:
-    """Result of checking a whole file. errors: OpenAI's error objects in the order of the lines;
-    they explain why there is nothing to run if no line is good."""
+    """Result of checking a whole file. lines, good: numbers of all lines and of good ones. errors:
+    OpenAI's error objects in the order of the lines."""
 
     lines: int = 0
     good: int = 0
@@ -66,7 +68,7 @@ _names = msgspec.json.Decoder(_Named)
 
 
 def _name_in(line: bytes) -> str | None:
-    """Returns the custom_id of a line that is invalid otherwise, or None."""
+    """Returns the custom_id of a bad line, or None if it has none."""
     try:
         return _names.decode(line).custom_id
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -74,8 +76,8 @@ def _name_in(line: bytes) -> str | None:
 
 
 async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[int, bytes]]:
-    """Yields (number, line without its end) of the lines that aren't blank; reads in a thread, some
-    lines at a time. A too long line is cut one byte past the limit. Raises OSError,
+    """Yields (number, line without its newline) for each line that isn't blank. Reads in a thread,
+    some lines at a time. A too long line is cut one byte past the limit. Raises OSError,
     FileDamagedError."""
     file = await asyncio.to_thread(_opened, path)
     try:
@@ -89,7 +91,8 @@ async def read_lines(path: Path, limits: BatchJobLimits) -> AsyncIterator[tuple[
 
 
 def _opened(path: Path) -> BufferedReader:
-    """Opens a file after its byte order mark, if any, which counts for no line's length."""
+    """Opens a file and skips its byte order mark, if any, so that it doesn't count as part of the
+    first line."""
     file = open_content(path)
     try:
         if file.read(len(_BOM)) != _BOM:
@@ -101,8 +104,9 @@ def _opened(path: Path) -> BufferedReader:
 
 
 def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list[tuple[int, bytes]]:
-    """Reads the next non-blank lines with their numbers: about limits.read_bytes in total, at most
-    READ_LINES; an empty list at the end. last: number of the line before."""
+    """Reads the next lines that aren't blank, with their numbers: about limits.read_bytes in total,
+    and at most READ_LINES lines. Returns an empty list at the file's end. last: number of the
+    previous line."""
     lines: list[tuple[int, bytes]] = []
     size, longest = 0, limits.max_line_bytes
     while (
@@ -127,8 +131,8 @@ def _some_lines(file: BufferedReader, last: int, limits: BatchJobLimits) -> list
 
 
 def _skip_blank(file: BufferedReader) -> int:
-    """Skips blank lines as far as the buffer reaches, and returns their number: a file may be full
-    of them, and reading them one by one would take minutes."""
+    """Skips blank lines as far as the read buffer reaches, and returns their number. A file may be
+    full of them, and reading them one by one would take minutes."""
     ahead = file.peek()
     blank = len(ahead) - len(ahead.lstrip())
     end = ahead.rfind(b"\n", 0, blank) + 1
@@ -137,8 +141,8 @@ def _skip_blank(file: BufferedReader) -> int:
 
 
 class LineCheck:
-    """Checks each line of one batch's file once, in order. endpoint, model: the batch's; the model
-    by its served name."""
+    """Checks each line of one batch's file once, in order. endpoint: the batch's endpoint. model:
+    served name of the batch's model."""
 
     def __init__(
         self, endpoint: str, model: str, facts: EngineFacts, limits: BatchJobLimits
@@ -147,7 +151,7 @@ class LineCheck:
         self._taken = KeySet()
 
     def line(self, data: bytes) -> BatchLine:
-        """Returns the line if it can be run. Raises LineError."""
+        """Parses and checks a line. Raises LineError if it cannot be run."""
         if len(data) > self._limits.max_line_bytes:
             raise LineError(
                 f"the line is longer than {self._limits.max_line_bytes} bytes", code="line_too_long"
@@ -170,7 +174,8 @@ class LineCheck:
         return line
 
     def _take(self, custom_id: str) -> LineError | None:
-        """Claims a custom_id for this line; returns the error if it is invalid or taken."""
+        """Assigns a custom_id to the present line. Returns the error if it is invalid or an earlier
+        line has it."""
         try:
             check_id(custom_id)
         except LineError as error:
@@ -189,11 +194,11 @@ class LineCheck:
         )
 
     def _check_any(self, form: CompletionForm | ChatForm) -> None:
-        """Raises HttpError for another model than the one that is served."""
+        """Raises HttpError if the body names another model than the batch's."""
         check_model(form.model, self._model)
 
     def _check_model(self, form: CompletionForm | ChatForm) -> None:
-        """Checks the form's model. Raises HttpError."""
+        """Raises HttpError if the body names no model, or another one than the batch's."""
         if form.model is None:
             raise HttpError("model is missing", param="model", code="missing_required_parameter")
         self._check_any(form)
@@ -202,8 +207,8 @@ class LineCheck:
 async def verdicts(
     path: Path, check: LineCheck, limits: BatchJobLimits
 ) -> AsyncIterator[tuple[int, BatchLine | LineError]]:
-    """Yields (number, the line or its error) for every line, in turns with the event loop; long
-    lines are checked in a thread. Raises OSError."""
+    """Yields (number, the line or its error) for every line. Lets the event loop run in between,
+    and checks long lines in a thread. Raises OSError."""
     turn = time.perf_counter()
     async for number, data in read_lines(path, limits):
         if len(data) > LONG_BODY:
@@ -223,8 +228,9 @@ def _verdict(check: LineCheck, data: bytes) -> BatchLine | LineError:
 
 
 def _without_frames(error: LineError) -> LineError:
-    """Removes the tracebacks of an error and of its causes: their frames refer to the error, and
-    this cycle would keep the whole check in memory until the garbage collector runs, which is rare.
+    """Removes the tracebacks of an error and of its causes, and returns the error. Their frames
+    refer to the error; this reference cycle would keep the whole check in memory until the garbage
+    collector runs, which is rare.
     """
     each: BaseException | None = error
     while each is not None:
@@ -237,7 +243,7 @@ async def survey(path: Path, check: LineCheck, limits: BatchJobLimits) -> InputS
     """Checks every line. Raises OSError."""
     found = InputSurvey()
     told_bytes = 0
-    beyond = LineNumbers(MOST_SPANS)  # bad lines after those listed in full
+    beyond = LineNumbers(MOST_SPANS)  # numbers of the bad lines that are not listed in full
     async for number, verdict in verdicts(path, check, limits):
         found.lines += 1
         if found.lines > limits.max_lines:

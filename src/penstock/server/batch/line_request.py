@@ -1,6 +1,6 @@
-"""One line of a batch as a request, from the line to its result, without HTTP. Lines run in the
-background (schedule/admission.py). Knows the service and its engine's client; no files, no
-database."""
+"""Runs one line of a batch as a request. Goes from the line to its result, without HTTP. Lines run
+with background priority (schedule/admission.py). Knows the server's state and its engine's client;
+no files, no database."""
 
 from __future__ import annotations
 
@@ -40,25 +40,26 @@ from penstock.server.openai.translate import Call, make_call
 if TYPE_CHECKING:
     from penstock.engine.request_stream import Stream
 
-# lines of all batches tokenized at once: a text of 32 MiB makes some hundred megabytes of ids
+# lines of all batches that are tokenized at the same time; the ids of a text of 32 MiB take some
+# hundred megabytes
 PREPARED_AT_ONCE = 2
-BATCHES = "batches"  # owner of all lines' turns at the sandboxes
+BATCHES = "batches"  # name under which all batch lines together get turns at the sandboxes
 ID_BYTES = 40  # bytes of a token id in a Python list
-# Exceptions that end a task or the process. All others are faults of the work itself; a panic in a
-# Rust library raises a BaseException that is no Exception, which would otherwise be lost.
+# Exceptions that end a task or the process. All other exceptions are errors of the work itself,
+# also those that are no Exception, as a panic in a Rust library.
 NO_FAULTS = (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit)
 
 Result = TypeVar("Result")
 
 
 class LineRequest:
-    """A line that is ready for the engine."""
+    """A tokenized line that is ready for the engine."""
 
     def __init__(
         self, preparer: LinePreparer, line: BatchLine, call: Call, answer: BaseAnswer
     ) -> None:
         self._preparer, self._line, self._call, self._answer = preparer, line, call, answer
-        self._streams: list[Stream] = []  # streams of the last call of `outcome`
+        self._streams: list[Stream] = []  # engine streams of the last call of `outcome`
 
     @property
     def sequences(self) -> int:
@@ -66,11 +67,12 @@ class LineRequest:
 
     @property
     def size(self) -> int:
-        """Approximate bytes that the line takes until it has its outcome."""
+        """Approximate bytes of memory that the line takes until it has its outcome."""
         return len(self._line.body) + ID_BYTES * self._call.prompt_tokens
 
     def evidence(self) -> int:
-        """Returns the points (poison_lines) that the engine's death counts against this line."""
+        """Returns the points that this line gets for the engine's death (see poison_lines.py); 0 if
+        it wasn't at the engine."""
         client = self._preparer.service.client
         if client.open_at_death.isdisjoint(self._streams):
             return 0
@@ -81,10 +83,10 @@ class LineRequest:
         )
 
     async def outcome(self, *, alone: bool) -> LineOutcome | None:
-        """Runs the line. Returns None if its answer finds no room beside others; it can then run
-        again. alone: no others run, so an answer without room is too large. Raises EngineError if
-        the engine dies and ShuttingDownError if the server ends, without an outcome. Any other
-        fault becomes the line's outcome."""
+        """Runs the line and returns its outcome. Returns None if there was no memory for its answer
+        beside other answers; the line can then run again. alone: no other lines run, so an answer
+        without room is too large. Raises EngineError if the engine dies and ShuttingDownError if
+        the server ends. Any other error becomes the line's outcome."""
         preparer, service, call = self._preparer, self._preparer.service, self._call
         self._streams = []
         try:
@@ -99,7 +101,8 @@ class LineRequest:
                 running.cancel()
         except NO_FAULTS:
             raise
-        except TimeoutError:  # only from the line's timeout: the engine raises none
+        except TimeoutError:
+            # comes only from the line's own timeout, since the engine raises no TimeoutError
             return preparer.failed(self._line, too_late())
         except BaseException as error:  # noqa: BLE001 - a line that raises ends alone
             if isinstance(error, AnswerTooLargeError) and not alone:
@@ -122,8 +125,8 @@ def result_of_killer(custom_id: str) -> LineOutcome:
 
 
 def result_of_bad(error: LineError, number: int) -> LineOutcome:
-    """Returns the outcome of a line that the check found bad: the error that the route would
-    answer, if it has a custom_id."""
+    """Returns the outcome of a bad line. If it has a custom_id, the outcome is the error that the
+    online route would answer."""
     if error.custom_id is None:
         return unrun(number, error.code, f"line {number}: {told(error)}")
     return answered(
@@ -132,18 +135,19 @@ def result_of_bad(error: LineError, number: int) -> LineOutcome:
 
 
 def result_of_cancelled(custom_id: str) -> LineOutcome:
-    """Returns the outcome of a good line that a cancel kept from running."""
+    """Returns the outcome of a good line that didn't run, since its batch was cancelled."""
     return unrun(custom_id, "batch_cancelled", "This request was not run: the batch was cancelled.")
 
 
 class LinePreparer:
-    """Turns lines into requests. answers: bytes of their answers, from the first sample's end until
-    they are on the disk; as large as the online requests' budget and separate from it."""
+    """Turns lines into requests. answers: budget for the bytes of their answers, from the first
+    sample's end until they are on the disk. It is as large as the online requests' budget and
+    separate from it."""
 
     def __init__(self, service: AppState) -> None:
         self.service = service
         self.answers = ResponseBudget(service.responses.most)
-        # shutdown doesn't wait for this thread
+        # a shutdown doesn't wait for this thread
         self._threads = ThreadPoolExecutor(1, "penstock-batch")
         self._sandboxed = asyncio.Semaphore(PREPARED_AT_ONCE)
         client, check = service.client, service.patterns.check
@@ -157,12 +161,12 @@ class LinePreparer:
             service.parsers,
             service.forms,
         )
-        # places in the source of faults already printed in full
+        # (file, line) of errors whose traceback was printed before
         self._told: set[tuple[str, int]] = set()
 
     async def prepare(self, line: BatchLine, owner: str) -> LineRequest | LineOutcome:
-        """Reads and tokenizes an owner's line; returns its outcome if it cannot run. Raises the
-        errors of LineRequest.outcome."""
+        """Parses and tokenizes a line. Returns its outcome at once if it cannot run. owner: the
+        batch's owner. Raises the errors of LineRequest.outcome."""
         service = self.service
         try:
             form = await self._aside(line.form) if len(line.body) > LONG_BODY else line.form()
@@ -176,23 +180,24 @@ class LinePreparer:
         return LineRequest(self, line, call, answer)
 
     async def _in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Tokenizes a few lines at a time, which bounds their memory; online texts get turns in
-        between."""
+        """Runs sandbox jobs of PREPARED_AT_ONCE lines at a time, which limits their memory. Online
+        texts get turns in between."""
         async with self._sandboxed:
             return await self.service.turns.run_aside(self.service.sandboxes, jobs, BATCHES)
 
     def _aside(self, work: Callable[[], Result]) -> asyncio.Future[Result]:
-        """Runs work in a thread for lines only, so that online work finds its own threads free."""
+        """Runs work in a thread that only batch lines use, so that the threads of online requests
+        stay free."""
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     @property
     def tools(self) -> PromptTools:
-        """Tools that turn lines into token ids."""
+        """The functions and settings that turn lines into token ids."""
         return self._tools
 
     def failed(self, line: BatchLine, error: BaseException) -> LineOutcome:
-        """Returns the outcome of a line that ended in an error. Raises errors of the engine and the
-        server again."""
+        """Returns the outcome of a line that ended in an error. Raises EngineError and
+        ShuttingDownError again."""
         if isinstance(error, EngineError | ShuttingDownError):
             raise error
         request_id = new_request_id()
@@ -200,8 +205,8 @@ class LinePreparer:
         return answered(line.custom_id, status, request_id, self.fault(error, request_id))
 
     def fault(self, error: BaseException, request_id: str) -> bytes:
-        """Returns the JSON of the error that ended a line. Logs an error that isn't the line's
-        fault."""
+        """Returns the JSON of the error that ended a line.
+        Logs an error that is no PenstockError."""
         if isinstance(error, PenstockError):
             return body_of(error)
         self._tell(error, request_id)
@@ -210,8 +215,8 @@ class LinePreparer:
         )
 
     def _tell(self, error: BaseException, request_id: str) -> None:
-        """Logs a fault; its traceback only once, since a batch may meet the same fault 50,000
-        times."""
+        """Logs an unexpected error. Prints its traceback only once, since a batch may cause the
+        same error 50,000 times."""
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = (last.filename, last.lineno or 0)
         where = f"{type(error).__name__} at {Path(last.filename).name}:{last.lineno}"

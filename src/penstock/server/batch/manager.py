@@ -1,5 +1,5 @@
-"""All batches of a server: resumes the unfinished ones, starts, stops and reports them. A few run
-side by side; a batch that hit a disk fault runs again after a pause. Knows jobs and the state
+"""Runs all batches of a server. Resumes unfinished ones, starts, stops and reports them. A few run
+at the same time; a batch that hit a disk error runs again after a pause. Knows jobs and the state
 folder; no HTTP."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from penstock.server.batch.state_folder import StateFolder
 from penstock.server.online.app_state import AppState
 from penstock.server.openai.http_errors import ShuttingDownError
 
-LOOK_EVERY = 0.1  # seconds between checks whether a replica is ready
+LOOK_EVERY = 0.1  # seconds between two checks for a ready replica
 
 
 class BatchManager:
@@ -37,13 +37,13 @@ class BatchManager:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def go_on(self) -> None:
-        """Resumes the batches that an earlier server left. Raises StorageError."""
+        """Resumes the batches that an earlier server left unfinished. Raises StorageError."""
         for row in await self.state.call(self.state.database.unfinished):
             self.start(row)
 
     def start(self, row: BatchRow) -> None:
-        """Runs a batch of the database, unless it runs already: its creator and `go_on` may both
-        start it. While the server ends it is left to the next one."""
+        """Runs a batch of the database. Does nothing if it runs already, since its creation and
+        `go_on` may both start it, or if the server is ending."""
         if self._ending or row.id in self._jobs:
             return
         self._jobs[row.id] = job = BatchJob(self.shared, self.state, row)
@@ -51,14 +51,13 @@ class BatchManager:
         task.add_done_callback(lambda _: self._forget(row.id))
 
     def job_of(self, batch_id: str) -> BatchJob | None:
-        """Returns the job of a batch that isn't over, or None."""
+        """Returns the job of an unfinished batch, or None."""
         return self._jobs.get(batch_id)
 
     async def end(self, hurry: asyncio.Event | None = None, *, died: bool = False) -> None:
-        """Stops all jobs; a server with the same folder resumes them. Files are still served.
-
-        died: the engine died; jobs with lines at the engine get a moment to notice that and to
-        record it. The wait for the disk is bounded, and cut short once `hurry` is set.
+        """Stops all jobs. A server with the same folder resumes them. Files are still served. died:
+        True if the engine died; jobs with lines at the engine then get a moment to notice that and
+        to record it. The wait for the disk is limited, and cut short once `hurry` is set.
         """
         self._ending = True
         hurry, limits = hurry or asyncio.Event(), self.limits
@@ -82,7 +81,7 @@ class BatchManager:
     async def _wait(
         self, tasks: set[asyncio.Task[None]], hurry: asyncio.Event, seconds: float
     ) -> int:
-        """Waits up to `seconds`, and only a moment longer once `hurry` is set. Returns how many
+        """Waits up to `seconds`, or only a moment longer once `hurry` is set. Returns how many
         tasks haven't ended."""
         if not tasks:
             return 0
@@ -104,8 +103,8 @@ class BatchManager:
         return sum(not task.done() for task in tasks)
 
     async def _run(self, job: BatchJob) -> None:
-        """Runs a batch until it is over, again after each disk fault. The pause doubles each time,
-        and starts anew after progress."""
+        """Runs a batch to its end, and runs it again after each disk error. The pause before that
+        doubles each time, and is reset after progress."""
         pause = 0.0
         while True:
             try:
@@ -120,7 +119,7 @@ class BatchManager:
             except NO_FAULTS:
                 raise
             except BaseException as error:  # noqa: BLE001 - logged, and the server goes on
-                if not is_disk_fault(error):  # even its failure could not be recorded
+                if not is_disk_fault(error):  # even the batch's failure could not be recorded
                     print(f"penstock: {job.id} stands still until the next start:", file=sys.stderr)
                     traceback.print_exception(error)
                     return
@@ -137,8 +136,8 @@ class BatchManager:
             await asyncio.sleep(pause)
 
     async def _engines_go_on(self) -> bool:
-        """Waits for a ready engine after one has died. Returns False if all are gone or the server
-        ends."""
+        """Waits for a ready engine after one has died. Returns False if all engines are gone or the
+        server ends."""
         client = self.shared.lines.service.client
         while not (client.alive or client.gone or self._ending):
             await asyncio.sleep(LOOK_EVERY)

@@ -1,10 +1,10 @@
-"""The results of one batch in two journals, one of outputs and one of errors; each input line is in
+"""The result journals of one batch. One has the outputs and one the errors; each input line is in
 exactly one.
 
 A line's key is its custom_id, or its number if it has none. The journals' data files hold the lines
 that clients fetch, so that finishing a batch only renames them. Disk access blocks: it runs in
-threads, one call at a time. Knows the lines' form, the journal, a batch's row and the file store;
-no engine.
+threads, one call at a time. Knows the format of result lines, the journal, a batch's row and the
+file store; no engine.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ _encode = msgspec.json.encode
 
 @dataclass(slots=True)
 class LineOutcome:
-    """Result of a line. text: its line in the output file, or in the error file if not good,
-    without a newline. key: its custom_id, or its number if it has none of its own."""
+    """Result of an input line. key: its custom_id, or its number if it has none of its own. good:
+    True for the output file, False for the error file. text: the result's line in that file,
+    without a newline."""
 
     key: str | int
     good: bool
@@ -38,14 +39,15 @@ class LineOutcome:
 
 
 def answered(custom_id: str, status: int, request_id: str, body: bytes) -> LineOutcome:
-    """Returns the outcome of a request. body: the answer's JSON, an error's if status isn't 200."""
+    """Returns the outcome of a line that ran as a request. body: JSON of the answer, or of the
+    error if status isn't 200."""
     response = b'{"status_code":%d,"request_id":%b,"body":%b}' % (status, _encode(request_id), body)
     return LineOutcome(custom_id, status == 200, _line(custom_id, response, b"null"))
 
 
 def unrun(key: str | int, code: str, message: str) -> LineOutcome:
-    """Returns the outcome of a line that became no request: without a custom_id of its own, or
-    cancelled before it ran."""
+    """Returns the outcome of a line that didn't run: it has no custom_id of its own, or was
+    cancelled before."""
     custom_id = key if isinstance(key, str) else None
     return LineOutcome(
         key, False, _line(custom_id, b"null", _encode({"code": code, "message": message}))
@@ -59,8 +61,9 @@ def _line(custom_id: str | None, response: bytes, error: bytes) -> bytes:
 
 
 class BatchOutput:
-    """Opens where a killed server left off. All methods raise JournalError and CapacityError, which
-    close it; opened again it resumes with all committed outcomes."""
+    """The two result journals of a batch. Opening them continues what an earlier server wrote. All
+    methods raise JournalError and CapacityError, after which the journals are closed; opened again,
+    they have all committed outcomes."""
 
     def __init__(self, folder: Path, batch_id: str) -> None:
         self._output = Journal(folder / OUTPUT, {"batch": batch_id, "holds": "output"})
@@ -72,11 +75,13 @@ class BatchOutput:
         self.completed, self.failed = len(self._output), len(self._errors)
 
     def has(self, key: str | int) -> bool:
-        """Returns True if a line has its outcome; may run while another thread writes."""
+        """Returns True if the line with this key has its outcome. May run while another thread
+        writes."""
         return key in self._output or key in self._errors
 
     def put(self, outcomes: Sequence[LineOutcome]) -> None:
-        """Writes outcomes to the disk and then counts them; skips those that are there."""
+        """Writes outcomes to the disk, and then counts them. Skips lines that have an outcome
+        already."""
         for outcome in outcomes:
             journal = self._output if outcome.good else self._errors
             if outcome.key not in journal:
@@ -96,8 +101,8 @@ class BatchOutput:
 
 
 def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
-    """Moves closed results to the files with the ids in the row. May be repeated after a kill.
-    Raises OSError."""
+    """Moves the closed journals' data files to the file store, under the ids in the batch's row.
+    May be repeated after a kill. Raises OSError."""
     folder = store.batch_folder(row.id)
     named = ((row.output_file_id, OUTPUT), (row.error_file_id, ERRORS))
     return [
@@ -108,12 +113,12 @@ def adopt_output(store: FileStore, row: BatchRow) -> list[FileRow]:
 
 
 def error_list(errors: Sequence[dict[str, Any]]) -> str:
-    """Returns OpenAI's list of a batch's errors as JSON for its column."""
+    """Returns OpenAI's list of a batch's errors, as JSON for the database."""
     return encoded({"object": "list", "data": errors})
 
 
 def with_fault(errors: str | None, code: str, message: str) -> str:
-    """Returns the list with an error of the whole batch before the lines' errors."""
+    """Returns the JSON list of errors with an error of the whole batch added in front."""
     earlier = [] if errors is None else json.loads(errors)["data"]
     return error_list([{"code": code, "line": None, "message": message, "param": None}, *earlier])
 

@@ -1,12 +1,13 @@
-"""Runs a batch's lines: those without a result go to the engine, their outcomes to the disk, until
-none is left.
+"""Pipeline: runs a batch's lines on the engine. Submits lines without a result, and writes their
+outcomes to the disk, until none is left.
 
     input --check--> line --prepare--> room --> engine --> outbox --group commit--> journals, then
     counts
 
-A kill at any point, or a failing disk, loses only uncommitted outcomes, which are computed again.
-Lines that were at the engine when it died come after the others (poison_lines). Knows lines, room
-and journals; no database, no status.
+"Room" is the semaphore that limits samples and bytes at the engine. A kill at any point, or a
+failing disk, loses only uncommitted outcomes, which are computed again. Lines that were at the
+engine when it died run after the others (poison_lines.py). Knows lines, room and journals; no
+database, no status.
 """
 
 from __future__ import annotations
@@ -36,17 +37,19 @@ from penstock.server.online.app_state import AppState
 from penstock.server.online.fair_semaphore import FairSemaphore
 from penstock.server.openai.batch_line import BatchLine, LineError
 
-# samples at the engine beyond its rows, one per so many rows, so that it never waits for us
+# one sample more than rows is submitted per this many rows, so that the engine never waits for the
+# next line
 AHEAD = 8
-# factor of a line's room at each retry after its answer found none
+# factor by which a line's room grows at each retry, after there was no memory for its answer
 MORE_ROOM = 4
-MEAN_OF = 16  # lines, about, over which the size of answers is averaged
-LARGE_AT_ONCE = 2  # large lines that may wait for room with all of their ids
+MEAN_OF = 16  # number of lines, about, over which the size of answers is averaged
+LARGE_AT_ONCE = 2  # large lines that may wait for room with their token ids in memory
 
 
 class BatchResources:
-    """State shared by all batches of a server. checks, places: limit the batches that are checked
-    and that run at once. room: limits samples and bytes of lines at the engine."""
+    """State shared by all batches of a server. checks, places: semaphores that limit the batches
+    that are checked and that run at once. room: semaphore that limits samples and bytes of the
+    lines at the engine."""
 
     def __init__(self, service: AppState, limits: BatchJobLimits) -> None:
         rows = service.client.facts.max_num_seqs
@@ -62,10 +65,11 @@ class BatchResources:
 class Pipeline:
     """Computes the outcome of each line of `path` that `output` lacks.
 
-    new_check: makes a check with the batch's model and endpoint. counted: called each time that
-    outcomes are on the disk. suspects: points from earlier deaths. cancelled: don't run good lines
-    any more. owner: owner of the lines in the engine's queue. evidence: after the engine's death,
-    points against lines that were there, by line number.
+    new_check: makes a line check with the batch's model and endpoint. counted: function called each
+    time that outcomes are on the disk. suspects: points of lines from earlier deaths
+    (poison_lines.py). cancelled: True: don't run good lines any more. owner: owner of the lines in
+    the engine's queue. evidence: after the engine's death, the points for lines that were at the
+    engine, by line number.
     """
 
     def __init__(
@@ -82,12 +86,14 @@ class Pipeline:
     ) -> None:
         self._shared, self._path, self._new_check = shared, path, new_check
         self._output, self._counted = output, counted
-        self._outbox: asyncio.Queue[LineOutcome | None] = asyncio.Queue()  # None: no more will come
+        # outcomes to write; None marks the end
+        self._outbox: asyncio.Queue[LineOutcome | None] = asyncio.Queue()
         self._owner, self._cancelled = owner, cancelled
         self._answer_bytes = 0.0  # mean bytes of a sample's answer
-        self._kept = 0  # bytes of outcomes that are not on the disk yet
-        self._stage = 0  # stage of the suspects whose turn it is
-        self._at_engine: dict[int, LineRequest] = {}  # requests by line number
+        self._kept = 0  # bytes of outcomes that are not yet written
+        self._stage = 0  # stage (poison_lines.py) of the lines that run now
+        # requests that the engine is running, by line number
+        self._at_engine: dict[int, LineRequest] = {}
         self.suspects, self.evidence = suspects, dict[int, int]()
 
     @property
@@ -96,9 +102,9 @@ class Pipeline:
         return len(self._at_engine)
 
     async def run(self, stopped: asyncio.Event) -> None:
-        """Runs until all lines have a result or `stopped` is set. In any case writes the computed
-        outcomes first, if the disk allows. Raises EngineError if the engine dies, and the disk's
-        errors."""
+        """Runs until all lines have a result or `stopped` is set. Before it ends in any way, writes
+        the computed outcomes if the disk allows. Raises EngineError if the engine dies, and the
+        disk's errors."""
         writing = asyncio.create_task(self._write())
         feeding = asyncio.create_task(self._feed())
         stopping = asyncio.create_task(stopped.wait())
@@ -119,7 +125,7 @@ class Pipeline:
         self._let_go(self._kept)
 
     async def _feed(self) -> None:
-        """Brings every line to its outcome, stage by stage."""
+        """Computes every line's outcome, stage by stage."""
         begun = time.monotonic()
         stage: int | None = 0
         while stage is not None:
@@ -150,7 +156,7 @@ class Pipeline:
     async def _begin(
         self, rows: asyncio.TaskGroup, number: int, found: BatchLine | LineError
     ) -> None:
-        """Brings a line to the engine, or its outcome to the outbox if it need not run."""
+        """Submits a line to the engine, or puts its outcome into the outbox if it need not run."""
         if isinstance(found, LineError):
             await self._bring(result_of_bad(found, number))
         elif self._cancelled:
@@ -169,8 +175,8 @@ class Pipeline:
                 await inside.wait()
 
     async def _row(self, number: int, request: LineRequest, inside: asyncio.Event) -> None:
-        """Runs a line until it has its outcome. Sets `inside` once it is at the engine, so that the
-        next line may start."""
+        """Runs a line until it has its outcome. Sets `inside` once the line is at the engine, so
+        that the next line may start."""
         tries = 0
         while not await self._ran(number, request, tries, inside):
             tries += 1
@@ -178,9 +184,9 @@ class Pipeline:
     async def _ran(
         self, number: int, request: LineRequest, tries: int, inside: asyncio.Event
     ) -> bool:
-        """Returns True if the line has an outcome. Its room is freed after that is in the outbox,
-        so that a slow disk slows the engine; while many answers wait for the disk, no line is
-        added."""
+        """Runs a line once. Returns True if it then has an outcome. Its room is freed when the
+        outcome is in the outbox, so that a slow disk slows the engine down. While many answers wait
+        for the disk, no line is submitted."""
         room, answers = self._shared.room, self._shared.lines.answers
         weight = self._weight(request, tries)
         alone = tries > 0 and weight == room.capacity
@@ -196,7 +202,8 @@ class Pipeline:
                 ) / MEAN_OF
                 await self._bring(outcome)
             return outcome is not None
-        except EngineError:  # the first line that notices the death; the others are cancelled
+        except EngineError:
+            # this line is the first to notice the death, and the others are cancelled
             if not self.evidence:
                 found = {each: there.evidence() for each, there in self._at_engine.items()}
                 self.evidence = {each: points for each, points in found.items() if points}
@@ -206,9 +213,10 @@ class Pipeline:
             room.release(*weight)
 
     def _weight(self, request: LineRequest, tries: int) -> tuple[int, int]:
-        """Returns how much room a line takes: its samples, or more, so that memory would suffice if
-        the whole room held answers of twice the mean size. A line whose answer found no room takes
-        more at each retry, finally all of it; so do suspects."""
+        """Returns the room that a line takes: (samples, bytes). Counts a sample as several if
+        answers are so large that memory wouldn't suffice for a full room of answers of twice the
+        mean size. A line without memory for its answer takes more room at each retry, finally all
+        of it. Suspects also take more."""
         capacity, most = self._shared.room.capacity, self._shared.lines.answers.most
         share = max(1.0, 2 * self._answer_bytes * capacity[0] / most) * MORE_ROOM**tries
         sequences = math.ceil(request.sequences * share)
@@ -219,8 +227,8 @@ class Pipeline:
         return sequences, request.size
 
     async def _bring(self, outcome: LineOutcome) -> None:
-        """Puts an outcome into the outbox, and waits while the disk is far behind. Its bytes count
-        until it is on the disk or the pipeline ends."""
+        """Puts an outcome into the outbox, and waits while too many outcomes wait for the disk. The
+        outcome's bytes count until it is on the disk or the pipeline ends."""
         size = len(outcome.text)
         self._kept += size
         self._shared.lines.answers.keep(size)
@@ -232,11 +240,12 @@ class Pipeline:
         self._shared.lines.answers.let_go(size)
 
     async def _write(self) -> None:
-        """Writes outcomes to the disk, several at a time, until no more come."""
+        """Writes outcomes to the disk, several at a time, until the end marker comes."""
         last = False
         while not last:
             found = [await self._outbox.get()]
-            if found[0] is not None:  # others come soon and share the sync
+            # waits a moment, since other outcomes come soon and share the sync
+            if found[0] is not None:
                 await asyncio.sleep(self._shared.limits.commit_seconds)
             while not self._outbox.empty():
                 found.append(self._outbox.get_nowait())
@@ -248,8 +257,8 @@ class Pipeline:
 
 
 async def _whole(work: Coroutine[Any, Any, None]) -> None:
-    """Runs work to its end and raises a cancellation only afterwards: a caller must not leave while
-    a thread writes for it."""
+    """Runs work to its end even if the caller is cancelled, and raises the cancellation afterwards,
+    since a thread may still be writing the caller's data."""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -261,14 +270,15 @@ async def _whole(work: Coroutine[Any, Any, None]) -> None:
     task.result()
 
 
-RATE_SPAN = 60.0  # seconds over which the rate is measured
+RATE_SPAN = 60.0  # seconds over which the rate of finished lines is measured
 
 
 class Eta:
-    """Estimates a batch's end from the counts of finished lines over time."""
+    """Estimates a batch's end from the numbers of finished lines over time."""
 
     def __init__(self) -> None:
-        self._seen: deque[tuple[float, int]] = deque()  # (time, lines done)
+        # (time in seconds, number of lines done by then)
+        self._seen: deque[tuple[float, int]] = deque()
 
     def note(self, done: int) -> None:
         now = time.monotonic()
@@ -277,13 +287,15 @@ class Eta:
             self._seen.popleft()
 
     def expected_end(self, total: int, forecast: float = 0.0, there: int = 0) -> int | None:
-        """Returns the expected end in Unix seconds; None while unknown. The time since the last
-        line counts, so that the end recedes while online load leaves a batch nothing.
+        """Returns the expected end in Unix seconds; None while unknown. total: number of lines. The
+        time since the last finished line counts too, so that the end moves away while online
+        requests use the whole engine.
 
-        forecast: seconds until the engine has finished its present work, by its scheduler, with
-        `there` lines of this batch among it; later lines are assumed to take as long, as many at
-        once. The later of the two estimates counts: long lines end in waves, just after which the
-        rate is too optimistic; in the middle of a wave the forecast is.
+        forecast: seconds until the engine has finished its present work, by its scheduler. there:
+        number of this batch's lines in that work; later lines are assumed to take as long, with as
+        many at once. Returns the later of two estimates, by the rate and by the forecast. Long
+        lines end in waves: just after a wave the rate is too optimistic, and in its middle the
+        forecast is.
         """
         (first, before), (_, done) = (
             (self._seen[0], self._seen[-1]) if self._seen else ((0.0, 0), (0.0, 0))

@@ -1,4 +1,4 @@
-"""The state folder: database, contents and lock of a server that keeps files and batches. One
+"""The state folder of files and batches. Has the database, the files' contents and a lock. One
 thread does its disk work: `await state.call(state.database.file, ...)`. Knows the folder's parts;
 no HTTP, no engine."""
 
@@ -23,12 +23,13 @@ Result = TypeVar("Result")
 Parameters = ParamSpec("Parameters")
 
 _OURS = frozenset({"state.sqlite", "files", "batches", "lock"})
-_BESIDE = frozenset({"lost+found"})  # exists on a separate disk
+# names that are allowed beside ours; this one exists on a separate disk
+_BESIDE = frozenset({"lost+found"})
 
 
 class StateFolder:
-    """An open state folder. Raises UsageError for an unsuitable folder, CapacityError if it is in
-    use."""
+    """An open state folder. Raises UsageError for an unsuitable folder, CapacityError if another
+    server uses it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,8 +52,8 @@ class StateFolder:
         *values: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Runs work in the state's thread and returns its result. Raises StorageError for a disk
-        fault."""
+        """Runs `work` in the folder's thread and returns its result. Raises StorageError for a disk
+        error, and the errors of `work`."""
         with storage_errors():
             return await self.attempt(work, *values, **named)
 
@@ -62,7 +63,7 @@ class StateFolder:
         *values: Parameters.args,
         **named: Parameters.kwargs,
     ) -> Result:
-        """Runs work like `call`, but raises its own errors."""
+        """Runs `work` like `call`, but raises disk errors unchanged."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._thread, lambda: work(*values, **named))
 
@@ -88,7 +89,7 @@ def opened(folder: Path | str | None) -> Iterator[StateFolder | None]:
 
 
 def _check_ours(folder: Path) -> None:
-    """Raises UsageError for a folder with other contents: nobody would look for files there."""
+    """Raises UsageError for a folder with other contents, which is probably a mistake."""
     try:
         names = {each.name for each in folder.iterdir()}
     except FileNotFoundError:
@@ -106,8 +107,8 @@ def _check_ours(folder: Path) -> None:
 
 
 def _locked(folder: Path) -> int:
-    """Takes the folder's lock; the kernel releases it when the process ends in any way. Raises
-    UsageError, CapacityError."""
+    """Locks the folder and returns the lock's file descriptor. The kernel releases the lock when
+    the process ends in any way. Raises UsageError, CapacityError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,7 +1,6 @@
-"""Multipart bodies: splits them into fields and one file, which is taken as it arrives.
-
-Knows HTTP's form; not what the fields mean, and no disk. python-multipart does the parsing (RFC
-7578).
+"""Parses multipart bodies with one file. Splits them into fields and the file, whose bytes can be
+taken as they arrive. Knows multipart/form-data (RFC 7578; python-multipart does the parsing); not
+what the fields mean, and no disk.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ LONGEST_NAME = 255  # characters of a file's name that are kept
 
 
 class UploadParser:
-    """Parses a body piece by piece. `fields`: by name; `filename`; `pending`: bytes of the file
-    that wait for `take`. Call `close` at the end: the parser and this object refer to each other,
-    and would keep the pending bytes in memory."""
+    """Parses a body piece by piece. fields: values of the plain fields by name. filename: the
+    file's name, or None. pending: bytes of the file that wait for `take`. Call `close` at the end:
+    the parser and this object refer to each other, and would keep the pending bytes in memory."""
 
     def __init__(self, content_type: str, max_bytes: int) -> None:
         kind, options = parse_options_header(content_type)
@@ -141,7 +140,7 @@ def _malformed() -> HttpError:
 
 
 def _clean(filename: str) -> str:
-    """Returns a name for display: no path, no control characters, bounded length. Never used as a
-    path."""
+    """Returns a file name for display, without path and control characters, and with limited
+    length. It is never used as a path."""
     name = filename.replace("\\", "/").rsplit("/", 1)[-1]
     return "".join(letter for letter in name if letter.isprintable())[-LONGEST_NAME:]

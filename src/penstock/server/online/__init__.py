@@ -1,1 +1,1 @@
-"""The online path: a request from its head to its answer."""
+"""Online requests, from their headers to their answers."""

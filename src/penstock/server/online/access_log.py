@@ -1,7 +1,7 @@
-"""AccessLog: a line of JSON per request (docs/observing.md) with nothing of its prompt or answer:
-the route is the path's pattern, an error its `code` and `param`. Leaves out probes and /metrics. A
-line that cannot be written never fails a request. Knows HTTP messages and a call's metrics; no
-bodies."""
+"""AccessLog: writes a line of JSON per request. A line (docs/observing.md) contains nothing of the
+prompt or answer: for the route the path's pattern, for an error its `code` and `param`. Health
+probes and /metrics get no line. A line that cannot be written never fails a request. Knows HTTP
+messages and a call's metrics; no bodies."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from penstock.server.online.metrics import CallMetrics
 from penstock.server.openai.http_errors import CLOSED_BY_CLIENT, FAILED, names_of, status_of
 
 STDERR = "-"
-STDERR_FILE = 2  # file descriptor
+STDERR_FILE = 2  # file descriptor of standard error
 WHAT = "the access log"
 
 
 def open_log(where: str | None) -> Any:
-    """Returns a context manager of the log file, opened for appending. `-` is standard error, None
-    no log. Raises UsageError."""
+    """Returns a context manager of the log file, opened for appending. where: its path, `-` for
+    standard error, None for no log. Raises UsageError if it cannot be opened."""
     if where is None:
         return nullcontext()
     try:
@@ -40,7 +40,7 @@ def open_log(where: str | None) -> Any:
 
 
 class AccessLog:
-    """ASGI middleware around the whole application, so that refusals are logged too."""
+    """ASGI middleware around the whole application, so that refused requests are logged too."""
 
     def __init__(self, app: ASGIApp, file: IO[bytes]) -> None:
         self._app, self._file = app, file
@@ -62,7 +62,7 @@ class AccessLog:
 
         try:
             await self._app(scope, receive, sent)
-        except Exception:  # the answer to a fault of ours is made outside this middleware
+        except Exception:  # after a bug, the answer is made outside this middleware
             if seen["status"] == CLOSED_BY_CLIENT:
                 fault = FaultError(FAILED)
                 seen["status"], scope.setdefault("state", {})["refused"] = (

@@ -1,5 +1,6 @@
-"""A running call: its merged engine streams, and its early end by a client that leaves, a deadline,
-a shutdown or a dead engine. Knows the engine's client; no bodies and no answers."""
+"""A running call with its engine streams. A call is one request body; it has one stream per prompt.
+It may end early by a client that leaves, a deadline, a shutdown or a dead engine. Knows the
+engine's client; no bodies and no answers."""
 
 from __future__ import annotations
 
@@ -32,9 +33,9 @@ class ClientGoneError(Exception):
 
 
 class ActiveCall:
-    """The streams of one call, one per prompt, from submission to end. Holds the call's place in
-    the limits meanwhile. background: no client waits (a line of a batch), so its times are not
-    counted as latencies."""
+    """The streams of one call, one per prompt, from submission to end. Keeps the call's ticket
+    (request_limits.py) meanwhile. background: True for a line of a batch. No client waits for it,
+    so its times are not counted as latencies."""
 
     def __init__(
         self,
@@ -70,8 +71,8 @@ class ActiveCall:
             raise
 
     async def steps(self) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-        """Yields the deltas to send as they come: (prompt index, its deltas), those of several
-        prompts together. Raises PenstockError."""
+        """Yields lists of (prompt index, its new deltas), for all prompts that have some. Raises
+        PenstockError."""
         with self._forms_named():
             if len(self.streams) == 1:
                 async for deltas in self.streams[0]:
@@ -85,13 +86,13 @@ class ActiveCall:
         self._finish()
 
     def listen(self, hear: Callable[[], None]) -> None:
-        """Has `hear` called when `take` has new deltas. For a call with one prompt."""
+        """Sets the function to call when `take` has new deltas. Only for a call with one prompt."""
         (stream,) = self.streams
         stream.listen(hear)
 
     def take(self) -> tuple[list[Delta], bool]:
-        """Returns the new deltas, and True if they are the last; an alternative to `steps`. Raises
-        PenstockError."""
+        """Returns the new deltas, and True if they are the last. Alternative to `steps` for a call
+        with one prompt. Raises PenstockError."""
         (stream,) = self.streams
         with self._forms_named():
             deltas, over = stream.take()
@@ -120,8 +121,8 @@ class ActiveCall:
 
     @contextlib.contextmanager
     def _forms_named(self) -> Iterator[None]:
-        """Renames the field in the engine's UsageErrors about the answer format to the one that the
-        client sent."""
+        """Renames, in UsageErrors of the engine about the answer format, the field to the one that
+        the client sent."""
         try:
             yield
         except UsageError as error:
@@ -146,8 +147,9 @@ class ActiveCall:
 
 
 async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, list[Delta]]]]:
-    """Merges the deltas of several streams. All deltas of one turn of the event loop are yielded
-    together; while the caller handles them, the streams keep their next ones."""
+    """Merges the deltas of several streams into lists of (stream index, its deltas). All deltas of
+    one turn of the event loop are yielded together. While the caller handles them, the streams
+    collect the next ones."""
     ready, news = dict[int, None](), asyncio.Event()
     left = set(range(len(streams)))
 
@@ -176,9 +178,9 @@ async def _merged(streams: Sequence[Stream]) -> AsyncIterator[list[tuple[int, li
 async def until_gone(
     work: Awaitable[Result], receive: Receive, closing: asyncio.Event, deadline: float | None = None
 ) -> Result:
-    """Runs `work` and returns its result. Raises ClientGoneError if the client leaves first,
-    ShuttingDownError at the server's shutdown, HttpError at the deadline, each after `work` was
-    cancelled and has ended."""
+    """Runs `work` and returns its result. deadline: in the event loop's time. Raises
+    ClientGoneError if the client leaves first, ShuttingDownError at the server's shutdown,
+    HttpError at the deadline. Before that, cancels `work` and waits for its end."""
     left = None if deadline is None else max(deadline - asyncio.get_running_loop().time(), 0)
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_gone(receive))

@@ -1,5 +1,5 @@
-"""API keys: who may send requests, under which name, and how much at once. Only the SHA-256 of a
-key is kept, and compared in constant time. Knows strings and files; no HTTP."""
+"""API keys: reads, names and finds them. A key may have its own limits. Only its SHA-256 is kept,
+and compared in constant time. Knows strings and files; no HTTP."""
 
 from __future__ import annotations
 
@@ -19,16 +19,18 @@ from msgspec import Meta
 from penstock.errors import UsageError
 
 ENVIRONMENT = "PENSTOCK_API_KEY"
-LONGEST = 512  # characters of a key
-NAMED_BY = 8  # hex digits of the digest that name a key without a name
-MOST = 10_000  # keys; each request is compared with all of them, at about 1 us per key
+LONGEST = 512  # most characters of a key
+NAMED_BY = 8  # hex digits of its SHA-256 that name a key without a name
+# most keys; each request is compared with all of them, which takes about 1 us per key
+MOST = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Key:
-    """An API key. `name`: owner of its files and batches, also used in logs. `digest`: SHA-256 of
-    the key's UTF-8 bytes, in hex. Its limits hold beside the server's (request_limits.py); None:
-    only the server's. admin: True if the key may use the admin routes."""
+    """An API key. name: owner name of its files and batches, also used in logs. digest: SHA-256 of
+    the key's UTF-8 bytes, in hex. max_num_queued_reqs, max_num_queued_tokens: the key's own limits
+    in addition to the server's (request_limits.py); None: only the server's. admin: True if the key
+    may use the admin routes."""
 
     name: str
     digest: str
@@ -53,7 +55,7 @@ _FIELDS = _FileKey.__struct_fields__
 
 
 def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
-    """Returns the key with this text, or None."""
+    """Returns the key whose text is `shown`, or None."""
     digest, found = hashlib.sha256(shown).hexdigest(), None
     for key in keys:
         if hmac.compare_digest(digest, key.digest):
@@ -64,8 +66,8 @@ def find_key(keys: Sequence[Key], shown: bytes) -> Key | None:
 def gather_keys(
     given: Sequence[str], file: Path | None, environment: Mapping[str, str]
 ) -> tuple[Key, ...]:
-    """Returns the keys of the options and of the file; the environment's if there are none. Raises
-    UsageError."""
+    """Returns the keys of --api-key (`given`) and of --api-key-file, or the environment's key if
+    there are none. Raises UsageError."""
     source = "--api-key"
     if not given and file is None and ENVIRONMENT in environment:
         given, source = [environment[ENVIRONMENT]], f"{ENVIRONMENT}, or unset it"
@@ -113,8 +115,8 @@ def read_key_file(path: Path) -> list[Key]:
 
 
 def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
-    """Returns only the line and column of a parser's error: its text may quote the file, which is
-    secret."""
+    """Returns the line and column of a parser's error, without its text, which may quote the secret
+    file."""
     if isinstance(error, UnicodeDecodeError):
         line = 1 + error.object[: error.start].count(b"\n")
         return f"line {line}"
@@ -123,8 +125,9 @@ def _place_of(error: tomllib.TOMLDecodeError | UnicodeDecodeError) -> str:
 
 
 def _file_key(entry: Any, place: int) -> Key:
-    """Returns one key of the file. Raises UsageError, with field names followed by `=`: otherwise
-    cli/exit_codes.py would print two of them as options."""
+    """Returns one key of the file. place: its number in the file, from 1. Raises UsageError. Field
+    names in the message are followed by `=`, since cli/exit_codes.py would print two of them as
+    options otherwise."""
     where = f"[[key]] number {place} of the API key file"
     try:
         read = msgspec.convert(entry, _FileKey)
@@ -149,9 +152,9 @@ def _file_key(entry: Any, place: int) -> Key:
 
 
 def _plain_key(key: Any, source: str) -> Key:
-    """Returns a key named by its digest, so that its files and batches stay its own when other keys
-    come and go. source: where the key was given, for the error. Raises UsageError; a key must be
-    printable ASCII, since it travels in a header."""
+    """Returns a key that was given without a name. It is named by its digest, so that it keeps its
+    files and batches when other keys are added or removed. source: where the key was given, for the
+    error. Raises UsageError if the key is not printable ASCII, since it is sent in a header."""
     if (
         not isinstance(key, str)
         or not 0 < len(key) <= LONGEST

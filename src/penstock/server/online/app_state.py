@@ -32,15 +32,16 @@ from penstock.text.parsers.reader import AnswerParsers
 if TYPE_CHECKING:
     from penstock.replicas.replica_set import EngineClient
 
-MOST_SANDBOXES = 8  # processes; a third of a core tokenizes what an H200 prefills of a 1B model
-NO_TENANT = 0  # number of requests without a key; keys count from 1
+# most sandbox processes; a third of a core tokenizes as fast as an H200 prefills with a 1B model
+MOST_SANDBOXES = 8
+NO_TENANT = 0  # tenant number of requests without a key; keys are numbered from 1
 
 
 @dataclass(slots=True, kw_only=True)
 class AppState:
-    """State passed to every route. `closing`: set by `close` when running requests must end.
-    `servers`: processes that share the engine. `keys`: API keys that share it and its limits.
-    `parsers`: for tool calls and reasoning in chats' answers."""
+    """State passed to every route. closing: set by `close` when running requests must end. servers:
+    number of server processes that share the engine. keys: API keys that share the engine and its
+    limits. parsers: parsers for tool calls and reasoning in answers of chats."""
 
     client: EngineClient
     model: str
@@ -61,14 +62,14 @@ class AppState:
     responses: ResponseBudget = field(init=False)
     _tenants: dict[str, int] = field(init=False)
     yielder: Yielder = field(init=False)
-    # threads for long work; shutdown doesn't wait for them
+    # threads for long work, for which a shutdown doesn't wait
     threads: ThreadPoolExecutor = field(default_factory=ThreadPoolExecutor, init=False)
-    # thread that parses long bodies
+    # the thread that parses long bodies
     reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1), init=False)
     sandbox_pool: SandboxPool | None = None  # created at the first use
-    turns: SandboxTurns = field(init=False)  # turns at the sandboxes
+    turns: SandboxTurns = field(init=False)  # order of the jobs in the sandboxes
     patterns: PatternSearches = field(default_factory=PatternSearches, init=False)
-    # True once the note about cache marks was printed
+    # True once the note about cache_control was printed
     marked: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
@@ -93,7 +94,7 @@ class AppState:
 
     @property
     def sandboxes(self) -> SandboxPool:
-        """Processes that turn chats and long texts into token ids."""
+        """The sandbox processes, which turn chats and long texts into token ids."""
         if self.sandbox_pool is None:
             tokenizer = self.client.tokenizer
             assert tokenizer is not None, "whoever has text to tokenise has looked"
@@ -102,7 +103,8 @@ class AppState:
         return self.sandbox_pool
 
     def tell_marks(self, body: bytearray) -> None:
-        """Prints once, at the first body with cache marks, that they change nothing."""
+        """Prints, at the first body with Anthropic's `cache_control` marks, that they change
+        nothing."""
         if not self.marked and b'"cache_control"' in body:
             self.marked = True
             line = (
@@ -112,18 +114,19 @@ class AppState:
             print(f"penstock: {line}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """Makes all waiting requests end with the shutdown error."""
+        """Makes all waiting requests end with ShuttingDownError."""
         self.closing.set()
         self.body_timeouts.close()
 
     def close_sandboxes(self) -> None:
-        """Ends the sandbox processes; to be called when no request waits for one."""
+        """Ends the sandbox processes. To be called when no request waits for one."""
         if self.sandbox_pool is not None:
             self.sandbox_pool.close()
         self.patterns.close()
 
     def readiness(self) -> dict[str, Any]:
-        """Returns whether the server is ready; with several replicas also how many are."""
+        """Returns the readiness fields of the health answers; with several replicas also how many
+        are ready."""
         each = self.client.each()
         several = (
             {"replicas": len(each), "replicas_ready": sum(one.ready for one in each)}
@@ -133,8 +136,8 @@ class AppState:
         return {"ready": self.ready, **several}
 
     def engine_state(self) -> tuple[dict[str, Any], bool]:
-        """Returns the engine's state, and True if it is healthy: alive, and completing steps while
-        it has work."""
+        """Returns the engine's state as JSON fields, and True if it is healthy: it is alive, and
+        completes steps while it has work."""
         age, allowed = self.client.step_age, self.limits.step_timeout
         well = self.client.alive and age < allowed * LATE
         return {
@@ -144,14 +147,15 @@ class AppState:
         }, well
 
     def deadline(self, asked: float | None) -> float | None:
-        """Returns the deadline of a request whose body has arrived, in the event loop's time: the
-        earlier of its own `timeout` and the server's."""
+        """Returns the deadline of a request whose body has just arrived, in the event loop's time;
+        None: no deadline. asked: the request's own `timeout` in seconds; the server's may be
+        shorter."""
         allowed = [
             seconds for seconds in (asked, self.limits.request_seconds) if seconds is not None
         ]
         return asyncio.get_running_loop().time() + min(allowed) if allowed else None
 
     def tenant_of(self, owner: str) -> int:
-        """Returns the number of a batch owner's key, under which the engine schedules its requests;
-        NO_TENANT if the key is gone."""
+        """Returns the tenant number under which the engine schedules a batch owner's requests: the
+        number of the owner's API key, or NO_TENANT if the key is gone."""
         return self._tenants.get(owner, NO_TENANT)

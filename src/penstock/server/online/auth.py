@@ -1,11 +1,11 @@
-"""Access control: the API key of a request, and protection from web pages that send requests in
-their visitor's name.
+"""Access control by API key, Host and Origin. Checks a request's API key, and protects against web
+pages that send requests from their visitor's browser.
 
-Without keys, Host must be an address, a name of this machine or an allowed host (against DNS
-rebinding), and Origin, if present, must have the same host as Host, be loopback or allowed: an
-address can't be rebound, but anybody can serve pages from one. With keys both are checked only if
-hosts were allowed by name, since a page has no key. Pages of allowed origins are let in too
-(cors.py). Knows headers; no bodies, no limits.
+Without API keys, the header Host must be an IP address, a name of this machine or an allowed host,
+against DNS rebinding. An IP address can't be rebound, but anybody can serve pages from one: so
+Origin, if present, must have the same host as Host, be loopback or be allowed. With API keys both
+are checked only if hosts were allowed by name, since a page has no key. Pages of allowed origins
+always have access (cors.py). Knows headers; no bodies, no limits.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from penstock.server.openai.http_errors import HttpError, body_of, error_headers
 
 ROOT = "/"
 OPEN_PATHS = ("/health", "/health/live", ROOT)  # paths that need no key
-# prefixes of paths that are answered at any load and left out of the access log
+# prefixes of paths for health probes, which are answered at any load and left out of the access log
 PROBES = (
     "/health",
     "/metrics",
 )
 ANY_HOST = "*"
 _OWN_NAMES = ("localhost",)
-# RFC 3986's authority without userinfo, which no Host or Origin has; names as in DNS
+# RFC 3986's authority, without userinfo, which no Host or Origin has, and with names as in DNS
 _NAME = re.compile(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*")
 _AUTHORITY = re.compile(
     r"(?:\[(?P<v6>[0-9A-Fa-f:.]+)\]|(?P<host>[A-Za-z0-9_.-]+))(?::(?P<port>[0-9]{0,5}))?"
@@ -41,15 +41,15 @@ _AUTHORITY = re.compile(
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _LAST_PORT = 65_535
 
-Headers = Iterable[tuple[bytes, bytes]]  # names in lower case
+Headers = Iterable[tuple[bytes, bytes]]  # (name in lower case, value) of each header
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessPolicy:
-    """Rules of access to a server. keys: empty lets everybody in. hosts: allowed beside this
-    machine's own names and addresses; `*` is any. origins: allowed origins of other sites' pages,
-    as browsers write them. admin_without_key: without keys, everybody may use the admin routes
-    (weights, sleep, restart); else nobody."""
+    """Rules of access to a server. keys: API keys; empty: no key is required. hosts: hosts allowed
+    in addition to this machine's own names and addresses; `*` is any. origins: allowed origins of
+    other sites' pages, as browsers write them. admin_without_key: if there are no keys, True lets
+    everybody use the admin routes (weights, sleep, restart), False nobody."""
 
     keys: tuple[Key, ...] = ()
     hosts: tuple[str, ...] = ()
@@ -58,7 +58,7 @@ class AccessPolicy:
 
     @property
     def asks_host(self) -> bool:
-        """True if Host and Origin are checked."""
+        """True if the headers Host and Origin are checked."""
         return ANY_HOST not in self.hosts and (not self.keys or bool(self.hosts))
 
     def answer_headers(self, headers: Headers) -> dict[str, str]:
@@ -73,8 +73,8 @@ class AccessPolicy:
 
 
 def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None:
-    """Raises UsageError for a server that others can reach and that has no keys, unless
-    allow_no_key."""
+    """Raises UsageError for a server that other machines can reach and that has no keys, unless
+    allow_no_key is True."""
     if access.keys or allow_no_key or is_loopback(host):
         return
     raise UsageError(
@@ -86,8 +86,8 @@ def check_public(host: str, access: AccessPolicy, *, allow_no_key: bool) -> None
 
 
 def is_loopback(host: str) -> bool:
-    """Returns True if only this machine can reach the address to listen on. A name counts by its
-    addresses; a name without any gives True, and bind() then reports it."""
+    """Returns True if only this machine can reach the address to listen on. A host name is
+    resolved; a name without addresses gives True, since bind() then fails anyway."""
     try:
         found = {
             info[4][0] for info in socket.getaddrinfo(host or "0.0.0.0", 0, type=socket.SOCK_STREAM)
@@ -98,7 +98,8 @@ def is_loopback(host: str) -> bool:
 
 
 def check_hosts(hosts: Sequence[str]) -> tuple[str, ...]:
-    """Returns names and addresses in the form in which they are compared. Raises UsageError."""
+    """Returns host names and addresses normalised for comparison. Raises UsageError for invalid
+    ones."""
     found = []
     for host in hosts:
         plain = ANY_HOST if host == ANY_HOST else _plain(host)
@@ -139,8 +140,8 @@ def check_origins(origins: Sequence[str]) -> tuple[str, ...]:
 
 
 class AuthMiddleware:
-    """Refuses requests without access, and stores the key of the others in the request's state.
-    Liveness probes need no key."""
+    """ASGI middleware that refuses requests without access, and stores the API key of the others in
+    the request's state. Liveness probes need no key."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         self._app, self._access = app, access
@@ -154,7 +155,8 @@ class AuthMiddleware:
                     scope["headers"], may_lack_host=may_lack_host
                 )
             except HttpError as error:
-                scope.setdefault("state", {})["refused"] = names_of(error)  # read by the access log
+                # the access log reads it
+                scope.setdefault("state", {})["refused"] = names_of(error)
                 headers = error_headers(error) | (
                     {"www-authenticate": "Bearer"} if error.status == 401 else {}
                 )
@@ -164,8 +166,9 @@ class AuthMiddleware:
         await self._app(scope, receive, send)
 
     def find(self, headers: Headers, *, may_lack_host: bool = False) -> Key | None:
-        """Returns the key of a request with these headers; None if the server has no keys.
-        may_lack_host: the request is HTTP/1.0, which may leave out Host. Raises HttpError."""
+        """Returns the API key in a request's headers; None if the server has no keys.
+        may_lack_host: True for HTTP/1.0, in which Host may be missing. Raises HttpError if the
+        request has no access."""
         key = self._find_key(headers) if self._access.keys else None
         if self._access.asks_host:
             self._check_page(headers, may_lack_host)
@@ -209,15 +212,16 @@ def _not_ours(message: str) -> HttpError:
 
 
 def key_of(scope: Scope) -> Key | None:
-    """Returns the key of a request; None if the server has no keys."""
+    """Returns the API key that AuthMiddleware stored for a request;
+    None if the server has no keys."""
     key: Key | None = scope.get("state", {}).get("key")
     return key
 
 
 def _host_of(authority: str) -> str | None:
-    """Returns the host of `name`, `name:port`, `address:port` or `[address]:port` in its form for
-    comparison; None for any other text: a lenient parser could read it differently from other
-    programs."""
+    """Returns the host in `name`, `name:port`, `address:port` or `[address]:port`, normalised for
+    comparison. Returns None for any other text, since a lenient parser could read it differently
+    from other programs."""
     found = _AUTHORITY.fullmatch(authority)
     if found is None or int(found["port"] or 0) > _LAST_PORT:
         return None
@@ -226,14 +230,14 @@ def _host_of(authority: str) -> str | None:
 
 
 def _page_of(origin: str) -> str | None:
-    """Returns the host of an Origin, as _host_of does."""
+    """Returns the host in an Origin header, as _host_of does."""
     scheme = _SCHEME.match(origin)
     return None if scheme is None else _host_of(origin[scheme.end() :])
 
 
 def _plain(host: str) -> str | None:
-    """Returns the form for comparison of an address or a name (without a final dot); None for other
-    text."""
+    """Returns an address or a name normalised for comparison (a name without its final dot); None
+    for other text."""
     address = _address_of(host)
     if address is not None:
         return str(address)
@@ -242,8 +246,8 @@ def _plain(host: str) -> str | None:
 
 
 def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Returns the IP address; None for a zone (`%eth0`), which has a meaning on one machine only,
-    and for other text."""
+    """Returns the IP address in a text. Returns None for an address with a zone (`%eth0`), which is
+    valid on one machine only, and for other text."""
     try:
         return None if host is None or "%" in host else ipaddress.ip_address(host)
     except ValueError:
@@ -251,8 +255,8 @@ def _address_of(host: str | None) -> ipaddress.IPv4Address | ipaddress.IPv6Addre
 
 
 def _is_own(host: str) -> bool:
-    """Returns True if the host is a loopback address, so that its pages come from the user's own
-    machine."""
+    """Returns True if the host is a loopback address,
+    whose pages come from the user's own machine."""
     address = _address_of(host)
     return address is not None and address.is_loopback
 

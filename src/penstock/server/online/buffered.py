@@ -1,6 +1,6 @@
-"""Bodies that are sent as a whole, perhaps tens of megabytes: written in turns with the event loop,
-counted and bounded while held, and passed to the connection in pieces. Knows bytes; no calls, no
-engine."""
+"""Whole answers within a memory budget. Answers that are not streamed may have tens of megabytes:
+they are encoded in pieces between which the event loop runs, and their bytes are counted until they
+are sent. Knows bytes; no calls, no engine."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def json_response(content: Any, status: int = 200) -> Response:
 
 
 class Yielder:
-    """Lets the event loop run while answers are written: the samples of one step may hold a million
-    tokens."""
+    """Lets the event loop run while answers are encoded, since the samples of one step may hold a
+    million tokens. turn: tokens between two turns."""
 
     def __init__(self, turn: int) -> None:
         self._turn = self._left = turn
         self._turning = asyncio.Lock()
 
     async def spend(self, work: int) -> None:
-        """Counts written tokens, and after `turn` of them gives the event loop a turn. Writers wait
-        one at a time."""
+        """Counts `work` encoded tokens, and lets the event loop run after every `turn` tokens. Only
+        one caller waits at a time."""
         self._left -= work
         if self._left > 0:
             return
@@ -43,7 +43,7 @@ class Yielder:
 
 
 class AnswerTooLargeError(HttpError):
-    """Raised for a buffered answer without room: the largest of all when the bytes ran out."""
+    """Raised for the largest buffered answer when all of them together exceed the memory budget."""
 
     status, code = 400, "answer_too_large"
 
@@ -53,14 +53,14 @@ class AnswerTooLargeError(HttpError):
 
 
 class BufferedBody:
-    """The pieces of one body. Their bytes count from `put` until `take`, or until the `with` block
-    ends."""
+    """The pieces of one answer's body. Their bytes count against the budget from `put` until
+    `take`, or until the `with` block ends."""
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes]) -> None:
         self._budget, self.pieces = budget, pieces
         self.bytes = 0
         self.given_up = False
-        self._taken = 0  # pieces
+        self._taken = 0  # number of pieces that `take` has returned
 
     def __enter__(self) -> BufferedBody:
         self._budget.add(self, sum(map(len, self.pieces)))
@@ -75,7 +75,8 @@ class BufferedBody:
         self._budget.remove(self)
 
     def put(self, at: int, piece: bytes) -> None:
-        """Stores a piece. Raises AnswerTooLargeError, also if the body was given up earlier."""
+        """Stores piece number `at`. Raises AnswerTooLargeError if the body was given up, now or
+        earlier."""
         self.check()
         self.pieces[at] = piece
         self._budget.add(self, len(piece))
@@ -87,7 +88,7 @@ class BufferedBody:
             raise AnswerTooLargeError
 
     def take(self) -> tuple[bytes, bool]:
-        """Returns the next piece, and True if more follow."""
+        """Returns the next bytes to send, and True if more follow."""
         begin, size = self._taken, 0
         while self._taken < len(self.pieces) and size < self._budget.piece:
             size += len(self.pieces[self._taken])
@@ -98,27 +99,28 @@ class BufferedBody:
         return data, self._taken < len(self.pieces)
 
     def give_up(self) -> None:
-        """Drops the body's pieces, even if a request still waits for them."""
+        """Drops the body's pieces. The request that waits for them then fails."""
         self.given_up = True
         self.pieces.clear()
         self._budget.remove(self)
 
 
 class ResponseBudget:
-    """Counts the bytes of whole bodies, while written and while sent. Past `most` bytes the largest
-    one is given up, so that a request that asks for too much, or is read too slowly, fails alone.
-    Kept bodies are complete and never given up; those being written are given up instead."""
+    """Limits the bytes of whole answers, while they are encoded and while they are sent. Above
+    `most` bytes the largest answer is given up, so that a request that asks for too much, or is
+    read too slowly, fails alone. Kept bodies are complete answers of batches, which are never given
+    up. piece: bytes passed to a connection at once."""
 
     def __init__(self, most: int, piece: int = USUAL.piece_bytes) -> None:
         self.most, self.piece = most, piece
-        self.bytes = 0  # bytes of all bodies
+        self.bytes = 0  # bytes of all counted bodies, including kept ones
         self.kept = 0  # bytes of kept bodies
         self._held: set[BufferedBody] = set()
         self._less_kept = asyncio.Event()
 
     def hold(self, pieces: list[bytes]) -> BufferedBody:
-        """Returns a context manager that counts `pieces` as one body. The list belongs to it from
-        then on."""
+        """Returns a context manager that counts `pieces` as one body. The caller must not change
+        the list afterwards."""
         return BufferedBody(self, pieces)
 
     def add(self, held: BufferedBody, size: int) -> None:
@@ -133,7 +135,7 @@ class ResponseBudget:
         self._held.discard(held)
 
     def keep(self, size: int) -> None:
-        """Counts the bytes of a finished body until `let_go`."""
+        """Counts `size` bytes of a finished body until `let_go`."""
         self.kept += size
         self._count(size)
 
@@ -152,14 +154,15 @@ class ResponseBudget:
         self.bytes += size
         while self.bytes > self.most:
             largest = max(self._held, key=lambda each: each.bytes, default=None)
-            if largest is None or not largest.bytes:  # the rest are kept bodies
+            if largest is None or not largest.bytes:  # only kept bodies are left
                 return
             largest.give_up()
 
 
 class BufferedResponse(Response):
-    """A response from pieces in memory, sent as the connection takes them. If it is given up
-    meanwhile, the rest is not sent and the connection closes, since its length has been announced.
+    """A response from pieces in memory, sent as fast as the client reads. If it is given up
+    meanwhile, the rest is not sent and the connection closes, since the headers have announced its
+    length.
     """
 
     def __init__(self, budget: ResponseBudget, pieces: list[bytes], request_id: str) -> None:

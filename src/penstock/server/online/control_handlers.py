@@ -1,7 +1,6 @@
-"""Handlers that control a running server, for operators and training loops: update weights, reset
-the prefix cache, sleep, restart.
-
-With API keys they need an admin's key. Knows requests and the engine's client; no answers.
+"""Handlers of the admin routes. For operators and training loops: update weights, reset the prefix
+cache, sleep, restart. If the server has API keys, they need an admin's key. Knows requests and the
+engine's client; no answers.
 """
 
 from __future__ import annotations
@@ -24,10 +23,10 @@ from penstock.shared_weights import SharedStretch, SharedTensor, SharedWeights
 
 
 class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
-    """A body of /update_weights. model_path: a folder that the engine can read. shared: weights
-    that another process of the engine's machine shares; one of the two is given. weights_version:
-    version that later answers name, null: the folder's name. mode: `wait` for running requests,
-    `keep` them going with the new weights, or `abort` them."""
+    """The body of /update_weights, with either model_path or shared. model_path: a folder that the
+    engine can read. shared: weights in the memory of another process on the engine's machine.
+    weights_version: version name in later answers; null: the folder's name. mode: `wait` for
+    running requests, `keep` them going with the new weights, or `abort` them."""
 
     model_path: str | None = None
     shared: SharedWeights | None = None
@@ -36,8 +35,8 @@ class UpdateWeightsForm(msgspec.Struct, forbid_unknown_fields=True, frozen=True)
 
 
 async def post_update_weights(state: AppState, request: Request) -> Response:
-    """POST /update_weights: answers once every engine has the weights. Raises PenstockError; the
-    old weights then stay."""
+    """POST /update_weights: answers once every engine has the new weights. Raises PenstockError;
+    the old weights then stay."""
     _check_admin(state, request, "change weights")
     with state.intake.place() as place:
         raw = read_object(await state.intake.read(request, place), state.limits)
@@ -55,13 +54,14 @@ async def post_update_weights(state: AppState, request: Request) -> Response:
     try:
         word = Control(UPDATE, form.mode, form.model_path or "", form.weights_version, form.shared)
         await state.client.control(word)
-    except CheckpointError as error:  # the weights are at fault, not this server
+    except CheckpointError as error:  # status 400, since the weights are wrong and not this server
         raise HttpError(str(error), param="shared" if form.shared else "model_path") from error
     return json_response({"success": True, "weights_version": state.client.weights_version})
 
 
 def _check_known(shared: dict[str, Any]) -> None:
-    """Raises HttpError for an unknown field: msgspec ignores those of dataclasses."""
+    """Raises HttpError for an unknown field in `shared`, since msgspec ignores unknown fields of
+    dataclasses."""
     for each, form in (
         ("memories", SharedStretch),
         ("tensors", SharedTensor),
@@ -91,8 +91,8 @@ def _check_numbers(shared: SharedWeights) -> None:
 
 
 async def post_reset_prefix_cache(state: AppState, request: Request) -> Response:
-    """POST /reset_prefix_cache: later prompts find nothing that was cached before. Raises
-    PenstockError."""
+    """POST /reset_prefix_cache: makes later prompts ignore cached prefixes.
+    Raises PenstockError."""
     _check_admin(state, request, "empty caches")
     await state.client.control(Control(PREFIX_CACHE, mode="keep"))
     return json_response({"success": True})
@@ -119,8 +119,8 @@ async def post_sleep(state: AppState, request: Request) -> Response:
 
 
 async def post_wake_up(state: AppState, request: Request) -> Response:
-    """POST /wake_up?tags=weights&tags=kv_cache: takes the memory again; without tags, all of it.
-    Raises PenstockError."""
+    """POST /wake_up?tags=weights&tags=kv_cache: allocates the device's memory again; without tags,
+    all of it. Raises PenstockError."""
     _check_admin(state, request, "wake the engine up")
     tags = _query(request, "tags").get("tags")
     await state.client.control(Control(WAKE_UP, mode="keep", tags=tags))
@@ -128,18 +128,20 @@ async def post_wake_up(state: AppState, request: Request) -> Response:
 
 
 async def get_is_sleeping(state: AppState, request: Request) -> Response:
-    """GET /is_sleeping: returns true while weights or KV cache of any engine are asleep."""
+    """GET /is_sleeping: answers true while the weights or the KV cache of any engine are asleep."""
     return json_response({"is_sleeping": bool(state.client.asleep)})
 
 
 def _slept(state: AppState) -> Response:
-    """Returns the parts that still sleep: dropped weights do so until the next update."""
+    """Answers with the parts that still sleep. Weights that were dropped (level 2) sleep until the
+    next update."""
     asleep = list(state.client.asleep)
     return json_response({"success": True, "is_sleeping": bool(asleep), "asleep": asleep})
 
 
 def _query(request: Request, *names: str) -> dict[str, list[str]]:
-    """Returns the query parameters by name. Raises HttpError for an unknown one."""
+    """Returns the query parameters by name. Raises HttpError for a parameter that is not in
+    `names`."""
     found: dict[str, list[str]] = {}
     for name, value in request.query_params.multi_items():
         if name not in names:
@@ -151,7 +153,7 @@ def _query(request: Request, *names: str) -> dict[str, list[str]]:
 
 
 async def get_weights_version(state: AppState, request: Request) -> Response:
-    """GET /weights_version: the version that new answers are made with."""
+    """GET /weights_version: answers the version name of the weights in use."""
     return json_response({"weights_version": state.client.weights_version})
 
 

@@ -1,5 +1,6 @@
-"""Answers to pages of other sites, for `--allowed-origin`: preflights, which have no key, and the
-headers that let a page read an answer. Knows headers; auth.py decides who gets in."""
+"""CORS for the origins of `--allowed-origin`. Answers preflight requests, which have no key, and
+adds the headers that let a page of another site read an answer. Knows headers; auth.py decides who
+has access."""
 
 from __future__ import annotations
 
@@ -23,9 +24,9 @@ KEPT = 600  # seconds for which a browser may cache a preflight
 
 
 class PageAccess(CORSMiddleware):
-    """Starlette's middleware for the origins of an access policy, with refusals in OpenAI's form.
-    Any request header is allowed, since the official client sends a dozen of its own; cookies are
-    not, since none are read."""
+    """Starlette's CORS middleware for the origins of an access policy, with errors in OpenAI's
+    format. Any request header is allowed, since the official client sends a dozen of its own.
+    Cookies are not allowed, since none are read."""
 
     def __init__(self, app: ASGIApp, access: AccessPolicy) -> None:
         super().__init__(

@@ -1,7 +1,6 @@
-"""A weighted semaphore that is fair between owners: batches that run side by side, lines at the
-engine, keys whose chats are rendered.
-
-Knows weights and owners; no batches, lines or keys. Belongs to one event loop.
+"""FairSemaphore: a weighted semaphore, fair between owners. Used for batches that run at the same
+time, for lines at the engine, and for chats that are rendered. Knows weights and owners; no batches
+or API keys. Belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -21,20 +20,21 @@ class _Waiter:
 
 
 class FairSemaphore:
-    """A semaphore with a number of places and bytes. Freed room goes to the owner with the fewest
-    places, between equals to the first in line; nobody overtakes the one whose turn it is.
+    """A semaphore that limits places and bytes. Freed room goes to the waiting owner with the
+    fewest places; between equals, to the one that waits longest. Nobody overtakes the one whose
+    turn it is.
 
-    The last one let in may exceed the places: with lines of 300 samples and 576 places, the second
-    line enters before the first one's last samples end, so that the engine's rows don't drain line
-    by line. The bound on bytes is strict, since they are memory; only a request larger than the
-    whole bound is let in, alone.
+    The last one to enter may exceed the number of places. With lines of 300 samples and 576 places,
+    the second line enters before the first one's last samples end, so that the engine's rows never
+    run empty between lines. The limit on bytes is strict, since they are memory. Only a request
+    larger than the whole limit may exceed it, and enters alone.
     """
 
     def __init__(self, places: int, bytes: int = 0) -> None:
         self.capacity = (places, bytes)
         self._taken = (0, 0)
-        self._held: Counter[str] = Counter()  # places by owner
-        self._waiting: list[_Waiter] = []  # empty while the next one has room
+        self._held: Counter[str] = Counter()  # number of taken places by owner
+        self._waiting: list[_Waiter] = []  # waiting callers; empty if there is room
 
     async def acquire(self, places: int = 1, bytes: int = 0, owner: str = "") -> None:
         """Waits for room and takes it."""
@@ -47,12 +47,12 @@ class FairSemaphore:
             if waiter in self._waiting:
                 self._waiting.remove(waiter)
                 self._let_in()
-            else:  # let in and cancelled at the same moment
+            else:  # cancelled after it was let in, so it gives its room back
                 self.release(places, bytes, owner)
             raise
 
     def take(self, owner: str) -> bool:
-        """Takes a place if one is free and nobody waits. Returns True if it did."""
+        """Takes one place if one is free and nobody waits. Returns True if it took one."""
         free = not self._waiting and self._fits((1, 0))
         if free:
             self._add(owner, (1, 0))
@@ -64,7 +64,8 @@ class FairSemaphore:
 
     @contextlib.asynccontextmanager
     async def slot(self, owner: str, waived: asyncio.Event) -> AsyncIterator[None]:
-        """Holds one place inside the block; enters without a place once `waived` is set."""
+        """Holds one place during the block. If `waived` is set before a place is free, enters
+        without one."""
         entering, waiving = (
             asyncio.ensure_future(self.acquire(owner=owner)),
             asyncio.ensure_future(waived.wait()),

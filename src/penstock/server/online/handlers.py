@@ -1,5 +1,6 @@
-"""One HTTP exchange: read a body, run a call, answer with one body or with events. Knows requests
-and responses; forms, translate and answers define their content."""
+"""Handlers of the routes that generate text. Each reads a body, runs a call, and answers with one
+body or with events. Knows requests and responses; forms.py, translate.py and answers.py define
+their content."""
 
 from __future__ import annotations
 
@@ -37,14 +38,15 @@ from penstock.server.openai.responses_forms import PARAMS, read_responses
 from penstock.server.openai.scoring_forms import read_scoring
 from penstock.server.openai.translate import Call, make_call, size_of
 
-# seconds of work for a request before we start to watch whether its client is still there
+# seconds of work for a request before the server begins to watch whether its client is still
+# connected
 UNWATCHED = 0.005
 Result = TypeVar("Result")
 
 
 class EventStream(Response):
-    """Server-sent events of a running call: one `send` per step, or several if a step's events
-    exceed a piece."""
+    """Response with the server-sent events of a running call. Calls `send` once per engine step, or
+    several times if a step's events exceed limits.piece_bytes."""
 
     def __init__(
         self, state: AppState, active: ActiveCall, answer: BaseAnswer, deadline: float | None
@@ -53,7 +55,7 @@ class EventStream(Response):
             media_type="text/event-stream",
             headers={"cache-control": "no-cache", "x-request-id": answer.id},
         )
-        del self.headers["content-length"]  # unknown in advance
+        del self.headers["content-length"]  # the length is unknown in advance
         self._state, self._active, self._answer = state, active, answer
         self._deadline = deadline
 
@@ -67,8 +69,7 @@ class EventStream(Response):
         except ClientGoneError:
             return
         except Exception:
-            # A fault of ours: reported to this client, and raised again for the log. Other requests
-            # go on.
+            # A bug is reported to this client, and raised again for the log. Other requests go on.
             self._active.cancel()
             last = self._answer.error_event(FaultError(FAILED))
             await send({"type": "http.response.body", "body": last, "more_body": False})
@@ -92,7 +93,7 @@ class EventStream(Response):
                     ]
                     pieces += made
                     size += sum(map(len, made))
-                    # each first event may repeat a whole prompt
+                    # a choice's first event may repeat the whole prompt, so events can be large
                     if size >= limits.piece_bytes:
                         await send(
                             {
@@ -112,9 +113,9 @@ class EventStream(Response):
 async def buffer_answer(
     state: AppState, active: ActiveCall, answer: BaseAnswer, responses: ResponseBudget | None = None
 ) -> list[bytes]:
-    """Returns the body in pieces, which count against `responses` or else the server's budget. Each
-    choice is encoded when its sample ends, so that little is left to do after the last one. Raises
-    PenstockError; AnswerTooLargeError if its bytes run out of room."""
+    """Runs a call and returns the answer's body in pieces. Their bytes count against the budget
+    `responses`, or the server's if it is None. Each choice is encoded when its sample ends, so that
+    little work is left after the last one. Raises PenstockError, such as AnswerTooLargeError."""
     n, yielder = active.call.sampling.n, state.yielder
     likely = 1 + (active.call.logprobs or 0)
     with (responses or state.responses).hold([b""] * active.call.choices) as held:
@@ -149,7 +150,8 @@ async def post_generate(state: AppState, request: Request) -> Response:
 
 
 async def post_responses(state: AppState, request: Request) -> Response:
-    """POST /v1/responses: a chat in another form. Raises PenstockError with that form's `param`."""
+    """POST /v1/responses: a chat with other field names. Raises PenstockError with these names as
+    `param`."""
     try:
         return await _post(state, request, read_responses)
     except UsageError as error:
@@ -158,7 +160,8 @@ async def post_responses(state: AppState, request: Request) -> Response:
 
 
 async def post_scoring(state: AppState, request: Request) -> Response:
-    """POST /generative_scoring: a completion in another form. Raises PenstockError."""
+    """POST /generative_scoring: label probabilities, by a completion of one token. Raises
+    PenstockError."""
     return await _post(state, request, read_scoring)
 
 
@@ -167,20 +170,20 @@ async def _post(
     request: Request,
     read: Callable[[bytearray, HttpLimits], CompletionForm | ChatForm],
 ) -> Response:
-    """Serves a request from its body on. Checks for room before reading the body and before
-    tokenizing it. Raises PenstockError, ClientGoneError."""
+    """Serves a request. Checks the request limits before reading the body and before tokenizing it.
+    read: parses the body. Raises PenstockError, ClientGoneError."""
     key = key_of(request.scope)
     state.request_limits.check(key)
     work = None
     try:
-        with state.intake.place() as place:  # held until the body has become token ids
+        with state.intake.place() as place:  # counts the body's bytes until it has become token ids
             form = await read_body(state, request, place, read)
             check_model(form.model, state.model)
             ticket = state.request_limits.acquire(key, *size_of(form))
             work = RequestWork(state, request, ticket, state.deadline(form.timeout))
             tenant = NO_TENANT if key is None else key.number
             call = await make_call(form, work.prompt_tools, tenant)
-            # may be hundreds of MB that the call doesn't need, while the answer may take hours
+            # frees the parsed body: it may take hundreds of MB, and the answer may take hours
             del form
             ticket.adjust(call.size)
         return await _answer(work, call)
@@ -196,25 +199,26 @@ async def read_body(
     place: BodyRoom,
     read: Callable[[bytearray, HttpLimits], Result],
 ) -> Result:
-    """Receives and parses a body. Long bodies are parsed in a thread, one at a time, so that the
-    event loop goes on; parsing is dropped if the client leaves. Raises PenstockError,
-    ClientGoneError."""
+    """Receives a body and parses it by `read`. Long bodies are parsed in a thread, one at a time,
+    so that the event loop goes on. If the client leaves meanwhile, the result is dropped. Raises
+    PenstockError, ClientGoneError."""
     body = await state.intake.read(request, place)
     state.tell_marks(body)
     if len(body) <= LONG_BODY:
         return read(body, state.limits)
     with state.intake.waiting(len(body)):
         work = asyncio.get_running_loop().run_in_executor(state.reader, read, body, state.limits)
-        del body  # the worker thread owns the body
+        del body  # only the worker thread may keep the body in memory
         return await until_gone(work, request.receive, state.closing)
 
 
 async def _answer(work: RequestWork, call: Call) -> Response:
-    """Submits the call. Raises PenstockError, ClientGoneError."""
+    """Submits the call to the engine and returns its response. Raises PenstockError,
+    ClientGoneError."""
     state, request = work.state, work.request
     answer = await answer_to(call, state.model, state.spellings)
     active = ActiveCall(state, call, work.ticket)
-    request.state.call_metrics = active.call_metrics  # read by the access log
+    request.state.call_metrics = active.call_metrics  # the access log reads it
     if call.stream:
         return EventStream(state, active, answer, work.deadline)
     try:
@@ -225,8 +229,8 @@ async def _answer(work: RequestWork, call: Call) -> Response:
 
 
 class RequestWork:
-    """Work for one request before its answer begins. Its client's leaving, its deadline and the
-    server's shutdown cancel it."""
+    """Runs work for one request before its answer begins. If the client leaves, the deadline passes
+    or the server shuts down, the work is cancelled."""
 
     def __init__(
         self, state: AppState, request: Request, ticket: Ticket, deadline: float | None
@@ -235,7 +239,7 @@ class RequestWork:
 
     @property
     def prompt_tools(self) -> PromptTools:
-        """Tools that turn the request's body into token ids."""
+        """The functions and settings that turn the request's body into token ids."""
         state, client = self.state, self.state.client
         return PromptTools(
             client.facts,
@@ -249,27 +253,27 @@ class RequestWork:
         )
 
     def while_client_stays(self, work: Awaitable[Result]) -> Awaitable[Result]:
-        """Runs `work`; raises the errors of until_gone."""
+        """Runs `work` until it is done or must end early. Raises the errors of until_gone."""
         return until_gone(work, self.request.receive, self.state.closing, self.deadline)
 
     async def in_sandbox(self, jobs: Sequence[Job]) -> list[Reply]:
-        """Renders and tokenizes in a sandbox. When sandboxes are short, API keys take turns."""
+        """Runs jobs (rendering, tokenizing) in sandboxes. If all are busy, API keys take turns."""
         return await self.state.turns.run(self.state.sandboxes, jobs, self.ticket.owner, self._soon)
 
     async def check_pattern(self, pattern: str) -> None:
-        """Checks a pattern of stop_when in its own process. Raises UsageError."""
+        """Checks a pattern of stop_when in the sandbox process for patterns. Raises UsageError."""
         await self._soon(self.state.patterns.check(pattern))
 
     async def in_thread(self, work: Callable[[], Result]) -> Result:
-        """Runs `work` in the thread pool. If the request ends first, work that has not begun is
+        """Runs `work` in the thread pool. If the request ends before, work that has not begun is
         dropped."""
         return await self._soon(
             asyncio.get_running_loop().run_in_executor(self.state.threads, work)
         )
 
     async def _soon(self, work: Awaitable[Result]) -> Result:
-        """Runs `work`, and watches the client only after UNWATCHED seconds: watching costs 0.2 ms,
-        and most work ends before."""
+        """Runs `work` like while_client_stays, but watches the client only after UNWATCHED seconds:
+        watching takes 0.2 ms, and most work ends before."""
         task = asyncio.ensure_future(work)
         if task.done():
             return task.result()
@@ -282,6 +286,6 @@ class RequestWork:
 
 
 def refuse(request: Request, error: PenstockError) -> Response:
-    """Returns the answer to a request that ended in an error of ours."""
-    request.state.refused = names_of(error)  # read by the access log
+    """Returns the answer to a request that ended in a PenstockError."""
+    request.state.refused = names_of(error)  # the access log reads it
     return Response(body_of(error), status_of(error), error_headers(error), media_type=JSON)

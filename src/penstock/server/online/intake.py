@@ -1,5 +1,5 @@
-"""Incoming bodies: time and size limits of each, and of all together until they are token ids.
-Knows HTTP messages; no form, no engine."""
+"""Receives request bodies within limits. Limits time and size of each body, and the size of all
+bodies together until they are token ids. Knows HTTP messages; no JSON fields, no engine."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from penstock.server.online.request_limits import QueueFullError
 from penstock.server.openai.http_errors import HttpError, shutting_down
 from penstock.server.openai.http_limits import LONG_BODY, HttpLimits
 
-# bytes above which a body counts as large; a text of 32 MiB becomes 128 MiB if one of its
-# characters needs four bytes
+# bytes above which a body counts as large; as a Python text 32 MiB become 128 MiB if one character
+# needs four bytes
 LARGE = 1024 * 1024
-# long bodies may use one part in so many of the receiving room, so that half-sent ones block no
-# short ones
+# long bodies may use only 1 / OF_LONG of the bytes for bodies being received, so that half-sent
+# ones don't block short ones
 OF_LONG = 4
-TRY_AGAIN = 1  # seconds for Retry-After when there is no room for a body
+TRY_AGAIN = 1  # seconds in the header Retry-After when there is no room for a body
 
 
-# bytes per second at which a body must arrive after its first seconds
+# bytes per second at which a body must arrive after the first body_seconds
 BODY_RATE = 16 * 1024
 
 
 class BodyTimeouts:
-    """Timeouts of one service's incoming bodies."""
+    """Timeouts of the bodies that one server process is receiving."""
 
     def __init__(self) -> None:
         self._open: set[asyncio.Timeout] = set()
@@ -35,9 +35,9 @@ class BodyTimeouts:
 
     @contextlib.asynccontextmanager
     async def within(self, seconds: float, what: str) -> AsyncIterator[Callable[[int], None]]:
-        """Limits the time of the block, which receives a body. Yields a function to call with the
-        number of bytes received so far, which extends the time. Raises HttpError, which calls the
-        body `what`, and ShuttingDownError."""
+        """Limits the time of the block, which receives a body. Yields a function that extends the
+        time; it takes the number of bytes received so far. seconds: time without extension. what:
+        name of the body in the error. Raises HttpError at the timeout, and ShuttingDownError."""
         if self._closed:
             raise shutting_down()
         begun = asyncio.get_running_loop().time()
@@ -48,7 +48,7 @@ class BodyTimeouts:
                     yield lambda size: self._more(patience, begun + seconds + size / BODY_RATE)
                 finally:
                     self._open.discard(patience)
-        except TimeoutError:  # only from the timeout: files raise no TimeoutError
+        except TimeoutError:  # comes only from this timeout, since files raise no TimeoutError
             if self._closed:
                 raise shutting_down() from None
             message = (
@@ -72,7 +72,8 @@ class BodyTimeouts:
 
 
 class BodyRoom:
-    """The room that a large body takes until it has become token ids or its `with` block ends."""
+    """The bytes of one body that count as large, until it has become token ids or its `with` block
+    ends."""
 
     def __init__(self, intake: Intake) -> None:
         self._intake = intake
@@ -86,8 +87,8 @@ class BodyRoom:
         self._bytes = 0
 
     def take(self, size: int) -> None:
-        """Takes room for a body of `size` bytes. Raises HttpError if there is none; a body that is
-        alone may exceed the whole room."""
+        """Counts a body of `size` bytes. Raises HttpError if all large bodies together would exceed
+        the limit; a single body may."""
         intake = self._intake
         if size <= max(LARGE, self._bytes):
             return
@@ -97,7 +98,7 @@ class BodyRoom:
         self._bytes = size
 
     def left(self, size: int) -> None:
-        """Frees the room of all but `size` bytes of the body."""
+        """Stops counting all but `size` bytes of the body."""
         if size < self._bytes:
             size = size if size > LARGE else 0
             self._intake.large -= self._bytes - size
@@ -115,30 +116,31 @@ def _busy() -> HttpError:
 
 
 def declared_size(request: Request) -> int:
-    """Returns the body's length from its header; 0 without one."""
+    """Returns the body's length by its Content-Length header; 0 without that header."""
     declared = request.headers.get("content-length", "")
     return int(declared[:99]) if declared.isascii() and declared.isdigit() else 0
 
 
 class Intake:
-    """Receives bodies. Each of several servers has an equal part of the room for large ones."""
+    """Receives bodies. Each of several server processes has an equal share of the limit for large
+    bodies."""
 
     def __init__(self, limits: HttpLimits, timeouts: BodyTimeouts, servers: int = 1) -> None:
         self.limits, self._timeouts = limits, timeouts
         self.most_large = limits.max_large_bytes // servers
-        self.bytes = 0  # bytes of bodies being received
-        self.large = 0  # bytes of large bodies that are not token ids yet
-        self._waiting = 0  # bytes of complete bodies that wait to be parsed
+        self.bytes = 0  # bytes of all bodies that are being received
+        self.large = 0  # bytes of all large bodies that are not token ids yet
+        self._waiting = 0  # bytes of all complete bodies that wait to be parsed
 
     def place(self) -> BodyRoom:
-        """Returns the room for one body, a context manager around its handling."""
+        """Returns the byte counter of one body, a context manager around its handling."""
         return BodyRoom(self)
 
     @contextlib.contextmanager
     def waiting(self, size: int) -> Iterator[None]:
-        """Counts a complete body while it waits to be parsed. Raises HttpError past the bound for
-        large bodies: many bodies of a megabyte each, which aren't large, would otherwise fill the
-        memory."""
+        """Counts a complete body while it waits to be parsed. Raises HttpError if all waiting
+        bodies exceed the limit for large ones, since many bodies of just under a megabyte would
+        fill the memory too."""
         if self._waiting and self._waiting + size > self.most_large:
             raise _busy()
         self._waiting += size
@@ -148,7 +150,7 @@ class Intake:
             self._waiting -= size
 
     async def read(self, request: Request, place: BodyRoom) -> bytearray:
-        """Reads the whole body. Raises HttpError, for a too large body as soon as its size is
+        """Receives the whole body. Raises HttpError, for a too large body as soon as its size is
         known, and ShuttingDownError."""
         limits = self.limits
         declared = declared_size(request)

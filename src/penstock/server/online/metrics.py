@@ -1,8 +1,6 @@
-"""Metrics for Prometheus, under vLLM's names after the colon, so that a dashboard needs only
-another prefix.
-
+"""Metrics for Prometheus with vLLM's names. They differ only in the prefix before the colon.
 Counters and gauges come from the engine. Histograms are filled here, and added up over server
-processes on a board in shared memory. Times to the first token and between tokens count streamed
+processes by a board in shared memory. Times to the first token and between tokens count streamed
 answers only. Knows the client's stats and calls.
 """
 
@@ -36,7 +34,7 @@ if TYPE_CHECKING:
 _SECONDS = (*(a * 10.0**b for b in range(-3, 3) for a in (1, 2.5, 5)), 1000.0)
 _TOKENS = tuple(a * 10.0**b for b in range(6) for a in (1, 2, 5))
 _SAMPLES = tuple(a * 10.0**b for b in range(4) for a in (1, 2, 5))
-# stats key -> (metric, help)
+# key of the engine's stats -> (metric's name, help)
 _GAUGES = {
     "running": ("num_requests_running", "Sequences that have a row."),
     "waiting": ("num_requests_waiting", "Sequences that wait for one."),
@@ -93,8 +91,8 @@ _COUNTERS = {
 
 
 class Histogram:
-    """A histogram for Prometheus. An observation is a bisection and two additions;
-    prometheus-client's own takes a lock."""
+    """A histogram for Prometheus. An observation takes a bisection and two additions; the one of
+    prometheus-client also takes a lock."""
 
     __slots__ = ("_bounds", "_counts", "_help", "_sum", "name")
 
@@ -109,14 +107,15 @@ class Histogram:
 
     @property
     def numbers(self) -> list[float]:
-        """Counts by bucket, then the sum of the observations; all add up over processes."""
+        """The counts by bucket, then the sum of the observations. All can be added up over
+        processes."""
         return [*self._counts, self._sum]
 
     def metric(self, labels: Mapping[str, str], numbers: Sequence[float]) -> Metric:
-        """Returns Prometheus' form of `numbers`, which may be added up over several processes."""
+        """Returns Prometheus' metric of `numbers`, which may be sums over several processes."""
         family = HistogramMetricFamily("penstock:" + self.name, self._help, labels=list(labels))
         total, buckets = 0, []
-        # the sum comes after the counts
+        # not strict, since the sum comes after the counts
         for bound, count in zip((*map(str, self._bounds), "+Inf"), numbers, strict=False):
             total += int(count)
             buckets.append((bound, total))
@@ -128,8 +127,8 @@ class Board:
     """Shared memory with a row of numbers per server process. Each process writes its own row and
     reads all.
 
-    The numbers only grow and are written one at a time, so that their sums never fall, whichever
-    process computes them.
+    The numbers only grow and are written one at a time, so that their sums never decrease,
+    whichever process computes them.
     """
 
     _WIDTH = 512  # numbers in a row; Metrics has about 270
@@ -139,7 +138,7 @@ class Board:
         self._numbers = np.frombuffer(memory, np.float64).reshape(rows, self._WIDTH)
         self._row = row
         self.servers = rows
-        self.first = row == 0  # True in the one process that prints messages of the service
+        self.first = row == 0  # True in the one process that prints messages for all
 
     @classmethod
     def make(cls, rows: int) -> int:
@@ -158,8 +157,8 @@ class Board:
 
 
 class Metrics:
-    """All metrics of one server, as a collector with its own registry. `board`: given if the server
-    has several processes."""
+    """All metrics of one server, as a Prometheus collector with its own registry. model: the served
+    name, a label. board: shared memory if the server has several processes, else None."""
 
     def __init__(self, client: EngineClient, model: str, board: Board | None = None) -> None:
         self._client = client
@@ -219,7 +218,7 @@ class Metrics:
             yield histogram.metric(self._labels, list(islice(numbers, len(histogram.numbers))))
 
     def _of_engines(self) -> Iterator[Metric]:
-        """Yields the engines' metrics; of several, those of each live one with its number as a
+        """Yields the engines' metrics. With several engines, each live one has its number as a
         label."""
         each = self._client.each()
         names, values = list(self._labels), list(self._labels.values())
@@ -281,7 +280,7 @@ class Metrics:
         return tuple(each for each in vars(self).values() if isinstance(each, Histogram))
 
     def text(self) -> bytes:
-        """Returns the page of /metrics."""
+        """Returns the text of /metrics."""
         return generate_latest(self._registry)
 
 
@@ -290,8 +289,8 @@ def _labelled(values: list[str], replica: int, count: int) -> list[str]:
 
 
 class CallMetrics:
-    """Tokens, finish reasons and times of one call. background: no client waits, so its times are
-    not counted as latencies."""
+    """Tokens, finish reasons and times of one call. background: True if no client waits, so that
+    its times are not counted as latencies."""
 
     def __init__(self, metrics: Metrics, call: Call, *, background: bool) -> None:
         # Keeps no reference to the call, which holds its prompts: this object lives as long as the
@@ -299,17 +298,18 @@ class CallMetrics:
         self.stream, self.n, self.choices = call.stream, call.sampling.n, call.choices
         self._most = call.sampling.max_tokens
         self.prompt_tokens = call.prompt_tokens
-        self.made = 0  # tokens made
+        self.made = 0  # number of output tokens so far
         # seconds until the first token arrived; without streaming, until it was sampled
         self.first: float | None = None
-        self.ends: dict[str, int] = {}  # finish reason -> samples
+        self.ends: dict[str, int] = {}  # finish reason -> number of samples
         self._metrics, self._background = metrics, background
         self._start = time.perf_counter()
         # (prompt, sample) -> [time of its last delta, tokens]
         self._samples: dict[tuple[int, int], list[float]] = {}
 
     def note(self, at: int, deltas: Sequence[Delta]) -> None:
-        """Counts new deltas of prompt `at`; takes 0.6 us per delta, or per streamed token."""
+        """Counts new deltas of the prompt with index `at`. Takes 0.6 us per delta, or per token of
+        a streamed answer."""
         now, streamed, samples = (
             time.perf_counter(),
             self.stream and not self._background,
@@ -334,7 +334,7 @@ class CallMetrics:
                 self._end(delta.finish_reason)
 
     def close(self, streams: Sequence[Stream]) -> None:
-        """Observes the values that are known only at the end of a complete call."""
+        """Adds the values that are known only at the end of a complete call to the histograms."""
         metrics, longest = (
             self._metrics,
             int(max((tokens for _, tokens in self._samples.values()), default=0)),

@@ -1,11 +1,11 @@
-"""Limits of requests that wait or run before the engine, shared between API keys, and the time for
-Retry-After.
+"""Limits the requests that wait or run. The limits are shared between API keys. Also computes the
+seconds of Retry-After.
 
 Counts samples and prompt tokens (once per prompt, whatever n is) that were accepted and not yet
-answered. Half of each limit is divided between the keys; the other half goes to the first that
-come. A request larger than a limit is accepted when nothing else is open. With several servers each
-has an equal part of a key's limit, which a single request may exceed. Knows counts and keys; no
-bodies, no engine.
+answered. An "open" sample or token is one of a request that was accepted and not yet answered. Half
+of each limit is divided between the keys; any key may use the other half. A request larger than a
+limit is accepted when nothing else is open. Each of several server processes has an equal share of
+a key's limit, which a single request may exceed. Knows counts and keys; no bodies, no engine.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from collections.abc import Callable
 from penstock.server.online.api_keys import Key
 from penstock.server.openai.http_errors import HttpError
 
-QUEUED_A_ROW = 8  # default limit: open samples per row of the engine
-# default limit: open prompt tokens; 0.6 GB if every prompt is one token
+QUEUED_A_ROW = 8  # default limit of open samples per row of the engine
+# default limit of open prompt tokens; they take 0.6 GB if every prompt is one token
 QUEUED_TOKENS = 16 * 1024 * 1024
-WINDOW = 10.0  # seconds with work over which the drain rate is measured
-# seconds to wait while the drain rate is unknown: there was work for less than WINDOW
+# seconds with work over which the drain rate (finished samples or tokens per second) is measured
+WINDOW = 10.0
+# seconds to wait while the drain rate is unknown, since there was work for less than WINDOW
 FIRST_WAIT = 5
-LONGEST_WAIT = 60  # seconds; the official clients follow a Retry-After no longer than this
+LONGEST_WAIT = 60  # seconds; OpenAI's clients ignore a longer Retry-After
 NOBODY = ""  # owner of requests without a key
 
 
 class QueueFullError(HttpError):
-    """Raised when the limits, or a key's part of them, have no room at this moment."""
+    """Raised when the limits, or a key's share of them, have no room at this moment."""
 
     status, code = 429, "queue_full"
 
@@ -38,37 +39,38 @@ class QueueFullError(HttpError):
 
 
 class Pool:
-    """One limited quantity, and how much of it each key holds. Only a request that is alone may
-    exceed `most`."""
+    """One limited quantity (samples or tokens), and how much of it each key holds. Only a request
+    that is alone may exceed the limit `most`. keys: number of API keys."""
 
     def __init__(self, most: int, keys: int, clock: Callable[[], float]) -> None:
         self.most = most
         self.total = 0
         self._clock = clock
-        self._worked = 0.0  # seconds with anything open, until the last time that nothing was
-        self._since = 0.0  # while anything is open: the time since when
-        # within the last WINDOW seconds of work: [second, amount given back]
+        # seconds in which anything was open, up to the last time that nothing was
+        self._worked = 0.0
+        self._since = 0.0  # time since which something is open
+        # [second of work, amount given back in it] for the last WINDOW seconds of work
         self._drained: deque[list[float]] = deque()
         keys = max(keys, 1)
-        # part reserved for each key; with many keys 1, if possible
+        # amount reserved for each key; with many keys 1, if the limit allows
         self._own = max(most // (2 * keys), min(most // keys, 1))
         self._shared = most - self._own * keys
         self._held: dict[str, int] = {}
 
     def worked(self) -> float:
-        """Returns the seconds with work so far. Idle time doesn't count: it says nothing about the
-        drain rate."""
+        """Returns the seconds in which anything was open so far. Idle time doesn't count, since it
+        says nothing about the drain rate."""
         return self._worked + (self._clock() - self._since if self.total else 0.0)
 
     def held(self, name: str) -> int:
         return self._held.get(name, 0)
 
     def room(self, name: str) -> int:
-        """Returns how much more this key may take; 0 or less means nothing."""
+        """Returns how much more the key `name` may take; 0 or less means nothing."""
         return max(self._own - self.held(name), 0) + self._shared
 
     def add(self, name: str, amount: int) -> None:
-        """Takes `amount`; a negative one gives back."""
+        """Takes `amount` for the key `name`; a negative amount gives back."""
         before = self.held(name)
         after = before + amount
         self._shared -= max(after - self._own, 0) - max(before - self._own, 0)
@@ -81,7 +83,7 @@ class Pool:
             self._held.pop(name, None)
 
     def give_back(self, name: str, amount: int) -> None:
-        """Gives back `amount` after its work is done."""
+        """Gives back `amount` whose work is done, which counts for the drain rate."""
         self.add(name, -amount)
         second = math.floor(self.worked())
         if not self._drained or self._drained[-1][0] != second:
@@ -89,7 +91,7 @@ class Pool:
         self._drained[-1][1] += amount
 
     def rate(self) -> float:
-        """Returns the amount given back per second."""
+        """Returns the drain rate: the amount given back per second of work."""
         now = self.worked()
         while self._drained and self._drained[0][0] < now - WINDOW:
             self._drained.popleft()
@@ -105,9 +107,9 @@ class Pool:
 
 
 class RequestLimits:
-    """Accepts or refuses requests. Each of several server processes has its own part of the limits,
-    so that together they never accept more. A request is checked three times: `check` at its head,
-    `acquire` after its body is read, `adjust` after it is tokenized."""
+    """Accepts or refuses requests. Each of several server processes has its own share of the
+    limits, so that together they never accept more. A request is checked three times: by `check`
+    before its body is read, by `acquire` after that, and by Ticket.adjust after it is tokenized."""
 
     def __init__(
         self,
@@ -123,8 +125,9 @@ class RequestLimits:
         self._servers = servers
 
     def check(self, key: Key | None, reqs: int = 1, tokens: int = 1) -> None:
-        """Raises QueueFullError if there is no room, and HttpError for more than the key's own
-        limits ever allow. reqs 0: the samples are counted already."""
+        """Raises QueueFullError if there is no room for `reqs` samples and `tokens` prompt tokens,
+        and HttpError for more than the key's own limits ever allow. reqs: 0 if the samples are
+        counted already."""
         if reqs:
             self._check(
                 self.reqs, key, reqs, None if key is None else key.max_num_queued_reqs, "samples"
@@ -138,8 +141,8 @@ class RequestLimits:
         )
 
     def acquire(self, key: Key | None, reqs: int, tokens: int) -> Ticket:
-        """Returns a request's ticket. `tokens`: an estimate, since the text isn't tokenized yet.
-        Raises the errors of check."""
+        """Accepts a request of `reqs` samples, and returns its ticket. tokens: estimate of its
+        prompt tokens, since the text isn't tokenized yet. Raises the errors of check."""
         self.check(key, reqs, tokens)
         return Ticket(self, key, reqs, tokens)
 
@@ -155,7 +158,7 @@ class RequestLimits:
                 )
                 raise HttpError(message, code="key_limit")
             held = pool.held(name)
-            # a request that is the key's only one passes within its whole limit
+            # the key's only request may use the key's limit of all server processes
             if held and held + amount > limit // self._servers:
                 self.refused += 1
                 message = (
@@ -175,7 +178,7 @@ class RequestLimits:
 
 
 class Ticket:
-    """The samples and tokens that one request holds. Releasing them is idempotent."""
+    """The open samples and tokens of one accepted request. Releasing them is idempotent."""
 
     def __init__(self, limits: RequestLimits, key: Key | None, reqs: int, tokens: int) -> None:
         self._limits, self._key = limits, key
@@ -208,7 +211,8 @@ class Ticket:
             self._limits.reqs.give_back(self._name, samples)
 
     def release(self) -> None:
-        """Gives back all that the request still holds, whatever its end was."""
+        """Gives back all samples and tokens that the request still holds, when it has ended in any
+        way."""
         self.ended(self._reqs)
         tokens, self._tokens = self._tokens, 0
         if tokens:

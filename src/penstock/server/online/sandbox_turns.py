@@ -1,7 +1,6 @@
-"""SandboxTurns: the order of jobs in the sandboxes of one server. Owners take turns. Long jobs, and
-all jobs of batches, leave one sandbox to short ones, which would otherwise wait behind them.
-
-Knows jobs and owners; no requests, no lines of batches.
+"""SandboxTurns: the order of jobs in the sandboxes. Owners (API keys, batches) take turns. Long
+jobs, and all jobs of batches, leave one sandbox free for short jobs, which would otherwise wait for
+them. Knows jobs and owners; no requests, no lines of batches.
 """
 
 from __future__ import annotations
@@ -23,24 +22,26 @@ from penstock.sandbox.sandbox_process import (
 )
 from penstock.server.online.fair_semaphore import FairSemaphore
 
-LONG = 65_536  # ASCII letters: a job of at least this cost is long; 10 ms of tokenizing or more
-A_SIGN = 4  # letters that a non-ASCII character counts as: it may be as many tokens
+# ASCII letters; a job that costs as much as more letters counts as long, which means 10 ms of
+# tokenizing or more
+LONG = 65_536
+A_SIGN = 4  # letters that a non-ASCII character counts as, since it may be as many tokens
 A_PART = 16  # letters that a message, a field or a list entry counts as
-# letters that a letter of a schema counts as: 160 KB with 5,000 properties took 0.9 s
+# letters that a letter of a schema counts as; a schema of 160 KB with 5,000 properties took 0.9 s
 OF_A_FORM = 16
 
 Result = TypeVar("Result")
 
 
 class Soon(Protocol):
-    """Awaits work while its client stays."""
+    """Function that awaits work and cancels it if the client leaves."""
 
     def __call__(self, work: Awaitable[Result], /) -> Awaitable[Result]: ...
 
 
 class SandboxTurns:
-    """Turns at the sandboxes of one server, of which there are at most `most`. every: for all jobs.
-    long: for long jobs, one fewer."""
+    """Turns at the sandboxes of one server. most: largest number of sandboxes. every: semaphore for
+    all jobs. long: semaphore for long jobs, with one place fewer."""
 
     def __init__(self, most: int) -> None:
         self.every, self.long = FairSemaphore(most), FairSemaphore(most - 1)
@@ -48,15 +49,15 @@ class SandboxTurns:
     async def run(
         self, pool: SandboxPool, jobs: Sequence[Job], owner: str, soon: Soon
     ) -> list[Reply]:
-        """Runs jobs that a client waits for, each in its own turn. Raises the errors of
-        SandboxPool.run."""
+        """Runs jobs that a client waits for, each in its own turn. soon: awaits the result while
+        the client stays. Raises the errors of SandboxPool.run."""
         if len(jobs) == 1:
             return await self._one(pool, jobs[0], owner, soon, is_long(jobs[0]))
         return await soon(self._several(pool, jobs, owner, all_long=False))
 
     async def run_aside(self, pool: SandboxPool, jobs: Sequence[Job], owner: str) -> list[Reply]:
-        """Runs jobs that no client waits for, as long ones.
-        Raises the errors of SandboxPool.run."""
+        """Runs jobs that no client waits for; they count as long ones. Raises the errors of
+        SandboxPool.run."""
         return await self._several(pool, jobs, owner, all_long=True)
 
     async def _several(
@@ -88,8 +89,7 @@ async def _plainly(work: Awaitable[Result], /) -> Result:
 
 
 def is_long(job: Job) -> bool:
-    """Returns True if a job costs more than LONG letters of text.
-    Stops looking once that is known."""
+    """Returns True if a job costs more than LONG letters of text. Stops counting there."""
     if isinstance(job, GrammarJob):
         return OF_A_FORM * job.asked.size > LONG
     if isinstance(job, TokensJob):

@@ -1,5 +1,5 @@
-"""Text to token ids and back over HTTP, in vLLM's forms, for evaluation tools and RL loops that
-have no tokenizer of their own. Knows requests, forms and the tokenizer; no engine."""
+"""Handlers of /tokenize and /detokenize. They use vLLM's bodies, for evaluation tools and RL loops
+that have no tokenizer of their own. Knows requests, body structs and the tokenizer; no engine."""
 
 from __future__ import annotations
 
@@ -22,14 +22,15 @@ from penstock.server.openai.translate import size_of
 if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
-# UTF-8 bytes of a text; at most as many tokens, 170 MB while they are made, one or two seconds
+# most UTF-8 bytes of a text; it has at most as many tokens, which take 170 MB and one or two
+# seconds to make
 MOST_BYTES = 1_000_000
-FEW_IDS = 1_024  # ids that the event loop decodes itself, in about 1 ms
+FEW_IDS = 1_024  # most ids that the event loop decodes itself, in about 1 ms
 
 
 async def post_tokenize(state: AppState, request: Request) -> Response:
-    """POST /tokenize: a text, or a chat rendered by the model's template. Raises PenstockError,
-    ClientGoneError."""
+    """POST /tokenize: answers the tokens of a text, or of a chat rendered by the model's template.
+    Raises PenstockError, ClientGoneError."""
     tokenizer, most = _tokenizer(state), state.client.facts.max_model_len
     key = key_of(request.scope)
     state.request_limits.check(key)
@@ -56,8 +57,8 @@ async def post_tokenize(state: AppState, request: Request) -> Response:
 
 
 async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork) -> bytes:
-    """Returns a text's tokens as JSON. The text may be longer than the context: many clients want
-    its length."""
+    """Returns a text's tokens as JSON. The text may be longer than the context (`most` tokens),
+    since many clients want to know its length."""
     if len(job.text) <= LONG_TEXT:
         ids = tokenizer.encode(job.text, add_special_tokens=job.add_special_tokens)
         return tokens_json(ids, most, tokenizer if job.spelt else None)
@@ -70,7 +71,8 @@ async def _told(job: TellJob, tokenizer: Tokenizer, most: int, work: RequestWork
 
 
 async def post_detokenize(state: AppState, request: Request) -> Response:
-    """POST /detokenize: token ids to text, with special tokens. Raises PenstockError."""
+    """POST /detokenize: answers the text of token ids, with special tokens.
+    Raises PenstockError."""
     tokenizer, key = _tokenizer(state), key_of(request.scope)
     state.request_limits.check(key)
     with state.intake.place() as place:
@@ -94,8 +96,8 @@ async def post_detokenize(state: AppState, request: Request) -> Response:
 
 
 async def get_tokenizer_info(state: AppState, request: Request) -> Response:
-    """GET /tokenizer_info: special tokens, chat template and sizes for clients.
-    Raises HttpError."""
+    """GET /tokenizer_info: answers the special tokens, the chat template and sizes. Raises
+    HttpError."""
     tokenizer = _tokenizer(state)
     told: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -1,1 +1,2 @@
-"""OpenAI's request and response bodies: JSON to checked calls, and deltas to answers."""
+"""OpenAI's request and response bodies. Turns JSON into checked calls, and an engine's deltas into
+answers."""

@@ -1,6 +1,6 @@
-"""Answer formats (structured_outputs, response_format, tools): read from a body's fields and
-checked in the sandbox. Errors name the field that a format came from. Knows fields; answer_reading
-defines how tools are called."""
+"""Answer formats: structured_outputs, response_format and tools. Reads them from a body's fields,
+and has the sandbox check them. Errors name the field that a format came from. Knows fields;
+answer_reading.py defines how tools are called."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from penstock.server.openai.forms import BaseForm
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.prompt_ids import PromptTools
 
-STRUCTURED = "structured_outputs"  # parameter name of all formats in the compiler's errors
+# parameter name that the grammar compiler's errors have for any answer format
+STRUCTURED = "structured_outputs"
 # fields of a response_format of type structural_tag
 TAG_FIELDS = ("structures", "triggers", "format")
 _OUR_LARK = re.compile(
     r"at \d+\(\d+\): (?=failed to compile JSON)| \d+ \| .*%json .*| \d+ \| \.\.\..*", re.DOTALL
 )
-# fields of structured_outputs that are also allowed beside another format
+# fields of structured_outputs that are also allowed together with another answer format
 _WHITE = (
     "disable_any_whitespace",
     "whitespace_pattern",
@@ -27,8 +28,8 @@ _WHITE = (
 
 
 def field_of(form: BaseForm, *, of_tools: bool = False) -> str:
-    """Returns the name of the body's field that the answer format came from. of_tools: only tools
-    constrain the answers."""
+    """Returns the name of the body's field that the answer format came from. of_tools: True if only
+    tools constrain the answers."""
     if of_tools:
         return "tools"
     free = form.response_format is None or form.response_format.type == "text"
@@ -36,14 +37,15 @@ def field_of(form: BaseForm, *, of_tools: bool = False) -> str:
 
 
 def renamed(error: UsageError, field: str) -> UsageError:
-    """Returns an error about the format with `field` as its param; any other error unchanged."""
+    """Returns an error about the answer format with `field` as its param; any other error
+    unchanged."""
     if error.param != STRUCTURED:
         return error
     return HttpError(error.rule.replace(STRUCTURED, field, 1), param=field)
 
 
 def structured(form: BaseForm) -> StructuredOutputsParams | None:
-    """Returns the answer format. Raises HttpError."""
+    """Returns the answer format of a body, or None. Raises HttpError for an invalid one."""
     asked, given = (
         form.response_format,
         None if form.structured_outputs is None else form.structured_outputs.given,
@@ -60,8 +62,8 @@ def structured(form: BaseForm) -> StructuredOutputsParams | None:
     given = given or {}
     white = {name: given[name] for name in _WHITE if name in given}
     if asked is None or asked.type == "text":
-        # Beside tools without another format the setting has no effect: their arguments have no
-        # white space anyway.
+        # The setting has no effect if only tools constrain the answer, since their arguments have
+        # no white space anyway.
         idle = white.keys() == given.keys() == {"disable_any_whitespace"} and getattr(
             form, "tools", None
         )
@@ -89,8 +91,8 @@ def structured(form: BaseForm) -> StructuredOutputsParams | None:
 
 
 async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -> None:
-    """Compiles the answer format in the sandbox. Raises HttpError for one that cannot be served, or
-    that exceeds the sandbox's limits. field: its name in the body."""
+    """Checks the answer format by compiling it in the sandbox. field: its name in the body. Raises
+    HttpError for a format that cannot be served, or that exceeds the sandbox's limits."""
     if sampling.structured_outputs is None:
         return
     if tools.tokenizer is None:
@@ -105,7 +107,7 @@ async def check_form(sampling: SamplingParams, tools: PromptTools, field: str) -
     except HttpError:
         raise
     except UsageError as error:
-        if error.param == "prompt":  # exceeded the sandbox's limits
+        if error.param == "prompt":  # the format exceeded the sandbox's limits
             message = (
                 f"{field} cannot be served: to compile this takes too much time or memory: make it"
                 " simpler"

@@ -1,5 +1,5 @@
-"""How a chat's answers are parsed and constrained: which tools they may or must call, where
-reasoning ends. Knows forms and text.parsers; no tokens, no answer's JSON."""
+"""How a chat's answers are parsed and constrained. Decides which tools they may or must call, and
+where reasoning ends. Knows body structs and text.parsers; no tokens, no answer's JSON."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ from penstock.text.parsers.tool import Tool
 if TYPE_CHECKING:
     from penstock.text.parsers.response_template import ResponseTemplate
 
-MakeReader = Callable[[], Reader]  # called once per answer
+MakeReader = Callable[[], Reader]  # makes the reader (parser) of one answer
 
 
 def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
-    """Raises HttpError if the model may decide whether to call a tool and the server wasn't started
-    for that."""
+    """Raises HttpError if the body lets the model decide whether to call a tool, and the server was
+    started without --enable-auto-tool-choice."""
     if form.called_tools and not form.must_call and not parsers.enable_auto_tool_choice:
         message = (
             "tool_choice auto needs a server started with --enable-auto-tool-choice and"
@@ -53,8 +53,9 @@ def check_auto(form: ChatForm, parsers: AnswerParsers) -> None:
 
 
 class AnswerReading:
-    """Parsing and constraints of one chat's answers, made after its prompt. sampling: the
-    parameters without the constraints of tools and reasoning."""
+    """Parsing and constraints of one chat's answers. sampling: sampling parameters without the
+    constraints of tools and reasoning. prompt: the tokenized chat, whose end shows how the answer
+    begins."""
 
     def __init__(
         self, form: ChatForm, sampling: SamplingParams, prompt: TokenizedPrompt, tools: PromptTools
@@ -84,7 +85,7 @@ class AnswerReading:
 
     @property
     def reader(self) -> MakeReader | None:
-        """Factory of readers, one for each answer; None if the whole text is content."""
+        """Function that makes the reader of one answer; None if the whole text is content."""
         if self._harmony:
             names = frozenset(tool.name for tool in self._called)
             return partial(HarmonyReader, self._prompt.ending, names=names, parallel=self._parallel)
@@ -115,17 +116,17 @@ class AnswerReading:
 
     @property
     def _by_template(self) -> ResponseTemplate | None:
-        """The model's response template, if it parses the answer; None for constrained calls, which
-        are written in a format of ours."""
+        """The model's response template, if it parses the answer. None if a grammar constrains
+        calls, which are then written in another format."""
         in_format = self._form.must_call or (self._called and self._asked is not None)
         return None if in_format else self._template
 
     def held(self) -> SamplingParams:
-        """Returns the sampling parameters with the grammar of the answer, and with the special
-        tokens visible that readers need. Raises HttpError."""
+        """Returns the sampling parameters with the grammar of the answer, and with special tokens
+        in the text if readers need them. Raises HttpError."""
         sampling, form, whole = self._sampling, self._asked, self._around()
         if whole is not None:
-            # an answer that calls a tool has no content to constrain
+            # an answer that must call a tool has no content to constrain
             if form is None or self._form.must_call:
                 made = StructuredOutputsParams(around=whole)
             else:
@@ -140,8 +141,8 @@ class AnswerReading:
         return sampling
 
     def _around(self) -> str | None:
-        """Returns the grammar of the whole answer; None if only the answer format, or nothing,
-        constrains it. Raises HttpError."""
+        """Returns the grammar of the whole answer, with reasoning and calls. None if only the
+        answer format, or nothing, constrains it. Raises HttpError."""
         must, thinking, form = self._form.must_call, self._thinking or "closed", self._asked
         strict = self._strict
         if self._harmony and (must or strict or form is not None):

@@ -1,5 +1,6 @@
-"""Deltas to answers: one JSON body at the end, or server-sent events as bytes, joined from pieces
-that are encoded once. Knows a call, deltas and JSON; no engine, no HTTP."""
+"""Encodes deltas as OpenAI's answers. Makes one JSON body at the end, or server-sent events, as
+bytes that are joined from pieces encoded once. Knows a call, deltas and JSON; no engine, no HTTP.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +33,8 @@ _GOING_ON = b',"logprobs":null,"finish_reason":null,"stop_reason":null'
 
 
 class BaseAnswer:
-    """Base of all answers. The index `choice` is prompt * n + sample.
-
-    `prompt_positions`: the stream's prompt_logprobs of the delta's prompt.
+    """Base class of all answers. The index of a choice is: prompt index * n + sample index.
+    positions: the prompt_logprobs of the choice's prompt, or None.
     """
 
     prefix = ""
@@ -52,16 +52,18 @@ class BaseAnswer:
         self._head = b"data: " + _encode(shown)[:-1] + b',"choices":[{"index":'
         self._tail = b'}],"usage":null}\n\n' if call.include_usage else b"}]}\n\n"
         self._usage_head = b"data: " + _encode(shown)[:-1] + b',"choices":[],"usage":'
-        self._begun: set[int] = set()  # choices that have sent their first event
-        self._made: dict[int, int] = {}  # choice -> its tokens so far, if every event reports them
-        self._about_prompts: dict[int, bytes] = {}  # prompt -> JSON that ends each of its choices
+        self._begun: set[int] = set()  # choices whose first event was made
+        # choice -> number of its tokens so far, if every event reports it
+        self._made: dict[int, int] = {}
+        # prompt index -> JSON about the prompt at the end of each of its choices
+        self._about_prompts: dict[int, bytes] = {}
 
     # -- methods for subclasses
 
-    tells_prompt = True  # True if return_token_ids also returns the prompt's ids
+    tells_prompt = True  # True if return_token_ids returns the prompt's ids too
 
     def _named(self, kind: str) -> dict[str, Any]:
-        """Returns the fields that begin the body and each event."""
+        """Returns the first fields of the body and of each event."""
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model}
 
     def _opening(self, choice: int, prompt: TokenizedPrompt) -> str:
@@ -95,7 +97,7 @@ class BaseAnswer:
         return b"".join(pieces)
 
     def body(self, choices: list[bytes], usage: dict[str, Any]) -> list[bytes]:
-        """Returns the body in pieces; choices in order."""
+        """Returns the body in pieces. choices: JSON of each choice, in order."""
         pieces = [_encode(self._top)[:-1] + b',"%b":[' % self.entries.encode()]
         for choice in choices:
             pieces += (choice, b",")
@@ -105,7 +107,7 @@ class BaseAnswer:
     def _ending(
         self, choice: int, prompt: TokenizedPrompt, delta: Delta, positions: Any, *, first: bool
     ) -> list[bytes]:
-        """Returns a choice's fields after the text, in a body or an event."""
+        """Returns a choice's JSON fields after the text, for a body or an event."""
         pieces = [b',"logprobs":', b"null"]
         if self._call.logprobs is not None:
             pieces[1] = self._logprobs(choice, prompt, delta, positions, first=first)
@@ -122,8 +124,8 @@ class BaseAnswer:
         return pieces
 
     def _about_prompt(self, prompt: TokenizedPrompt, positions: Any) -> bytes:
-        """Returns the fields about the prompt that end each of its choices;
-        encoded once for all n."""
+        """Returns the JSON fields about the prompt at the end of each of its choices. They are
+        encoded once for all n choices."""
         about = (
             b',"prompt_token_ids":' + _encode(prompt.ids) if self._call.return_token_ids else b""
         )
@@ -136,8 +138,7 @@ class BaseAnswer:
     def event(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """Returns the event of one delta; b"" if it has nothing to say (text held back, for
-        example)."""
+        """Returns the event of one delta; b"" if it is empty, as when the text is held back."""
         first = choice not in self._begun
         plain = (
             delta.finish_reason is None
@@ -167,8 +168,8 @@ class BaseAnswer:
         )
 
     def _counted(self, choice: int, delta: Delta) -> bytes:
-        """Returns an event's end with the choice's token counts, this delta included, as vLLM
-        counts."""
+        """Returns an event's end with the choice's token counts, including this delta,
+        as in vLLM."""
         made = self._made[choice] = self._made.get(choice, 0) + len(self._ids(delta))
         prompt = self._call.prompts[choice // self._call.sampling.n]
         return b'}],"usage":' + _encode(_counts(len(prompt.ids), made)) + b"}\n\n"
@@ -180,11 +181,11 @@ class BaseAnswer:
         ) + DONE
 
     def error_event(self, error: PenstockError) -> bytes:
-        """Returns an error as the last event: the HTTP status has been sent already."""
+        """Returns an error as the last event, since the HTTP status has been sent already."""
         return b"data: " + body_of(error) + b"\n\n"
 
     def usage(self, completion_tokens: int, cached_tokens: int) -> dict[str, Any]:
-        """Returns the token counts; a prompt counts once, whatever n is."""
+        """Returns the `usage` object with the token counts. A prompt counts once, whatever n is."""
         made = 0 if self._call.only_prompt else completion_tokens
         return _counts(self._call.prompt_tokens, made) | {
             "prompt_tokens_details": {"cached_tokens": cached_tokens}
@@ -215,7 +216,7 @@ class CompletionAnswer(BaseAnswer):
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        # choice -> characters of the tokens listed so far, while more will come
+        # choice -> number of characters of the tokens in logprobs so far, until the last delta
         self._offsets: dict[int, int] = {}
         self._prompt_texts: dict[int, str] = {}
         self._prompt_lists: dict[int, Listed] = {}
@@ -242,7 +243,7 @@ class CompletionAnswer(BaseAnswer):
         parts: list[Listed] = []
         end = self._offsets.get(choice, 0)
         if first and self._call.echo:
-            # aborted before the prompt was scored
+            # the request was aborted before the prompt was scored
             if positions is None and delta.finish_reason == "abort":
                 positions = [None] * len(prompt.ids)
             parts.append(self._prompt_listed(choice // self._call.sampling.n, prompt, positions))
@@ -259,8 +260,8 @@ class CompletionAnswer(BaseAnswer):
     def _prompt_listed(self, at: int, prompt: TokenizedPrompt, positions: Any) -> Listed:
         found = self._prompt_lists.get(at)
         if found is None:
-            # Counted from the end: the prompt's text may lack a BOS or a space that its first
-            # tokens spell.
+            # Offsets are counted from the text's end, since the prompt's text may lack a BOS or a
+            # space that its first tokens spell.
             spelt = sum(len(self._spell.text(token)) for token in prompt.ids)
             begin = len(self._opening(at * self._call.sampling.n, prompt)) - spelt
             found = self._prompt_lists[at] = completion_logprobs(
@@ -270,7 +271,7 @@ class CompletionAnswer(BaseAnswer):
 
 
 class ChatAnswer(BaseAnswer):
-    """The answer of /v1/chat/completions. A choice's first event has the role."""
+    """The answer of /v1/chat/completions. The first event of a choice has the role."""
 
     prefix, kind, event_kind = "chatcmpl", "chat.completion", "chat.completion.chunk"
 

@@ -1,12 +1,12 @@
-"""Parses lines of work, for batches on a server (`penstock batch`), /v1/bulk and `penstock run`;
-prints many line numbers in short: 1-3, 7, 9-12. A line has OpenAI's envelope, or is the body alone
-with a name in it:
+"""Parses request lines of batches. Used for batches on a server, /v1/bulk and `penstock run`. Also
+prints line numbers in short: 1-3, 7, 9-12. A line has OpenAI's envelope, or is the body alone with
+an id in it:
 
     {"custom_id": "a", "method": "POST", "url": "/v1/completions", "body": {...}}
     {"custom_id": "a", "messages": [...]}        {"id": 7, "prompt": "..."}
 
-Knows the two routes' forms; no file, no engine, no tokens: a too long prompt is found when the line
-runs. Source of the form: OpenAI's "Batch API" guide.
+Knows the bodies of completions and chats; no file, no engine. Knows no tokens either: a too long
+prompt is found when the line runs. Source of the envelope: OpenAI's "Batch API" guide.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from penstock.server.openai.translate import SamplingFacts, read_sampling
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 ENDPOINTS = (CHAT, COMPLETIONS)
-LONGEST_ID = 512  # characters of a custom_id
+LONGEST_ID = 512  # most characters of a custom_id
 
 
 class LineError(HttpError):
-    """Raised for a line that cannot be run. `code`: OpenAI's where one exists. custom_id: the
-    line's, if valid and its own. answer: the route's error for the line's body, if the body is at
-    fault."""
+    """Raised for a line that cannot be run. code: OpenAI's error code if there is one. custom_id:
+    the line's id if it is valid and no other line has it. answer: the error that the online route
+    gives for the body, if the body is wrong."""
 
     code: str
 
@@ -58,7 +58,7 @@ class LineError(HttpError):
 
 
 class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
-    """A line whose body is not parsed yet."""
+    """A line with an envelope, whose body is not parsed yet."""
 
     custom_id: str
     method: str
@@ -71,7 +71,8 @@ class BatchLine(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class PlainLine(BatchLine):
-    """A line without an envelope: its route follows from its fields, its model may be left out."""
+    """A line without an envelope. Its route follows from its fields,
+    and the model may be left out."""
 
 
 _decoder = msgspec.json.Decoder(BatchLine)
@@ -80,7 +81,8 @@ _ENVELOPE = frozenset(("method", "url", "body"))
 
 
 def name_and_body(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Returns a line's name (None: it has none) and the fields of its body, without an envelope."""
+    """Returns a line's custom_id or id (None if it has none), and the fields of its body without
+    the envelope."""
     name = fields.get("custom_id", fields.get("id"))
     if isinstance(fields.get("body"), dict) and fields.keys() - {"custom_id"} <= _ENVELOPE:
         return name, fields["body"]
@@ -89,7 +91,7 @@ def name_and_body(fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _plain_line(line: bytes) -> PlainLine | None:
-    """Reads a line whose body has no envelope; None where it is not such a line."""
+    """Parses a line without an envelope. Returns None if it isn't one."""
     try:
         name, body = name_and_body(_fields.decode(line))
         custom_id = None if name is None else msgspec.json.decode(name, type=str | int)
@@ -104,7 +106,7 @@ def _plain_line(line: bytes) -> PlainLine | None:
 
 
 def parse_line(line: bytes) -> BatchLine:
-    """Parses a line except for its body. Raises LineError."""
+    """Parses a line, but not its body. Raises LineError."""
     try:
         return _decoder.decode(line)
     except msgspec.ValidationError as error:
@@ -137,8 +139,8 @@ def check_id(custom_id: str) -> None:
 def read_request(
     line: BatchLine, facts: SamplingFacts, more: Callable[[CompletionForm | ChatForm], None]
 ) -> tuple[CompletionForm | ChatForm, SamplingParams]:
-    """Returns the line's form and its sampling parameters, over the model's defaults. more: further
-    checks of the form by the caller. Raises LineError."""
+    """Parses the line's body. Returns it and its sampling parameters, with the model's defaults for
+    missing ones. more: function with further checks of the body. Raises LineError."""
     if line.method != "POST":
         raise LineError("method must be POST", code="invalid_method", param="method")
     if line.url not in ENDPOINTS:
@@ -156,13 +158,14 @@ def read_request(
         raise LineError(str(error), code=code, param=param, answer=error) from error
 
 
-MOST_SPANS = 25_000  # 3 MB; the 50,000 lines of a batch can't make more
+# most spans of line numbers (3 MB); 50,000 lines of a batch make at most 25,000
+MOST_SPANS = 25_000
 
 
 class LineNumbers:
-    """Growing numbers, stored as spans, so that a file in which every line is bad takes no more
-    memory than one with a single bad line. Past `most` spans only the count and the last number are
-    kept."""
+    """A growing list of numbers, stored as spans, so that a file in which every line is bad takes
+    no more memory than one with a single bad line. Above `most` spans only the count and the last
+    number are kept."""
 
     def __init__(self, most: int = MOST_SPANS) -> None:
         self._most = most
@@ -174,7 +177,7 @@ class LineNumbers:
 
     @property
     def first(self) -> int:
-        """The lowest number; requires at least one."""
+        """The lowest number. There must be at least one."""
         return self._spans[0][0]
 
     def add(self, number: int) -> None:
@@ -194,18 +197,19 @@ class LineNumbers:
         return told + (f" and {self._untold} more up to {self._last}" if self._untold else "")
 
 
-# bad rows listed in full (of more, only numbers); characters of a row's message
+# bad rows that are listed in full (of further ones only the numbers); longest message of a row,
+# characters
 TOLD, LONGEST = 20, 500
 
 
 class BadRows:
-    """Collects rows that cannot be run, for one common error."""
+    """Collects input rows that cannot be run, to report all in one error."""
 
     def __init__(self) -> None:
         self._told, self._beyond = list[str](), LineNumbers()
 
     def add(self, number: int, message: str) -> None:
-        """Adds a bad row; numbers must grow."""
+        """Adds a bad row. Row numbers must grow from call to call."""
         if len(self._told) < TOLD:
             self._told.append(
                 message if len(message) <= LONGEST else message[: LONGEST - 3] + "..."

@@ -1,11 +1,11 @@
-"""Parses one line of /v1/bulk, the body of a completion or a chat in any form of `batch_line`, and
-writes its answer as a line of JSON:
+"""Parses and answers one line of /v1/bulk. The line is the body of a completion or a chat in any
+format of batch_line.py; its answer is a line of JSON:
 
     {"custom_id": "a", "prompt": [1, 2], "max_tokens": 16}
     {"line": 1, "custom_id": "a", "id": "cmpl-...", ...}
 
-For lines that differ only in prompt and custom_id the other fields are parsed once. `packed`
-answers hold ids and logprobs as bytes. Knows forms and deltas; no engine, no HTTP.
+If lines differ only in prompt and custom_id, the other fields are parsed once. Answers with
+`packed` hold ids and logprobs as bytes. Knows body structs and deltas; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -36,18 +36,19 @@ from penstock.server.openai.prompt_ids import PromptTools, completion_prompts
 from penstock.server.openai.tool_forms import Json
 from penstock.server.openai.translate import Call, CompletionParams, completion_params, make_call
 
-KEPT = 256  # most recent sets of fields that are kept parsed
-ANY_PROMPT = [0]  # placeholder while the other fields are parsed
+KEPT = 256  # number of most recent sets of fields that are kept parsed
+ANY_PROMPT = [0]  # placeholder for the prompt while the other fields are parsed
 _encode = msgspec.json.Encoder().encode
 
 
 def read_line(line: bytes, limits: HttpLimits) -> Json:
-    """Returns the line's object. Raises HttpError."""
+    """Returns the line's JSON object. Raises HttpError."""
     return read_object(line, limits)
 
 
 def named(raw: Json) -> tuple[str | None, Json]:
-    """Returns a line's custom_id and its body. Raises HttpError."""
+    """Returns a line's custom_id (or None) and its body.
+    Raises HttpError for an invalid custom_id."""
     custom_id, body = name_and_body(raw)
     if isinstance(custom_id, int) and not isinstance(custom_id, bool) and "custom_id" not in raw:
         custom_id = str(custom_id)
@@ -71,14 +72,14 @@ class _Shared:
 
 
 class BulkReader:
-    """Makes calls from the lines of one body."""
+    """Makes calls from the lines of one /v1/bulk body."""
 
     def __init__(self, tools: PromptTools, model: str, limits: HttpLimits, tenant: int) -> None:
         self._tools, self._model, self._limits, self._tenant = tools, model, limits, tenant
         self._known: OrderedDict[bytes, _Shared] = OrderedDict()
 
     async def read(self, raw: Json) -> tuple[Call, bool]:
-        """Returns a line's call, and True if its answer is packed. Raises UsageError."""
+        """Returns a line's call, and whether its answer is packed. Raises UsageError."""
         if "messages" in raw:
             return await self._chat(raw), False
         prompt = raw.pop("prompt", None)
@@ -141,8 +142,8 @@ def _check_packed(form: CompletionForm) -> None:
 
 
 class PackedAnswer(CompletionAnswer):
-    """Choices without text: token ids as int32 and their logprobs as float32, little-endian, in
-    base64."""
+    """An answer whose choices have no text, but token ids as int32 and their logprobs as float32,
+    little-endian and in base64."""
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
@@ -175,5 +176,6 @@ def _packed(values: Any, kind: str) -> str:
 
 
 def told(number: int, custom_id: str | None, body: bytes) -> bytes:
-    """Returns a line of the answer: `body`, a JSON object, with line number and custom_id added."""
+    """Returns a line of the answer: the JSON object `body` with the line's number and custom_id
+    added."""
     return b'{"line":%d,"custom_id":%b,%b\n' % (number, _encode(custom_id), body[1:])

@@ -1,5 +1,5 @@
-"""CheckedForms: answer formats that were compiled successfully before. Agents send the same tools
-with every request, and a check takes milliseconds in a sandbox. Knows only digests."""
+"""CheckedForms: cache of answer formats known to be valid. Agents send the same tools with every
+request, and a check takes milliseconds in a sandbox. Knows only digests of the formats."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.request import StructuredOutputsParams
 
-KEPT = 4_096  # formats
+KEPT = 4_096  # most formats that are remembered
 
 
 class CheckedForms:
@@ -27,7 +27,7 @@ class CheckedForms:
         return key in self._seen
 
     def add(self, form: StructuredOutputsParams) -> None:
-        """Remembers that a format is valid."""
+        """Remembers that the format is valid."""
         self._seen[_digest(form)] = None
         if len(self._seen) > KEPT:
             self._seen.popitem(last=False)

@@ -1,6 +1,7 @@
-"""OpenAI's request bodies: JSON bytes to a checked form, or an error that names the field.
-SamplingParams checks sampling ranges, translate token ids, unsupported_fields the fields that no
-form declares. Knows no engine, no text, no HTTP."""
+"""Structs ("forms") of OpenAI's request bodies. Converts JSON bytes to a checked form, or raises an
+error that names the field. Other checks are elsewhere: ranges of sampling parameters in
+SamplingParams, token ids in translate.py, and fields that no form declares in
+unsupported_fields.py. Knows no engine, no text, no HTTP."""
 
 from __future__ import annotations
 
@@ -26,14 +27,15 @@ from penstock.server.openai.unsupported_fields import (
 from penstock.text.chat import OPTIONS, check_options
 from penstock.text.parsers.tool import Tool, check_tools
 
-# integers that msgpack can carry; larger ones, of 5,000 digits say, are refused here
+# integers that fit into a message to the engine (64 bits)
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Options of a stream. include_usage: send one more event at the end with the token counts.
-    continuous_usage_stats: send the counts in every event too, as vLLM does; needs include_usage,
-    and sets it if that is left out."""
+    """OpenAI's stream_options. include_usage: send one more event at the end with the token counts.
+    continuous_usage_stats: send the counts in every event too, as vLLM does; include_usage must
+    then be true or left out.
+    """
 
     include_usage: bool | None = None
     continuous_usage_stats: bool = False
@@ -44,8 +46,8 @@ class StreamOptions(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's schema with a name. Name and description change nothing. Unless strict, unknown
-    keywords of the schema are ignored. No schema: any object."""
+    """OpenAI's json_schema object. Name and description change nothing. strict: refuse unknown
+    keywords of the schema; else ignore them. Without a schema the answer may be any object."""
 
     name: str | None = None
     description: str | None = None
@@ -54,7 +56,7 @@ class JsonSchema(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """OpenAI's response_format; `text` sets no format. The other fields belong to vLLM's
+    """OpenAI's response_format; type `text` means free text. The last fields belong to vLLM's
     structural_tag (see text.structural_tag)."""
 
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -65,8 +67,8 @@ class ResponseFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's structured_outputs, with `lenient` added. Exactly one of the first five, or
-    structural_tag; request.StructuredOutputsParams explains them."""
+    """vLLM's structured_outputs, with `lenient` added. Exactly one of the first five fields, or
+    structural_tag, is given. request.StructuredOutputsParams explains the fields."""
 
     json: str | Json | None = None
     regex: str | None = None
@@ -80,7 +82,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def given(self) -> Json:
-        """The fields that were given."""
+        """The fields that the body has, by name."""
         return {
             name: value
             for name in self.__struct_fields__
@@ -89,7 +91,7 @@ class StructuredOutputs(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Condition on the n samples that ends a request; see request.StopWhen."""
+    """stop_when: a condition on the n samples that ends a request early; see request.StopWhen."""
 
     pattern: str
     agree: Int = 1
@@ -101,8 +103,8 @@ class StopWhenForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Fields of both routes. None means not given: the model's or the route's default applies. An
-    empty `model` counts as not given."""
+    """Fields that completions and chats share. None: not given, so that the model's or the route's
+    default applies. An empty `model` counts as not given."""
 
     model: str | None = None
     n: Int | None = None
@@ -137,15 +139,16 @@ class BaseForm(Struct, forbid_unknown_fields=True, kw_only=True):
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     stop_when: StopWhenForm | None = None
-    format_field: ClassVar[str] = "response_format"  # name of the answer format's field in the body
+    # name of the body's field with the answer format
+    format_field: ClassVar[str] = "response_format"
 
     def __post_init__(self) -> None:
         self.model = self.model or None
 
 
 class CompletionForm(BaseForm, kw_only=True):
-    """A body of /v1/completions. `prompt` is text, a list of texts, token ids, or a list of
-    token-id lists."""
+    """The body of /v1/completions. prompt: a text, a list of texts, token ids, or a list of lists
+    of token ids."""
 
     prompt: str | list[Any]
     echo: bool = False
@@ -157,7 +160,7 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class ChatForm(BaseForm, kw_only=True):
-    """A body of /v1/chat/completions."""
+    """The body of /v1/chat/completions."""
 
     messages: list[Message]
     logprobs: bool = False
@@ -174,7 +177,7 @@ class ChatForm(BaseForm, kw_only=True):
 
     @property
     def called_tools(self) -> list[Tool]:
-        """The tools that an answer may call: all, the named one, or none."""
+        """The tools that an answer may call, by tool_choice: all, the named one, or none."""
         choice = self.tool_choice
         if choice == "none":
             return []
@@ -195,7 +198,7 @@ def read_completion(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Comp
 
 
 def completion_form(raw: Json, limits: HttpLimits) -> CompletionForm:
-    """Returns the form of a body's JSON object. Raises HttpError."""
+    """Converts a body's JSON object to its form. Raises HttpError."""
     raw = sift(raw, CompletionForm.__struct_fields__, COMPLETION)
     _sift_stream_options(raw)
     _sift_forms(raw)
@@ -229,7 +232,7 @@ def read_chat(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ChatForm:
 
 
 def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
-    """Returns the form of a body's JSON object. Raises HttpError."""
+    """Converts a body's JSON object to its form. Raises HttpError."""
     raw = sift(raw, ChatForm.__struct_fields__, CHAT)
     _sift_stream_options(raw)
     _sift_forms(raw)
@@ -250,7 +253,7 @@ def chat_form(raw: Json, limits: HttpLimits) -> ChatForm:
 
 
 def check_chat(form: ChatForm) -> None:
-    """Checks what doesn't depend on the prompt. Raises HttpError, UsageError."""
+    """Checks the fields of a chat that don't depend on the prompt. Raises HttpError, UsageError."""
     if form.top_logprobs is not None and not 0 <= form.top_logprobs <= MAX_LOGPROBS:
         rule = f"top_logprobs must be between 0 and {MAX_LOGPROBS}"
         raise HttpError(NO_VOCABULARY if form.top_logprobs == -1 else rule, param="top_logprobs")
@@ -290,11 +293,11 @@ def _check_length(messages: list[Any], limits: HttpLimits) -> None:
 
 
 def read_object(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Json:
-    """Returns the body's JSON object, after checking the number of its values. Raises HttpError."""
+    """Parses a body to a JSON object, after checking the number of its values. Raises HttpError."""
     check_values(body, limits)
     try:
         raw = msgspec.json.decode(body)
-    # a number outside the range of a double, or an integer too large to use
+    # raised for a number outside the range of a double, or a too large integer
     except msgspec.ValidationError as error:
         raise HttpError("the body has a number that is out of range: make it smaller") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -317,7 +320,7 @@ def _reason(error: Exception, body: bytes | bytearray) -> str:
 
 
 def reason_of(error: Exception) -> str:
-    """Returns what is wrong with invalid JSON, and at which byte."""
+    """Returns what is wrong with invalid JSON and at which byte, for an error message."""
     if isinstance(error, UnicodeDecodeError):
         return "a string is not UTF-8"
     return str(error).removeprefix("JSON is malformed: ")
@@ -349,13 +352,13 @@ def _sift_forms(raw: Json) -> None:
                 kept["json_schema"] = sift(kept["json_schema"], known, {}, f"{name}.json_schema.")
 
 
-# msgspec names the place after this mark; the text before it may quote the client
+# msgspec's errors have the field's path after this text; the text before it may quote the client
 _AT = " - at `$"
 
 
 def convert(raw: Json, form: type[FormT], where: str = "") -> FormT:
-    """Converts the JSON object at `where` in a body to its form. Raises HttpError, which names the
-    place."""
+    """Converts a JSON object to its form. where: its path in the body, for errors. Raises
+    HttpError, which names the wrong field."""
     try:
         return msgspec.convert(raw, form, strict=True)
     except msgspec.ValidationError as error:

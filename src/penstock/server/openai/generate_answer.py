@@ -1,7 +1,5 @@
-"""The answer of /inference/v1/generate: token ids, and their logprobs as in chats or in columns; no
-text.
-
-Knows a call, deltas and JSON; no engine, no HTTP.
+"""The answer of /inference/v1/generate. It has token ids and no text; logprobs come as in chats or
+in columns. Knows a call, deltas and JSON; no engine, no HTTP.
 """
 
 from __future__ import annotations
@@ -25,7 +23,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 class GenerateAnswer(BaseAnswer):
-    """vLLM's GenerateResponse and its events, for a single prompt, whose ids it doesn't repeat."""
+    """vLLM's GenerateResponse and its events, for a single prompt. The answer doesn't repeat the
+    prompt's ids."""
 
     tells_prompt = False
     _of_prompt = b"null"
@@ -56,7 +55,7 @@ class GenerateAnswer(BaseAnswer):
         return b"}"
 
     def body(self, choices: list[bytes], usage: Json) -> list[bytes]:
-        """Returns the body in pieces; choices in order."""
+        """Returns the body in pieces. choices: JSON of each choice, in order."""
         pieces = super().body(choices, usage)
         pieces[-1] = (
             pieces[-1][:-1]
@@ -68,8 +67,8 @@ class GenerateAnswer(BaseAnswer):
 
 
 def columns_of(ids: list[int], scores: Any, top: int) -> Json:
-    """Returns the logprobs of tokens as one list per field: each token's own logprob and rank, and
-    the `top` likeliest ids with their logprobs; -1 where there is none."""
+    """Returns the logprobs of the tokens `ids` as one list per field: each token's own logprob and
+    rank, and the `top` likeliest ids with their logprobs. An id of -1 means none."""
     if isinstance(scores, LazyLogprobs):
         _, chosen, rank, likely, values = scores.columns
         return {

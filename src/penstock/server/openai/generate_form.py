@@ -1,5 +1,5 @@
-"""vLLM's body with token ids in and out: ids and sampling parameters, read as a completion's form.
-Knows forms; no engine.
+"""Parses bodies of vLLM's /inference/v1/generate. They have token ids and sampling parameters, and
+become the form of a completion. Knows forms (forms.py); no engine.
 
 {"token_ids": [1, 2], "sampling_params": {"max_tokens": 16, "logprobs": 0}}
 """
@@ -25,9 +25,9 @@ from penstock.server.openai.unsupported_fields import COMPLETION, LONGEST_NAME, 
 from penstock.vllm_arguments.argument import Argument, named
 
 _OWN = {"request_id", "token_ids", "sampling_params", "logprobs_format"}
-# fields beside sampling_params
+# fields of the body that are not in sampling_params
 _OUTSIDE = {"model", "stream", "stream_options", "cache_salt", "timeout"}
-# fields allowed in sampling_params: a completion's, except those for how the answer looks
+# fields allowed in sampling_params: a completion's, except those for the answer's format
 _INSIDE = (
     {*BaseForm.__struct_fields__, "logprobs"}
     - _OUTSIDE
@@ -57,8 +57,8 @@ REQUEST_ID = "[A-Za-z0-9_.:-]{1,128}"
 
 
 class GenerateForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The fields that a completion doesn't have. logprobs_format: `content`, as in chats, or
-    `columns`, one list per field."""
+    """The body's fields that a completion doesn't have. logprobs_format: `content`, as in chats, or
+    `columns`, with one list per field."""
 
     token_ids: list[int]
     sampling_params: Json
@@ -67,14 +67,15 @@ class GenerateForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokensForm(CompletionForm, kw_only=True):
-    """A completion from token ids whose answer is token ids."""
+    """A completion from token ids, answered with token ids. request_id: the client's, returned as
+    the answer's id. columns: return logprobs in columns."""
 
     request_id: str | None = None
     columns: bool = False
 
 
 def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokensForm:
-    """Reads the body of POST /inference/v1/generate. Raises HttpError."""
+    """Parses the body of POST /inference/v1/generate. Raises HttpError."""
     raw = sift(read_object(body, limits), _OWN | _OUTSIDE, GENERATE)
     for name in ("token_ids", "sampling_params"):
         if name not in raw:
@@ -101,8 +102,8 @@ def read_generate(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokens
 
 
 def _sampling(raw: Json) -> Json:
-    """Returns the sampling parameters that were given; null counts as left out.
-    Raises HttpError."""
+    """Returns the given sampling parameters by name; null counts as left out. Raises HttpError for
+    a field that is not allowed."""
     for name in sorted(raw.keys() & ({*_OUTSIDE, *CompletionForm.__struct_fields__} - _INSIDE))[:1]:
         where = f"sampling_params.{name[:LONGEST_NAME]}"
         raise HttpError(

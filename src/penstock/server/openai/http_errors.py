@@ -1,7 +1,6 @@
-"""Errors over HTTP: an error's status and its body in OpenAI's form.
-
-Knows the error classes and JSON; no route, no engine. The body is `{"error": {message, type, param,
-code}}`, as the official clients read it. Messages name fields, and never repeat long input.
+"""HTTP status and body of every error. Knows the error classes and JSON; no route, no engine. The
+body is OpenAI's `{"error": {message, type, param, code}}`. Messages name fields, and never repeat
+long input.
 """
 
 from __future__ import annotations
@@ -22,19 +21,21 @@ from penstock.errors import (
     UsageError,
 )
 
-# characters; keeps a message that quotes a value from carrying a megabyte of it
+# characters of a message, since it may quote a long value
 LONGEST_MESSAGE = 600
-FAILED = "the server failed at this request; its log says how"  # message of a FaultError
+# message of a FaultError, an unexpected error
+FAILED = "the server failed at this request; its log says how"
 DIED = (
     "the engine died, and the server ends: send the request again once it runs, or to another one"
 )
-RESTART = 5  # seconds for Retry-After: a replica may be back by then
-# the client left before its answer began; nginx's status, seen only in logs
+# seconds in Retry-After after an engine's death; a replica may have started again by then
+RESTART = 5
+# status of a request whose client left before the answer began: nginx's, seen only in logs
 CLOSED_BY_CLIENT = 499
 
 
 class HttpError(UsageError):
-    """An error of the request with its own status or code."""
+    """An error with a status, code or headers of its own."""
 
     status = 400
     code: str | None = None
@@ -54,8 +55,8 @@ class HttpError(UsageError):
 
 
 def too_late() -> HttpError:
-    """Returns the error of a request that took longer than it or the server allows. Its header
-    tells the official clients not to retry, since they would only take as long again."""
+    """Returns the error of a request that took longer than its own timeout or the server's. A
+    header tells OpenAI's clients not to retry, since a retry would take as long again."""
     message = (
         "not answered in its time: give a longer timeout where the server allows one, or ask for"
         " less"
@@ -66,7 +67,7 @@ def too_late() -> HttpError:
 
 
 def check_model(asked: str | None, served: str) -> None:
-    """Raises HttpError for a model other than the served one; None matches any."""
+    """Raises HttpError if the requested model `asked` isn't the served one; None matches any."""
     if asked is not None and asked != served:
         message = (
             f"the model asked for is not served here; this server has {served}: ask for it by that"
@@ -85,7 +86,7 @@ def shutting_down() -> ShuttingDownError:
 
 
 class SampleError(PenstockError):
-    """Raised for a sample that the engine gave up, with the engine's message."""
+    """Raised for a sample that the engine ended with an error. The message is the engine's."""
 
 
 _KINDS = {
@@ -97,7 +98,7 @@ _KINDS = {
 }
 
 
-# Errors without a status of their own, by the first class that matches: status and code.
+# Status and code of the errors that are no HttpError, by the first class that matches.
 _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
     (ContextLengthError, 400, "context_length_exceeded"),
     (UsageError, 400, None),
@@ -113,7 +114,8 @@ _OTHERS: tuple[tuple[type[PenstockError], int, str | None], ...] = (
 
 
 def error_headers(error: PenstockError) -> dict[str, str]:
-    """Returns the headers of an error's answer: a new request id, and those of its kind."""
+    """Returns the headers of an error's answer: a new request id, and the headers of this kind of
+    error."""
     own = error.headers if isinstance(error, HttpError) else {}
     if isinstance(error, NoReplicaError):
         own = {"retry-after": str(RESTART)}
@@ -138,16 +140,16 @@ def code_of(error: PenstockError) -> str | None:
 
 
 def names_of(error: PenstockError) -> tuple[str | None, str | None]:
-    """Returns an error's code and param, as in its body."""
+    """Returns an error's code and param, as they appear in its body."""
     return code_of(error), None if error.param is None else _clean(error.param)
 
 
 def body_of(error: PenstockError) -> bytes:
-    """Returns the JSON body of any error of ours."""
+    """Returns the JSON body of a PenstockError."""
     status = status_of(error)
     kind = _KINDS.get(status, "server_error" if status >= 500 else "invalid_request_error")
     ours = isinstance(error, (ReplicaError, NoReplicaError)) or not isinstance(error, EngineError)
-    # the engine's own message may name paths, and is only for the log
+    # an EngineError's message may name paths, so it is only for the log
     message = str(error) if ours else DIED
     return error_body(message, kind=kind, param=error.param, code=code_of(error))
 
@@ -155,8 +157,8 @@ def body_of(error: PenstockError) -> bytes:
 def error_body(
     message: str, *, kind: str, param: str | None = None, code: str | None = None
 ) -> bytes:
-    """Returns `{"error": ...}`, with characters that UTF-8 cannot encode replaced, and the message
-    cut."""
+    """Returns `{"error": ...}` as JSON bytes. Replaces characters that UTF-8 cannot encode, and
+    cuts a message above LONGEST_MESSAGE."""
     if len(message) > LONGEST_MESSAGE:
         message = message[: LONGEST_MESSAGE - 3] + "..."
     fields = {

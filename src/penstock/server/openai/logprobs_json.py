@@ -1,9 +1,10 @@
-"""Log-probabilities in three JSON forms: OpenAI's completions, OpenAI's chat, vLLM's
-prompt_logprobs.
+"""Log-probabilities in three JSON formats. They are those of OpenAI's completions, OpenAI's chats
+and vLLM's prompt_logprobs.
 
 A sample's logprobs come as columns (LazyLogprobs) and are written straight to bytes, without an
-object per token. JSON has no -inf, so the lowest value is -9999, as in vLLM. Knows positions and
-the spelling of tokens; no HTTP.
+object per token. JSON has no -inf, so the lowest value is -9999, as in vLLM. Shapes: t tokens, k
+likeliest alternatives of each. Knows positions (a token's logprobs) and the spelling of tokens; no
+HTTP.
 """
 
 from __future__ import annotations
@@ -28,24 +29,26 @@ _encoder = msgspec.json.Encoder()
 
 
 class Tables(NamedTuple):
-    """Spellings for completions, by token id; each [size]."""
+    """Spellings for completions, by token id; each list and array has `size` entries, the
+    vocabulary's."""
 
-    words: list[bytes]  # b'"word"'
-    lengths: NDArray[np.int32]  # characters
-    # equal for equal spellings (a hash: a pair collides once in 2**64)
+    words: list[bytes]  # JSON of each spelling, as b'"word"'
+    lengths: NDArray[np.int32]  # characters of each spelling
+    # hash of the spelling, equal for equal spellings (different ones collide with probability
+    # 2**-64)
     same: NDArray[np.int64]
 
 
 class ChatTables(NamedTuple):
-    """Pieces of JSON for chats, by token id; each [size]."""
+    """Pieces of JSON for chats, by token id; each list has `size` entries, the vocabulary's."""
 
-    leads: list[bytes]  # b'{"token":"word","logprob":'
-    ends: list[bytes]  # b',"bytes":[119,111,114,100]'
+    leads: list[bytes]  # the beginning of each entry, as b'{"token":"word","logprob":'
+    ends: list[bytes]  # the entry's part with the bytes, as b',"bytes":[119,111,114,100]'
 
 
 class Spelling:
-    """Spells a vocabulary of `size` ids: each token as its text, or as `token_id:N` with `as_ids`
-    or without a tokenizer."""
+    """Spells a vocabulary of `size` ids. A token's spelling is its text; with `as_ids`, or without
+    a tokenizer, it is `token_id:N`."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int, *, as_ids: bool = False) -> None:
         self._size = size
@@ -56,15 +59,15 @@ class Spelling:
         return f"token_id:{token}" if self._tokenizer is None else self._tokenizer.token_text(token)
 
     def bytes(self, token: int) -> list[int]:
-        """Returns the token's own bytes: for a part of a character that part, not the text's
-        U+FFFD."""
+        """Returns the token's bytes. For an incomplete character these are its real bytes, while
+        the text has U+FFFD."""
         if self._tokenizer is None:
             return list(self.text(token).encode())
         return list(self._tokenizer.token_bytes[token])
 
     @cached_property
     def tables(self) -> Tables:
-        """Spellings for completions. Made at first use: 80 ms for 128,256 tokens."""
+        """Spellings for completions. Made at first use, in 80 ms for 128,256 tokens."""
         texts = list(map(self.text, range(self._size)))
         words = _lines(texts)
         lengths = np.fromiter(map(len, texts), np.int32, self._size)
@@ -72,22 +75,23 @@ class Spelling:
 
     @cached_property
     def chat_tables(self) -> ChatTables:
-        """Pieces of JSON for chats. Made at first use: 120 ms for 128,256 tokens."""
+        """Pieces of JSON for chats. Made at first use, in 120 ms for 128,256 tokens."""
         leads = [b'{"token":' + word + b',"logprob":' for word in self.tables.words]
         ends = [b',"bytes":' + line for line in _lines(list(map(self.bytes, range(self._size))))]
         return ChatTables(leads, ends)
 
     async def prepare(self, *, chat: bool) -> None:
-        """Makes the tables that an answer with logprobs needs in a thread, so that the event loop
+        """Makes, in a thread, the tables that an answer with logprobs needs, so that the event loop
         goes on."""
         name = "chat_tables" if chat else "tables"
         if name not in self.__dict__:
-            async with self._making:  # many first requests may come at once, and one makes them
+            # if several first requests come at once, only one makes the tables
+            async with self._making:
                 await asyncio.to_thread(getattr, self, name)
 
 
 class TokenSpellings:
-    """The two spellings of one server (as text, as ids), shared by all its answers."""
+    """A server's two Spellings, as text and as ids, shared by all its answers."""
 
     def __init__(self, tokenizer: Tokenizer | None, size: int) -> None:
         self.tokenizer = tokenizer
@@ -99,21 +103,21 @@ class TokenSpellings:
 
 
 def _lines(values: list[Any]) -> list[bytes]:
-    """Returns each value as JSON, encoded in one call: encoded JSON has newlines only between
-    values."""
+    """Returns each value as JSON. Encodes all in one call and splits at the newlines, which occur
+    only between values."""
     return _encoder.encode_lines(values).split(b"\n")[:-1]
 
 
 LOWEST = -9999.0
-# fewer tokens, as in an event, are faster as dicts: a numpy call costs as much as a token
+# number of tokens below which dicts are faster than numpy, whose calls take as long as one token
 FEW = 3
 Positions = Sequence[PositionLogprobs | None]
 _encode = msgspec.json.Encoder().encode
 
 
 class Listed(NamedTuple):
-    """Lists of OpenAI's completions object for some tokens: four lists as JSON without their
-    brackets, and the offset where the text of these tokens ends."""
+    """The lists of OpenAI's `logprobs` object of completions for some tokens: four lists as JSON
+    without their brackets, and the offset where the text of these tokens ends."""
 
     tokens: bytes
     chosen: bytes
@@ -123,7 +127,8 @@ class Listed(NamedTuple):
 
 
 def completion_object(parts: Sequence[Listed]) -> bytes:
-    """Returns OpenAI's completions object of parts in order."""
+    """Returns OpenAI's `logprobs` object of completions, as JSON. parts: lists for consecutive
+    tokens."""
     if len(parts) == 1:
         tokens, chosen, top, offsets, _ = parts[0]
     else:
@@ -137,8 +142,9 @@ def completion_object(parts: Sequence[Listed]) -> bytes:
 def completion_logprobs(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """Returns the lists for these tokens. `offset`: where their text begins; below 0 if its first
-    tokens are not shown, which then get offset 0."""
+    """Returns the lists of the completions' `logprobs` object for these tokens. offset: character
+    at which their text begins; below 0 if the text of the first tokens is not shown, which then get
+    offset 0."""
     if len(ids) == 1 and isinstance(positions, LazyLogprobs) and not positions.columns[3].shape[1]:
         return _one(ids[0], positions, spell, offset)
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
@@ -150,7 +156,7 @@ def completion_logprobs(
     if likely.shape[1]:
         top = _with_likely(tokens, chosen, likely, values, tables)
     else:
-        # b":-0.5},{" for each except the last
+        # each value with the brackets after it, as b":-0.5},{", except after the last one
         rest = (b":" + numbers.replace(b",", b"},{\n:")).split(b"\n")
         top = b"{" + _alternating(words, rest) + b"}"
     lengths = tables.lengths[tokens]
@@ -165,8 +171,8 @@ def completion_logprobs(
 
 
 def _one(token: int, position: LazyLogprobs, spell: Spelling, offset: int) -> Listed:
-    """Returns the lists for one token without likely ones, the case of nearly every event of a
-    stream."""
+    """Returns the lists for one token without likely alternatives,
+    as in most events of a stream."""
     _check_length((token,), position)
     word, number = spell.tables.words[token], _encode(_floor(float(position.columns[1][0])))
     end = offset + int(spell.tables.lengths[token])
@@ -180,8 +186,10 @@ def _with_likely(
     values: NDArray[Any],
     tables: Tables,
 ) -> bytes:
-    """Returns each position's own token and its likely ones. Since an object has each key once, of
-    several ids with one spelling only the own token or the likeliest stays."""
+    """Returns, as JSON, the objects of each position: its own token and its likely ones with their
+    logprobs. tokens, chosen: own ids and logprobs [t]. likely, values: likely ids (-1: none) and
+    logprobs [t, k]. An object has each key only once, so of several ids with one spelling only the
+    own token or the likeliest stays."""
     ids = np.concatenate((tokens[:, None], likely), axis=1)  # [t, 1 + k]
     missing, same = ids < 0, tables.same[ids]
     stays = ~missing
@@ -198,13 +206,14 @@ def _with_likely(
 
 
 def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top: int) -> bytes:
-    """Returns OpenAI's chat object for these tokens, with the `top` likeliest of each."""
+    """Returns OpenAI's `logprobs` object of chats for these tokens, with the `top` likeliest of
+    each."""
     if len(ids) < FEW or not isinstance(positions, LazyLogprobs):
         return _encode(_plain_chat(ids, positions, spell, top))
     _check_length(ids, positions)
     tokens, chosen, _, likely, values = positions.columns
     entries, scores, there = tokens[:, None], chosen[:, None], np.ones((len(ids), 1), np.bool_)
-    # JSON before each entry, by its place: the end of the previous one and a beginning
+    # JSON before each entry: the end of the previous entry and the beginning of this one
     before = [b',"top_logprobs":[]},']
     if top:
         before = [b"}]},", b',"top_logprobs":['] + [b"},"] * top
@@ -230,8 +239,10 @@ def chat_logprobs(ids: Sequence[int], positions: Positions, spell: Spelling, top
 def _likeliest(
     tokens: NDArray[Any], chosen: NDArray[Any], likely: NDArray[Any], values: NDArray[Any], top: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Returns the `top` best of each position's own token and its likely ones: (ids, logprobs, mask
-    of valid entries), each [t, <= top]. Equal values stay in order, the own token first."""
+    """Returns the `top` likeliest of each position's own token and likely ones, as (ids, logprobs,
+    mask of valid entries), each [t, <= top]. tokens, chosen: own ids and logprobs [t]. likely,
+    values: likely ids (-1: none) and logprobs [t, k]. Equal values stay in order, the own token
+    first."""
     there = (likely >= 0) & (likely != tokens[:, None])
     ids = np.concatenate((tokens[:, None], likely), axis=1).astype(np.int64)
     scores = np.concatenate((np.fmax(chosen, LOWEST)[:, None], np.fmax(values, LOWEST)), axis=1)
@@ -245,14 +256,14 @@ def _likeliest(
 
 
 def _numbers(values: NDArray[Any]) -> bytes:
-    """Returns the numbers with commas in between; NaN and values below the lowest become the
-    lowest."""
+    """Returns the numbers as JSON with commas in between. NaN and values below LOWEST become
+    LOWEST."""
     return _encode(np.fmax(values, LOWEST).tolist())[1:-1]
 
 
 def _alternating(*columns: Iterable[bytes]) -> bytes:
-    """Joins the first piece of every column, then the second of every column, and so on, to the end
-    of the shortest."""
+    """Joins the first piece of every column, then the second of every column, and so on. Ends with
+    the shortest column."""
     return b"".join(chain.from_iterable(zip(*columns, strict=False)))
 
 
@@ -271,8 +282,8 @@ def _floor(value: float) -> float:
 def _plain_completion(
     ids: Sequence[int], positions: Positions, spell: Spelling, offset: int
 ) -> Listed:
-    """Returns the lists for positions that are dicts, or None where a token has no logprob (a
-    prompt's first one)."""
+    """Returns the lists for positions that are dicts. A position is None if its token has no
+    logprob, as a prompt's first token."""
     tokens: list[str] = []
     chosen: list[float | None] = []
     top: list[dict[str, float] | None] = []
@@ -288,7 +299,7 @@ def _plain_completion(
             continue
         chosen.append(_floor(position[token].logprob))
         row = {word: _floor(position[token].logprob)}
-        # several ids with one spelling: the chosen one stays, else the likeliest
+        # several ids may have one spelling: the chosen one stays, or else the likeliest
         for other, value in position.items():
             row.setdefault(spell.text(other), _floor(value.logprob))
         top.append(row)
@@ -316,7 +327,8 @@ def _chat_entry(token: int, logprob: float, spell: Spelling) -> dict[str, Any]:
 
 
 def prompt_logprobs(positions: Positions, spell: Spelling) -> list[dict[str, Any] | None]:
-    """Returns vLLM's form: a position is null or {token id: {logprob, rank, decoded_token}}."""
+    """Returns vLLM's prompt_logprobs: a position is null or {token id: {logprob, rank,
+    decoded_token}}."""
     return [None if position is None else _vllm_position(position, spell) for position in positions]
 
 

@@ -1,5 +1,5 @@
-"""Messages of a chat's body: their form, and errors for fields that aren't served. Knows no
-tokenizer."""
+"""Structs of the messages in a chat's body. Also raises errors for fields that aren't served. Knows
+no tokenizer."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class TextPart(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Message(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One message of a chat. An assistant's may have tool calls or reasoning in place of content; a
-    tool's names the call that it answers."""
+    """One message of a chat. A message of the assistant may have tool calls or reasoning instead of
+    content. A message of a tool names the call that it answers."""
 
     role: Role
     content: str | list[TextPart] | None = None
@@ -37,7 +37,7 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """The content as text; parts are joined by line ends, as vLLM does for templates that take
+        """The content as text. Parts are joined by newlines, as in vLLM for templates that expect
         text."""
         if isinstance(self.content, list):
             return "\n".join(part.text for part in self.content)
@@ -45,12 +45,12 @@ class Message(Struct, forbid_unknown_fields=True, kw_only=True):
 
     @property
     def thought(self) -> str | None:
-        """Reasoning under either of its two names."""
+        """The message's reasoning, which may be in the field `reasoning` or `reasoning_content`."""
         return self.reasoning_content if self.reasoning is None else self.reasoning
 
     @property
     def size(self) -> int:
-        """Number of characters."""
+        """Number of characters of the content, the calls and the reasoning."""
         calls = sum(
             len(call.function.name) + len(call.function.arguments) for call in self.tool_calls or ()
         )
@@ -66,8 +66,8 @@ _BELONGS = {
 
 
 def sift_message(raw: Any, where: str) -> Any:
-    """Removes null fields of a message. Raises HttpError for fields that aren't served; the form
-    checks the types."""
+    """Removes null fields of a message. where: its path in the body, for errors. Raises HttpError
+    for fields that aren't served. Types are checked later by the struct."""
     if not isinstance(raw, dict):
         return raw
     kept = sift(raw, Message.__struct_fields__, MESSAGE, f"{where}.")
@@ -101,8 +101,8 @@ def sift_message(raw: Any, where: str) -> Any:
 
 
 def _call(raw: Any, where: str) -> Any:
-    """Removes null fields of an earlier answer's call. Raises HttpError for fields that aren't
-    served."""
+    """Removes null fields of a tool call in an earlier answer. Raises HttpError for fields that
+    aren't served."""
     function = raw.get("function") if isinstance(raw, dict) else None
     if not isinstance(function, dict):
         return raw

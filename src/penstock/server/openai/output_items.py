@@ -1,6 +1,6 @@
-"""Output items of /v1/responses: gathers pieces of an answer into reasoning, messages and calls,
-and makes the events that report each as it grows. Knows pieces and OpenAI's names; no tokens, no
-encoding."""
+"""Builds the output items of /v1/responses. Collects an answer's pieces into reasoning, messages
+and calls, and makes the events that report each item as it grows. Knows pieces and OpenAI's names;
+no tokens, no encoding."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def new_id(prefix: str) -> str:
 
 
 class OutputItems:
-    """The items of one answer in order. The last one grows until another kind of piece,
-    or `close`."""
+    """The output items of one answer in order. The last item stays open and grows until a piece of
+    another kind comes, or `close` is called."""
 
     def __init__(self) -> None:
         self.items: list[Json] = []
         self._open: Json | None = None
         self._call = -1
-        self._texts: list[str] = []  # texts of the open item
+        self._texts: list[str] = []  # text of the open item, in parts
 
     def take(self, piece: AnswerPiece) -> list[Event]:
-        """Adds a piece. Returns its events."""
+        """Adds a piece of the answer. Returns its events."""
         kind = {"reasoning": "reasoning", "content": "message"}.get(piece.kind, "function_call")
         events: list[Event] = []
         if self._open is None or self._open["type"] != kind or piece.kind == "name":

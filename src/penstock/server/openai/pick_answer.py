@@ -1,5 +1,5 @@
-"""Picks the answer class of a call, by its route and whether its text is parsed. Knows only the
-answers."""
+"""Picks the answer class of a call. Decides by the route and by whether the text is parsed. Knows
+only the answer classes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def answer_to(call: Call, model: str, spellings: TokenSpellings) -> BaseAnswer:
-    """Returns the answer of the call's route, after making the tables that it needs."""
+    """Returns a new answer object for the call, after making the spelling tables that it needs."""
     if call.scoring is not None:
         return ScoringAnswer(call, model, spellings)
     if call.logprobs is not None:

@@ -1,6 +1,6 @@
-"""Prompts of bodies as token ids: from texts, ids and chats. Chats, long texts and many texts go to
-the sandbox; many ids are checked in turns of the event loop. Knows forms, the tokenizer and the
-model's facts; no sampling."""
+"""Turns a body's prompts into token ids. The prompts are texts, ids or chats. Chats, long texts and
+many texts go to the sandbox; many ids are checked in several turns of the event loop. Knows body
+structs, the tokenizer and the model's sizes; no sampling."""
 
 from __future__ import annotations
 
@@ -27,29 +27,31 @@ if TYPE_CHECKING:
     from penstock.request import StopWhen
     from penstock.text.tokenizer import Tokenizer
 
-LONG_TEXT = 4_096  # characters; about 2 ms of tokenizing
-A_TEXT = 64  # characters of work that each text adds, however short it is
-ENDING = 1_024  # last characters of a rendered chat, which tell how its answer begins
-MANY_PARTS = 256  # messages, calls and tools of a chat above which a thread prepares its job
-# characters of several texts that go to the sandbox as one job; other jobs run in between
+LONG_TEXT = 4_096  # characters above which a text is tokenized in the sandbox; about 2 ms of work
+A_TEXT = 64  # characters that each text counts as in addition to its length
+ENDING = 1_024  # number of last characters of a rendered chat, which show how its answer begins
+# messages, calls and tools of a chat above which a thread prepares its sandbox job
+MANY_PARTS = 256
+# characters of several texts that make up one sandbox job; other jobs run in between
 A_JOB = 262_144
 
 Result = TypeVar("Result")
-# runs jobs in a sandbox, until they are done or their client leaves
+# function that runs jobs in a sandbox until they are done or the client leaves
 Sandboxed = Callable[[Sequence[Job]], Awaitable[list[Reply]]]
 
 
 class Aside(Protocol):
-    """Runs work in a thread, off the event loop."""
+    """Function that runs work in a thread instead of the event loop."""
 
     def __call__(self, work: Callable[[], Result], /) -> Awaitable[Result]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class PromptTools:
-    """Tools that turn bodies into calls. check_pattern: checks a pattern of stop_when. turn_ids:
-    token ids checked in one turn of the event loop. parsers: for tool calls and reasoning in chats'
-    answers. forms: answer formats known to be valid."""
+    """Functions and settings that turn bodies into calls. facts: the model's sizes and defaults.
+    check_pattern: checks a pattern of stop_when. turn_ids: token ids checked in one turn of the
+    event loop. parsers: parsers for tool calls and reasoning in answers of chats. forms: cache of
+    answer formats known to be valid."""
 
     facts: EngineFacts
     tokenizer: Tokenizer | None
@@ -63,8 +65,8 @@ class PromptTools:
 
 @dataclass(slots=True)
 class TokenizedPrompt:
-    """A prompt as token ids. `text`: the text sent, if nothing of it was cut off. ending: the end
-    of a rendered chat."""
+    """A prompt as token ids. text: the prompt as the client sent it, if it was a text and nothing
+    was cut off. ending: the end of a rendered chat."""
 
     ids: list[int]
     text: str | None = None
@@ -72,7 +74,8 @@ class TokenizedPrompt:
 
 
 async def check_stop_when(stop_when: StopWhen | None, tools: PromptTools) -> None:
-    """Raises HttpError for a pattern that cannot be served, before any prompt is read."""
+    """Raises HttpError for a stop_when pattern that cannot be served. Called before any prompt is
+    tokenized."""
     if stop_when is None:
         return
     try:
@@ -84,7 +87,7 @@ async def check_stop_when(stop_when: StopWhen | None, tools: PromptTools) -> Non
 async def completion_prompts(
     prompt: str | list[Any], form: CompletionForm, tools: PromptTools
 ) -> list[TokenizedPrompt]:
-    """Returns the ids of `prompt`, which replaces the form's own. Raises HttpError,
+    """Tokenizes `prompt`, which counts instead of form.prompt. Raises HttpError,
     ContextLengthError."""
     if isinstance(prompt, str):
         return await _text_prompts([prompt], form, tools)
@@ -136,10 +139,10 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
 async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list[Reply]:
     try:
         return await tools.sandboxed(jobs)
-    except HttpError:  # an error of the sandbox (too slow, say), not of the text
+    except HttpError:  # an error of the sandbox (a timeout, say), not of the text
         raise
     except TokenizerError as error:
-        # the model has no chat template, so a chat request is the client's error
+        # the model has no valid chat template, so the request gets status 400
         raise HttpError(str(error), param=_param(form)) from error
     except ContextLengthError as error:
         raise ContextLengthError(str(error), param=_param(form)) from error
@@ -152,7 +155,8 @@ async def _done(jobs: Sequence[Job], form: BaseForm, tools: PromptTools) -> list
 async def _id_prompts(
     prompts: list[list[Any]], form: CompletionForm, tools: PromptTools
 ) -> list[TokenizedPrompt]:
-    """Checks token ids. Ids that are cut off, or belong to a too long prompt, are not looked at."""
+    """Checks prompts of token ids. Skips ids that are cut off. Raises HttpError, and
+    ContextLengthError before it checks a too long prompt's ids."""
     keep = _kept(form)
     for ids in prompts:
         check_length(len(ids) if keep is None else min(len(ids), keep), form, tools.facts)
@@ -179,7 +183,8 @@ def _id_prompt(ids: Sequence[Any], facts: EngineFacts) -> TokenizedPrompt:
 
 
 def _kept(form: BaseForm) -> int | None:
-    """Returns the number of last tokens of a prompt to keep; None: all. Raises HttpError."""
+    """Returns how many of a prompt's last tokens to keep (truncate_prompt_tokens); None: all.
+    Raises HttpError."""
     keep = form.truncate_prompt_tokens
     if keep is not None and keep < 1:
         raise HttpError("truncate_prompt_tokens must be at least 1", param="truncate_prompt_tokens")
@@ -194,7 +199,7 @@ def _cut(prompt: TokenizedPrompt, form: BaseForm) -> TokenizedPrompt:
 
 
 async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
-    """Returns the messages as rendered by the model's template. Raises HttpError,
+    """Renders a chat by the model's template and tokenizes it. Raises HttpError,
     ContextLengthError."""
     if tools.tokenizer is None:
         raise HttpError(
@@ -233,8 +238,8 @@ async def chat_prompt(form: ChatForm, tools: PromptTools) -> TokenizedPrompt:
 
 
 def _template_kwargs(form: ChatForm, tokenizer: Tokenizer) -> Json | None:
-    """Returns the template's further variables, with the reasoning effort. Raises HttpError if the
-    template doesn't read that."""
+    """Returns chat_template_kwargs with reasoning_effort added. Raises HttpError if the template
+    doesn't use reasoning_effort."""
     effort, given = form.reasoning_effort, form.chat_template_kwargs
     if effort is None:
         return given
@@ -258,8 +263,8 @@ def template_of(form: ChatForm, tokenizer: Tokenizer) -> str:
 
 
 def _check_characters(size: int, form: BaseForm, facts: EngineFacts, tokenizer: Tokenizer) -> None:
-    """Raises ContextLengthError if so many characters can't fit as tokens, unless the prompt is to
-    be cut."""
+    """Raises ContextLengthError if a text of `size` characters can't fit into the context, unless
+    truncate_prompt_tokens cuts it."""
     most = facts.max_model_len * tokenizer.longest
     if form.truncate_prompt_tokens is None and size > most:
         raise ContextLengthError(
@@ -274,7 +279,8 @@ def _param(form: BaseForm) -> str:
 
 
 def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
-    """Raises ContextLengthError for a prompt that leaves no room for an output token."""
+    """Raises ContextLengthError for a prompt of `size` tokens that leaves no room for an output
+    token."""
     if size >= facts.max_model_len:
         raise ContextLengthError(
             f"{too_long(facts.max_model_len)}, {size} tokens, and one at least is to be made: "
@@ -284,7 +290,7 @@ def check_length(size: int, form: BaseForm, facts: EngineFacts) -> None:
 
 
 def check_id(token: int, vocab_size: int, param: str) -> None:
-    """Raises HttpError for a token id outside the vocabulary."""
+    """Raises HttpError for a token id outside the vocabulary. param: the body's field."""
     if not 0 <= token < vocab_size:
         message = (
             f"{param} has a token id outside the vocabulary: ids go from 0 to {vocab_size - 1}"
@@ -293,7 +299,7 @@ def check_id(token: int, vocab_size: int, param: str) -> None:
 
 
 def plain_messages(form: ChatForm) -> list[Json]:
-    """Returns a chat's messages in the form that text.chat checks."""
+    """Returns a chat's messages as the dicts that text.chat checks."""
     return [_plain(message) for message in form.messages]
 
 

@@ -1,5 +1,5 @@
-"""Answers of chats whose text is parsed: separates reasoning and tool calls from content, in one
-body or event by event. Knows pieces and OpenAI's JSON; text.parsers finds the pieces."""
+"""Answers of chats with parsed text. Separates reasoning and tool calls from content, in one body
+or in events. Knows pieces and OpenAI's JSON; text.parsers finds the pieces."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def new_call_id() -> str:
 
 
 class ReadChatAnswer(ChatAnswer):
-    """The answer of /v1/chat/completions if a parser reads it. Reasoning appears under vLLM's
-    present name and its older one."""
+    """The answer of /v1/chat/completions whose text a parser reads. Reasoning appears under vLLM's
+    present field name and its older one."""
 
     def __init__(self, call: Call, model: str, spellings: TokenSpellings) -> None:
         super().__init__(call, model, spellings)
-        self._readers: dict[int, Reader] = {}  # readers of choices that have begun
+        self._readers: dict[int, Reader] = {}  # choice -> its reader, once the choice has begun
 
     def _read(self, choice: int, delta: Delta) -> list[AnswerPiece]:
         assert self._call.reader is not None, "who picked this answer has looked"
@@ -66,7 +66,8 @@ class ReadChatAnswer(ChatAnswer):
 
 
 def told_of(pieces: Sequence[AnswerPiece], *, whole: bool) -> dict[str, Any]:
-    """Returns the fields of a message, or of a delta, for these pieces; leaves out empty ones."""
+    """Returns the fields of a message (if `whole`), or of an event's delta, for these pieces.
+    Leaves out empty fields."""
     texts: dict[str, list[str]] = {}
     calls: dict[int, dict[str, Any]] = {}
     arguments: dict[int, list[str]] = {}

@@ -1,9 +1,9 @@
-"""Answers of /v1/responses: one body, or OpenAI's events in order. Knows a call, output items and
-JSON; no HTTP.
+"""The answers of /v1/responses. They are one body, or OpenAI's events in order. Knows a call,
+output items and JSON; no HTTP.
 
-The events are created and in_progress, then those of each output item from output_item.added to
-output_item.done, then completed, or incomplete if max_output_tokens or the context cut the answer.
-An error is an event, and the last one.
+The first events are created and in_progress. Each output item has events from output_item.added to
+output_item.done. The last event is completed, or incomplete if max_output_tokens or the context's
+length cut the answer, or error.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ class ResponsesAnswer(BaseAnswer):
         self._tokens: list[int] = []
         self._number = 0  # number of the next event
         self._status = "in_progress"
-        self._why = ""  # reason for being incomplete
-        # version of the weights, if they were updated while serving
+        self._why = ""  # reason why the answer is incomplete
+        # the field with the weights' version, if they were updated while serving
         self._stamp: dict[str, str] = {}
 
     def choice(
         self, choice: int, delta: Delta, positions: Sequence[PositionLogprobs | None] | None
     ) -> bytes:
-        """Returns the finished output from the sample's only delta."""
+        """Returns the JSON of all output items from the sample's only delta."""
         self._take(delta)
         return _encode(self._items.items)
 
@@ -79,7 +79,7 @@ class ResponsesAnswer(BaseAnswer):
         return self._told([*begin, *self._take(delta)])
 
     def last(self, usage: dict[str, Any]) -> bytes:
-        """Returns the event with the whole response."""
+        """Returns the last event, which has the whole response."""
         whole = {**self._response(), "output": self._items.items, "usage": self._counts(usage)}
         return self._told([(self._status, {"response": whole})])
 
@@ -98,7 +98,7 @@ class ResponsesAnswer(BaseAnswer):
             pieces += self._reader.end(stopped=delta.finish_reason == "stop")
         events = [event for piece in pieces for event in self._items.take(piece)]
         if ended:
-            # an empty message, so that the next turn can send this one back
+            # adds an empty message, so that the client can send the output back in its next request
             if not self._items.items:
                 events += self._items.take(AnswerPiece("content", ""))
             if delta.weights_version is not None:
@@ -109,7 +109,7 @@ class ResponsesAnswer(BaseAnswer):
         return events
 
     def _response(self) -> dict[str, Any]:
-        """Returns the response without its output and counts."""
+        """Returns the response object without its output and token counts."""
         sampling, cut = self._call.sampling, self._status == "incomplete"
         return {
             "id": self.id,

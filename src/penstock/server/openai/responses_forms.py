@@ -1,5 +1,6 @@
-"""Bodies of OpenAI's /v1/responses: reads them and converts them to a chat. Nothing is stored, so
-earlier responses come in `input`. Knows both forms; translate runs the chat.
+"""Parses bodies of OpenAI's /v1/responses. Converts them to a chat. The server stores no responses,
+so earlier ones come in `input`. Knows the structs of both bodies; translate.py turns the chat into
+a call.
 
     instructions, then `input`: a text, or items
       message                  a message of its role
@@ -39,7 +40,7 @@ from penstock.server.openai.tool_forms import (
 )
 from penstock.server.openai.unsupported_fields import CALLED, RESPONSES, sift, unmarked_tools
 
-# chat fields in errors -> their names in a response's body
+# field of a chat's body in errors -> its name in the body of /v1/responses
 PARAMS = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
@@ -48,7 +49,7 @@ PARAMS = {
 
 
 class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that may be called."""
+    """A tool: a function that the model may call."""
 
     type: Literal["function"]
     name: str
@@ -58,14 +59,14 @@ class FunctionTool(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class NamedFunction(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The function that must be called."""
+    """A tool_choice: the function that the model must call."""
 
     type: Literal["function"]
     name: str
 
 
 class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The format of the text: free, any JSON object, or JSON by a schema."""
+    """Format of the answer's text: free, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -75,21 +76,22 @@ class TextFormat(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TextOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Options of the text."""
+    """Options of the answer's text. verbosity: accepted, but changes nothing."""
 
     format: TextFormat | None = None
     verbosity: Literal["medium"] | None = None
 
 
 class ReasoningOptions(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Amount of reasoning. summary: accepted, but the reasoning itself is returned."""
+    """Options of reasoning. effort: amount of reasoning. summary: accepted, but the reasoning
+    itself is returned."""
 
     effort: Effort | None = None
     summary: Literal["auto"] | None = None
 
 
 class ResponsesForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body of /v1/responses."""
+    """The body of /v1/responses."""
 
     input: str | list[Json]
     model: str | None = None
@@ -111,15 +113,15 @@ class ResponsesForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ResponsesChat(ChatForm, kw_only=True):
-    """The chat that a response's body becomes. asked:
-    fields of the body that the answer repeats."""
+    """The chat that a body of /v1/responses becomes. asked: fields of the body that the answer
+    repeats."""
 
     asked: Json
     format_field: ClassVar[str] = "text.format"
 
 
 def read_responses(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ResponsesChat:
-    """Parses a response's body to a chat. Raises HttpError."""
+    """Parses a body of /v1/responses, and converts it to a chat. Raises HttpError."""
     raw = sift(read_object(body, limits), ResponsesForm.__struct_fields__, RESPONSES)
     if "input" not in raw:
         raise HttpError("input is missing: text, or a list of items", param="input")
@@ -187,7 +189,7 @@ def _format(form: ResponsesForm) -> ResponseFormat | None:
 
 
 def _asked(raw: Json, form: ResponsesForm) -> Json:
-    """Returns the fields of the body that its answer repeats, with defaults for missing ones."""
+    """Returns the fields of the body that the answer repeats, with defaults for missing ones."""
     text = raw.get("text") or {}
     reasoning = raw.get("reasoning") or {}
     return {
@@ -206,7 +208,7 @@ def _asked(raw: Json, form: ResponsesForm) -> Json:
 
 
 class ItemMessage(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A message; one from an earlier response has an id and a status."""
+    """An input item: a message. If it is from an earlier response, it has an id and a status."""
 
     role: Role
     content: str | list[Json]
@@ -217,7 +219,7 @@ class ItemMessage(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ItemCall(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call of an earlier response."""
+    """An input item: a function call of an earlier response."""
 
     type: Literal["function_call"]
     call_id: str
@@ -228,7 +230,7 @@ class ItemCall(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ItemOutput(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The output of a called function."""
+    """An input item: the output of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -238,7 +240,7 @@ class ItemOutput(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ItemReasoning(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Reasoning of an earlier response."""
+    """An input item: reasoning of an earlier response."""
 
     type: Literal["reasoning"]
     summary: list[Json] = []
@@ -286,12 +288,12 @@ def _item(raw: Json, where: str) -> ItemMessage | ItemCall | ItemOutput | ItemRe
 
 
 class _Turns:
-    """Converts items to messages. The assistant's reasoning, text and calls in a row are one
-    message, until it says something new."""
+    """Converts input items to chat messages. Consecutive reasoning, text and calls of the assistant
+    become one message; a second text begins a new one."""
 
     def __init__(self) -> None:
         self.found: list[Message] = []
-        self._thought: str | None = None  # reasoning of the assistant's next text
+        self._thought: str | None = None  # reasoning that belongs to the assistant's next text
 
     def take(self, item: ItemMessage | ItemCall | ItemOutput | ItemReasoning, where: str) -> None:
         """Adds an item to the messages. Raises HttpError."""
@@ -322,12 +324,13 @@ class _Turns:
             turn.content = said.content if turn.content is None else turn.text + said.text
 
     def end(self) -> None:
-        """Adds reasoning that no text followed."""
+        """Adds reasoning that no text has followed, as an empty message."""
         if self._thought is not None:
             self._turn()
 
     def _turn(self, *, anew: bool = False) -> Message:
-        """Returns the assistant's current message, or a new one, with the preceding reasoning."""
+        """Returns the assistant's current message, or a new one, with the reasoning before it.
+        anew: begin a new one."""
         if anew or not self.found or self.found[-1].role != "assistant":
             self.found.append(Message(role="assistant"))
         turn = self.found[-1]
@@ -340,7 +343,7 @@ class _Turns:
 
 
 def _content(content: str | list[Json], where: str) -> str | list[TextPart]:
-    """Returns the text or text parts. Raises HttpError for other parts."""
+    """Converts an item's content to a text or text parts. Raises HttpError for other parts."""
     if isinstance(content, str):
         return content
     parts = []

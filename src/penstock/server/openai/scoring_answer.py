@@ -1,5 +1,5 @@
-"""The answer of /generative_scoring, one score per item: deltas with the labels' logprobs to JSON.
-Knows a call and deltas.
+"""The answer of /generative_scoring. It has one score per item, computed from deltas with the
+labels' logprobs. Knows a call and deltas.
 
 {"object": "list", "data": [{"index": 0, "object": "score", "score": 0.9, "label_probs": [...]}],
 "usage": ...}
@@ -18,7 +18,7 @@ from penstock.server.openai.answers import BaseAnswer
 
 
 class ScoringAnswer(BaseAnswer):
-    """A single body; scores are not streamed."""
+    """The answer of /generative_scoring in one body; scores are not streamed."""
 
     prefix, kind, entries = "generative-scoring", "list", "data"
 
@@ -32,7 +32,7 @@ class ScoringAnswer(BaseAnswer):
             "score": None,
             "label_probs": None,
         }
-        # an abort between two steps may come before the item was scored
+        # a request may be aborted before the item was scored
         if delta.finish_reason != "abort":
             told["label_probs"] = probs = label_probs(
                 delta, softmax=self._call.scoring.apply_softmax

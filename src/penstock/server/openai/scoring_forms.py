@@ -1,5 +1,5 @@
-"""Bodies of vLLM's /generative_scoring: for each item a completion of one token, whose answer is
-the labels' probabilities.
+"""Parses bodies of vLLM's /generative_scoring. Each item becomes a completion of one token, which
+gives the labels' probabilities.
 
     {"query": text or ids, "items": [texts or lists of ids], "label_token_ids": [ids]}
 
@@ -51,8 +51,8 @@ SCORING_SCHEMA: Json = {
 
 
 class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    """vLLM's body. item_first: put items before the query. apply_softmax: normalise over the
-    labels, else over the vocabulary."""
+    """The body of /generative_scoring. item_first: put the items before the query. apply_softmax:
+    normalise over the labels; False: over the vocabulary."""
 
     query: str | list[Any]
     items: list[Any]
@@ -66,14 +66,14 @@ class ScoringBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ScoringForm(CompletionForm, kw_only=True):
-    """The completion that a body becomes. Its prompts are the items; the query is added as token
-    ids."""
+    """The completion that a body of /generative_scoring becomes. Its prompts are the items; the
+    query is added as token ids."""
 
     body: ScoringBody
 
 
 def read_scoring(body: bytes | bytearray, limits: HttpLimits = USUAL) -> ScoringForm:
-    """Reads the body of POST /generative_scoring. Raises HttpError."""
+    """Parses the body of POST /generative_scoring. Raises HttpError."""
     raw = sift(read_object(body, limits), ScoringBody.__struct_fields__, _POLICIES)
     for name in ("query", "items", "label_token_ids"):
         if name not in raw:
@@ -127,8 +127,8 @@ async def scoring_prompts(form: ScoringForm, tools: PromptTools) -> list[Tokeniz
 async def _parts(
     given: str | list[Any], name: str, form: ScoringForm, tools: PromptTools, *, special: bool
 ) -> list[TokenizedPrompt]:
-    """Returns parts of prompts as ids. Raises HttpError and ContextLengthError with the body's
-    field `name`."""
+    """Tokenizes the query or the items (`given`). special: add special tokens. Raises HttpError and
+    ContextLengthError with the body's field `name`."""
     try:
         return await completion_prompts(
             given, msgspec.structs.replace(form, add_special_tokens=special), tools

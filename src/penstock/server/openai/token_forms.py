@@ -1,6 +1,5 @@
-"""Bodies of vLLM's /tokenize and /detokenize: the prompt of a completion or a chat, and token ids.
-
-Knows JSON and the forms of the two routes with such prompts; no tokenizer.
+"""Parses bodies of vLLM's /tokenize and /detokenize. The first has the prompt of a completion or a
+chat, the second token ids. Knows JSON and the structs of completions and chats; no tokenizer.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from penstock.server.openai.forms import (
 from penstock.server.openai.http_errors import HttpError
 from penstock.server.openai.http_limits import USUAL, HttpLimits
 
-MOST_IDS = 1_000_000  # ids in a body of /detokenize; counted before it is parsed
+MOST_IDS = 1_000_000  # most ids in a body of /detokenize; counted before the body is parsed
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizeForm:
-    """A prompt to tokenize. `form`: as its own route would read it. spelt: return the tokens'
-    spellings too (`return_token_strs`)."""
+    """The body of /tokenize. form: its prompt as the body of a completion or a chat. spelt: return
+    the tokens' spellings too (`return_token_strs`)."""
 
     form: CompletionForm | ChatForm
     spelt: bool
 
 
 def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> TokenizeForm:
-    """Reads the body of POST /tokenize: `prompt`, one text, or `messages` as in a chat. Raises
-    HttpError."""
+    """Parses the body of POST /tokenize. It has `prompt`, one text, or `messages` as in a chat.
+    Raises HttpError."""
     raw = read_object(body, limits)
     spelt = _flag(raw, "return_token_strs")
     if "messages" in raw:
@@ -52,7 +51,8 @@ def read_tokenize(body: bytes | bytearray, limits: HttpLimits = USUAL) -> Tokeni
 def read_detokenize(
     body: bytes | bytearray, vocabulary: int, limits: HttpLimits = USUAL
 ) -> tuple[str | None, Int32]:
-    """Reads the body of POST /detokenize: returns (requested model, ids). Raises HttpError."""
+    """Parses the body of POST /detokenize. Returns (requested model or None, ids). vocabulary:
+    number of ids. Raises HttpError."""
     raw = read_object(body, replace(limits, max_values=MOST_IDS + 2))
     model, tokens = raw.pop("model", None), raw.pop("tokens", None)
     if raw:

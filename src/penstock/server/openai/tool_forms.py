@@ -1,5 +1,5 @@
-"""OpenAI's forms of tools: those that may be called, calls that were made, and the choice of a
-tool. Knows JSON's shapes; text.parsers knows how models write calls."""
+"""Structs of OpenAI's tools and tool calls. Has the tools of a body, the calls in earlier answers,
+and tool_choice. Knows OpenAI's JSON; text.parsers knows how models write calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Json = dict[str, Any]
 
 
 class FunctionForm(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that may be called."""
+    """A function that the model may call."""
 
     name: str
     description: str | None = None
@@ -39,13 +39,13 @@ class ToolForm(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class FunctionName(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The name of the function that must be called."""
+    """The name of the function that the model must call."""
 
     name: str
 
 
 class NamedTool(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The tool that must be called."""
+    """A tool_choice: the tool that the model must call."""
 
     type: Literal["function"]
     function: FunctionName
@@ -55,16 +55,16 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool
 
 
 class CalledFunction(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A function that was called. arguments: JSON as text."""
+    """The function of a call. arguments: JSON as text."""
 
     name: str
     arguments: str = "{}"
 
 
 class ToolCall(Struct, forbid_unknown_fields=True, kw_only=True):
-    """A call in an earlier answer, as that contained it."""
+    """A tool call in an earlier answer, as the client sends it back."""
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
-    index: int | None = None  # part of streamed calls, which some clients send back
+    index: int | None = None  # a field of streamed calls, which some clients send back

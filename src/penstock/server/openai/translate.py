@@ -1,5 +1,6 @@
-"""Bodies to calls: the SamplingParams of a form and its prompts (prompt_ids.py), with all that the
-answer needs to know. Knows forms and the model's facts; submits nothing and builds no answer."""
+"""Translates body structs into calls. A call holds the SamplingParams, the prompts (prompt_ids.py),
+and the settings that the answer needs. Knows forms (forms.py) and the model's sizes and defaults;
+submits nothing and builds no answer."""
 
 from __future__ import annotations
 
@@ -47,10 +48,10 @@ from penstock.text.bad_words import bad_word_ids
 if TYPE_CHECKING:
     from penstock.engine.build_engine import EngineFacts
 
-MAX_CHOICES = 65_536  # prompts x n of one body
-LONGEST_TIMEOUT = 7 * 24 * 3600  # seconds
-MAX_STOP_TOKENS = 1_024  # stop_token_ids
-MAX_SALT_LENGTH = 1_024  # characters
+MAX_CHOICES = 65_536  # most choices (prompts times n) of one body
+LONGEST_TIMEOUT = 7 * 24 * 3600  # most seconds of a request's `timeout`
+MAX_STOP_TOKENS = 1_024  # most ids in stop_token_ids
+MAX_SALT_LENGTH = 1_024  # most characters of a cache_salt
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 # fields of a form that have the same name in SamplingParams
 _SAMPLING = [
@@ -62,8 +63,8 @@ _SAMPLING = [
 
 
 class SamplingFacts(Protocol):
-    """A model's limits for sampling, and its own defaults: an engine's facts, or those without a
-    particular model."""
+    """A model's limits and defaults of sampling parameters. EngineFacts has them; checks without an
+    engine use others."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -75,8 +76,8 @@ class SamplingFacts(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TokensOnly:
-    """Settings of an answer without text. request_id: the client's.   columns:
-    logprobs in columns."""
+    """Settings of an answer without text. request_id: the client's id for the answer. columns:
+    True: logprobs in columns."""
 
     request_id: str | None
     columns: bool
@@ -86,10 +87,11 @@ class TokensOnly:
 class Call:
     """One body, ready for the engine, and the settings of its answer.
 
-    echo: put the prompt before the text. only_prompt: max_tokens 0 with echo; the one sampled token
-    is dropped. logprobs: number of likely tokens, or None. prompt_logprobs: number requested by
-    this name; echo may need others. include_usage: send a last event with the token counts.
-    continuous_usage: send the counts in every event too.
+    echo: put the prompt before the text. only_prompt: True for max_tokens 0 with echo, so that the
+    one sampled token is dropped. logprobs: number of likely tokens per token, or None.
+    prompt_logprobs: the body's prompt_logprobs; echo may need other logprobs of the prompt too.
+    include_usage: send a last event with the token counts. continuous_usage: send the counts in
+    every event too.
     """
 
     prompts: list[TokenizedPrompt]
@@ -97,7 +99,7 @@ class Call:
     stream: bool
     include_usage: bool
     chat: bool = False
-    # samples are messages of their own, and don't continue the prompt's last one
+    # True if samples are new messages, and don't continue the prompt's text or last message
     answers: bool = False
     continuous_usage: bool = False
     echo: bool = False
@@ -107,12 +109,15 @@ class Call:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     timeout: float | None = None  # seconds from the body to the end of the answer
-    tenant: int = 0  # number of the API key in the engine's queue
-    salt: int = 0  # requests with the same salt share cached blocks
-    reader: MakeReader | None = None  # makes a reader per answer; None: all text is content
+    # number of the API key, by which the engine's scheduler shares time between keys
+    tenant: int = 0
+    salt: int = 0  # number of the cache_salt; only requests with the same one share cached blocks
+    # function that makes the parser of one answer; None: all text is content
+    reader: MakeReader | None = None
     include_reasoning: bool = True
-    tokens_only: TokensOnly | None = None  # set for /inference/v1/generate
-    scoring: ScoringBody | None = None  # set for /generative_scoring, which returns no text
+    # set only for /inference/v1/generate, whose answers have no text
+    tokens_only: TokensOnly | None = None
+    scoring: ScoringBody | None = None  # set only for /generative_scoring, which returns no text
     form_field: str = STRUCTURED  # field of the body that the answer format came from
     asked: Json | None = None  # fields of the body that the answer of /v1/responses repeats
 
@@ -126,7 +131,7 @@ class Call:
 
     @property
     def size(self) -> int:
-        """Tokens that count against the request limits."""
+        """Number of tokens that count against the request limits."""
         sampling = self.sampling
         form = (
             0
@@ -142,9 +147,9 @@ class Call:
 
 
 def size_of(form: CompletionForm | ChatForm) -> tuple[int, int]:
-    """Returns the number of choices of a form and an estimate of its prompt tokens, before anything
-    is checked or tokenized. Four characters count as a token, which is about right in any language
-    with words. An entry of logit_bias or allowed_token_ids counts as a token too."""
+    """Returns a body's number of choices and an estimate of its prompt tokens, before anything is
+    checked or tokenized. Four characters count as a token, which is about right for most languages.
+    An entry of logit_bias or allowed_token_ids counts as a token too."""
     choices, tokens = _prompts_size(form)
     return choices, tokens + len(form.logit_bias or ()) + len(form.allowed_token_ids or ())
 
@@ -167,12 +172,12 @@ def _prompts_size(form: CompletionForm | ChatForm) -> tuple[int, int]:
 
 
 def _tools_size(form: ChatForm) -> int:
-    """Returns the approximate number of characters of the tools."""
+    """Returns the approximate number of characters of a chat's tools."""
     return len(msgspec.json.encode(form.tools)) if form.tools else 0
 
 
 async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant: int = 0) -> Call:
-    """Turns a form into a call. Raises UsageError."""
+    """Turns a body's struct into a call. tenant: number of the API key. Raises UsageError."""
     if isinstance(form, ScoringForm):
         prompts = await scoring_prompts(form, tools)
         params = await completion_params(form, tools)
@@ -209,7 +214,8 @@ async def make_call(form: CompletionForm | ChatForm, tools: PromptTools, tenant:
 
 @dataclass(frozen=True, slots=True)
 class CompletionParams:
-    """The part of a completion that doesn't depend on its prompt, usable for many prompts."""
+    """The part of a completion that doesn't depend on its prompt, so that many prompts can share
+    it."""
 
     form: CompletionForm
     sampling: SamplingParams
@@ -238,8 +244,8 @@ class CompletionParams:
 async def completion_params(
     form: CompletionForm, tools: PromptTools, *, shown: bool = True
 ) -> CompletionParams:
-    """Returns a completion's parameters. shown: the answer holds text. Raises UsageError; for the
-    form's prompts only where there are too many."""
+    """Checks a completion's fields and returns its parameters. shown: True if the answer holds
+    text. Raises UsageError. Of the prompts only the number is checked."""
     only_prompt, text = form.echo and form.max_tokens == 0, tools.tokenizer is not None
     if form.echo and not text:
         raise HttpError(
@@ -258,7 +264,8 @@ async def completion_params(
 
 
 def read_sampling(form: CompletionForm | ChatForm, facts: SamplingFacts) -> SamplingParams:
-    """Returns the sampling parameters of a form before its prompt is read. Raises UsageError."""
+    """Returns the sampling parameters of a body before its prompt is tokenized.
+    Raises UsageError."""
     if isinstance(form, CompletionForm):
         return _completion_sampling(form, facts, detokenize=True)
     return _chat_sampling(form, facts)
@@ -271,7 +278,7 @@ def _completion_sampling(
     fixed = {}
     if form.echo and form.max_tokens == 0:
         fixed["max_tokens"] = 1  # the engine makes one token at least
-    if form.echo and form.logprobs is not None:  # the prompt's own tokens are listed too
+    if form.echo and form.logprobs is not None:  # the prompt's tokens get logprobs too
         fixed["prompt_logprobs"] = max(form.logprobs, form.prompt_logprobs or 0)
     return sampling_of(form, facts, usual, fixed)
 
@@ -286,9 +293,9 @@ def _chat_sampling(form: ChatForm, facts: SamplingFacts) -> SamplingParams:
 def sampling_of(
     form: BaseForm, facts: SamplingFacts, usual: dict[str, Any], fixed: Mapping[str, Any]
 ) -> SamplingParams:
-    """Returns the model's defaults, overridden by the route's (`usual`), by the form's fields, by
-    `fixed`, and checked. Values that the model's size bounds anyway are cut to it, so that nothing
-    larger crosses the channel."""
+    """Returns checked sampling parameters. A value comes from `fixed`, else from the form's fields,
+    else from the route's defaults (`usual`), else from the model's. Values that the model's size
+    limits anyway are cut to it, so that messages to the engine stay small."""
     _check_asked(form)
     _check_sizes(form, facts.vocab_size)
     knobs: dict[str, Any] = {**facts.sampling_defaults, **usual}
@@ -320,7 +327,8 @@ def sampling_of(
 
 
 def _check_asked(form: BaseForm) -> None:
-    """Raises HttpError for fields that no prompt can make valid, before the prompt is tokenized."""
+    """Raises HttpError for fields that are invalid with any prompt. Called before the prompt is
+    tokenized."""
     if form.stream and form.prompt_logprobs is not None:
         raise HttpError(
             "prompt_logprobs are not streamed: leave stream out", param="prompt_logprobs"
@@ -356,9 +364,9 @@ async def _check_texts(sampling: SamplingParams, tools: PromptTools) -> None:
 
 
 async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Computes, in a thread, the tokens that can end a stop string, unless they are known: the
-    engine's client would do it on the event loop, where a body's worst strings take 200 ms. Raises
-    UsageError."""
+    """Computes, in a thread, the tokens that can end a stop string, unless they are known.
+    Otherwise the engine's client would do it on the event loop, where a body's worst strings take
+    200 ms. Raises UsageError."""
     tokenizer = tools.tokenizer
     if tokenizer is None or not sampling.stop:
         return
@@ -370,8 +378,8 @@ async def _make_stops(sampling: SamplingParams, tools: PromptTools) -> None:
 
 
 async def _check_words(sampling: SamplingParams, tools: PromptTools) -> None:
-    """Raises UsageError for bad words without a tokenization,
-    before the body goes to the engine."""
+    """Raises UsageError for bad words that cannot be tokenized. Called before the request goes to
+    the engine."""
     tokenizer, words = tools.tokenizer, sampling.bad_words
     if words and tokenizer is None:
         raise HttpError(
@@ -389,7 +397,8 @@ def _call(
     facts: EngineFacts,
     **more: Any,
 ) -> Call:
-    """more: fields of Call that follow from the route. Raises ContextLengthError."""
+    """Builds the call. more: fields of Call that depend on the route. Raises ContextLengthError for
+    a too long prompt."""
     for prompt in prompts:
         check_length(len(prompt.ids), form, facts)
     options = form.stream_options or StreamOptions()
@@ -421,7 +430,7 @@ def _bias(bias: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def _salt(text: str | None) -> int:
-    """Returns the engine's number for a salt; two texts collide once in 2^62."""
+    """Returns the engine's number for a cache_salt; two texts collide with probability 2^-62."""
     if text is None:
         return 0
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()

@@ -1,7 +1,7 @@
-"""Policies for the fields of OpenAI and vLLM that our forms lack. Such a field is accepted with
-values that change nothing (always null), else refused with a 400 that names it and an alternative.
-Knows names and values, no form and no engine. A policy is an Argument, as for vLLM's arguments
-(vllm_arguments.py)."""
+"""Policies for fields that Penstock's bodies lack. They are fields of OpenAI's and vLLM's bodies.
+Such a field is accepted with values that change nothing (null is one), else refused with status 400
+and a message that names it and an alternative. A policy is an Argument, as for vLLM's arguments
+(vllm_arguments). Knows names and values, no body struct and no engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.server.openai.http_errors import HttpError
 from penstock.vllm_arguments.argument import Argument, named
 from penstock.vllm_arguments.request_table import SAMPLING
 
-LONGEST_NAME = 80  # characters of a field's name that an error repeats
+LONGEST_NAME = 80  # most characters of a field's name that an error repeats
 _TAG = "a tag for OpenAI's own records; it changes no token"
 _FUNCTIONS = "OpenAI's older name: say tools and tool_choice"
 _ONE = "llguidance makes all masks; structured_outputs has whitespace_pattern"
@@ -28,7 +28,8 @@ _AS_SAMPLING = (
     "thinking_token_budget",
 )
 
-# Fields of both routes. vLLM's names that people send are listed too, for a better error.
+# Fields of completions and chats. Older names of vLLM that people send are listed too, for a better
+# error message.
 BOTH: dict[str, Argument] = {
     **{name: SAMPLING[name] for name in _AS_SAMPLING},
     **named("user safety_identifier", str, _TAG),
@@ -57,7 +58,7 @@ BOTH: dict[str, Argument] = {
         (),
         "say structured_outputs: {json: ..., whitespace_pattern: ...}",
     ),
-    # no value is accepted: {} is a schema too, for any JSON
+    # no value is accepted, since even {} is a schema, which any JSON matches
     **named("guided_json", (), "say structured_outputs: {json: ...}"),
     **named("guided_regex", (), "say structured_outputs: {regex: ...}"),
     **named("guided_choice", (), "say structured_outputs: {choice: [...]}"),
@@ -97,7 +98,8 @@ CHAT: dict[str, Argument] = {
     **named("moderation", (), "no moderation is run; run it on your side"),
     **named("prediction", (), "predicted outputs are not served; leave it out"),
     **named("verbosity", ("medium",), "say it in a message"),
-    **named("web_search_options", (), "nothing is fetched from the web"),  # {} asks for a search
+    # refused, since even {} asks for a search
+    **named("web_search_options", (), "nothing is fetched from the web"),
     **named("documents", ([],), "put them in a message"),
     **named(
         "chat_template",
@@ -147,7 +149,8 @@ RESPONSES: dict[str, Argument] = {
     **named("n", (1,), "a response is one sample: /v1/chat/completions has n"),
 }
 
-# Anthropic's cache marks, which clients send to every server: in messages, message parts, tools
+# Anthropic's cache_control, which some clients send to every server, in messages, message parts and
+# tools
 CACHE_MARK = named(
     "cache_control", dict, "marks what to cache; our cache finds equal beginnings by itself"
 )
@@ -173,7 +176,7 @@ CALLED: dict[str, Argument] = {  # a function that an earlier answer called
 
 STREAM_OPTIONS = named("include_obfuscation", (False,), "events are not padded; leave it out")
 
-# policies listed in /openapi.json, by the form's name
+# policies listed in /openapi.json, by the name of the body's struct
 BY_FORM: dict[str, Mapping[str, Argument]] = {
     "CompletionForm": COMPLETION,
     "ChatForm": CHAT,
@@ -189,8 +192,8 @@ BY_FORM: dict[str, Mapping[str, Argument]] = {
 
 
 def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
-    """Returns a part or a tool without its cache mark. Raises HttpError for a mark that is no
-    object; the form checks types and other names."""
+    """Returns a message part or a tool without its cache_control. form: its struct, which checks
+    types and other names later. Raises HttpError for a cache_control that is no object."""
     if not isinstance(raw, dict) or raw.keys().isdisjoint(CACHE_MARK):
         return raw
     return sift(
@@ -199,8 +202,8 @@ def unmarked(raw: Any, form: type[Struct], where: str) -> Any:
 
 
 def unmarked_tools(tools: Any, form: type[Struct], function: type[Struct] | None = None) -> Any:
-    """Returns the tools of a body without cache marks. function:
-    the form of a tool's `function`."""
+    """Returns the tools of a body without cache_control. form, function: structs of a tool and of
+    its `function`."""
     if not isinstance(tools, list):
         return tools
     found = [unmarked(tool, form, f"tools[{at}]") for at, tool in enumerate(tools)]
@@ -217,8 +220,9 @@ def sift(
     policies: Mapping[str, Argument],
     where: str = "",
 ) -> dict[str, Any]:
-    """Returns the fields of `raw` that the form reads; null counts as left out. Raises HttpError
-    for a field that is unknown or not allowed here. where: prefix of the field's name in errors."""
+    """Returns the fields of `raw` that are in `known`; null counts as left out. policies: other
+    fields, and the values that are accepted and ignored. where: prefix of the field's name in
+    errors. Raises HttpError for any other field or value."""
     kept: dict[str, Any] = {}
     for name, value in raw.items():
         if name in known:

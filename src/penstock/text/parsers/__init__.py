@@ -1,2 +1,2 @@
-"""parsers: split an answer's text into reasoning, tool calls and content as it comes; and write
-grammars that force valid calls. Knows texts and schemas; no tokens, no HTTP."""
+"""parsers: split answers into reasoning, tool calls and content. They work on streams, and also
+write grammars that force valid calls. Knows texts and schemas; no tokens, no HTTP."""

@@ -1,13 +1,13 @@
-"""answer_grammar: the grammar of a whole answer, around the requested structured output (`@form`)
-and tool calls.
+"""answer_grammar: the Lark grammar of a whole answer. It surrounds tool calls and the requested
+structured output, which Lark refers to as `@form`:
 
     start: thought? calls                 an answer that must call a tool
     start: thought? (calls | @form)       one that may call a tool, or has a structured output
     start: thought? free                  text in which each call, once begun, must be valid
     start: thought? @form
 
-Marks that are special tokens of the vocabulary are named as tokens, since no text spells them.
-Knows formats and Lark; no token ids.
+A mark is the text before or after a thought or a call. If it is a special token of the vocabulary,
+Lark names it as a token, since no text spells it. Knows formats and Lark; no token ids.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from penstock.text.parsers.reader import CallFormat
 from penstock.text.parsers.reasoning import THINK, Thinking, token_of
 from penstock.text.parsers.tool import Tool, lark_text
 
-TEXT = "TEXT: /(?s:.*)/\n"  # matches no special tokens
+TEXT = "TEXT: /(?s:.*)/\n"  # any text, but no special tokens
 THOUGHT = "THOUGHT: /(?s:.*)/\nBEHIND: /[ \\r\\n]{0,4}/\n"
 SPACE = "SPACE: /[ \\t\\r\\n]{0,4}/\n"
-PLAIN = "PLAIN: /([^{<\\s](?s:.*))?/\n"  # text that doesn't begin like a call without marks
+# text that doesn't begin like a call of a format without marks
+PLAIN = "PLAIN: /([^{<\\s](?s:.*))?/\n"
 
 
 def around(
@@ -38,8 +39,9 @@ def around(
     """Returns the Lark of a whole answer; `@form` stands for the requested structured output, if
     form is True.
 
-    calls, tools: format and tools of calls; must_call: at least one call; parallel: several calls.
-    special: the vocabulary's special tokens. marks: the marks around a thought.
+    thinking: how the answer begins (reasoning.py). calls, tools: format and tools of calls.
+    must_call: force at least one call. parallel: allow several calls. special: texts of the
+    vocabulary's special tokens. marks: texts around a thought.
     """
     if calls is None or not tools:
         answer, rules = "@form", ""
@@ -57,7 +59,7 @@ def around(
 
 
 def _call(calls: CallFormat, tools: Sequence[Tool], special: Container[str]) -> tuple[str, str]:
-    """Returns the Lark of one call, and its rules."""
+    """Returns the Lark expression of one call, and the rules that it uses."""
     rules = calls.call_rest(tools)
     if calls.marks is None:
         return "call_rest", rules
@@ -66,7 +68,8 @@ def _call(calls: CallFormat, tools: Sequence[Tool], special: Container[str]) -> 
 
 
 def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str]) -> tuple[str, str]:
-    """Returns the Lark of text with calls in it, and its rules. only: the Lark of calls alone."""
+    """Returns the Lark expression of text with calls in it, and the rules that it uses. only:
+    expression of calls without text."""
     if calls.marks is None:
         return f"({only} | PLAIN)", PLAIN
     begin, end = calls.marks
@@ -78,7 +81,7 @@ def _free(calls: CallFormat, only: str, parallel: bool, special: Container[str])
 def _thought(
     thinking: Thinking, special: Container[str], marks: tuple[str, str]
 ) -> tuple[str, str]:
-    """Returns the Lark of the thought before an answer, and its rules."""
+    """Returns the Lark expression of the thought before an answer, and the rules that it uses."""
     begin, end = marks
     rules = THOUGHT + _up_to("thought", "THOUGHT", end, special)
     return {
@@ -89,7 +92,8 @@ def _thought(
 
 
 def _mark(mark: str, special: Container[str]) -> str:
-    """Returns the Lark of a mark that is a special token, begins with one, or is plain text."""
+    """Returns the Lark expression of a mark, which may be a special token, begin with one, or be
+    plain text."""
     if mark in special:
         return mark
     if (token := token_of(mark)) in special:
@@ -98,6 +102,7 @@ def _mark(mark: str, special: Container[str]) -> str:
 
 
 def _up_to(rule: str, text: str, mark: str, special: Container[str]) -> str:
-    """Returns the rule for text up to the first such mark, and the mark."""
+    """Returns the Lark rule for text up to and including the first such mark. text: terminal of the
+    text."""
     lazy = "" if mark in special else "[lazy]"
     return f"{rule}{lazy}: {text} {_mark(mark, special)}\n"

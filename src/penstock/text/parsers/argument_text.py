@@ -1,7 +1,7 @@
-"""argument_text: converts arguments written as bare text between tags to JSON by their tool's
-schema: `5` becomes a number or a string, as the schema says.
+"""argument_text: converts arguments written as text to JSON. Models write them as bare text between
+tags; the tool's schema decides whether `5` becomes a number or a string.
 
-    Arguments(tool).read(key, text)    the argument in JSON
+    Arguments(tool).read(key, text)    returns the argument's JSON
 
 Knows tools and schemas; no tags.
 """
@@ -39,9 +39,9 @@ _PYTHONS = ("None", "True", "False")
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """One alternative of a tool's arguments. named: schemas of named arguments, in order; required:
-    names that must be present; others: schema of all other arguments, None: no others allowed.
-    plain: the branch it was made from."""
+    """One alternative of a tool's arguments, if the schema has several (anyOf). named: schemas of
+    arguments by name, in order. required: names that must be present. others: schema of all other
+    arguments; None: none are allowed. plain: the schemas that this alternative was made from."""
 
     named: Mapping[str, Schema]
     required: frozenset[str]
@@ -49,13 +49,13 @@ class Shape:
     plain: Branch
 
     def schema_of(self, key: str) -> Schema | None:
-        """Returns an argument's schema; None if there is no such argument."""
+        """Returns an argument's schema; None if the argument is not allowed."""
         return self.named.get(key, self.others)
 
 
 def shapes_of(tool: Tool) -> list[Shape]:
-    """Returns the alternatives of a tool's arguments; none if nothing matches its schema. Raises
-    UsageError."""
+    """Returns the alternatives of a tool's arguments; an empty list if nothing matches its schema.
+    Raises UsageError."""
     found = (_shape(branch) for branch in branches(tool.schema, tool.schema))
     return [shape for shape in found if shape is not None]
 
@@ -93,7 +93,7 @@ def _property(plain: Plain, key: str) -> Schema:
 
 
 def _all(schemas: list[Schema]) -> Schema:
-    """Returns the schema that combines all of these."""
+    """Returns one schema that requires all of these."""
     said = [schema for schema in schemas if schema is not True and schema != {}]
     if len(said) < 2:
         return said[0] if said else True
@@ -102,8 +102,9 @@ def _all(schemas: list[Schema]) -> Schema:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One branch of an argument's schema. kinds: its JSON types (string if it names none; integers
-    are numbers too). values: all allowed values, if it lists them, else None."""
+    """One alternative of a single argument's schema. kinds: its JSON types; string if it names
+    none, number for integers too. values: all allowed values if the schema lists them, else None.
+    """
 
     kinds: frozenset[str]
     values: list[Any] | None
@@ -111,8 +112,8 @@ class Alternative:
 
     @classmethod
     def of(cls, branch: Branch) -> Alternative:
-        """Returns the alternative of a branch. Kinds and values are the intersection over its
-        schemas."""
+        """Makes the alternative from a branch, a list of schemas that all must match
+        (schema_branches.py)."""
         kinds: frozenset[str] | None = None
         values: list[Any] | None = None
         for plain in branch:
@@ -133,12 +134,12 @@ class Alternative:
 
     @property
     def others(self) -> frozenset[str]:
-        """The kinds other than string."""
+        """The allowed types other than string."""
         return self.kinds - {"string"}
 
     def fits(self, made: str) -> bool:
-        """Returns True if JSON matches this alternative, as far as this is checked: a list or an
-        object only by its type."""
+        """Returns True if a JSON text matches this alternative. Lists and objects are checked only
+        by their type."""
         if made[0] in "{[" and self.values is None:
             return {"{": "object", "[": "array"}[made[0]] in self.kinds
         try:
@@ -207,8 +208,8 @@ def _in_bounds(plain: Plain, value: Any) -> bool:
 
 
 class ArgumentText:
-    """Reader of one argument's text. free: any string is allowed; named: strings listed by the
-    schema; others: allowed types other than string."""
+    """Converts one argument's text to JSON. free: True if any string is allowed. named: strings
+    that the schema lists. others: allowed types other than string."""
 
     def __init__(self, alternatives: list[Alternative]) -> None:
         self.alternatives = alternatives
@@ -219,8 +220,8 @@ class ArgumentText:
         self.others = frozenset(kind for each in alternatives for kind in each.others)
 
     def read(self, text: str) -> str:
-        """Returns the argument in JSON: a value of another type the schema allows, if the text is
-        one, else a string."""
+        """Returns the argument's JSON: a number, object and so on if the text is one and the schema
+        allows it, else a string."""
         plain = text.strip(SPACE)
         made = (
             None
@@ -236,30 +237,32 @@ class ArgumentText:
         return json_text_of(plain if plain in self.named and not self.free else text)
 
     def fits(self, made: str) -> bool:
-        """Returns True if JSON matches the schema, as far as this is checked."""
+        """Returns True if a JSON text matches the schema. Lists and objects are checked only by
+        their type."""
         return any(each.fits(made) for each in self.alternatives)
 
 
 class Arguments:
-    """Arguments of one call, as they come: each one read narrows the alternatives of the schema.
-    names: argument names in the schema. others: True if further arguments are allowed."""
+    """Reads the arguments of one call in order. Each argument may exclude some alternatives of the
+    schema. names: argument names in the schema. others: True if further arguments are allowed."""
 
     def __init__(self, tool: Tool) -> None:
         self._root = tool.schema
         try:
             self._shapes = shapes_of(tool)
-        except (UsageError, RecursionError):  # an invalid schema says nothing about its arguments
+        except (UsageError, RecursionError):  # an invalid schema makes all arguments strings
             self._shapes = []
         self.names = {key for shape in self._shapes for key in shape.named}
         self.others = not self._shapes or any(shape.others is not None for shape in self._shapes)
 
     def text(self, key: str) -> ArgumentText:
-        """Returns the reader of an argument. Arguments unknown to the schema are strings."""
+        """Returns the converter of an argument.
+        Arguments that the schema doesn't know are strings."""
         found = [each for shape in self._shapes for each in self._alternatives(shape, key)]
         return ArgumentText(found or [Alternative.of([])])
 
     def read(self, key: str, text: str) -> str:
-        """Returns an argument in JSON."""
+        """Returns an argument's JSON."""
         made = self.text(key).read(text)
         if len(self._shapes) > 1:
             fitting = [

@@ -1,5 +1,6 @@
-"""CallObject: one tool call written as a JSON object, `{"name": ..., "arguments": {...}}`, as it
-comes; shared by Hermes and Llama 3. Knows the object; not the text around it.
+"""CallObject: reads one tool call that is a JSON object. The object is `{"name": ..., "arguments":
+{...}}`, and arrives in parts; hermes.py and llama3_json.py use it. Knows the object; not the text
+around it.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ from penstock.text.parsers.json_mending import mended
 from penstock.text.parsers.pieces import AnswerPiece
 
 ARGUMENTS = ("arguments", "parameters")
-EMPTY = ("null", "[]", '""')  # values that mean no arguments
+EMPTY = ("null", "[]", '""')  # JSON texts of `arguments` that mean no arguments
 
 
 class CallObject:
-    """Call number `call`. named: the name was returned, since the arguments began or the object
-    ended. raw: the text fed so far, until named; it becomes content if the object is no call. rest:
-    the text after the object. names: allowed names."""
+    """Reads call number `call` of an answer. names: allowed tool names. named: True once the name
+    was returned, when the arguments begin or the object ends. raw: the text fed so far, until
+    `named`; it becomes content if the object is no call. rest: the text after the object."""
 
     def __init__(self, call: int, names: Container[str]) -> None:
         self._call, self._names, self._scanner = call, names, ObjectScanner()
@@ -26,9 +27,9 @@ class CallObject:
         self._broken = False
         self._name: str | None = None
         self._name_text = ""  # the name's JSON text so far
-        self._key: str | None = None  # key of the arguments
-        self._arguments: list[str] = []  # not returned yet
-        self._whole = False  # all arguments have come
+        self._key: str | None = None  # key under which the arguments stand
+        self._arguments: list[str] = []  # JSON of the arguments that was not returned yet
+        self._whole = False  # True once all arguments have come
 
     @property
     def done(self) -> bool:
@@ -47,7 +48,7 @@ class CallObject:
         return self._scanner.rest
 
     def feed(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces of the call in this text."""
+        """Reads further text, and returns the new pieces of the call."""
         if not self.named:
             self.raw += text
         self._take(self._scanner.feed(text))
@@ -58,8 +59,8 @@ class CallObject:
         return found
 
     def end(self, *, stopped: bool) -> list[AnswerPiece]:
-        """Returns the held pieces of a call without an end. stopped: True if the model ended the
-        answer."""
+        """Returns the pieces held back, at the end of the answer. stopped: True if the model ended
+        the answer, False if a limit cut it."""
         self._take(self._scanner.end(closed=stopped))
         found = self._told(ended=stopped)
         if not stopped and not self.named and self._name is not None:
@@ -85,7 +86,8 @@ class CallObject:
             self._broken = True
 
     def _told(self, *, ended: bool) -> list[AnswerPiece]:
-        """Returns the name, once this is certainly a call, and new parts of its arguments."""
+        """Returns pieces with the name, once this is certainly a call, and with new parts of its
+        arguments. ended: True if no more text comes."""
         if self._name is None or self._broken:
             return []
         if self.named:
@@ -108,8 +110,8 @@ class CallObject:
 
 
 def _object_of(text: str) -> str:
-    """Returns the JSON object of arguments that are no object: some models write the object as a
-    string, or null. "" if there is none."""
+    """Returns the arguments as a JSON object if they were written as a string or as null; "" if
+    that is impossible."""
     if text in EMPTY:
         return "{}"
     made = mended(json.loads(text)) if text.startswith('"') else None

@@ -1,9 +1,9 @@
-"""gemma4_calls: tool calls in Gemma 4's format, each between marks:
+"""gemma4_calls: tool calls in Gemma 4's format. Each call stands between two marks:
 
     <|tool_call>call:get_weather{city:<|"|>Paris<|"|>,days:3,where:{rooms:[1,2]}}<tool_call|>
 
-Keys are bare, strings are quoted by `<|"|>`; JSON strings are read too. Knows this format alone.
-Source: Gemma 4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
+Keys have no quotes, strings are quoted by `<|"|>`; JSON strings are read too. Knows this format
+alone. Source: Gemma 4's prompt formatting (ai.google.dev/gemma/docs/core/prompt-formatting-gemma4).
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ _JSON = json.JSONDecoder()
 
 
 def read_calls(text: str) -> list[tuple[str, str]]:
-    """Returns the call as [(name, arguments in JSON)]; [] if the text is not exactly one call."""
+    """Parses the text between the marks. Returns [(name, arguments in JSON)], or [] if the text is
+    not exactly one call."""
     head = _HEAD.match(text)
     if head is None:
         return []
@@ -37,7 +38,8 @@ def read_calls(text: str) -> list[tuple[str, str]]:
 
 
 def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Returns a value, and the position after it. Raises ValueError if there is none."""
+    """Parses the value at position `at`. Returns it and the position after it. Raises ValueError if
+    there is none."""
     at = _past_space(text, at)
     if depth > DEEPEST:
         raise ValueError("too deep")
@@ -48,12 +50,13 @@ def _value(text: str, at: int, depth: int) -> tuple[Any, int]:
         return _members(text, at, depth)
     try:
         return _JSON.raw_decode(text, at)
-    except RecursionError:  # only near the interpreter's recursion limit
+    except RecursionError:  # can occur only near the interpreter's recursion limit
         raise ValueError("too deep") from None
 
 
 def _members(text: str, at: int, depth: int) -> tuple[Any, int]:
-    """Returns an object or a list, whose opening bracket is at `at`, and the position after it."""
+    """Parses an object or a list whose opening bracket is at `at`. Returns it and the position
+    after it."""
     is_object, close = text[at] == "{", {"{": "}", "[": "]"}[text[at]]
     keyed: dict[str, Any] = {}
     listed: list[Any] = []
@@ -74,7 +77,7 @@ def _members(text: str, at: int, depth: int) -> tuple[Any, int]:
 
 
 def _key(text: str, at: int) -> tuple[str, int]:
-    """Returns a key, bare or quoted, and the position of its value."""
+    """Parses a key, with or without quotes. Returns it and the position of its value."""
     if (bare := _KEY.match(text, at)) is not None and not text.startswith(QUOTE, at):
         return bare[1], bare.end()
     key, at = _value(text, at, 0)

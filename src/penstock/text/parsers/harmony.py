@@ -1,4 +1,5 @@
-"""harmony: gpt-oss's format of answers: messages in channels for thought, calls and the answer.
+"""harmony: gpt-oss's format of answers. An answer has messages in channels for thought, calls and
+the answer itself:
 
     <|channel|>analysis<|message|>...<|end|>
     <|start|>assistant<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{...}
@@ -6,8 +7,9 @@
     <|start|>assistant to=functions.NAME<|channel|>commentary json<|message|>{...}<|call|>
     <|start|>assistant<|channel|>final<|message|>...<|return|>
 
-Source: the published description of the format (OpenAI, "harmony response format"). Knows the
-format and pieces.
+Text in `<|...|>` is a mark; the text before `<|message|>` is a message's header. Source: the
+published description of the format (OpenAI, "harmony response format"). Knows the format and
+pieces.
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from penstock.text.parsers.pieces import AnswerPiece, find_mark, portions
 
 START, CHANNEL, MESSAGE = "<|start|>", "<|channel|>", "<|message|>"
 _STOPS = ("<|end|>", "<|call|>", "<|return|>")
-ENDS = (*_STOPS, START, CHANNEL)  # ends of a message; the last two count if its own end is missing
-# ends of a header; all but MESSAGE count if the message mark is missing
+# marks that end a message; the last two count if its own end is missing
+ENDS = (*_STOPS, START, CHANNEL)
+# marks that end a header; all but MESSAGE count only if the message mark is missing
 HEADER_ENDS = (MESSAGE, *_STOPS, START)
-# a prompt ends with a role, which `to=` may follow
+# beginnings of a header; the prompt ends with a role, which `to=` may follow
 HEADER_BEGINS = (
     START,
     CHANNEL,
@@ -35,29 +38,31 @@ HEADER_BEGINS = (
 _RECIPIENT = re.compile(r"\bto=(functions\.)?([A-Za-z0-9_.:/-]{1,128})")
 _THOUGHT = re.compile(r"<\|channel\|>\s*analysis")
 _TO = r"\s*(?:to=[\w.:/-]+)?\s*"
-# The longest header if no mark follows it: the rest is a message's text.
+# Matches the longest possible header in a text without a message mark. The text after it belongs to
+# the message.
 _HEADER = re.compile(
     rf"\s*(?:<\|start\|>\s*\w*)?{_TO}(?:<\|channel\|>\s*(?:analysis|commentary|final|\w{{0,16}}$))?{_TO}"
     r"(?:<\|constrain\|>\s*\w*\s*|json\s*(?=\{|$))?"
 )
-LONGEST_HEADER = 1_024  # characters; longer text is no header
+LONGEST_HEADER = 1_024  # most characters of a header; longer text is part of a message
 
 Kind = Literal["reasoning", "content", "call", "nothing"]
 
 
 class HarmonyReader:
-    """Reads one answer. prompt: the end of the prompt. names: functions that may be called; None:
-    any. parallel: report more than one call."""
+    """Reads one answer as it comes. prompt: the end of the prompt. names: functions that may be
+    called; None: any. parallel: False: report only the first call."""
 
     def __init__(
         self, prompt: str, *, names: Container[str] | None = None, parallel: bool = True
     ) -> None:
         self._names, self._parallel = names, parallel
-        # kind of the open message; None: in a header
+        # kind of the open message; None while in a header
         self._kind: Kind | None = "content" if prompt.endswith(MESSAGE) else None
-        self._beside: Kind = "content"  # kind of a call's message if it turns out to be no call
+        # kind that a call's message gets if it turns out to be no call
+        self._beside: Kind = "content"
         self._held = ""
-        # name of the open call, and its text until the arguments begin
+        # name of the open call, and its text before the arguments
         self._name, self._body = "", ""
         self._arguments: JsonMender | None = None
         self.called = 0
@@ -73,8 +78,8 @@ class HarmonyReader:
         return found
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, and so an open
-        call; False if a limit cut it."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, which also
+        ends an open call; False if a limit cut it."""
         text, self._held = self._held, ""
         found = self._told(text) if self._kind is not None else self._unmarked(text)
         if stopped:
@@ -86,7 +91,7 @@ class HarmonyReader:
         return found
 
     def _step(self, found: list[AnswerPiece]) -> bool:
-        """Reads up to the next mark; returns False if more text is needed."""
+        """Reads up to the next mark. Returns False if more text is needed."""
         if self._kind is None:
             return self._header(found)
         at, mark = find_mark(self._held, ENDS)
@@ -118,7 +123,7 @@ class HarmonyReader:
         return True
 
     def _open(self, header: str) -> None:
-        """Begins the message of a header."""
+        """Begins the message with this header."""
         self._beside = self._kind = (
             "reasoning" if _THOUGHT.search(header) is not None else "content"
         )
@@ -128,7 +133,7 @@ class HarmonyReader:
             self._name, self._body, self._arguments = to[2], "", None
 
     def _unmarked(self, text: str) -> list[AnswerPiece]:
-        """Begins a message without a message mark, at the end of its header; returns its pieces."""
+        """Begins a message whose message mark is missing, after its header. Returns its pieces."""
         header = _HEADER.match(text)
         assert header is not None, "all of it may be missing"
         self._open(header[0])
@@ -145,8 +150,8 @@ class HarmonyReader:
         return [AnswerPiece("reasoning" if self._kind == "reasoning" else "content", text)]
 
     def _told_of_call(self, text: str) -> list[AnswerPiece]:
-        """Returns the pieces of a call's text. Without an object it is no call; text after the
-        object is content."""
+        """Returns the pieces of a call's text. If the text is no JSON object, it is no call. Text
+        after the object is content."""
         found: list[AnswerPiece] = []
         self._body += text
         if self._arguments is None:
@@ -170,8 +175,8 @@ class HarmonyReader:
         return found
 
     def _end_call(self) -> list[AnswerPiece]:
-        """Returns the missing pieces of an open call, if any. A call without text has
-        no arguments."""
+        """Ends an open call, if any, and returns its missing pieces. A call without text has no
+        arguments."""
         if self._kind != "call":
             return []
         if self._arguments is None:

@@ -1,4 +1,4 @@
-"""hermes: tool calls in the format of Hermes, Qwen 2.5 and Qwen 3:
+"""hermes: tool calls of Hermes and Qwen 3. Also of Qwen 2.5; a call looks like this:
 
     <tool_call>
     {"name": "get_weather", "arguments": {"city": "Paris"}}
@@ -18,26 +18,27 @@ from penstock.text.parsers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 _BESIDE = (
-    # models write several calls into one tag, sometimes as a list, or too many brackets
+    # characters that may stand around a call's object: models write several calls into one tag,
+    # sometimes as a list, or too many brackets
     " \t\r\n,;[]}"
 )
 
 
 class HermesParser(TurningParser):
-    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
+    """Finds the calls of one answer. Text in the tags that is no call of a known tool stays
     content."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__()
         self._names = frozenset(tool.name for tool in tools)
         self._object: CallObject | None = None
-        self._opened = ""  # the mark and other text before a call, until the call is certain
-        self._in_tag = False  # True until the mark after a call has come
+        self._opened = ""  # the tag and other text before a call, until it certainly is a call
+        self._in_tag = False  # True after a call until its closing tag has come
         self._at_object = False  # True where another call may begin in the same tag
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, False if it was
-        cut."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, False if a
+        limit cut it."""
         found: list[AnswerPiece] = []
         text = self._opened + self._text
         if self._object is not None:
@@ -48,8 +49,7 @@ class HermesParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns True if another may follow before more text
-        comes."""
+        """Reads the next part of the held text. Returns False if more text is needed."""
         if self._object is not None:
             return self._in_call(self._object, found)
         if self._at_object:
@@ -65,7 +65,7 @@ class HermesParser(TurningParser):
         return bool(mark)
 
     def _beside_call(self, found: list[AnswerPiece]) -> bool:
-        """Handles text before or after a call's object, where a mark or another object
+        """Handles text in the tags before or after a call's object. A closing tag or another object
         must follow."""
         text = self._text.lstrip(_BESIDE)
         beside = self._text[: len(self._text) - len(text)]
@@ -104,7 +104,8 @@ class HermesParser(TurningParser):
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is the text between a call's marks, for these tools."""
+    """Returns Lark rules for these tools.
+    The rule `call_rest` is the text between a call's tags."""
     heads = [lark_text(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,5 +1,5 @@
-"""json_members: splits a JSON object into its members as its text comes, and finds its end. Text
-that is no object is detected as early as possible. Knows JSON alone.
+"""json_members: splits a JSON object into its members. Its text arrives in parts. Finds the
+object's end, and detects text that is no object as early as possible. Knows JSON alone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from penstock.text.parsers.json_mending import SPACE, JsonMender
 
 
 class Member(NamedTuple):
-    """Further text of a key's value, in JSON; last: True if the value ends with it."""
+    """Further JSON text of a key's value. last: True if the value ends with it."""
 
     key: str
     text: str
@@ -19,20 +19,20 @@ class Member(NamedTuple):
 
 
 class ObjectScanner:
-    """Reads one object. done: it has ended; broken: the text is no object. rest: the text after it,
-    or from the fault on."""
+    """Reads one object. done: True once it has ended. broken: True if the text is no object. rest:
+    the text after the object, or from the first wrong character on."""
 
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
         self._expects = (
-            "{"  # expected next: `{`, a key, `:`, a value, or `,` for a comma or the end
+            "{"  # the next expected part: "{", "key", ":", "value", or "," for a comma or the end
         )
-        self._key = ""  # JSON text until the key has ended, then decoded
-        self._part: JsonMender | None = None  # the open key or value
+        self._key = ""  # the present key: JSON text until it has ended, then decoded
+        self._part: JsonMender | None = None  # reader of the key or value that has not ended
 
     def feed(self, text: str) -> list[Member]:
-        """Returns the parts of values in this text."""
+        """Reads further text, and returns the parts of values in it."""
         found: list[Member] = []
         while text and not (self.done or self.broken):
             if self._part is None:
@@ -45,7 +45,8 @@ class ObjectScanner:
         return found
 
     def end(self, *, closed: bool) -> list[Member]:
-        """Returns the held part of the open value; closed: also closes the value."""
+        """Returns the part of the last value that was held back. closed: also complete the value,
+        with missing quotes and brackets."""
         if self._part is None or self._expects != "value":
             return []
         text = self._part.close() if closed else self._part.cut()
@@ -68,7 +69,8 @@ class ObjectScanner:
             self.broken = True
 
     def _mark(self, text: str) -> str:
-        """Reads a mark, or begins a key or a value. Returns the text after it."""
+        """Reads a bracket, colon or comma, or begins a key or a value.
+        Returns the text after it."""
         text = text.lstrip(SPACE)
         letter = text[:1]
         if letter == "{" == self._expects:

@@ -1,7 +1,7 @@
-"""json_mending: repairs JSON written by models into RFC 8259's, as it comes; valid JSON is not
-changed. Repairs Python's words and quotes, raw newlines and stray escapes in strings, missing
-brackets and extra commas; bare words, NaN and numbers beyond a double's range become strings. Knows
-JSON's grammar; no schemas, no calls.
+"""json_mending: repairs JSON that models write, as it comes. The result is valid by RFC 8259; valid
+JSON is not changed. Repairs Python's words and quotes, raw newlines and wrong escapes in strings,
+missing brackets and extra commas. Words without quotes, NaN, and numbers outside a double's range
+become strings. Knows JSON's grammar; no schemas, no calls.
 """
 
 from __future__ import annotations
@@ -11,37 +11,38 @@ import math
 import re
 from typing import Any
 
-DEEPEST = 256  # levels of nesting; readers of JSON have limits, Python's own at about 1,000
+DEEPEST = 256  # most levels of nesting, since JSON parsers have limits; Python's is about 1,000
 SPACE = " \t\r\n"
 _SPACE = re.compile(f"[{SPACE}]+")
 _IN_STRING = {'"': re.compile(r'["\\\x00-\x1f]'), "'": re.compile(r"""["'\\\x00-\x1f]""")}
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9A-Fa-f]{4})')
 _ESCAPE_BEGUN = re.compile(r"\\(?:u[0-9A-Fa-f]{0,3})?")
 _WORD = re.compile(r"""[^\s,:\[\]{}()"'<]+""")
-_TUPLE = {"(": "[", ")": "]"}  # Python's
+_TUPLE = {"(": "[", ")": "]"}  # brackets of Python's tuples
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null", "none": "null"}
 
 
 class JsonMender:
-    """Reads one JSON value. done: it has ended; broken: it cannot be repaired; rest: the text after
-    it, or from the fault on."""
+    """Reads one JSON value. done: True once it has ended. broken: True if it cannot be repaired.
+    rest: the text after the value, or from the first wrong character on."""
 
     def __init__(self) -> None:
         self.done = self.broken = False
         self.rest = ""
-        self._expects = "value"  # expected next: a value, a key, `:`, or `,` for a comma or an end
-        self._open: list[str] = []  # missing closing brackets
+        # the next expected part: "value", "key", ":", or "," for a comma or an end
+        self._expects = "value"
+        self._open: list[str] = []  # closing brackets that are still missing
         self._quote = ""  # quote of the open string
         self._held = ""  # an incomplete word or escape
-        self._between = ""  # space and comma before the next token
+        self._between = ""  # white space and comma before the next token
 
     @property
     def over(self) -> bool:
         return self.done or self.broken
 
     def feed(self, text: str) -> str:
-        """Returns the JSON of this text."""
+        """Reads further text, and returns its repaired JSON."""
         text, self._held = self._held + text, ""
         out: list[str] = []
         at = 0
@@ -51,11 +52,11 @@ class JsonMender:
         return "".join(out)
 
     def cut(self) -> str:
-        """Returns the held text of a value that is cut short."""
+        """Returns the text held back, at the end of a value that a limit has cut."""
         return "" if self._quote or self.over or not self._held else self._between + self._held
 
     def close(self) -> str:
-        """Ends the value at this point. Returns the missing JSON."""
+        """Completes the value at this point. Returns the missing JSON."""
         out: list[str] = []
         if self._quote:
             self._end_string(out)
@@ -74,7 +75,7 @@ class JsonMender:
         self._between = ""
 
     def _ended(self) -> None:
-        """Notes the end of a key or a value."""
+        """Handles the end of a key or a value."""
         if self._expects == "key":
             self._expects = ":"
         else:
@@ -100,7 +101,7 @@ class JsonMender:
         ):
             out.append(self._between.replace(",", ""))
             self._between, bracket = "", ""
-            while bracket != letter:  # close missing brackets too
+            while bracket != letter:  # also closes inner brackets whose end is missing
                 bracket = self._open.pop()
                 out.append(bracket)
             self._expects = "value"
@@ -128,7 +129,7 @@ class JsonMender:
         return at + 1
 
     def _in_string(self, text: str, at: int, out: list[str]) -> int:
-        """Reads inside a string, up to and including the next mark. Returns the
+        """Reads inside a string, up to and including the next quote, escape or newline. Returns the
         position after it."""
         mark = _IN_STRING[self._quote].search(text, at)
         if mark is None:
@@ -145,7 +146,7 @@ class JsonMender:
         elif _ESCAPE_BEGUN.fullmatch(text, mark.start()) is not None:
             self._held = text[mark.start() :]
             return len(text)
-        elif text[mark.end()] == "'":  # JSON has no such escape
+        elif text[mark.end()] == "'":  # JSON has no escape \'
             out.append("'")
             return mark.end() + 1
         else:
@@ -159,8 +160,8 @@ class JsonMender:
 
 
 def mended(text: str, *, close: bool = False) -> str | None:
-    """Returns a text repaired to one JSON value; None if impossible. close: closes an unfinished
-    value."""
+    """Returns a text repaired to one JSON value; None if that is impossible. close: also complete
+    an unfinished value."""
     mender = JsonMender()
     made = mender.feed(text + " ")  # the space ends a bare word
     if close and text and not mender.over:
@@ -169,8 +170,8 @@ def mended(text: str, *, close: bool = False) -> str | None:
 
 
 def json_text_of(value: Any) -> str:
-    """Returns a Python value as JSON: non-finite floats as strings, and lone surrogates
-    as escapes."""
+    """Returns a Python value as JSON. Non-finite floats become strings, and lone surrogates
+    escapes."""
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
@@ -182,7 +183,8 @@ def json_text_of(value: Any) -> str:
 
 
 def _json_word(word: str, *, key: bool) -> str:
-    """Returns a bare word as JSON: a finite number, a word of JSON, or else a string."""
+    """Returns a word without quotes as JSON: a finite number, true, false or null, or else a
+    string. key: True if it is a key, which becomes a string."""
     if not key and (known := _WORDS.get(word.lower())) is not None:
         return known
     if not key and _NUMBER.fullmatch(word) is not None and _is_finite(word):
@@ -193,6 +195,6 @@ def _json_word(word: str, *, key: bool) -> str:
 def _is_finite(number: str) -> bool:
     try:
         value = json.loads(number)
-    except ValueError:  # more digits than Python reads
+    except ValueError:  # int() refuses very many digits
         return False
     return isinstance(value, int) or math.isfinite(value)

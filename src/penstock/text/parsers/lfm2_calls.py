@@ -1,9 +1,9 @@
-"""lfm2_calls: tool calls in LFM2's format, a list of Python calls or of objects:
+"""lfm2_calls: tool calls in LFM2's format. They are a list of Python calls or of JSON objects:
 
     <|tool_call_start|>[get_weather(city="Paris"), ping()]<|tool_call_end|>
     <|tool_call_start|>[{"name": "get_weather", "arguments": {"city": "Paris"}}]<|tool_call_end|>
 
-A list is read once it is whole. Knows this format alone. Source: the chat templates of these
+A list is read once it is complete. Knows this format alone. Source: the chat templates of these
 models.
 """
 
@@ -18,8 +18,9 @@ from penstock.text.parsers.json_mending import json_text_of
 from penstock.text.parsers.tool import Tool, lark_text, schema_rule
 
 BEGIN, END = "<|tool_call_start|>", "<|tool_call_end|>"
-_WORDS = {"true": True, "false": False, "null": None}  # JSON words, which are names in Python
-# errors of parsing text as Python
+# JSON's words, which Python parses as variable names
+_WORDS = {"true": True, "false": False, "null": None}
+# errors that parsing a text as Python may raise
 _NO_LIST = (
     SyntaxError,
     ValueError,
@@ -29,8 +30,8 @@ _NO_LIST = (
 
 
 def read_calls(listed: str) -> list[tuple[str, str]]:
-    """Returns a list's calls as (name, arguments in JSON); [] if the text is not exactly a list of
-    calls."""
+    """Parses the text between the marks. Returns the calls as (name, arguments in JSON), or [] if
+    the text is not exactly a list of calls."""
     try:
         parsed = ast.parse(listed.strip(), mode="eval").body
         each = parsed.elts if isinstance(parsed, ast.List) else [parsed]
@@ -57,7 +58,7 @@ def _call(node: ast.expr) -> tuple[str, dict[str, Any]]:
 
 
 def _value(node: ast.expr) -> Any:
-    """Returns a literal's value. Raises ValueError if it is no literal or has no JSON form."""
+    """Returns a literal's value. Raises ValueError if it is no literal or cannot be JSON."""
     if isinstance(node, ast.List | ast.Tuple):
         return [_value(each) for each in node.elts]
     if isinstance(node, ast.Dict):
@@ -74,8 +75,8 @@ def _value(node: ast.expr) -> Any:
 
 
 def call_rest(tools: Sequence[Tool]) -> str:
-    """Returns Lark whose rule `call_rest` is the text between a call's marks: an object, for these
-    tools."""
+    """Returns Lark rules for these tools. The rule `call_rest` is the text between a call's marks,
+    with the call as a JSON object."""
     heads = [lark_text(f'[{{"name": {json.dumps(tool.name)}, "arguments": ') for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
     rules = "\n".join(schema_rule(f"arguments_{at}", tool) for at, tool in enumerate(tools))

@@ -1,4 +1,4 @@
-"""qwen3_coder: tool calls in the format of Qwen3-Coder and Qwen 3.5:
+"""qwen3_coder: tool calls of Qwen3-Coder and Qwen 3.5. A call looks like this:
 
     <tool_call>
     <function=get_weather>
@@ -9,8 +9,8 @@
     </tool_call>
 
 A value is a string if the tool's schema says so, else JSON. An argument is returned once it is
-whole. Models omit tags, and mention tags in their texts: the end of a value is recognised by the
-text after it. Knows this format alone. Source: the chat templates of these models.
+complete. Models omit tags, and mention tags in their texts, so the end of a value is recognised by
+the text after it. Knows this format alone. Source: the chat templates of these models.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from penstock.text.parsers.tool import Tool
 BEGIN, END, CLOSE = QWEN3_CODER.begin, QWEN3_CODER.end, QWEN3_CODER.close
 FUNCTION, FUNCTION_END = "<function=", "</function>"
 PARAMETER, PARAMETER_END = "<parameter=", "</parameter>"
-_NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models omit `>`
+_NAME = r"(?P<{}>[^<>\n]+)[>\n]"  # models may omit the final `>`
 _FUNCTION = r"<function=" + _NAME.format("function")
 _PARAMETER = r"<parameter=" + _NAME.format("key")
 _CALL_BEGUN = regex.compile(rf"\s*+{_FUNCTION}")
@@ -37,8 +37,8 @@ _CALL = regex.compile(rf"{_CALL_BEGUN.pattern}\s*+(?:<parameter=|</function|</to
 _TAG = regex.compile(
     rf"{_PARAMETER}|</(?P<closed>parameter|function)(?:>|(?=[\s<]))|</?tool_call>|<function="
 )
-# A value ends at its closing tag (a string only if another tag follows), or, if that is missing, at
-# the next tag.
+# A value ends at its closing tag; a string only if another tag follows. If the closing tag is
+# missing, it ends at the next tag.
 _ENDS = (
     rf"|(?P<line>(?:^|\n)[ \t]*+)?+{_PARAMETER}|</function>?\s*+(?:</?tool_call>|<function=)"
     rf"|(?:</tool_call>\s*+)?<tool_call>\s*+{_FUNCTION}"
@@ -59,37 +59,39 @@ _ANY_KEY = regex.compile(r"[\w.-]+")
 
 
 class Qwen3CoderParser(TurningParser):
-    """Finds the calls of one answer. Text in the tags that is no call of a tool stays content.
-    held: a grammar enforced the calls, so strict rules apply: no tag is missing, and a value ends
-    at CLOSE."""
+    """Finds the calls of one answer. Text in the tags that is no call of a known tool stays
+    content. held: True if a grammar enforced the calls, so that no tag is missing and a value
+    always ends at CLOSE."""
 
     def __init__(self, tools: Sequence[Tool], *, held: bool = False) -> None:
         self._tools = {tool.name: tool for tool in tools}
         self._held = held
         super().__init__()
         self._within = (
-            # position: "" content, BEGIN, FUNCTION or PARAMETER inside that tag, END after a call
+            # present position: "" in content; BEGIN, FUNCTION or PARAMETER inside that tag; END
+            # after a call
             ""
         )
-        self._opened = ""  # BEGIN, unless it was omitted
-        self._stopped = False  # no more text comes
+        self._opened = ""  # the opening tag BEGIN before the call; "" if it was omitted
+        self._stopped = False  # True once no more text comes
         self._arguments = Arguments(Tool(name=""))  # arguments of the open call
-        self._told: set[str] = set()  # keys of its arguments returned so far
-        self._beside = ""  # text between its arguments
+        self._told: set[str] = set()  # keys of its arguments that were returned
+        self._beside = ""  # text between the open call's arguments
         self._key = ""
         self._value = ArgumentText([])
-        self._begun = False  # True once the text after its key was checked
-        self._in_line = False  # True if the value is on its key's line
+        self._begun = False  # True once the text after the present key was checked
+        self._in_line = False  # True if the value begins on its key's line
         self._object: JsonMender | None = (
-            None  # reads a value that is an object or a list, until it ends
+            None  # reader of a value that is an object or a list, until it ends
         )
-        self._behind_object = 0  # position after that object or list in the value
+        self._behind_object = 0  # position in the value after that object or list
         self._looked = 0  # characters of the value known not to contain its end
         self._seen = 0  # length of the value at the last check
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, and with it all
-        open parts; False if a limit cut it: an argument is returned as far as it came."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, which also
+        ends the open call. False if a limit cut it; an incomplete argument is then returned as far
+        as it came."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
         if stopped:
@@ -106,8 +108,7 @@ class Qwen3CoderParser(TurningParser):
         return found + self._content.put(held) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns True if another may follow before more text
-        comes."""
+        """Reads the next part of the held text. Returns False if more text is needed."""
         if self._within == PARAMETER:
             return self._in_value(found)
         if self._within == FUNCTION:
@@ -130,8 +131,8 @@ class Qwen3CoderParser(TurningParser):
     # --- a call
 
     def _in_call(self, found: list[AnswerPiece]) -> bool:
-        """Handles the text between a call's mark and its first argument or end: anything else means
-        it is no call."""
+        """Handles the text between a call's opening tag and its first argument or end. Any other
+        text means that it is no call."""
         call = _CALL.match(self._text, partial=True)
         if call is not None and call.partial:
             return False
@@ -144,8 +145,8 @@ class Qwen3CoderParser(TurningParser):
         return True
 
     def _begin_at_end(self, found: list[AnswerPiece]) -> None:
-        """Handles a text that ends before the first argument: it is a call if it is a tool's name
-        and nothing else."""
+        """Handles an answer that ends before the first argument. It is a call only if it has a
+        tool's name and nothing else."""
         call = _CALL_BEGUN.match(self._text)
         rest = "" if call is None else self._text[call.end() :].strip()
         tag = _TAG.match(rest, partial=True)
@@ -166,8 +167,8 @@ class Qwen3CoderParser(TurningParser):
         ]
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """Handles the text before an argument or the call's end; all other text is content after
-        the call."""
+        """Handles the text before an argument or the call's end. Any other text becomes content
+        after the call."""
         tag = _TAG.search(self._text, partial=not self._stopped)
         at = len(self._text) if tag is None else tag.start()
         self._beside += self._text[:at]
@@ -220,7 +221,7 @@ class Qwen3CoderParser(TurningParser):
         return at if at >= 0 else len(self._text) if self._stopped else None
 
     def _end_of_value(self) -> int | None:
-        """Returns the position of the value's end; None if more text is needed."""
+        """Returns the position where the value ends; None if more text is needed."""
         text = self._text
         if self._object is not None and not self._is_past_object(self._object):
             return None
@@ -230,7 +231,7 @@ class Qwen3CoderParser(TurningParser):
             and fresh.isspace()
             and text.startswith((PARAMETER_END, FUNCTION_END), self._looked)
         ):
-            return None  # wait for the text after the space
+            return None  # wait for the text after the white space
         while True:
             ends = _VALUE_ENDS[self._value.free, self._stopped]
             mark = ends.search(text, self._looked, partial=not self._stopped)
@@ -245,8 +246,8 @@ class Qwen3CoderParser(TurningParser):
             self._looked += 1
 
     def _is_past_object(self, value: JsonMender) -> bool:
-        """Returns True if the value is no list or object, or it has ended: tags inside one don't
-        count."""
+        """Returns False while the value is a list or an object that has not ended, since tags
+        inside it don't count."""
         text = self._text
         if not self._looked:
             begun = text.lstrip()[:1]
@@ -264,7 +265,8 @@ class Qwen3CoderParser(TurningParser):
         return True
 
     def _is_end(self, mark: regex.Match[str]) -> bool:
-        """Returns True if a mark that stands for a missing closing tag begins valid text."""
+        """Returns True if the mark ends the value. A tag that stands for a missing closing tag must
+        be that of a known function, or of an argument that has not come yet."""
         if mark["function"] is not None:
             return _bare(mark["function"]) in self._tools
         if mark["key"] is None:

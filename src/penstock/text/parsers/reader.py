@@ -1,5 +1,5 @@
-"""reader: `AnswerReader` splits an answer's text into reasoning, calls and content. Lists the
-parsers and formats by vLLM's names. Knows the parsers; no HTTP requests, no tokens.
+"""AnswerReader: splits answers into reasoning, calls and content. Also lists the parsers and
+formats by vLLM's names. Knows the parsers; no HTTP requests, no tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ MakeParser = Callable[[Sequence[Tool]], CallParser]
 
 
 class CallFormat(NamedTuple):
-    """Format of a model family's calls. call_rest: Lark of a call between its marks (if it has
-    any). held_parser: parser of answers enforced by this Lark, if it differs from parser."""
+    """Format of a model family's tool calls. parser: makes its parser. call_rest: makes the Lark
+    rules of a call between its marks. marks: texts around calls, if any. held_parser: makes the
+    parser of answers that this Lark enforced; None: the same."""
 
     parser: MakeParser
     call_rest: Callable[[Sequence[Tool]], str]
@@ -38,8 +39,8 @@ class CallFormat(NamedTuple):
     held_parser: MakeParser | None = None
 
 
-TEMPLATE = "response_template"  # the parser defined by the model's own files
-# vLLM's names of harmony's parsers: of calls and thought, of thought
+TEMPLATE = "response_template"  # name of the parser that the model's own files define
+# vLLM's names of gpt-oss's parsers: for tool calls, and for reasoning
 HARMONY, HARMONY_THOUGHT = (
     "openai",
     "openai_gptoss",
@@ -77,8 +78,8 @@ FORMATS: dict[str, CallFormat] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerParsers:
-    """Parsers of a server's answers: names from FORMATS and reasoning.FORMATS.
-    enable_auto_tool_choice: requests may let the model choose whether to call a tool."""
+    """Names of the parsers for a server's answers, from FORMATS and reasoning.FORMATS.
+    enable_auto_tool_choice: True if requests may let the model decide whether to call a tool."""
 
     enable_auto_tool_choice: bool = False
     tool_call_parser: str | None = None
@@ -86,7 +87,7 @@ class AnswerParsers:
 
     @property
     def harmony(self) -> bool:
-        """Returns True if answers are in gpt-oss's format."""
+        """True if answers are in gpt-oss's format (harmony.py)."""
         return self.tool_call_parser == HARMONY or self.reasoning_parser == HARMONY_THOUGHT
 
     def check(self) -> None:
@@ -118,7 +119,7 @@ class AnswerParsers:
 
 
 NO_PARSERS = AnswerParsers()
-# text that only this format's templates contain
+# text that occurs only in chat templates of one format -> name of the format
 _WRITTEN_SO = {
     "<arg_key>": "glm45",
     MINIMAX_M2.begin: "minimax_m2",
@@ -129,8 +130,8 @@ _WRITTEN_SO = {
 
 
 def format_of(template: str) -> str:
-    """Returns the format in which a chat template writes earlier calls, used if no parser is named;
-    hermes if it writes none."""
+    """Returns the name of the format in which a chat template writes earlier calls; hermes if it
+    writes none. Used if the server's user names no parser."""
     for mark, name in _WRITTEN_SO.items():
         if mark in template:
             return name
@@ -142,9 +143,9 @@ def format_of(template: str) -> str:
 
 
 class AnswerReader:
-    """Splits one answer's text into pieces, as it comes. parallel: report more than one call;
-    False: drop the others. wrapped: marks that may stand around the answer; marks: around its
-    reasoning.
+    """Splits one answer's text into pieces, as it comes. parallel: False: report only the first
+    call, and drop the others. wrapped: marks that may stand around the answer. marks: marks around
+    its reasoning.
     """
 
     def __init__(
@@ -161,11 +162,11 @@ class AnswerReader:
             parallel,
             None if wrapped is None else reasoning.Unwrapped(*wrapped),
         )
-        self.called = 0  # number of calls begun
+        self.called = 0  # number of calls that have begun
 
     @property
     def thought_length(self) -> int:
-        """Number of characters before the answer: reasoning and its marks."""
+        """Number of characters before the answer itself, that is, reasoning and its marks."""
         return self._reasoning.length
 
     def feed(self, text: str) -> list[AnswerPiece]:
@@ -175,8 +176,8 @@ class AnswerReader:
         ]
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, False if a limit
-        cut it."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, False if a
+        limit cut it."""
         found = self._read(*self._reasoning.end())
         if self._wrapping is not None:
             found += self._told(self._wrapping.end())

@@ -1,13 +1,15 @@
-"""reasoning: separates reasoning, between `<think>` and `</think>`, from the answer. The prompt's
-end shows how the answer begins: templates may open the thought themselves, or close it already.
+"""reasoning: separates reasoning from the answer. Reasoning (a "thought") stands between marks,
+mostly `<think>` and `</think>`. The prompt's end shows how the answer begins, since templates may
+open the thought themselves, or even close it:
 
-    qwen3, glm45, glm47          the model writes `<think>`, unless the template has
+    qwen3, glm45, glm47          the model writes `<think>`, unless the template wrote it
     ernie45                      the same, and the answer may stand in `<response>` and
                                  `</response>`
-    deepseek_r1, minimax_m2      the model thinks at once, whatever the template has
+    deepseek_r1, minimax_m2      the answer begins inside a thought, whatever the template wrote
     gemma4                       like qwen3, with other marks
 
-Knows these marks and texts. Source: the chat templates of these models.
+The names are vLLM's names of parsers. Knows these marks and texts. Source: the chat templates of
+these models.
 """
 
 from __future__ import annotations
@@ -18,20 +20,23 @@ from penstock.text.parsers.pieces import find_mark
 
 THINK = OPEN, CLOSE = "<think>", "</think>"
 FORMATS = ("qwen3", "deepseek_r1", "ernie45", "gemma4", "glm45", "glm47", "minimax_m2")
-MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}  # marks of formats without THINK
+# marks of the formats that don't use `<think>`
+MARKS = {"gemma4": ("<|channel>thought\n", "<channel|>")}
 AT_ONCE = ("deepseek_r1", "minimax_m2")
 WRAPPED = {"ernie45": ("<response>", "</response>")}  # marks that may stand around an answer
-Thinking = Literal["open", "may open", "closed"]  # state at the start of the answer
+# state at the start of the answer: inside a thought, before a possible one, or without one
+Thinking = Literal["open", "may open", "closed"]
 
 
 def token_of(mark: str) -> str:
-    """Returns the beginning of a mark that may be a special token, up to ">"."""
+    """Returns the part of a mark that may be a special token: up to its first ">"."""
     return mark[: mark.find(">") + 1]
 
 
 def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> Thinking:
-    """Returns how an answer begins after this prompt's end. inside_answer: the prompt's end is the
-    beginning of the answer itself, so a thought may have been opened earlier in it."""
+    """Returns how an answer begins after this end of a prompt. name: format, as in the module's
+    docstring. inside_answer: True if the prompt's end is the beginning of the answer itself, so
+    that a thought may have been opened earlier in it."""
     begin, end = MARKS.get(name, THINK)
     begin, ending = begin.rstrip(), prompt.rstrip()
     if inside_answer and begin in prompt:
@@ -44,20 +49,22 @@ def thinking_behind(prompt: str, name: str, *, inside_answer: bool = False) -> T
 
 
 class ReasoningParser:
-    """Splits one answer's text into reasoning and the rest. Space beside the marks belongs to
-    neither."""
+    """Splits one answer's text into reasoning and the rest. White space next to the marks is
+    dropped."""
 
     def __init__(self, thinking: Thinking, marks: tuple[str, str] = THINK) -> None:
         self._begins, self._ends = marks
-        self._held = ""  # text not assigned yet
+        self._held = ""  # text that is not assigned to reasoning or answer yet
         self._at = "answer" if thinking == "closed" else "start"
         self._open = thinking == "open"
-        self._thought = self._spoken = False  # the thought has begun; some of its text was returned
+        # True once the thought has begun; True once some of its text was returned
+        self._thought = self._spoken = False
         self._fed = 0
-        self.length = 0  # characters before the answer, or of all text until it begins
+        # number of characters before the answer itself; of all text until that begins
+        self.length = 0
 
     def feed(self, text: str) -> tuple[str, str]:
-        """Returns the reasoning and the answer in this text."""
+        """Reads further text. Returns the reasoning and the answer's text in it."""
         if self._at == "answer":
             return "", text
         self._held += text
@@ -75,14 +82,15 @@ class ReasoningParser:
         return reasoning, answer
 
     def end(self) -> tuple[str, str]:
-        """Returns the held reasoning and answer."""
+        """Returns the reasoning and the answer's text held back."""
         text, self._held = self._held, ""
         if self._at == "thought" or (self._at == "start" and self._open):
             return text.rstrip(), ""
         return "", "" if self._at == "behind" else text
 
     def _begin(self) -> bool:
-        """Decides whether a thought begins. Returns False if more text is needed."""
+        """Decides whether the answer begins with a thought.
+        Returns False if more text is needed."""
         text = self._held.lstrip()
         if text != self._begins and self._begins.startswith(text):
             return False
@@ -106,17 +114,18 @@ class ReasoningParser:
 
 
 class Unwrapped:
-    """Removes the marks that may stand around a text, and the space beside them."""
+    """Removes the marks that may stand around a text, and the white space next to them."""
 
     def __init__(self, begin: str, end: str) -> None:
         self._begin, self._end = begin, end
         self._held = ""
-        # then "within" the marks, "open" without the first mark, or "behind" the last mark
+        # position: "start"; then "within" the marks, "open" in a text without marks, or "behind"
+        # the last mark
         self._at = "start"
-        self._spoken = False  # True once some text within was returned
+        self._spoken = False  # True once some text within the marks was returned
 
     def feed(self, text: str) -> str:
-        """Returns the new part of the text without marks."""
+        """Reads further text. Returns it without the marks."""
         self._held += text
         if self._at == "start" and not self._starts():
             return ""
@@ -134,7 +143,7 @@ class Unwrapped:
         return shown
 
     def end(self) -> str:
-        """Returns the held text."""
+        """Returns the text held back."""
         text, self._held = self._held, ""
         return text
 

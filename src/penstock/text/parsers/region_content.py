@@ -1,6 +1,6 @@
-"""region_content: reads the content of a response_template's region: JSON and its dialects, tags,
-lines of keys and values; and applies transforms. Knows texts; no marks, no message. Source:
-transformers' `utils/chat_parsing`.
+"""region_content: parses regions of a response_template. A region's content is JSON or a dialect of
+it, tags, or lines with keys and values; transforms convert the result. Knows texts; no marks, no
+message. Source: transformers' `utils/chat_parsing`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ Args = Mapping[str, Any]
 
 
 def parse_content(text: str, kind: str, args: Args, patience: float) -> Any:
-    """Returns the value of a region's text. patience: seconds per regex of the template. Raises
-    ValueError for invalid text, TimeoutError, and KeyError if the template lacks an argument."""
+    """Returns the value of a region's text. kind: format of the content. args: the template's
+    arguments for this format. patience: seconds per regex of the template. Raises ValueError for
+    invalid text, TimeoutError, and KeyError if the template lacks an argument."""
     if kind == "json":
         return _json(text, args)
     if kind == "xml-inline":
@@ -55,8 +56,8 @@ def _value(text: str, args: Args, patience: float) -> Any:
 
 
 def _json(text: str, args: Args) -> Any:
-    """Returns the value of JSON text; args: string_delims: further string delimiters,
-    unquoted_keys: keys may be bare words."""
+    """Returns the value of JSON text. args["string_delims"]: further string delimiters.
+    args["unquoted_keys"]: True if keys may have no quotes."""
     strings: list[str] = []
 
     def kept(match: Any) -> str:
@@ -81,8 +82,8 @@ def _json(text: str, args: Args) -> Any:
 
 
 def transformed(transform: Any, scope: Args) -> Any:
-    """Returns the transform with `{name}` and `{name.key}` replaced by their values. Raises
-    KeyError or TypeError."""
+    """Returns the transform with `{name}` and `{name.key}` replaced by their values in `scope`.
+    Raises KeyError or TypeError."""
     if isinstance(transform, dict):
         return {key: transformed(value, scope) for key, value in transform.items()}
     if isinstance(transform, list):

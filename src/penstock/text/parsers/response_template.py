@@ -1,16 +1,17 @@
-"""response_template: reads answers by the model's own `response_template` in its
-tokenizer_config.json, if there is one: regions of text that open and close at marks, each a field
-of the message.
+"""response_template: parses answers by a model's response_template. The template is in the model's
+tokenizer_config.json. It defines regions of text that open and close at marks; each region is a
+field of the message:
 
     fields            name -> region; the region without an opening mark holds the answer's start
                       and all text between other regions
-    open, close       literals, or lists of them; open_pattern, close_pattern: regexes
+    open, close       a region's marks: a text or a list of texts; open_pattern, close_pattern
+                      are regexes
     content           format of a region: text, json, xml-inline, kv-lines; `transform` converts it
-    start_anchor      mark before the part of the answer that the prompt contains
+    start_anchor      text in the prompt after which the answer begins
 
-A template comes with a model and may come from anyone, so its regexes have a time limit. It says
-how to read a call, not how to write one, so no grammar is made from it. Knows the template alone.
-Source: transformers' `utils/chat_parsing`.
+A template comes with a model and may come from anyone, so its regexes have a time limit. It
+describes how to read a call, not how to write one, so no grammar is made from it. Knows the
+template alone. Source: transformers' `utils/chat_parsing`.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from penstock.text.parsers.pieces import AnswerPiece, ContentBuffer, portions
 from penstock.text.parsers.region_content import CONTENTS, parse_content, transformed
 from penstock.text.parsers.tool import Tool
 
-LOOKED_AT = 256  # characters searched at once, by each regex, after each mark
-PATIENCE = 0.1  # seconds per regex
+LOOKED_AT = 256  # characters that each regex searches at once, after each mark
+PATIENCE = 0.1  # seconds that one search of a template's regex may take
 KINDS = {
     "content": "content",
     "reasoning_content": "reasoning",
@@ -51,13 +52,13 @@ _FIELD_KEYS = {
     "transform",
     "transform_each",
 }
-Pattern = Any  # regex.Pattern
+Pattern = Any  # regex.Pattern, of a library without type annotations
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """The opening or closing mark of a region. grows: a match at the text's end may change with
-    more text."""
+    """The opening or closing mark of a region, as a regex. grows: True if a match at the text's end
+    may change when more text comes."""
 
     pattern: Pattern
     grows: bool
@@ -65,7 +66,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A field of the message and its marks."""
+    """A region: a field of the message, its marks, and the format of its text."""
 
     name: str
     open: Mark | None
@@ -78,7 +79,8 @@ class Region:
 
 @dataclass(frozen=True, slots=True)
 class ResponseTemplate:
-    """A parsed template. implicit: the region without an opening mark."""
+    """A parsed template. regions: those with an opening mark. implicit: the region without one, or
+    None."""
 
     regions: tuple[Region, ...]
     implicit: Region | None
@@ -86,7 +88,7 @@ class ResponseTemplate:
 
 
 def read_template(spec: Any) -> ResponseTemplate:
-    """Returns the template in tokenizer_config.json. Raises TokenizerError for an invalid or
+    """Parses the template in tokenizer_config.json. Raises TokenizerError for an invalid or
     unsupported one."""
     if (
         not isinstance(spec, dict)
@@ -147,7 +149,7 @@ def _wrong(what: str) -> TokenizerError:
 
 
 class Found(NamedTuple):
-    """A mark found in a text, and the region it opens or closes."""
+    """A mark found in a text, and the region that it opens or closes."""
 
     opens: bool
     region: Region
@@ -156,23 +158,24 @@ class Found(NamedTuple):
 
 class TemplateReader:
     """Splits one answer's text into pieces, as it comes. prompt: the prompt's end; its part after
-    the anchor is the beginning of the answer. tools: tools that may be called; without any, calls
-    are text. parallel: report more than one call."""
+    start_anchor is the beginning of the answer. tools: tools that may be called; if there are none,
+    calls are content. parallel: False: report only the first call."""
 
     def __init__(
         self, template: ResponseTemplate, prompt: str, tools: Sequence[Tool], *, parallel: bool
     ) -> None:
         self._template, self._parallel = template, parallel
         self._tools = {tool.name: tool for tool in tools}
-        self._text = ""  # not processed yet
+        self._text = ""  # text that is not processed yet
         self._region = template.implicit
-        self._opening = ""  # text of the open region's mark
+        self._opening = ""  # text of the open region's opening mark
         self._captures: dict[str, str] = {}
-        self._body: list[str] = []  # text of calls, which are read once whole
-        self._space = ContentBuffer()  # holds back space at a text's ends, which is not part of it
+        # text of the region with calls, which is parsed once it is complete
+        self._body: list[str] = []
+        self._space = ContentBuffer()  # holds back white space at a region's ends, which is dropped
         self._spoken = False
-        self._past = 0  # characters processed
-        self._idle = 0  # consecutive marks without text
+        self._past = 0  # number of characters processed
+        self._idle = 0  # number of consecutive marks without text between them
         self.called = self.thought_length = 0
         begun = [
             match.end() for match in template.anchor.pattern.finditer(prompt, timeout=PATIENCE)
@@ -193,8 +196,9 @@ class TemplateReader:
         return found
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. A call without an end is a call if the model stopped, and text
-        if a limit cut it."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, so that a call
+        without an end mark counts as a call. False if a limit cut it; such a call is then content.
+        """
         found = self._process([], ended=True)
         if self._region is not None and self._region.name == CALLS:
             if stopped:
@@ -214,8 +218,8 @@ class TemplateReader:
         return found
 
     def _turn(self, found: list[AnswerPiece], ended: bool) -> bool:
-        """Takes one step: to the first mark, or to text that may become one. Returns True if
-        another may follow."""
+        """Reads to the first mark, or to text that may become one. Returns False if more text is
+        needed."""
         mark, held = self._next(ended)
         if mark is None:
             self._take(held, found)
@@ -245,8 +249,8 @@ class TemplateReader:
         )
 
     def _next(self, ended: bool) -> tuple[Found | None, int]:
-        """Returns the first mark in the text, if certain, and the position of text that may become
-        a mark. Raises TimeoutError."""
+        """Returns the first mark in the text if it is certain, else None, and the position of text
+        that may become a mark. ended: True if no more text comes. Raises TimeoutError."""
         first, held = None, len(self._text)
         for opens, region, mark in self._watched():
             match = mark.pattern.search(self._text, partial=not ended, timeout=PATIENCE)
@@ -279,7 +283,7 @@ class TemplateReader:
         ] + closing
 
     def _take(self, end: int, found: list[AnswerPiece]) -> None:
-        """Gives the text up to `end` to the open region; drops it if none is open."""
+        """Adds the text up to `end` to the open region; drops it if none is open."""
         text, self._text = self._text[:end], self._text[end:]
         self._past += end
         if self._region is None or not text:
@@ -300,7 +304,7 @@ class TemplateReader:
             ]
 
     def _close(self, mark: str, found: list[AnswerPiece]) -> None:
-        """Ends the open region, with the mark that ended it."""
+        """Ends the open region. mark: text of the mark that ended it."""
         self._space.drop_space()
         if self._region is None or self._region.name != CALLS:
             return
@@ -321,7 +325,7 @@ class TemplateReader:
             TypeError,
             AttributeError,
             RecursionError,
-        ):  # not a call of a tool
+        ):  # the region's text is no call of a known tool
             found.append(AnswerPiece("content", self._opening + body + mark))
             return
         for name, arguments in calls:
@@ -331,8 +335,9 @@ class TemplateReader:
                 self.called += 1
 
     def _typed(self, name: str, said: Any) -> str:
-        """Returns arguments in JSON; strings are converted to the types in the tool's schema.
-        Raises KeyError for an unknown tool, ValueError if the arguments are no object."""
+        """Returns the arguments of the tool `name` as JSON. Strings are converted to the types in
+        the tool's schema. Raises KeyError for an unknown tool, ValueError if the arguments are no
+        object."""
         arguments = Arguments(self._tools[name])
         if isinstance(said, dict):
             members = (

@@ -1,10 +1,11 @@
-"""schema_branches: takes JSON Schemas apart: resolves `$ref`, and lists the alternatives of
-`anyOf`, `oneOf` and `allOf`.
+"""schema_branches: splits a JSON Schema into its alternatives. Resolves `$ref`, and combines
+`anyOf`, `oneOf` and `allOf`:
 
     branches(schema, root)    [[plain, ...], ...]: an instance matches all plain schemas of a branch
-    closed(schema, root)      the schema with the targets of its $refs, complete by itself
+    closed(schema, root)      the schema with the targets of its $refs included
 
-Nothing is fetched: a `$ref` must point into its own document. Knows schemas; no calls, no grammar.
+Nothing is fetched from elsewhere: a `$ref` must point into its own document. Knows schemas; no
+calls, no grammar.
 """
 
 from __future__ import annotations
@@ -20,17 +21,18 @@ Plain = Mapping[str, Any]  # a schema without the keywords in TAKEN_APART
 Branch = list[Plain]
 
 MOST_BRANCHES = 256
-MOST_LOOKS = 2_000  # schemas visited for one list of branches
+MOST_LOOKS = 2_000  # most schemas visited for one list of alternatives
 TAKEN_APART = ("$ref", "allOf", "anyOf", "oneOf", "nullable")
-# keywords that hold values, not schemas
+# keywords whose values are data, not schemas
 _DATA = ("enum", "const", "default", "examples", "example")
 _BY_NAME = ("properties", "patternProperties", "dependentSchemas")
 _DOCUMENT = ("$defs", "definitions", "$id", "$schema")
 
 
 def branches(schema: Schema, root: Schema) -> list[Branch]:
-    """Returns the alternatives of a schema; none if nothing matches it. root: the document of its
-    $refs. Raises UsageError for a $ref without a target, and for too many alternatives."""
+    """Returns the alternatives of a schema, each a list of plain schemas that all must match.
+    Returns [] if nothing matches the schema. root: the document that its $refs point into. Raises
+    UsageError for a $ref without a target, and for too many alternatives."""
     return _Walk(root).branches(schema, ())
 
 
@@ -39,15 +41,15 @@ class _Walk:
         self._root, self._looks = root, 0
 
     def branches(self, schema: Schema, refs: tuple[str, ...]) -> list[Branch]:
-        """Returns the branches of a schema. refs: $refs followed so far; one that leads back to
-        itself has no branches."""
+        """Returns the alternatives of a schema. refs: the $refs followed so far; a $ref that leads
+        back to itself has no alternatives."""
         self._looks += 1
         if self._looks > MOST_LOOKS:
             raise _too_many()
         if not isinstance(schema, dict) or schema.get("not") in (
             {},
             True,
-        ):  # zod writes false as `not: {}`
+        ):  # the library zod writes the schema `false` as {"not": {}}
             return [[]] if not isinstance(schema, dict) and schema is not False else []
         found: list[Branch] = [
             [{key: value for key, value in schema.items() if key not in TAKEN_APART}]
@@ -63,7 +65,7 @@ class _Walk:
                 found = _both(
                     found, [branch for part in parts for branch in self.branches(part, refs)]
                 )
-        if schema.get("nullable") is True:  # OpenAPI's keyword
+        if schema.get("nullable") is True:  # `nullable` is OpenAPI's keyword
             found.append([{"type": "null"}])
         return found
 
@@ -75,7 +77,7 @@ def _both(one: list[Branch], other: list[Branch]) -> list[Branch]:
 
 
 def list_of(schema: Plain, key: str) -> Sequence[Any]:
-    """Returns the list under a keyword; empty if there is none."""
+    """Returns the list under a keyword; an empty one if there is none."""
     value = schema.get(key)
     return value if isinstance(value, list) else ()
 
@@ -97,8 +99,8 @@ def target(ref: str, root: Schema) -> Schema:
 
 
 def closed(schema: Schema, root: Schema) -> dict[str, Any]:
-    """Returns a schema that is complete by itself: the targets of its $refs are included. Raises
-    UsageError."""
+    """Returns the schema with the targets of its $refs included, so that it no longer needs `root`.
+    Raises UsageError."""
     names: dict[str, str] = {}
     waiting: list[str] = []
 

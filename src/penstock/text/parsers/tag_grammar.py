@@ -1,11 +1,12 @@
-"""tag_grammar: grammars of calls in tags (`tags`), whose arguments match their tool's schema.
+"""tag_grammar: grammars of tool calls written in tags. A call's tags are those of tags.py; the
+arguments match their tool's schema:
 
-    arguments: (a b? | c other*)        a rule for each alternative of the schema, in its order
+    arguments: (a b? | c other*)        the arguments of each alternative of the schema, in order
     a: "<parameter=a>\\n" (text | json "\\n</parameter>\\n")
 
-A string's enum, pattern, lengths and format become one regex up to its tag; JSON is left to
-llguidance. A strict schema with keywords that these rules can't enforce is refused. Knows schemas
-and Lark; parsers read the calls.
+A string's enum, pattern, lengths and format become one regex up to its closing tag. Values in JSON
+are enforced by llguidance. A strict schema with keywords that these rules can't enforce is refused.
+Knows schemas and Lark; parsers read the calls.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from penstock.text.parsers.tool import Tool, json_text, lark_text
 _ANY = "/(?s:.*)/"
 _NO_BRACKET = r"~/[ \t\r\n]*[\{\[(](?s:.*)/"
 _NOT_HERE = "is not held where arguments are written in tags: leave it out, or strict"
-MOST_KEPT = 16_384  # characters of a schema up to which its rules are cached
+MOST_KEPT = 16_384  # most characters of a schema whose rules are cached
 _BRACKETED = {"object", "array"}
-_KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"  # names that the parser reads back unchanged
-# keywords that restrict an object beyond its members and their schemas
+# regex of argument names that the parser reads back unchanged
+_KEY = r"[^<>\s\"'](?:[^<>\n]*[^<>\s\"'])?"
+# keywords of objects that these rules can't enforce
 _NOT_HELD = (
     "minProperties",
     "maxProperties",
@@ -50,7 +52,7 @@ _NOT_HELD = (
 
 
 def call_rest(tools: Sequence[Tool], *, tags: Tags) -> str:
-    """Returns Lark whose rule `call_rest` is the text between a call's marks, for these tools.
+    """Returns Lark rules for these tools. The rule `call_rest` is the text between a call's marks.
     Raises UsageError for a tool whose schema cannot be enforced."""
     heads = [lark_text(tool.name.join(tags.function)) for tool in tools]
     bodies = " | ".join(f"{head} arguments_{at}" for at, head in enumerate(heads))
@@ -69,7 +71,7 @@ def _rules_of(name: str, tool: Tool, tags: Tags) -> str:
         raise UsageError(rule, param="tools", rule=rule) from error
 
 
-# requests repeat their tools: the rules of 20 tools with six arguments take 5 ms
+# cached, since requests repeat their tools, and the rules of 20 tools with six arguments take 5 ms
 @lru_cache(maxsize=256)
 def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
     return _Arguments(
@@ -78,18 +80,19 @@ def _rules(name: str, parameters: str, strict: bool, tags: Tags) -> str:
 
 
 class _Arguments:
-    """The rules of one tool's arguments. name: of the first rule, and prefix of the
-    others' names."""
+    """Makes the Lark rules of one tool's arguments. name: name of the first rule, and prefix of the
+    other rules' names."""
 
     def __init__(self, name: str, tool: Tool, tags: Tags) -> None:
         self._name, self._tool, self._tags = name, tool, tags
         close = re.escape(tags.close[:-1]).replace("\\\n", "\n")
         last = _literal(f"(?s:.*){close}(?:\n(?s:.*))?")
-        self._one_close = f"~{last}"  # the closing tag comes after a string, and nowhere inside it
+        # regex part: the closing tag stands after a string, and nowhere inside it
+        self._one_close = f"~{last}"
         self._rules: list[str] = []
 
     def rules(self) -> str:
-        """Returns the rules. Raises UsageError."""
+        """Returns the rules as Lark text. Raises UsageError."""
         shapes = shapes_of(self._tool)
         if self._tool.strict:
             _check_strict(self._tool, shapes)
@@ -99,8 +102,8 @@ class _Arguments:
         return "\n".join([f"{self._name}: {' | '.join(made)}", *self._rules])
 
     def _shape(self, shape: Shape) -> str | None:
-        """Returns the rule of one alternative's arguments; None if a required one cannot be
-        written."""
+        """Returns the expression of one alternative's arguments; None if no text can express a
+        required argument."""
         parts = []
         for key, schema in shape.named.items():
             part = None
@@ -121,7 +124,7 @@ class _Arguments:
         return " ".join(parts) or '""'
 
     def _rule(self, kind: str, body: str, *, terminal: bool = False) -> str:
-        """Adds a rule. Returns its name."""
+        """Adds a rule, and returns its name. terminal: make it a terminal of Lark."""
         name = f"{self._name}_{kind}_{len(self._rules)}"
         name = name.upper() if terminal else name
         lazy = "[lazy]" if kind == "text" else ""
@@ -129,14 +132,17 @@ class _Arguments:
         return name
 
     def _argument(self, head: str, schema: Schema) -> str | None:
-        """Returns the rule of one argument; None if nothing matches its schema."""
+        """Returns the rule of one argument; None if no text matches its schema. head: Lark of the
+        opening tag."""
         alternatives = [Alternative.of(branch) for branch in branches(schema, self._tool.schema)]
         texts = [text for each in alternatives if (text := self._text(each)) is not None]
         kinds = frozenset().union(*(each.kinds for each in alternatives))
         close, others = lark_text(self._tags.close), kinds - {"string"}
         if (
             _ANY in texts
-        ):  # a number, word or null is read as such if the schema allows it, else as a string
+            # the rule of any text also covers numbers, booleans and null, which the parser reads as
+            # such if the schema allows them
+        ):
             texts, others = [_ANY], others & _BRACKETED
         if others & _BRACKETED:
             texts = [f"{text} & {_NO_BRACKET}" for text in texts]
@@ -157,7 +163,7 @@ class _Arguments:
         return self._rule("argument", f"{head} ({' | '.join(choices)})") if choices else None
 
     def _text(self, alternative: Alternative) -> str | None:
-        """Returns the regex, in Lark, of an alternative's strings; None if it has none."""
+        """Returns the Lark regex of an alternative's strings; None if it allows no string."""
         if "string" not in alternative.kinds:
             return None
         if alternative.values is not None:
@@ -165,7 +171,8 @@ class _Arguments:
             listed = [
                 lark_text(text) for text in texts if self._is_listed(text, alternative.branch)
             ]
-            # The library applies the patterns to the listed strings: a search here might take long.
+            # llguidance applies the patterns to the listed strings, since Python's search might
+            # take long.
             patterns = [
                 _literal(_found(found))
                 for each in alternative.branch
@@ -178,7 +185,8 @@ class _Arguments:
         )
 
     def _is_listed(self, text: str, branch: Branch) -> bool:
-        """Returns True if one of an enum's strings can be written, and has an allowed length."""
+        """Returns True if a string of an enum doesn't contain the closing tag, and has an allowed
+        length."""
         close = self._tags.close
         if f"{text}{close}".index(close) < len(text):
             return False
@@ -188,8 +196,8 @@ class _Arguments:
         )
 
     def _limits(self, plain: Plain) -> Iterator[str]:
-        """Yields regexes that a string must all match. Raises UsageError for an unknown format, if
-        strict."""
+        """Yields Lark regexes, all of which a string must match. Raises UsageError for an unknown
+        format if the tool is strict."""
         least, most, pattern = _lengths_and_pattern(plain)
         if least or most is not None:
             yield f"/(?s:.{{{least},{'' if most is None else most}}})/"
@@ -212,8 +220,8 @@ def _lengths_and_pattern(plain: Plain) -> tuple[int, int | None, str | None]:
 
 
 def _found(pattern: str) -> str:
-    """Returns a schema's pattern, which may match anywhere in a string, as a regex of the whole
-    string."""
+    """Converts a schema's pattern, which may match anywhere in a string, to a regex that matches
+    the whole string."""
     begin = "" if pattern.startswith("^") else "(?s:.*)"
     at_end = re.search(r"(?<!\\)(?:\\\\)*\$$", pattern) is not None
     inner = pattern.removeprefix("^")
@@ -229,7 +237,7 @@ def _literal(pattern: str) -> str:
 
 
 def _is_regex(pattern: str) -> bool:
-    """Returns True if the library supports the regex."""
+    """Returns True if llguidance supports the regex."""
     try:
         check_grammar(StructuredOutputsParams(regex=pattern))
     except UsageError:
@@ -238,8 +246,8 @@ def _is_regex(pattern: str) -> bool:
 
 
 def _check_strict(tool: Tool, shapes: Sequence[Shape]) -> None:
-    """Raises UsageError for schema keywords that are not enforced here, and, with the library's
-    message, for those it can't enforce at all."""
+    """Raises UsageError for schema keywords that these rules don't enforce, and for those that
+    llguidance can't enforce, with its message."""
     if said := next(
         (word for word in _NOT_HELD for shape in shapes for plain in shape.plain if word in plain),
         None,

@@ -1,6 +1,6 @@
-"""tagged: tool calls in GLM 4.5's and MiniMax-M2's tags (`tags`), as they come. A value is a string
-if the tool's schema says so, else JSON; an argument is returned once it is whole. Knows tags; no
-model.
+"""tagged: parses tool calls of GLM 4.5 and MiniMax-M2. The calls are written in tags (tags.py) and
+arrive in parts. A value is a string if the tool's schema says so, else JSON. An argument is
+returned once it is complete. Knows tags; no model.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from penstock.text.parsers.pieces import AnswerPiece, TurningParser, find_mark
 from penstock.text.parsers.tags import Tags
 from penstock.text.parsers.tool import NAME, Tool
 
-MOST_TAG = 2048  # characters of a tag with its name and the space beside it; longer text is no tag
-_FUNCTION = rf"(?P<name>{NAME.pattern}+)"  # possessive like _KEY: a text is scanned once
+# most characters of a tag with its name and the white space around it; longer text is no tag
+MOST_TAG = 2048
+# possessive like _KEY, so that a text is scanned only once
+_FUNCTION = rf"(?P<name>{NAME.pattern}+)"
 _KEY = r"(?P<name>[^<>\n\"']++)"
 
 
 class _Marks(NamedTuple):
-    """Regexes of a family's tags; models write any space between them."""
+    """Regexes of a model family's tags. Models write any white space between the parts."""
 
-    function: regex.Pattern[str]  # a call's head: its name and the text that must follow
+    function: regex.Pattern[str]  # the beginning of a call: its name, and the text that must follow
     parameter: regex.Pattern[str]
     function_end: regex.Pattern[str]
     value_end: regex.Pattern[str]  # a closing tag followed by another tag
-    value_stops: regex.Pattern[str]  # the same, or followed by nothing
+    value_stops: regex.Pattern[str]  # a closing tag followed by another tag or by the text's end
 
 
 @lru_cache(maxsize=8)
@@ -52,32 +54,34 @@ def _marks_of(tags: Tags) -> _Marks:
 
 
 def _spaced(text: str) -> str:
-    """Returns a tag's regex, with any space between its parts."""
+    """Returns a tag's regex, which allows any white space between its parts."""
     return r"\s*+".join(regex.escape(part) for part in text.split("\n") if part)
 
 
 class TaggedParser(TurningParser):
-    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
-    content. held: a grammar enforced the calls, so a value ends at `tags.close`."""
+    """Finds the calls of one answer. Text between the marks that is no call of a known tool stays
+    content. held: True if a grammar enforced the calls, so that a value always ends at
+    `tags.close`."""
 
     def __init__(self, tools: Sequence[Tool], *, tags: Tags, held: bool = False) -> None:
         super().__init__()
         self._tools, self._tags, self._held = {tool.name: tool for tool in tools}, tags, held
         self._marks = _marks_of(tags)
-        # expected next: "" content, "call" a head or the end, "function" an argument or the end,
-        # "value" a value
+        # present position: "" in content; "call" before a call's name or the end mark; "function"
+        # before an argument or the call's end; "value" in a value
         self._within = ""
-        self._opened = ""  # the mark before a call, until the call is certain
-        self._stopped = False  # no more text comes
+        self._opened = ""  # the mark before a call, until it certainly is a call
+        self._stopped = False  # True once no more text comes
         self._arguments = Arguments(Tool(name=""))  # arguments of the open call
-        self._told = 0  # number of arguments returned
+        self._told = 0  # number of the open call's arguments that were returned
         self._key, self._value = "", ArgumentText([])
         self._looked = 0  # characters of the value known not to contain its end
         self._seen = 0  # length of the value at the last check
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, and with it all
-        open parts; False if a limit cut it: an argument is returned as far as it came."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, which also
+        ends the open call. False if a limit cut it; an incomplete argument is then returned as far
+        as it came."""
         found: list[AnswerPiece] = []
         self._stopped = stopped
         while stopped and self._text and self._turn(found):
@@ -92,8 +96,7 @@ class TaggedParser(TurningParser):
         return found + self._content.put(text) + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns True if another may follow before more text
-        comes."""
+        """Reads the next part of the held text. Returns False if more text is needed."""
         if self._within == "value":
             return self._in_value(found)
         if self._within and not self._stopped and self._text.isspace():
@@ -110,7 +113,7 @@ class TaggedParser(TurningParser):
         return bool(mark)
 
     def _in_call(self, found: list[AnswerPiece]) -> bool:
-        """Handles a call's head or the end, after the mark or after another call."""
+        """Handles a call's name or the end mark, after the opening mark or after another call."""
         text = self._text.lstrip()
         if not self._opened and (
             text.startswith(self._tags.end) or self._tags.end.startswith(text)
@@ -140,7 +143,7 @@ class TaggedParser(TurningParser):
         return True
 
     def _in_function(self, found: list[AnswerPiece]) -> bool:
-        """Handles an argument's head or the call's end; any other text ends the call."""
+        """Handles an argument's opening tag or the call's end. Any other text ends the call."""
         for mark in (self._marks.parameter, self._marks.function_end):
             tag = mark.match(self._text, partial=not self._stopped)
             if tag is not None and tag.end() > MOST_TAG:
@@ -168,7 +171,7 @@ class TaggedParser(TurningParser):
         else:
             fresh, self._seen = text[self._seen :], len(text)
             if not self._stopped and fresh.isspace() and text.startswith(close, self._looked):
-                return False  # wait for the text after the space
+                return False  # wait for the text after the white space
             ends = self._marks.value_stops if self._stopped else self._marks.value_end
             mark = ends.search(text, self._looked, partial=not self._stopped)
             self._looked = len(text) if mark is None else mark.start()
@@ -180,7 +183,7 @@ class TaggedParser(TurningParser):
         return True
 
     def _end_value(self, found: list[AnswerPiece]) -> None:
-        """Adds to `found` a value after which no more text comes, without an incomplete closing
+        """Adds the last value to `found` when no more text comes. Removes an incomplete closing
         tag."""
         text, close = self._text, self._tags.close.strip()
         mark = self._marks.value_stops.search(text, self._looked)
@@ -193,7 +196,7 @@ class TaggedParser(TurningParser):
         self._text, self._within = "", "function"
 
     def _tell(self, text: str, found: list[AnswerPiece], *, cut: bool = False) -> None:
-        """Adds an argument to `found`. cut: the value is incomplete."""
+        """Adds an argument to `found`. text: its value. cut: True if the value is incomplete."""
         if not cut:
             value = self._arguments.read(self._key, text)
         elif self._value.free:

@@ -1,4 +1,4 @@
-"""Tags: formats of calls with arguments as bare text between tags, by model family.
+"""Tags: call formats with arguments between tags. By model family:
 
     Qwen3-Coder              GLM 4.5 to 4.7                 MiniMax-M2
     <tool_call>              <tool_call>get_weather         <minimax:tool_call>
@@ -9,7 +9,8 @@
     </function>
     </tool_call>
 
-Grammars enforce exactly these forms. Source: the chat templates of these models. Knows texts alone.
+Grammars enforce exactly this spacing. Source: the chat templates of these models. Knows texts
+alone.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import NamedTuple
 
 
 class Tags(NamedTuple):
-    """begin, end: marks around calls. function, parameter: text before and after a name. close:
-    text after an argument's value; no value contains it. function_end: text after a call's last
-    argument."""
+    """The tags of a model family. begin, end: marks around calls. function, parameter: texts before
+    and after the name of a tool, of an argument. close: text after an argument's value; no value
+    contains it. function_end: text after a call's last argument."""
 
     begin: str
     end: str

@@ -1,5 +1,5 @@
-"""text_formats: regexes of JSON Schema's `format`s, for strings without quotes, in Rust's regex
-syntax.
+"""text_formats: regexes of JSON Schema's string formats. They match strings without quotes, in the
+syntax of Rust's regex library.
 
 Sources: RFC 3339 (date, time, duration), RFC 5321 (email), RFC 1123 (hostname), RFC 4291 (ipv6),
 RFC 4122 (uuid), RFC 3986 (uri). Knows texts only.
@@ -22,7 +22,7 @@ _BYTE = r"(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _GROUP = r"[0-9A-Fa-f]{1,4}"
 _HEX = "[0-9A-Fa-f]"
-# groups before `::`, and up to the remaining number after it
+# IPv6 addresses with `::` in the middle: groups before it, and up to the remaining number after it
 _SHORT = "|".join(
     f"(?:{_GROUP}:){{1,{7 - behind}}}(?::{_GROUP}){{1,{behind}}}" for behind in range(1, 7)
 )

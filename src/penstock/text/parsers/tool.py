@@ -1,5 +1,5 @@
-"""tool: a request's tools: checked, and their arguments' schemas as grammar rules. Knows OpenAI's
-form of a tool; no format of calls.
+"""Tool: a function that the model may call. Checks a request's tools, and makes grammar rules of
+their arguments' schemas. Knows OpenAI's definition of a tool; no format of calls.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ NAME_SAID = "1 to 128 of the letters a-z, A-Z, 0-9 and _ . : / -"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that the model may call. parameters: a JSON Schema of an object. strict: every
-    keyword of the schema is enforced, and a call has no other arguments."""
+    """A function that the model may call. parameters: a JSON Schema of an object, for its
+    arguments. strict: every keyword of the schema is enforced, and a call has no other arguments.
+    """
 
     name: str
     description: str | None = None
@@ -29,14 +30,14 @@ class Tool:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Schema of the arguments; without parameters, there are none."""
+        """JSON Schema of the arguments. Without `parameters` it allows no arguments."""
         return {
             "type": "object",
             **(self.parameters or {"properties": {}, "additionalProperties": False}),
         }
 
     def told(self) -> dict[str, Any]:
-        """Returns the tool in OpenAI's form of a chat's tool, as templates read it."""
+        """Returns the tool as in a body of OpenAI's chat API, which chat templates expect."""
         function = {
             "name": self.name,
             "description": self.description,
@@ -71,19 +72,20 @@ def _wrong(rule: str, param: str) -> UsageError:
 
 
 def lark_text(text: str) -> str:
-    """Returns a text as a literal of a grammar."""
+    """Returns a text as a literal of a Lark grammar."""
     return json.dumps(text, ensure_ascii=False)
 
 
 def schema_rule(name: str, tool: Tool) -> str:
-    """Returns the rule of this name: JSON that matches the tool's schema."""
+    """Returns a Lark rule with this name, which matches JSON by the tool's schema."""
     return f"{name}: %json {json_text(tool.schema, strict=tool.strict)}"
 
 
 def json_text(schema: dict[str, Any], *, strict: bool, white: str | None = None) -> str:
-    """Returns a schema in llguidance's form. white: allowed white space between JSON's parts; None:
-    none, since models loop in it. Unless strict, unknown keywords are ignored. Raises UsageError
-    for numbers that cannot be enforced exactly."""
+    """Returns a schema for llguidance, as JSON text with the library's options. white: regex of the
+    white space that is allowed between JSON's parts; None: no white space, since models write it
+    without end. strict: False: ignore unknown keywords. Raises UsageError for numbers that cannot
+    be enforced exactly."""
     options: dict[str, Any] = {"whitespace_flexible": white is not None, "lenient": not strict}
     options |= {"coerce_one_of": not strict} | (
         {} if white is None else {"whitespace_pattern": white}

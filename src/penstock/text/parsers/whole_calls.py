@@ -1,5 +1,5 @@
-"""WholeCallsParser: tool calls between two marks, read once they are whole, by a model's own `read`
-function."""
+"""WholeCallsParser: reads tool calls that stand between two marks. They are parsed once they are
+complete, by the `read` function of a model family."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ ReadCalls = Callable[[str], list[tuple[str, str]]]
 
 
 class WholeCallsParser(TurningParser):
-    """Finds the calls of one answer. Text between the marks that is no call of a tool stays
+    """Finds the calls of one answer. Text between the marks that is no call of a known tool stays
     content.
 
-    marks: around the calls. read: the text between them -> names and arguments in JSON; empty if it
-    is not exactly calls.
+    marks: texts around the calls. read: parses the text between them to (name, arguments in JSON)
+    of each call; returns [] if the text contains anything else.
     """
 
     def __init__(self, tools: Sequence[Tool], marks: tuple[str, str], read: ReadCalls) -> None:
@@ -28,8 +28,8 @@ class WholeCallsParser(TurningParser):
         self._looked = 0
 
     def end(self, *, stopped: bool = False) -> list[AnswerPiece]:
-        """Returns the held pieces. stopped: True if the model ended the answer, and so ends calls
-        without an end mark."""
+        """Returns the pieces held back. stopped: True if the model ended the answer, which also
+        ends calls without an end mark."""
         found: list[AnswerPiece] = []
         if self._within:
             self._take(self._text, "", found, whole=stopped)
@@ -38,8 +38,7 @@ class WholeCallsParser(TurningParser):
         return found + self._content.end(behind_call=self._calls > 0)
 
     def _turn(self, found: list[AnswerPiece]) -> bool:
-        """Takes one step through the text. Returns True if another may follow before more text
-        comes."""
+        """Reads the next part of the held text. Returns False if more text is needed."""
         if self._within:
             at = self._text.find(self._end, self._looked)
             self._looked = max(0, len(self._text) - len(self._end))
@@ -55,7 +54,9 @@ class WholeCallsParser(TurningParser):
         return bool(mark)
 
     def _take(self, listed: str, end: str, found: list[AnswerPiece], *, whole: bool = True) -> None:
-        """Adds the calls to `found`, or their text as content if it is not exactly calls."""
+        """Adds the calls in the text `listed` to `found`, or the text as content if it is not
+        exactly calls of known tools. end: the end mark, if it has come. whole: False if a limit cut
+        the text."""
         calls = self._read(listed) if whole else None
         if not calls or any(name not in self._names for name, _ in calls):
             found += self._content.put(f"{self._begin}{listed}{end}")

@@ -1,8 +1,8 @@
-"""Config: every knob of an engine, grouped, typed, checked and documented once (docs/config.md is
-generated from it).
+"""Config: all options of an engine. Each option (knob) is grouped, typed, checked and documented
+here once; docs/config.md is generated from it.
 
-Knows no room; rooms are given their options. A knob's help is its field's metadata. None means that
-the engine chooses, and reports the choice in its stats.
+Knows no room; rooms are given their options. A knob's help text is in its field's metadata. None
+means that the engine chooses a value, and reports it in its stats.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Safe reading and writing of files: check a path, write a file whole or not at all, and explain
+"""Safe reading and writing of files. Checks a path, writes a file whole or not at all, and explains
 why a write failed.
 
 Devices and pipes are never read, written, replaced or deleted. Knows no file's content.

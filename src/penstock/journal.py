@@ -1,4 +1,5 @@
-"""A journal writes rows exactly once, through kills, full disks and power cuts.
+"""Journal: writes each row of a file exactly once. It holds through kills, full disks and power
+cuts.
 
     OUT.jsonl            the rows, as plain JSON lines that need no Penstock to read
     OUT.jsonl.journal    a header with the run's fingerprint, then one checksummed line a row

@@ -1,5 +1,5 @@
-"""The lines of a journal: a checksum, then either a header with the run's fingerprint, or a row's
-length, checksum and key.
+"""The lines of a journal file. A line is a checksum, then either a header with the run's
+fingerprint, or a row's length, checksum and key.
 
 A file may come from anybody, so every length is bounded. A line torn by a kill is told apart from a
 file that is no journal.

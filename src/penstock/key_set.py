@@ -1,6 +1,5 @@
-"""KeySet: a set of keys that takes few bytes a key. A key is a JSON value that identifies a row.
-Stdlib only.
-"""
+"""KeySet: a set of keys in little memory. A key is a JSON value that identifies a row. Stdlib
+only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""MaskBoard: the token masks of samples, one place a sample, in memory that the scheduler shares
-with the process that makes the masks.
+"""MaskBoard: token masks in shared memory. A sample with a grammar has one index in the board's
+arrays, its place. The memory is shared by the scheduler and the process that makes the masks.
 
     the scheduler   adds 1 to begun[p] for each new sample, before it sends the sample to the maker;
                     writes token[p], then adds 1 to asked[p]

@@ -1,5 +1,5 @@
-"""The types that all rooms share: requests (Request, SamplingParams) and results (Delta,
-RequestOutput).
+"""The types of requests and results. Requests are Request and SamplingParams, results Delta and
+RequestOutput; all rooms share them.
 
 Names and defaults are vLLM's and OpenAI's, so that a user's code moves over unchanged. Knows no
 engine and no tokenizer: ids are plain ints. Stdlib only.

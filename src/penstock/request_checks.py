@@ -1,5 +1,5 @@
-"""Checks of a request's numbers: integer, real, in range. Errors name the parameter and its allowed
-values.
+"""Checks the numbers in a request. They must be integers or real numbers in range; errors name the
+parameter and its allowed values.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The row table: every number that a device keeps for a live row, declared once. A row is one
-sequence in the running batch.
+"""The row table: the numbers a device keeps per row. A row is one sequence in the running batch;
+each of its numbers is declared here once.
 
 The table defines what a joining row carries (`schedule.step.JOIN_RECORD`), the device's columns
 (`kernels.row_state`), where a kernel finds each, and the ranges that the API and

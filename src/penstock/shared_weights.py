@@ -1,5 +1,5 @@
-"""SharedWeights: says where the tensors of another process (a trainer) lie, so that an engine can
-read them.
+"""SharedWeights: weights in another process's memory. It says where the tensors of a trainer's
+process lie, so that an engine can read them.
 
 A memory is either `shm`, a file of /dev/shm by its name, or `cuda`, a GPU allocation by CUDA's raw
 handle. A tensor has a name, a dtype as safetensors spells it, a shape, the index of its memory, and

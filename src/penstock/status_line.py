@@ -1,5 +1,5 @@
-"""A progress line: overwritten in place on a terminal, elsewhere printed as a new line now and
-then.
+"""A progress line in the terminal. On a terminal it is overwritten in place; elsewhere it is
+printed as a new line now and then.
 
 Knows words, counts and an output stream; not the work under way.
 """

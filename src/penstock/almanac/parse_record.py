@@ -1,5 +1,5 @@
-"""Parses untrusted JSON into a Record, or gives one line that names the file and the field. A
-record is small and flat, has known fields only, each key once and no NaN, and no characters that
+"""Parses untrusted JSON into a Record. An error is one line that names the file and the field.
+Refused are unknown fields, duplicate keys, NaN, deep nesting, large files, and characters that
 control a terminal or a page. validate.py checks what the numbers say.
 """
 

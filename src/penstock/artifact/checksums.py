@@ -1,6 +1,6 @@
-"""Checksums of an artifact's files: SHA-256 of each piece of 16 MiB, computed by several threads
-(hashing releases the interpreter's lock: 1.5 GB/s a core of an EPYC). Knows files and bytes, not
-their content.
+"""Checksums of a built engine's files. A file has the SHA-256 of each piece of 16 MiB. Several
+threads compute them, since hashing releases the interpreter's lock (1.5 GB/s on one core of an
+EPYC). Knows files and bytes, not their content.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""MeasuredSteps: a table of step seconds and its origin, from an artifact or from a file written by
-`penstock simulate --measure`. Knows files and numbers; the simulator estimates other steps from the
-table.
+"""MeasuredSteps: a table of measured step seconds. It comes from a built engine, or from a file
+written by `penstock simulate --measure`. Knows files and numbers; the simulator estimates other
+steps from the table.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class MeasuredSteps(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fi
     built_on: BuiltOn
     tensor_parallel_size: int = 1  # GPUs of a replica
     steps_ahead: int = 1
-    price: float | None = None  # dollars an hour of a GPU
+    price: float | None = None  # dollars an hour of one GPU; None: unknown
     step_seconds: StepSeconds
 
 

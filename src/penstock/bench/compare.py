@@ -1,4 +1,4 @@
-"""Compares two measured runs: ratios of their figures, each with its 95 % interval.
+"""Compares two measured runs. The results are ratios of their figures, each with its 95 % interval.
 
 A ratio's interval is derived from the two figures' intervals (MOVER: Donner and Zou, 2012, on the
 logarithms), each end separately. An interval that contains 1 is "no significant difference". Knows
@@ -31,7 +31,7 @@ UNTRIED = "nobody can say by the rates that were tried"
 CLIENT_SHORT = "not ranked: the client may have been the bottleneck"
 RECORD = "record.json"
 WIDE = 150
-# Figures to compare at each kind of point: (words, figure, quantile or None for a rate).
+# Figures to compare at each kind of point: (words, field of Figures, quantile or None for a rate).
 COMPARED = {
     "saturation": (("requests/s", "request_rate", None), ("output tok/s", "output_rate", None)),
     "single": (
@@ -46,9 +46,10 @@ COMPARED = {
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """B's figure over A's. low, high: ends of its 95 % interval; None: unknown. more_is_better: a
-    rate, not a time. short: the client of A or B was short. cut: whether the points of A and of B
-    were cut off by their time limits, which makes their rates lower bounds.
+    """The ratio of a figure of run B over that of run A. low, high: ends of its 95 % interval;
+    None: unknown. more_is_better: True for a rate, False for a time. short: the client was a
+    possible bottleneck in A or B. cut: for A and for B, True if the point was cut off by its time
+    limit, so that its rate is a lower bound.
     """
 
     point: str
@@ -75,8 +76,9 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The comparison of two runs. goals: the rates that keep the goals, and points that only one
-    run has. differs: differences between the runs beside the engine, and failures."""
+    """The comparison of two runs. goals: lines about the highest rates that meet each latency goal,
+    and about points that only one run has. differs: lines about differences between the runs other
+    than the engine, and about failures."""
 
     a: Record
     b: Record
@@ -155,9 +157,9 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 
 
 def _goals(a: Record, b: Record) -> Iterator[str]:
-    """Yields the rates up to which first tokens come in time, and their ratio. (The almanac's page
-    has the same ends. It also draws a line between the highest rate that keeps a goal and the next
-    one, and gives the point at which the line crosses the goal.)
+    """Yields, for each latency goal, the highest rates of A and of B that meet it, and their ratio.
+    (The almanac's page shows the same intervals. It also interpolates between the highest rate that
+    meets a goal and the next one.)
     """
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
@@ -182,8 +184,8 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _ends(kept: Kept) -> Interval:
-    """Returns the highest rate that keeps the goal, with the rates that surely keep and surely miss
-    it as ends."""
+    """Returns the highest rate that meets the goal; the interval's ends are the rates that meet and
+    that miss it with 95 % confidence."""
     return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
@@ -197,7 +199,7 @@ def _missing(a: Record, b: Record) -> Iterator[str]:
 
 
 def between(low: float | None, high: float | None) -> str:
-    """Returns an interval in words; None is an unknown end."""
+    """Returns an interval as text; None is an unknown end."""
     if low is None or high is None:
         return (
             f"at least {low:.2f}"

@@ -1,5 +1,6 @@
-"""Measures one shape into its folder, point by point, with a fresh server after a failed point;
-gives up after three failures.
+"""Measures one workload shape. A shape gives the lengths of prompts and answers. It is measured
+point by point (a point is one load level) into a folder, with a fresh server after a failed point;
+after three failures the shape is given up.
 
 A stopped run continues from its folder. The run ends when a server that somebody else started is
 gone. Knows the parts of the bench; engines only by their peer files.
@@ -67,7 +68,7 @@ Tell = Callable[[PointPlan, Load, LoadProgress | None], None]  # progress None: 
 
 class _Watch:
     """Forwards a point's progress, and ends the point when requests are in flight and nothing has
-    arrived for `patience` seconds. silence: then the message about it, else empty."""
+    arrived for `patience` seconds. silence: the error message in that case, else empty."""
 
     def __init__(self, patience: float, tell: Callable[[LoadProgress], None]) -> None:
         self._patience, self._tell = patience, tell
@@ -94,13 +95,13 @@ class ShapeRun:
         self._run, self._work, self._folder, self._tell = run, work, folder, tell
         self._settings = run.settings.of_samples(work.n)
         self._texts: TextPrompts | None = None
-        self._tried = False  # this process has tried a point
-        self._since = time.monotonic()  # instant from which the next point's time is counted
+        self._tried = False  # True once this process has tried a point
+        self._since = time.monotonic()  # time at which the last point ended, or this process began
         self.gone = ""  # if somebody else's server is gone: a line that says how to continue
 
     def measure(self) -> None:
-        """Measures what the folder lacks. Raises UsageError for an impossible request; faults of
-        the server are stored as failures of the run."""
+        """Measures the points that the folder lacks. Raises UsageError for a run that cannot be
+        measured; faults of the server are stored as failures of the run."""
         peer = self._run.subject.peer
         if self._work.n > 1 and peer is not None and not peer.samples:
             self._fail(
@@ -126,7 +127,8 @@ class ShapeRun:
         return next_plan(self._settings, self._folder.state.found)
 
     def _on_one(self, start: int, target: Endpoint, server: ServerProcess | None) -> None:
-        """Measures a start's points on one server process, until a point fails."""
+        """Measures the points of server start number `start` on one server process, until a point
+        fails."""
         if not self._takes_one(target, server):
             return
         warm = warm_load(self._settings, self._asked(target, f"warm-up.{start}"))
@@ -201,14 +203,14 @@ class ShapeRun:
         return bool(self.gone)
 
     def _settle(self, before: Samples, target: Endpoint) -> None:
-        """After requests were cut off by a point's end, waits until one request gets through: some
-        servers go on with the requests of clients that are gone. If it fails, the next point will
-        report it."""
+        """Waits until the server answers a single request again. Used when a point's end has cut
+        off requests: some servers go on computing the answers of clients that are gone. A failure
+        here raises nothing; the next point will report it."""
         if (before.outcome == UNFINISHED).any():
             self._one(target, "settle")
 
     def _one(self, target: Endpoint, salt: str) -> tuple[Samples, ClientReport]:
-        """Sends a single request that enters no figure."""
+        """Sends a single request, which counts for no figure."""
         return self._load(target, one_load(self._settings, self._asked(target, salt)), "one", 0)
 
     def _load(
@@ -230,8 +232,8 @@ class ShapeRun:
         )
 
     def _asked(self, target: Endpoint, salt: str) -> Iterator[PlannedRequest]:
-        """Yields requests of the shape. No two runs,
-        points or attempts at a point share a prompt."""
+        """Yields requests of the workload shape. salt: gives other prompts; no two runs, points or
+        attempts at a point share one."""
         subject = self._run.subject
         peer = subject.peer
         more, without = (
@@ -271,7 +273,8 @@ class ShapeRun:
         return False
 
     def _took(self) -> float:
-        """Returns the seconds since the last point, or since this process took up the shape."""
+        """Returns the seconds since the last point ended, or since this process began this
+        shape."""
         since, self._since = self._since, time.monotonic()
         return self._since - since
 
@@ -279,8 +282,9 @@ class ShapeRun:
 def result_of(
     plan: PointPlan, samples: Samples, goals: Sequence[float], took: float
 ) -> PointResult:
-    """Returns the window's rates and shares for the planner; a failed request met no goal. The
-    shares' upper ends take the effective number of independent requests."""
+    """Returns a point's rates, and the share of requests that met each latency goal, for the
+    planner; a failed request met none. The shares' 95 % intervals are for the effective number of
+    independent requests."""
     inside = samples.of(samples.window)
     ok = inside.outcome == OK
     waited = np.where(ok, inside.first - issued(inside), np.inf)
@@ -301,8 +305,8 @@ def result_of(
 
 
 def _said(seen: ClientReport) -> str:
-    """Returns the first message of each outcome. With a single outcome its name is left out,
-    because the failure has it."""
+    """Returns the clients' first error message of each outcome. With a single outcome its name is
+    left out, because the failure already names it."""
     told = {word: text for word, text in seen.troubles.items() if word != UNFINISHED}
     return "; ".join(f"{word}: {text}" if len(told) > 1 else text for word, text in told.items())
 

@@ -1,5 +1,5 @@
-"""A run's folder: its settings, the finished points and the failures. A stopped run continues from
-it.
+"""The folder of a run. It has the run's settings, the finished points (load levels) and the
+failures. A stopped run continues from it.
 
     run.json               the run's name, its settings (another run's folder is refused), its
     points
@@ -34,7 +34,8 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point on one start: its result for the planner, and the client's own measurements."""
+    """A point measured on one server start: its result for the planner, and the client's own
+    measurements."""
 
     result: PointResult
     look: ClientHealth
@@ -42,7 +43,7 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedPoint:
-    """A point that could not be measured; result None: no point could be measured."""
+    """A point that could not be measured. result None: no point at all could be measured."""
 
     failure: PointFailure
     result: PointResult | None = None
@@ -67,7 +68,7 @@ class RunState(BaseModel):
 
 
 class RunFolder:
-    """Open for one process at a time; `close` releases it."""
+    """A run's folder, locked for this process; `close` releases the lock."""
 
     def __init__(self, path: Path, asked: dict[str, Any]) -> None:
         """Opens or makes the folder. Raises UsageError when it holds another run, is open
@@ -89,7 +90,8 @@ class RunFolder:
             ) from error
         self.state = self._begun(asked)
         self.state.opened += 1
-        # Forget servers that did not start or took no request: the cause may be fixed by now.
+        # Forget failures of servers that did not start or answered no request: the cause may be
+        # fixed by now.
         self.state.failures = [one for one in self.state.failures if one.result is not None]
         self._save()
 

@@ -1,5 +1,5 @@
-"""The report of a run: a table in the terminal and in table.txt, and the almanac's page of its
-record.
+"""The report of a run. It is a table in the terminal and in table.txt, and the almanac's page of
+its record.
 
 Knows a record; the almanac derives every number.
 """
@@ -72,8 +72,8 @@ def print_table(record: Record, out: TextIO) -> None:
 
 
 def costs(record: Record) -> list[str]:
-    """Returns the cost of requests and tokens at the given price, and, with several GPUs, one GPU's
-    part of the highest rate."""
+    """Returns lines with the cost of requests and tokens at the machine's price, and, with several
+    GPUs, one GPU's part of the highest rate."""
     price, gpu, found = record.method.price_per_hour, record.machine.gpu, []
     whole = next(
         (point for point in record.points if point.kind == "saturation" and not point.client.short),
@@ -81,7 +81,7 @@ def costs(record: Record) -> list[str]:
     )
     if whole is None:
         return []
-    # a lower bound of a rate gives an upper bound of the cost
+    # the low end of a rate gives the high end of its cost
     rates, least = (
         whole.figures,
         cut_off(whole),
@@ -138,7 +138,8 @@ def _cells(point: Point, record: Record, marks: Sequence[str]) -> list[str]:
 
 
 def _met(goal: Goal | None) -> str:
-    """Returns a share with enough digits to tell it from 95 % and 100 %."""
+    """Returns the share of requests that met a goal as text, with enough digits to tell it from 95
+    % and 100 %."""
     return "-" if goal is None else f"{goal.share:.1%} [{goal.low:.1%}, {goal.high:.1%}]"
 
 

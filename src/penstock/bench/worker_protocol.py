@@ -1,4 +1,5 @@
-"""The messages between the load and its client processes: typed msgpack over a pair of sockets.
+"""Messages between the bench and its client processes. They are typed msgpack over a pair of
+sockets.
 
     load                      client
       Spec  ────────────────▶   its share of the requests
@@ -69,13 +70,13 @@ class WorkerStop(msgspec.Struct, tag=True):
 
 
 class WorkerReady(msgspec.Struct, tag=True):
-    """Tells the load that the connections are open."""
+    """Tells the parent that the connections are open."""
 
 
 class WorkerProgress(msgspec.Struct, tag=True):
-    """Totals so far. failed: without unfinished requests. firsts: first-token times (since the
-    intended start) of requests that ended since the last message, 200 at most. waiting: requests of
-    the window that have not ended or may still come.
+    """Counts since the point began. failed: failed requests, without those that the point's end cut
+    off. firsts: first-token times (since the intended start) of requests that ended since the last
+    message, 200 at most. waiting: requests of the window that have not ended or may still come.
     """
 
     sent: int = 0
@@ -109,7 +110,7 @@ class RequestResult(msgspec.Struct, array_like=True):
 
 
 class WorkerResult(msgspec.Struct, tag=True):
-    """One process's requests, without those that were never due.
+    """The results of one process's requests; requests that were never sent are left out.
 
     lags: lateness of each tick of the event loop, float32 seconds. late: seconds from a request's
     intended start until it was taken up, float32. troubles: outcome -> its first message. cpu,

@@ -1,4 +1,5 @@
-"""The requests for a server: the shape, its prompts, and their bodies for OpenAI's /v1/completions.
+"""Workload shapes and the requests made from them. Requests are bodies for OpenAI's
+/v1/completions. Names of shapes:
 
     128x1024               exact: 128 tokens in, 1,024 out, end-of-sequence ignored
     monkeys[:N]            N samples (default 64) of a shared prompt of 512 tokens, up to 256 out,
@@ -8,7 +9,7 @@
                            length
 
 Prompts of ids differ in their first block across runs and requests, so that no server answers from
-a cache. Knows forms; no connection, no clock.
+a cache. Knows the formats of shapes, files and bodies; no connection, no clock.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SUITES = {
 MONKEYS_SAMPLES = 64
 MONKEYS_INPUT, MONKEYS_OUTPUT = 512, 256
 QUESTION, STOP = "Question: {}\nAnswer:", "Question:"
-LETTERS = 4  # characters a token, for the mean lengths of a dataset's record
+LETTERS = 4  # characters per token, to estimate the mean lengths of a dataset
 TEMPERATURE = 1.0
 FIRST_ID = 16  # ids below are mostly special tokens
 NO_LENGTH = -1
@@ -44,9 +45,9 @@ Draw = np.random.Generator
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A shape. kind: as in the record. n: samples a request. rows: a dataset's (prompt, output
-    tokens). input, output: tokens; for a dataset the means, estimated from the texts' lengths.
-    source: the dataset's file.
+    """A workload shape. kind: as in a benchmark record (ShapeInfo). n: samples per request. rows:
+    (prompt, output tokens) of a dataset. input, output: tokens; for a dataset the means, estimated
+    from the texts' lengths. source: the dataset's file.
     """
 
     name: str
@@ -60,9 +61,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """A server's form of requests: its model name and vocabulary, whether it takes ids, further
-    fields that it needs ("{output}" in a text stands for the number of tokens), and fields that it
-    refuses."""
+    """How a server wants its requests: the model's name and vocabulary size, whether prompts may be
+    token ids, further fields to send ("{output}" in a text stands for the number of tokens), and
+    fields to leave out."""
 
     model: str
     vocabulary: int

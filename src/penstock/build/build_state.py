@@ -1,7 +1,8 @@
-"""BuildState: the folder `.build` of a running build: its options, and each stage's result.
+"""BuildState: the folder `.build` of a running build. It holds the build's options and each
+finished stage's result.
 
-A stage's result is a JSON file, written whole at the stage's end; the same command continues behind
-the last result. Knows files; not the stages' work.
+A stage's result is a JSON file, written whole at the stage's end; running the same command again
+continues after the last finished stage. Knows files; not the stages' work.
 """
 
 from __future__ import annotations

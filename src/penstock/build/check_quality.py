@@ -1,5 +1,5 @@
-"""The quality check: how far the built model's distributions are from the unbuilt model's, on texts
-of the work.
+"""The quality check of a built model. It compares the built model's token distributions with the
+unbuilt model's, on texts of the workload.
 
     score_source    the unbuilt model answers the sample greedily; its most likely tokens at every
                     position are stored

@@ -1,5 +1,5 @@
-"""Chooses the weights' number format: as the user says, or, for `auto`, eight bits where this
-machine gains by them.
+"""Chooses the number format of the weights. The user names one, or `auto`: eight bits where this
+machine runs faster with them.
 
 On a GPU that multiplies e4m3, `auto` is fp8: half the bytes, twice the products. On a CPU it is
 int8 if that measures faster on the work, else none. Knows trials; `make_weights.py` writes the

@@ -1,5 +1,5 @@
-"""Compiles kernels: opens the engine once as it will be served, and writes every launched kernel to
-the artifact's `kernels/`.
+"""Compiles the kernels of a built engine. It opens the engine once as it will be served, and writes
+every launched kernel to the built engine's folder `kernels/`.
 
 A kernel is written whether it was compiled now or came from the compiler's cache. Knows folders;
 `kernels/triton/disk_cache.py` finds binaries again.

@@ -1,5 +1,5 @@
-"""Decides which candidate wins: its median against the default's in the same rounds, beyond the
-noise.
+"""Decides which candidate value wins. A candidate must beat the default by more than the noise;
+both are timed in the same rounds.
 
 Knows names and figures; times nothing itself.
 """

@@ -1,5 +1,5 @@
-"""Writes the artifact's weights and the files beside them: quantized weights shard by shard, other
-files linked or copied.
+"""Writes a built engine's weights. Weights are quantized shard by shard; the model's other files
+are linked or copied.
 
 Knows folders; `weights/write_quantized.py` quantizes the matrices.
 """

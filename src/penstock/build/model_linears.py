@@ -1,5 +1,5 @@
-"""The matrices of a model that may be quantized, for stages that replace them.
-Knows layers' names."""
+"""Lists the quantizable matrices of a model. Used by build stages that replace them. Knows layers'
+names."""
 
 from __future__ import annotations
 

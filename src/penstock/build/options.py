@@ -1,5 +1,5 @@
-"""BuildOptions: the options of a build, as sent to the processes of its stages. Knows words and
-ranges."""
+"""BuildOptions: the options of a build. They are sent to the processes that run its stages. Knows
+words and ranges."""
 
 from __future__ import annotations
 

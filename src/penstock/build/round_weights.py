@@ -1,5 +1,5 @@
-"""The round stage: four-bit numbers of the layers' matrices, fitted to the matrices' inputs on
-texts of the work.
+"""The build stage that rounds to four bits. It rounds the layers' matrices so that the products
+with the matrices' usual inputs change least; the inputs come from texts of the workload.
 
 The unbuilt model reads texts that the check does not use (its own answers at temperature 1). One
 reading records the inputs of as many matrices as memory allows, and each matrix is then rounded by

@@ -1,4 +1,5 @@
-"""`penstock build`: runs the stages in order and skips stages that an earlier run has finished.
+"""`penstock build`: runs the stages of a build in order. Stages that an earlier run has finished
+are skipped.
 
     fetch -> work -> weights -> tune -> compile -> check -> pack
 

@@ -1,5 +1,5 @@
-"""The source model of a build: found or fetched at one revision, its files' checksums, and whether
-disk and memory have room.
+"""The source model of a build. It is found on the disk or fetched at one revision. Also makes its
+files' checksums, and checks that disk and memory have room.
 
 Knows folders and sizes; no engine.
 """

@@ -1,4 +1,4 @@
-"""Runs a stage in its own process, so that its memory use and crashes stay there.
+"""Runs a build stage in its own process. A stage's memory use and crashes stay in that process.
 
 `run_apart` starts `python -m penstock.build.stage_process`, sends it the function's name and
 arguments, and reads its answer: a result, or one of our errors. Knows processes; not the stages.

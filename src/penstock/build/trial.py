@@ -1,5 +1,5 @@
-"""Timed runs of a work through an engine: a model is opened once, and engines with different knobs
-run over it by turns.
+"""Timed runs of a workload through an engine. A model is opened once, and engines with different
+option values take turns on it.
 
 Knows engines and clocks; `decide.py` draws conclusions from the figures.
 """

@@ -1,5 +1,5 @@
-"""Tunes the engine's knobs by whole runs of the work, by turns with their values without a build;
-then measures what to expect.
+"""Tunes the engine's options by timed runs. Each run is the whole workload. Runs with a candidate
+value alternate with runs with the default. At the end the expected throughput is measured.
 
     learn how long answers are -> cut runs to the available time -> one knob after the other ->
     steps' seconds -> all choices against all defaults: if they are no faster, the defaults stay

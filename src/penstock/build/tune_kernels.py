@@ -1,5 +1,6 @@
-"""Times kernels' tunables on the model's own layers: a decode step's forward and head, in a CUDA
-graph, at the work's row counts; tunables of prompt kernels in prompt steps without rows, launched
+"""Tunes kernel parameters on the model's own layers. A tunable is such a parameter, a tile size for
+instance. Tunables of decode kernels are timed in a decode step (forward and output head) in a CUDA
+graph, at the workload's row counts; tunables of prompt kernels in prompt steps without rows,
 without a graph.
 
 One model is loaded. For each candidate its operations are set, and the step is captured and

@@ -1,5 +1,6 @@
-"""The work that an engine is tuned for: shapes, or a sample of a user's rows, as token ids, lengths
-and sampling parameters.
+"""The workload that an engine is tuned for. It is given as shapes (numbers of tokens in and out),
+or as a file of rows from which a sample is taken; here it is token ids, lengths and sampling
+parameters.
 
 Knows ids and SamplingParams; no engine and no files: the caller reads rows.
 """

@@ -1,4 +1,5 @@
-"""The demo: a small trained model with its tokenizer and its word problems, shipped in the package.
+"""The demo: a small trained model and its word problems. Both, and the model's tokenizer, are
+shipped in the package.
 
 This file returns their paths and loads nothing. The repository's `scripts/demo` made them.
 """

@@ -1,4 +1,4 @@
-"""AsyncClient: a client for an asyncio loop, for an engine in another process.
+"""AsyncClient: asyncio client of an engine in another process.
 
 Knows the channel, the client that makes text, and whether the engine's process lives; not how the
 process was started.

@@ -1,4 +1,5 @@
-"""build_engine: Config -> an engine ready for requests, and the facts its clients need.
+"""build_engine: makes an engine from a Config. Also returns the facts that the engine's clients
+need.
 
 Joins demo, weights, execute, schedule and the tokenizer's end-of-text id; knows no channel.
 """

@@ -1,4 +1,4 @@
-"""Channel: messages between clients and an engine in another process.
+"""Channel: messages between clients and an engine process.
 
 Typed msgpack (children/array_codec.py) over ZeroMQ, one PAIR socket over ipc per client. Each
 client numbers its own requests; the engine's end maps these numbers to ids of its own, sends each

@@ -1,10 +1,10 @@
-"""ControlQueue: work a client asks for between steps (new weights, an empty prefix cache, sleep),
-done one at a time.
+"""ControlQueue: control commands that run between steps. A client sends them: load new weights,
+empty the prefix cache, sleep, wake up. They run one at a time.
 
-While a control waits, and while the engine sleeps, no new request is taken up. Running requests are
+While a command waits, and while the engine sleeps, no new request is taken up. Running requests are
 waited for (`wait`), ended at once with their tokens so far (`abort`), or go on afterwards (`keep`):
-then an answer may come from two versions of the weights, and the keys and values of its prompt are
-of the first. Knows an engine and messages; no channel.
+then one answer may come from two versions of the weights, and its prompt's KV cache was computed
+with the first. Knows an engine and messages; no channel.
 """
 
 from __future__ import annotations

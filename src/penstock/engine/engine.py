@@ -1,4 +1,4 @@
-"""Engine: the main loop. Takes requests, launches steps on the device, returns their deltas.
+"""Engine: the main loop. It takes requests, launches steps on the device, returns their deltas.
 
 A step is launched before the one before it is read (`steps_ahead`), so the device never waits for
 the host. Knows the scheduler and a runner; no text, no processes.

@@ -1,5 +1,7 @@
-"""Fitted: an artifact as opened on this machine: its choices that apply, its differences from the
-machine it was built on, and its files verified beside the loading.
+"""Fitted: a built engine compared with this machine. `penstock build` writes a built engine (an
+artifact): weights, and option values chosen by measurements on one machine. This file decides which
+of these values apply here, lists the differences between the two machines, and verifies the files'
+checksums while the weights load.
 
 docs/design/artifact.md has the table of differences and their handling.
 

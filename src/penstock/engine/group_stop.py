@@ -1,4 +1,5 @@
-"""GroupStop: watches the samples of one request end, and ends the rest once enough answers agree.
+"""GroupStop: ends a request once enough answers agree. It reads the answer of each sample of the
+request that ends, and then ends the remaining samples.
 
 Knows texts and ends of samples; not which engine draws them."""
 

@@ -1,5 +1,5 @@
-"""launch: starts an engine in its own process and returns a client for this event loop once it is
-ready.
+"""launch: starts an engine in its own process. Returns a client for this event loop once the engine
+is ready.
 
 With several engines, or several processes that share one, supervisor.py starts the engines and each
 process joins them (replica_set.py), with the functions here. Knows processes and the channel's

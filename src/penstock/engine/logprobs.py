@@ -1,5 +1,5 @@
-"""LazyLogprobs: logprobs of a sample's tokens, kept as columns; a position's dict is made on
-access.
+"""LazyLogprobs: logprobs of a sample, kept in arrays. The dict of one position is made when it is
+read.
 
     output.logprobs[3] -> {token: Logprob, ...}
 

@@ -1,9 +1,9 @@
-"""StepPace: the engine's seconds per drawn token and per prompt token, from the durations of its
-steps.
+"""StepPace: measures seconds per drawn and per prompt token. The figures come from the durations of
+the engine's steps.
 
-The router between replicas weighs requests by it (schedule/replica_router.py). The cost of a drawn token is
-its cost in the fullest steps seen: in a step of few rows most of the time goes to reading the
-weights, and one more row is nearly free. Knows numbers of steps and seconds.
+The router between replicas weighs requests by these figures (schedule/replica_router.py). The cost
+of a drawn token is its cost in the fullest steps seen: in a step of few rows most of the time goes
+to reading the weights, and one more row is nearly free. Knows numbers of steps and seconds.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""The engine's process: `python -m penstock.engine.process`, started only by launch.py.
+"""The engine's process, started only by launch.py. Its command is `python -m
+penstock.engine.process`.
 
 Reads one line of JSON from standard input (the knobs and one address per client), loads the model,
 sends Ready, and runs the loop until all clients have closed; requests of a client that goes away

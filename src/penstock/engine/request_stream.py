@@ -1,5 +1,5 @@
-"""Stream: one request's deltas for a reader on an asyncio loop, which may be slow. Knows deltas; no
-engine."""
+"""Stream: one request's deltas for an asyncio reader. A slow reader gets merged deltas. Knows
+deltas; no engine."""
 
 from __future__ import annotations
 

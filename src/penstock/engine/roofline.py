@@ -1,4 +1,5 @@
-"""Roofline: the least time of a step by arithmetic, and a gauge of how near real steps come to it.
+"""Roofline: the least time a step can take. Computes it from a step's sizes and the device's peak
+rates, and measures how near real steps come to it.
 
 A step takes at least: its matrix products at the machine's rate (or one read of its weights, if
 longer), one read of K and V by each layer (a shared prefix once per group), reading and writing the

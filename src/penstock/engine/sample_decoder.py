@@ -1,5 +1,5 @@
-"""SampleDecoder: text of one sample as it grows, for samples that are streamed or watched for stop
-strings.
+"""SampleDecoder: the text of one growing sample. Used for samples that are streamed or have stop
+strings; other samples are decoded once, at their end.
 
 Knows one sample's tokens; no requests, no channels.
 """

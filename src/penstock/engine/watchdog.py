@@ -1,5 +1,5 @@
-"""Watchdog: ends an engine that has work but completes no step, nor a layer of one, and prints
-where it hangs.
+"""Watchdog: ends an engine that hangs. An engine hangs if it has work but completes no step (on a
+CPU: no layer) in time; its threads' stacks are printed before it ends.
 
 The alarm is faulthandler's own thread, outside Python's interpreter, since the hanging code may
 hold the interpreter's lock for ever. A process that is stopped or stuck in a driver cannot end

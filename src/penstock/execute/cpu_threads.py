@@ -1,5 +1,5 @@
-"""settle_threads: number of threads an engine on the CPU computes with: one per core that other
-work leaves free.
+"""settle_threads: sets torch's thread count on a CPU. It is one thread per core that other
+processes leave free.
 
 torch takes one thread per core, and a product ends only when all of them have run: beside two busy
 processes on two cores the demo model made 35 tok/s with two threads and 300 with one.

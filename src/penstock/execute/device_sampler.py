@@ -1,5 +1,5 @@
-"""DeviceSampler: hidden states of a step's rows -> tokens, in slices of rows, by kernels that read
-the rows' columns.
+"""DeviceSampler: draws a step's tokens from hidden states. It works in slices of rows, by kernels
+that read the rows' sampling options on the device.
 
     per slice   head -> adjust (bias, penalties, bars, masks) -> sample -> filters -> logprobs of
                 the chosen and most likely tokens -> logprobs of named ids

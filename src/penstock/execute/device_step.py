@@ -1,5 +1,5 @@
-"""DeviceStep: one step as launches that read the rows on the device, so that it can be captured as
-a graph or launched ahead.
+"""DeviceStep: launches the kernels of one step. The kernels read the rows' data on the device, so
+that a step can be captured as a CUDA graph, or launched before earlier steps have been read.
 
     host      stage: pack the plan, one copy to the device       `staged_plan`
     device    apply the plan's changes, in schedule.step's order  here

@@ -1,4 +1,4 @@
-"""Executor: runs launched steps in order; flights are steps not read yet.
+"""Executor: runs launched steps in order. A flight is a step that is launched and not read yet.
 
 Knows work and results; not the content of a step. On the CPU the executor is one thread; on CUDA it
 is a stream, and results are copied to pinned memory, followed by an event.

@@ -1,5 +1,5 @@
-"""First step of an engine: on every rank, prefills a prompt and draws a token before the engine
-reports ready. Knows a runner and plans of its own; no scheduler, no requests.
+"""First step of an engine, run before it reports ready. On every rank it prefills a prompt and
+draws a token. Knows a runner and plans of its own; no scheduler, no requests.
 """
 
 from __future__ import annotations

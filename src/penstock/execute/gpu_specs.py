@@ -1,5 +1,5 @@
-"""rated: peak rates of a GPU's memory and matrix units, from its data sheet; other GPUs are not
-guessed.
+"""rated: a GPU's peak rates by its data sheet. They are the rates of its memory and matrix units;
+for a GPU that is not in the table nothing is guessed.
 
 A CPU has none: its rates would have to be timed at each start, beside any other work. Knows devices
 by their names.

@@ -1,4 +1,4 @@
-"""Graphs: decode steps captured once as CUDA graphs and replayed. CUDA alone.
+"""Graphs: captures decode steps as CUDA graphs. Each is captured once and replayed.
 
     at start, for each size up to GRAPH_ROWS, largest first (smaller ones fit into its memory):
         forward without prefix groups, forward with them, plain draw, draw with all sampling options

@@ -1,4 +1,5 @@
-"""KvCache: memory of a model's state, in the forms its layers store.
+"""KvCache: the memory of a model's KV cache. It also holds recurrent state, for models that have
+it.
 
     pages   [blocks, ...] for each paged form, and the token ids of each block in the same layout
     slots   [slots, bytes] for each recurrent form, and the number of tokens each slot holds

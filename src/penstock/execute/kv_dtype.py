@@ -1,5 +1,5 @@
-"""fit_kv: chooses the dtype and scales of a model's K and V, after loading and before their memory
-is allocated.
+"""fit_kv: chooses the dtype of the KV cache. It also chooses the scales of keys and values; both
+after the model is loaded and before the cache is allocated.
 
 For eight bits, a short sample runs through the model with plain KV, and two values are measured per
 layer:

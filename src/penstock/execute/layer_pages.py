@@ -1,4 +1,5 @@
-"""LayerPages: assigns layers to shared pages of the KV pool, for models with sliding-window layers.
+"""LayerPages: assigns layers to pages of the KV pool. Used for models with sliding-window layers,
+where several layers share a page.
 
     26 layers, every sixth with full attention: page = K and V of 4 layers for 16 tokens, 4 places
         table 0        the 4 full layers

@@ -1,4 +1,5 @@
-"""limits: chooses the options the user left open, from the model, the device and its free memory.
+"""limits: chooses sizes that the user left open. They follow from the model, the device and its
+free memory.
 
 Knows Config, sizes and memory; allocates nothing.
 """

@@ -1,5 +1,5 @@
-"""open_runner: a config and a model folder -> a runner that is ready. With several ranks, each
-opens its share here.
+"""open_runner: opens a model and returns a ready runner. With several ranks, each opens its share
+here.
 
 Knows Config, folders and devices; no sequences, no text.
 """

@@ -1,5 +1,5 @@
-"""Packing: converts a plan's arrays to the device's padded form, and writes every step's fixed
-arrays to the staging buffer.
+"""Packing: pads a plan's arrays for the device. Arrays that every step has are written to the
+staging buffer's fixed part.
 
 Knows plans and addresses; launches nothing but views. `device_step` chooses the padded sizes,
 `staged_plan` the order.

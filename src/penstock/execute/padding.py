@@ -1,5 +1,5 @@
-"""padding: the sizes (rows, groups, tokens) at which a step runs: few of each, so that all can be
-compiled at start.
+"""padding: the padded sizes of a step. Numbers of rows, prefix groups and tokens are padded to a
+few sizes each, so that all can be compiled at start.
 
 Knows numbers alone.
 """

@@ -1,5 +1,5 @@
-"""PromptScorer: logprobs of prompt tokens, in slices, so that the logits of a whole prompt are
-never in memory.
+"""PromptScorer: computes the logprobs of prompt tokens. It works in slices, so that the logits of a
+whole prompt are never in memory.
 
 Knows the head and chunks; no rows.
 """

@@ -1,5 +1,5 @@
-"""RankSampler: a slice of logits -> its rows' tokens, where ranks share the vocabulary. All ranks
-get the same tokens.
+"""RankSampler: draws tokens when ranks divide the vocabulary. Each rank has the logits of its part
+of the vocabulary; all ranks get the same tokens.
 
     every row            the sampler's draw from this rank's part; ranks exchange 12 bytes per row
                          (its largest logit, then the winner's score and id)

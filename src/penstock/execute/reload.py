@@ -1,5 +1,5 @@
-"""reload: new weights for a running model: loaded beside the old ones, checked, and swapped in
-between two steps.
+"""reload: replaces the weights of a running model. New weights are loaded beside the old ones,
+checked, and swapped in between two steps.
 
 On CUDA, graphs hold the arrays' addresses, so values are copied into the existing arrays; on the
 CPU, and while an engine sleeps, the layers are replaced. The old weights are untouched until all

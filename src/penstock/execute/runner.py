@@ -1,4 +1,4 @@
-"""TorchRunner: runs step plans on one device, in launch order. Implements `schedule.step.Runner`.
+"""TorchRunner: runs step plans on one device. Implements `schedule.step.Runner`.
 
 Joins rows, KV, batch, model and sampler; knows no sequences, no text, no requests. A step needs
 only its plan from the host, so several may be launched before one is read.

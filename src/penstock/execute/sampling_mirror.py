@@ -1,5 +1,5 @@
-"""SamplingMirror: a copy on the host of each row's sampling options, so that the device need not be
-asked for them.
+"""SamplingMirror: the host's copy of rows' sampling options. With it the host needs no read from
+the device.
 
 Knows row numbers and the columns of their joins; updated in launch order by the thread that
 launches steps.

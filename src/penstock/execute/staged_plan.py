@@ -1,4 +1,4 @@
-"""StagedPlan: a step's plan as tensors on the device. PlanStager packs it and sends it by one copy.
+"""StagedPlan: a step's plan as device tensors. PlanStager packs a plan and sends it by one copy.
 
 Leaves out content the device has already: group blocks of the step before, and the queries' fixed
 arrays, which are in `Staging`. Launches only the copy; `device_step` uses the tensors in their

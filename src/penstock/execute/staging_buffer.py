@@ -1,5 +1,5 @@
-"""Staging: a step's input from the host, as int32 words in one pinned buffer, sent by one
-asynchronous copy.
+"""Staging: pinned buffer for a step's input. All of a step's input is packed in it as int32 words
+and sent by one asynchronous copy.
 
     fixed part, always at one address (read by graphs):
         rows | skip | offset | draft | group start | group length

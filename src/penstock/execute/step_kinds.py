@@ -1,4 +1,5 @@
-"""step_kinds: the kinds of steps, each with a `launch` that runs after the plan's changes.
+"""step_kinds: the kinds of steps, each with `launch`. It is called once the plan's changes to rows
+and blocks have been launched.
 
     Decode    rows alone: one graph, or a forward graph and a draw graph; else single launches
     Beside    prompt chunks, with or without rows: a graph for few sizes, else single launches

@@ -1,5 +1,5 @@
-"""StepLaunches: the launches of a step's forward and draw; they depend on sizes alone, so that
-graphs can hold them.
+"""StepLaunches: launches a step's forward and draw. The launches depend on sizes alone, so that
+CUDA graphs can hold them.
 
     forward    prepare: row numbers -> tokens, positions, slots; then the model
     draw       head and draw in slices; advance

@@ -1,5 +1,5 @@
-"""step_table: measures the seconds of a runner's steps over a grid of step contents, for `penstock
-simulate`.
+"""step_table: measures steps for `penstock simulate`. It times steps over a grid of contents: rows,
+context lengths, prompt tokens, prefix groups.
 
 Steps are launched one ahead, as in the engine. StepSeconds explains the columns. Knows a runner and
 plans of its own; no scheduler, no requests.

@@ -1,5 +1,5 @@
-"""table_in_host: decides whether a model's table of per-layer embeddings is kept in host memory
-instead of the GPU.
+"""table_in_host: places a model's per-layer embedding table. The table is kept on the GPU or in
+host memory.
 
 A step reads only one row of it per token, which the bus can carry; all other weights are read
 whole. Knows a model's shapes, Config and memory; allocates nothing.

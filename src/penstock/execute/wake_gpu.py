@@ -1,5 +1,4 @@
-"""wake_gpu: sets up the GPU's context in a thread, while torch is imported. Knows the
-driver alone."""
+"""wake_gpu: creates the GPU context while torch is imported. Knows the driver alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""warm: runs the largest steps that may be admitted, before the first request, with dead rows only.
+"""warm: runs the largest steps before the first request. All their rows are dead rows: padding
+whose results are dropped.
 
 This compiles every kernel that a step may need, and makes torch's allocator reserve the most memory
 a step may hold, so that the rest can go to the KV cache. Knows a DeviceStep and limits.

@@ -1,4 +1,5 @@
-"""WindowTables: the device's block tables for layers with windows, one per page table.
+"""WindowTables: device block tables for sliding-window layers. There is one per page table
+(layer_pages.py).
 
     page     [tables, blocks]  a block's page; the scratch block's is itself, and so is the dump's.
              Until a plan sets others, the first blocks have pages of their own, for plans made

@@ -1,5 +1,5 @@
-"""The coverage curve as a picture: inline SVG for the report, PNG for elsewhere. Knows points, not
-samples.
+"""Draws the coverage curve (pass@k over k). It is inline SVG in the report, and a PNG for other
+uses. Knows points, not samples.
 
 Both have k on a log2 scale, the share of problems solved from 0 to 100 %, and the 95 % interval as
 a band, with a line at each point, because a single point has no band.

@@ -1,6 +1,6 @@
-"""`penstock doctor`: describes this machine, which kernels would run and why, and how many KV
-tokens would fit. Calls the same code that opens an engine (`execute`, `kernels`), and loads no
-weights.
+"""`penstock doctor`: describes this machine. It tells which kernels would run and why, and how many
+tokens of KV cache would fit. Calls the same code that opens an engine (`execute`, `kernels`), and
+loads no weights.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""The last step of a run whose OUT is .parquet or .gz: makes OUT from the journal's lines, once all
-of them are there.
+"""Writes a run's .parquet or .gz output. It is the last step of a run: such an OUT is made from the
+journal's lines once all of them are there.
 
     OUT.parquet.jsonl (+ .journal), which the run appends to --all rows are there--> OUT.parquet,
     whole or not at all
 
-Knows the rows' form, no engine.
+Knows the format of rows; no engine.
 """
 
 from __future__ import annotations

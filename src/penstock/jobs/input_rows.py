@@ -1,8 +1,8 @@
-"""Parses the rows of `penstock run` into prompts and sampling parameters. There are two forms. Ours
-has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages", "metadata", and any field
-of SamplingParams or of a chat}. The other is a body of OpenAI's API with a custom_id, in a batch's
-envelope or without, read as a server's batch reads it: {"custom_id", "method", "url", "body"}, or
-{"custom_id", "messages", ...}.
+"""Parses the input rows of `penstock run`. A row becomes a prompt and sampling parameters. There
+are two forms. Ours has SamplingParams' defaults: {"id", "prompt": text or ids, or "messages",
+"metadata", and any field of SamplingParams or of a chat}. The other is a body of OpenAI's API with
+a custom_id, in a batch's envelope or without, read as a server's batch reads it: {"custom_id",
+"method", "url", "body"}, or {"custom_id", "messages", ...}.
 
 Knows the forms, no engine. Unserved fields are refused by name; row numbers are line numbers, from
 1.

@@ -1,5 +1,5 @@
-"""`penstock inspect`: prints an artifact's manifest, after checking every byte that it lists. Opens
-no engine and imports no torch.
+"""`penstock inspect`: prints a built engine's manifest. It first verifies the checksum of every
+file that the manifest lists. Opens no engine and imports no torch.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Repeated sampling over problems with checkable answers: draws n samples each, counts the right
-ones and measures the speed.
+"""Repeated sampling over problems with checkable answers. Draws n samples of each problem, counts
+the right ones and measures the speed.
 
 samples.jsonl is a journal: every sample once, through kills. Sample i of a problem is the same draw
 whenever it is made, because its seed depends on the run's seed and the problem's index alone. Knows

@@ -1,4 +1,4 @@
-"""Opens the engine of a job, and identifies a model before it is open.
+"""Opens the engine of a job. Also identifies a model before it is open, for a job's fingerprint.
 
 A job takes `open_llm` as an argument, so that tests can pass another function.
 """

@@ -1,4 +1,5 @@
-"""Coverage: the probability that at least one of k samples is right. Numbers only.
+"""Coverage (pass@k) and its confidence interval. pass@k is the probability that at least one of k
+samples is right. Knows numbers only.
 
     pass@k = 1 - C(n - c, k) / C(n, k)      Chen et al. 2021 (arXiv:2107.03374): unbiased from n >=
                                             k samples, c of them right

@@ -1,6 +1,6 @@
-"""Problems: rows with `question` and `answer` (ending in `#### number`, as in GSM8K) from JSON
-lines, plain or .gz, from parquet or a hub dataset; their prompts, and the number in a sample. Knows
-no models.
+"""Problems with checkable answers. A row has `question` and `answer` (ending in `#### number`, as
+in GSM8K); rows come from JSON lines, plain or .gz, from parquet or a hub dataset. Makes their
+prompts, and finds the number in a sample. Knows no models.
 
     Question: {question of a shot}\\nAnswer: {its worked answer}\\n\\n      (k times)
     Question: {question}\\nAnswer:

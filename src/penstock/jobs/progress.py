@@ -1,6 +1,6 @@
-"""The live progress line of a long job: what is done, the current speed, the expected end. On a
-terminal it is overwritten by a thread, else printed every ten seconds. Knows the job only by its
-counts and its journal.
+"""The live progress line of a long job. It shows how much is done, the current speed and the
+expected end. On a terminal a thread overwrites it; elsewhere it is printed every ten seconds. Knows
+the job only by its counts and its journal.
 """
 
 from __future__ import annotations

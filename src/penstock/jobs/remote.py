@@ -1,4 +1,5 @@
-"""An HTTP client for files and batches of any server with OpenAI's API; `penstock batch` uses it.
+"""An HTTP client for OpenAI's files and batches. `penstock batch` uses it; any server with OpenAI's
+API will do.
 
 Knows HTTP and OpenAI's objects; no engine, and not how a server stores them. Every error is one
 line.

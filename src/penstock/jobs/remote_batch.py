@@ -1,6 +1,6 @@
-"""`penstock batch`: submit FILE -> ID, watch ID until it is over, cancel ID, fetch ID OUT. The
-server does the work, and may restart meanwhile. Knows OpenAI's objects and the screen; remote.py
-sends the requests.
+"""`penstock batch`: runs batches on a remote server. It submits a file, watches a batch until it is
+over, cancels it, or fetches its results. The server may restart meanwhile. Knows OpenAI's objects
+and the screen; remote.py sends the requests.
 """
 
 from __future__ import annotations

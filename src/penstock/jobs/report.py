@@ -1,5 +1,6 @@
-"""The results of a sampling job: the table on the terminal, summary.json, report.html (one file
-with everything in it) and coverage.png. Knows the summary and the rows of samples.jsonl, no engine.
+"""The results of a sampling job. They are a table on the terminal, summary.json, report.html (one
+file with everything in it) and coverage.png. Knows the summary and the rows of samples.jsonl, no
+engine.
 """
 
 from __future__ import annotations

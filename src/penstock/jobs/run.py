@@ -1,5 +1,5 @@
-"""Runs a file of prompts into a file of outputs: any size, constant memory, each id exactly once
-through kills.
+"""Runs a file of prompts into a file of outputs. Files may have any size; memory use is constant.
+Each id is written exactly once, even if the run is killed and continued.
 
     IN.jsonl --survey--> every row checked, before anything runs
     IN.jsonl --read again, lazily--> llm.stream --samples--> a row in OUT.jsonl (a journal) when its

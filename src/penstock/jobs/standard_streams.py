@@ -1,5 +1,6 @@
-"""`-` in place of a file: rows from standard input, which a run reads twice, and rows to standard
-output as they end. Knows bytes and rows; no engine.
+"""Standard input and output in place of files. With `-` as its input a run copies standard input to
+a file, since it reads rows twice; with `-` as its output it prints each row as it ends. Knows bytes
+and rows; no engine.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""StopRule: when to stop sampling a problem, as given by `--stop-when`: `right` or `agree:K`.
+"""StopRule: when to stop sampling a problem. It is the option `--stop-when`: `right` (one right
+answer) or `agree:K` (K equal answers).
 
-Knows problems and answers; the engine's client counts.
+Knows problems and answers; the engine's client counts the answers.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Sums up the samples of a sampling job: a tally for each problem, and the summary of all. Draws
-nothing.
+"""Counts the samples of a sampling job. Makes a tally for each problem, and the summary of all.
+Draws nothing.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""GpuCollectives: sums and gathers between GPUs of one machine, by shared memory or, if any rank
-can't share, by NCCL.
+"""GpuCollectives: sums and gathers between GPUs. The GPUs are in one machine; they use shared
+memory, or NCCL if any rank cannot share memory.
 
     meet      a store in a file, where each rank says if it could share memory: all share, or none
     ours      kernels/triton/all_reduce.py over torch's symmetric memory: only its pointers, without

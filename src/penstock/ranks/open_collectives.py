@@ -1,4 +1,4 @@
-"""open_collectives: chooses the collectives for a kind of device. Knows devices; no models."""
+"""open_collectives: chooses the collectives for a device. Knows devices; no models."""
 
 from __future__ import annotations
 

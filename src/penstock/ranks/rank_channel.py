@@ -1,4 +1,4 @@
-"""RankChannel: messages between rank 0 and another rank's process, over a private socket pair.
+"""RankChannel: messages between rank 0 and another rank. They travel over a private socket pair.
 Knows the messages and their bytes, never pickled; no models and no devices.
 
     down    RankStart | Limits common to all ranks | a plan per step, followed by LateMasks if it

@@ -1,5 +1,5 @@
-"""rank_gpus: checks that the ranks' GPUs can hold a model together, before any weight is read.
-Knows facts about GPUs; no model."""
+"""rank_gpus: checks that GPUs can run as ranks. The check comes before any weight is read. Knows
+facts about GPUs; no model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""rank_process: the process of a rank other than 0: `python -m penstock.ranks.rank_process`,
-started only by remote_rank.py.
+"""The process of a rank other than 0. Its command is `python -m penstock.ranks.rank_process`; only
+remote_rank.py starts it.
 
 Opens its share of the model and runs each plan in order, until rank 0 hangs up or is gone.
 Schedules nothing, and knows no sequences.

@@ -1,5 +1,5 @@
-"""RankRunner: one model over several ranks, one process each; this process is rank 0. Implements
-`schedule.step.Runner`.
+"""RankRunner: runs one model over several ranks. Each rank has its own process; this process is
+rank 0. Implements `schedule.step.Runner`.
 
     launch(plan)   sends the plan to every other rank, then runs rank 0's share; all meet in the
                    layers' collectives

@@ -1,4 +1,5 @@
-"""RemoteRank: rank 0's view of another rank's process: orders, reports, and its end.
+"""RemoteRank: rank 0's handle of another rank's process. It sends orders, receives reports, and
+notices the process's end.
 
 One thread per rank starts the process, receives its messages and waits for its end. Knows processes
 and messages; no tensors.

@@ -1,5 +1,5 @@
-"""placement: the GPUs each replica sees, and the CPU cores it is pinned to; impossible placements
-raise one-line errors.
+"""placement: assigns GPUs and CPU cores to replicas. An impossible placement raises a one-line
+error.
 
 Replicas take the GPUs of CUDA_VISIBLE_DEVICES, or all GPUs, in order; a replica's cores are those
 of its GPUs' NUMA nodes, if known. Replicas without GPUs divide the cores. Knows `HostFacts`, which

@@ -1,6 +1,6 @@
-"""ReplicaSet: the client of several engines, with AsyncClient's methods. Each request goes to the
-replica expected to finish it first (schedule/replica_router.py); samples of one prompt go to several if
-that pays.
+"""ReplicaSet: one client of several engines. It has AsyncClient's methods. Each request goes to the
+replica expected to finish it first (schedule/replica_router.py); samples of one prompt go to
+several if that pays.
 
     submit -> router -> a part for each replica that takes samples -> deltas -> ReplicaStream ->
     reader

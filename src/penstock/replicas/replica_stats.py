@@ -1,5 +1,5 @@
-"""ReplicaStats: one replica's stats over its lives, and several replicas' stats combined as one
-engine's. Knows names of stats."""
+"""ReplicaStats: stats of one replica across restarts. Also combines several replicas' stats as if
+they were one engine's. Knows names of stats."""
 
 from __future__ import annotations
 

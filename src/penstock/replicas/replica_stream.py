@@ -1,5 +1,5 @@
-"""ReplicaStream: a request's deltas, from all its parts; the state of a replica; and seeds drawn
-before the replica is chosen.
+"""ReplicaStream: a request's deltas from several replicas. Also holds the state of a replica
+(Replica), and seeds that are drawn before the replica is chosen (Seeds).
 
 Knows deltas and their ends; routing and lost parts are handled by ReplicaSet (replica_set.py).
 """

@@ -1,7 +1,8 @@
-"""replica_words: messages between the supervisor (supervisor.py) and its fronts, which send
-requests (replica_set.py): passed by a call within one process, as lines of JSON between two. A life
-is one process of a replica; lives are numbered over all replicas. Knows messages; no process, no
-engine.
+"""replica_words: messages between supervisor and fronts. The supervisor (supervisor.py) starts
+engines. A front is a ReplicaSet (replica_set.py), in this process or a server process, which sends
+requests to the engines. Messages are passed by a call within one process, as lines of JSON between
+two. A life is one process of a replica, from start to end; lives are numbered over all replicas.
+Knows messages; no process, no engine.
 """
 
 from __future__ import annotations

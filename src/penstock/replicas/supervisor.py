@@ -1,11 +1,11 @@
-"""Supervisor: parent of a service's engines. Starts and places them, tells all fronts their
-addresses, restarts engines that end, with growing pauses, and restarts all one by one without
-losing a request.
+"""Supervisor: starts and restarts a service's engines. It places them on GPUs, sends their
+addresses to all fronts, restarts engines that end, after growing pauses, and can restart all of
+them one by one without losing a request.
 
 A front sends requests to engines: a ReplicaSet of this process, or a server process with one. The
-supervisor tells it of each life (replica_words.py), and it answers whether it could join. A single
-engine is handled the same way, but not restarted: the service ends with it. Knows processes and
-messages; no requests.
+supervisor tells it of each life (replica_words.py), and the front answers whether it could connect.
+A single engine is handled the same way, but not restarted: the service ends with it. Knows
+processes and messages; no requests.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""Admission: fork groups (a request's samples that share a prompt) wait, are prefilled in chunks,
-and give their tails (the samples' own tokens) to rows as rows come free. A row is one running
-sample's place in the batch.
+"""Admission: brings waiting fork groups into the batch. A fork group is a prompt with the samples
+that start from it. It waits, is prefilled in chunks, and then each of its samples gets a row as
+rows come free. A row is one running sample's place in the batch.
 
     waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (rows only)
 
 First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds
-up the groups behind it. The forecast says what fits; nothing is reserved. Background groups stand
-behind all others in each of these queues, leave some rows and blocks free for new requests, and
-give rows up when other groups cannot get in (`preempt_background`). Knows groups, rows, blocks and
-the prefix tree; not how tokens are read back, nor how steps are ordered.
+up the groups behind it. The forecast says what fits; nothing is reserved. Groups of background
+requests stand behind all others in each of these queues. They leave some rows and blocks free for
+new requests, and lose rows when other groups cannot get any (`preempt_background`). Knows groups,
+rows, blocks and the prefix tree; not how tokens are read back, nor how steps are ordered.
 """
 
 from __future__ import annotations

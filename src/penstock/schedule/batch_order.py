@@ -1,4 +1,4 @@
-"""BatchOrder: the rows of a step, with members of a prefix group side by side.
+"""BatchOrder: orders the rows of a step. Rows of one prefix group stand side by side.
 
 Keeps the list of running rows and the current prefix groups between steps, and rebuilds both only
 when rows joined or left. Knows rows and groups; not admission, not tokens.

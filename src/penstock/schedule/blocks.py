@@ -1,4 +1,4 @@
-"""BlockPool: KV cache blocks that are free, held, or kept for later prompts with the same prefix.
+"""BlockPool: the KV cache blocks and their reference counts.
 
 A block is free (on the stack), held (refs > 0), or idle (refs 0, but kept by the prefix tree: found
 again by an equal prompt, or evicted, oldest first, when the stack is empty). All operations work on

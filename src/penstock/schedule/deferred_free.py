@@ -1,5 +1,5 @@
-"""DeferredFree: rows and blocks that left the steps, kept from reuse until every step in flight
-that names them has been read.
+"""DeferredFree: delays the reuse of rows and blocks. A row or block that left the batch is reused
+only once every step in flight that names it has been read.
 
 Knows rows, fork groups' counts and step numbers; not why rows left, nor how freed blocks are used.
 """

@@ -1,5 +1,5 @@
-"""Deltas: the output of one step, as columns: one message per step, not one per sample. Crosses the
-channel unchanged.
+"""Deltas: the output of one step, in arrays. One message holds all samples of a step; it crosses
+the channel unchanged.
 
 Knows ids and numbers only; the client makes text of it.
 """

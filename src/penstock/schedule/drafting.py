@@ -1,5 +1,5 @@
-"""Drafting: draft tokens for the rows of a step: a drafter's guesses, and tokens forced by a
-constraint.
+"""Drafting: draft tokens for the rows of a step. A draft is a drafter's guess, or a token that a
+grammar forces.
 
 Knows rows, drafters, and free room; not whether drafts turn out right.
 """

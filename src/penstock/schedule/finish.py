@@ -1,5 +1,5 @@
-"""Finish: samples end by their last token or a cancel; their rows and blocks are freed once no step
-in flight names them.
+"""Finish: ends samples and frees their rows and blocks. A sample ends by its last token or a
+cancel. Its row and blocks are freed once every step in flight that names them has been read.
 
     running --token, limit, cancel--> ended --steps read--> free, blocks released (if n = 1, its
     full blocks go to the tree)

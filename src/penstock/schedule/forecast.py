@@ -1,10 +1,10 @@
-"""Forecast: number of blocks the running rows will use over the coming steps, and how many more
-rows fit under the capacity.
+"""Forecast: predicts the blocks that running rows will use. From the prediction for the coming
+steps follows how many more rows fit under the capacity.
 
-Predict, then admit: nothing is reserved for the worst case. Each row is expected to run as long as
-finished samples did (its group's, else the model's); it takes one block every 16 tokens and frees
-all of its own at its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a
-row is preempted and keeps its tokens.
+No blocks are reserved for the worst case. Each row is expected to run as long as finished samples
+did (its group's, else the model's); it takes one block every 16 tokens and frees all of its own at
+its end. Time is counted in buckets of 16 steps. When the forecast was wrong, a row is preempted and
+keeps its tokens.
 
 Knows numbers only: no rows, no pool. `tests/schedule/test_forecast.py` replays it step by step.
 """

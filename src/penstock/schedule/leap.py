@@ -1,5 +1,6 @@
-"""Leaper: takes many steps at once while no row joins, ends or waits; used by simulators. The
-result equals single steps, to the last block number (tests/schedule/test_leap.py), but costs less.
+"""Leaper: plans many equal steps at once, for simulators. It does so while no row joins, ends or
+waits. The result equals single steps, to the last block number (tests/schedule/test_leap.py), but
+costs less.
 
 Runs between turns of an engine that is one step ahead: step N is launched and not read. A leap of k
 steps plans N + 1 to N + k and commits N to N + k - 1, every token the same. Knows a scheduler's

@@ -1,5 +1,5 @@
-"""LogprobStore: logprobs of drawn tokens until they are sent up with their tokens, in the block
-pool's layout, like slot_token.
+"""LogprobStore: stores logprobs until their tokens are sent. It has one entry per token slot of the
+block pool, like slot_token.
 
 Allocated at the first request for logprobs. A slot's scores belong to the row that drew its token:
 no shared block holds a token whose scores are still to be sent (see admission._may_share). Knows

@@ -1,8 +1,8 @@
-"""MaskMakers: interface for making the token masks of constrained samples; MasksHere makes them in
-this process.
+"""MaskMakers: interface of the makers of token masks. A sample with a grammar needs a new mask
+after each token. MasksHere makes masks in this process.
 
-Masks are requested and found on a board (penstock.mask_board), by place. Knows constraints and
-places; no rows.
+Masks are requested and returned in shared memory (penstock.mask_board); each sample has an index
+there, its place. Knows constraints and places; no rows.
 """
 
 from __future__ import annotations

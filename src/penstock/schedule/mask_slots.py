@@ -1,4 +1,4 @@
-"""MaskSlots: assigns slots of the device's pool of token masks, and lists the masks to write with
+"""MaskSlots: assigns slots in the device's mask pool. It also lists the token masks to write with
 each step.
 
     rows with equal static masks (allowed_token_ids)   one shared slot, written when the first joins

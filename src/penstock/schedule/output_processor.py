@@ -1,5 +1,5 @@
-"""OutputProcessor: assigns a step's tokens to their samples, detects ends, and gathers deltas, all
-in whole columns.
+"""OutputProcessor: assigns a step's tokens to their samples. It also detects samples' ends and
+gathers the deltas to send, for all rows at once with numpy.
 
 Output tokens are stored in the block pool's layout (`slot_token [blocks, 16]`), and so are their
 scores if a row wants logprobs (logprob_store.py); both are gathered from there when sent up. Knows

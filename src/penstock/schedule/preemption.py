@@ -1,5 +1,5 @@
-"""Preemption: rows and waiting groups give up their blocks for others, and come back with all their
-tokens.
+"""Preemption: takes blocks from rows for other rows. The scheduler preempts a row, or a fork group
+that waits for rows, when blocks are short; it is queued again with all its tokens.
 
     running --blocks short, or others starve--> preempted --steps read--> back in the queue, as a
     group of one sample

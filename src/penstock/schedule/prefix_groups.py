@@ -1,4 +1,5 @@
-"""Prefix groups: running rows whose attention reads their shared prefix once for all of them.
+"""Prefix groups: rows that attend to a shared prefix together. Attention reads the prefix once for
+all rows of a group.
 
 A fork group's tails share its full blocks. Fork groups whose tables begin with the same blocks (the
 same few-shot header, the same system prompt) share these blocks. There is one level of grouping,

@@ -1,4 +1,4 @@
-"""PrefixTree: finds KV cache blocks that already hold the beginning of a prompt.
+"""PrefixTree: finds cached blocks of a prompt's beginning.
 
 The key of an entry is its block's tokens and the number of the entry it follows, so matches are
 exact: no KV of another prefix is found. Numbers are never reused: entries after an evicted block

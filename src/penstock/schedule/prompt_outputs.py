@@ -1,8 +1,8 @@
-"""PromptOutputs: the news of each request's prompt, sent once: its number of cached tokens, and its
-logprobs if requested.
+"""PromptOutputs: reports on each request's prompt. One report (PromptNews) per request has the
+number of cached tokens, and the prompt's logprobs if requested.
 
-It waits until the step is read in which the request's first tail joined: by then all chunks of the
-prompt have been read. Knows chunks and scores; not rows.
+It is sent when the step is read in which the request's first sample got a row: by then all chunks
+of the prompt have been read. Knows chunks and scores; not rows.
 """
 
 from __future__ import annotations

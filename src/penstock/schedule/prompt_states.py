@@ -1,4 +1,5 @@
-"""PromptStates: recurrent state of fork groups' prompts: started, kept, forked, freed.
+"""PromptStates: the recurrent state of prompts. It is created when a fork group's prompt begins,
+kept for later prompts, copied to the group's rows, and freed.
 
     prompt begins       its group takes a slot, with the state behind its cached beginning
     a border is reached its chunks pause for one step, in which the state is kept for later prompts.

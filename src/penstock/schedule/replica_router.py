@@ -1,12 +1,14 @@
-"""Router: chooses the replica for a request by estimated seconds: of the work a replica reported,
-of the prompt tokens its prefix cache lacks, and of work sent to it but not in its reports yet.
+"""Router: chooses the replica for a request. It estimates each replica's seconds of work: work that
+the replica reported, prompt tokens that its prefix cache lacks, and requests sent to it that its
+reports do not include yet.
 
     stats -> said; request -> route -> Share (one per replica that takes part) -> sent
 
-Samples of a request are shared out so that all replicas finish at about the same time. Each part
-costs a prefill, and a part that saves less than this stays with the others. All replicas are of one
-kind, so the seconds per token are their mean: a replica with a bad measurement draws no extra work.
-Knows numbers and token ids; no clock, no engine, no connection.
+Samples of a request are shared out so that all replicas finish at about the same time. Each replica
+that takes part prefills the prompt, so a part is split off only if it saves more time than its
+prefill costs. All replicas are alike, so their mean seconds per token are used; one replica's bad
+measurement then attracts no extra work. Knows numbers and token ids; no clock, no engine, no
+connection.
 """
 
 from __future__ import annotations

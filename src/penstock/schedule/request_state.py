@@ -1,4 +1,5 @@
-"""RequestState: what the scheduler stores of a live request, and its fork groups.
+"""RequestState: the scheduler's data of a live request. A fork group (ForkGroup) is a prompt with
+the samples that start from it.
 
 A request begins as one fork group: a prompt and its pending samples. A preempted row comes back as
 a fork group of one sample, whose prompt is the old prompt and its tokens so far. Knows no rows'

@@ -1,4 +1,4 @@
-"""Rows: the host's data of each running sample, one array per field.
+"""Rows: the host's data of each running sample. There is one array per field.
 
 A row is one sample's place in the batch, named by a number. It is free, running (in the steps),
 drained (its last step is launched, not all are read), preempted or ended (out of the steps; steps

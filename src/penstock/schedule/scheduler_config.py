@@ -1,4 +1,5 @@
-"""SchedulerConfig: the sizes and limits of a scheduler, as measured by `execute`."""
+"""SchedulerConfig: the sizes and limits of a scheduler. The room `execute` determines them from the
+device."""
 
 from __future__ import annotations
 

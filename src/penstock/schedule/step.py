@@ -1,4 +1,4 @@
-"""StepPlan: one step as the scheduler sends it to the device, and StepTokens: the step's results.
+"""StepPlan: one step as sent to the device. StepTokens: its results.
 
 Both are columns: a few numpy arrays, whatever the number of rows. Knows no torch, no text and no
 request objects.

@@ -1,8 +1,8 @@
-"""StopTokenMasks: token ids that can end a stop string; drawing one sends the sample's tokens up at
-once.
+"""StopTokenMasks: token ids that can end a stop string. When a sample draws one, its tokens are
+sent to the client at once, which searches the text for the stop string.
 
-One bit table over the vocabulary per distinct set, shared by the requests that use it. Knows ids
-alone.
+There is one bit table over the vocabulary per distinct set of ids; requests with equal sets share
+it. Knows ids alone.
 """
 
 from __future__ import annotations

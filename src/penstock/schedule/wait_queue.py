@@ -1,4 +1,5 @@
-"""FairQueue: waiting fork groups, first come, first served, and fair between tenants.
+"""FairQueue: queue of fork groups, fair between tenants. Within a tenant it is first come, first
+served.
 
 Each tenant has a queue of its own. Next is the first group of the tenant that has been given the
 fewest tokens; a tenant that comes back after a pause starts level with the others, so that idle

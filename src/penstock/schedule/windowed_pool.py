@@ -1,5 +1,5 @@
-"""WindowedPool: KV cache blocks of a model with sliding-window layers, from one pool of equal
-pages.
+"""WindowedPool: KV cache blocks for models with sliding windows. All blocks come from one pool of
+equal pages.
 
     block   one page, by its own number, for the layers with full attention
     pages   window_tables more, for layers with windows; `pages[block]` lists them, 0: none

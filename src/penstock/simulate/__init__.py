@@ -1,1 +1,2 @@
-"""Runs the real scheduler and router over a modelled device, in virtual time (docs/scale.md)."""
+"""Simulates engines in virtual time. The real scheduler and router run over a modelled device
+(docs/scale.md)."""

@@ -1,6 +1,6 @@
-"""AskedLoad: the requests of a simulation, as columns: arrival times, prompt lengths and samples'
-lengths. Prompts are random ids seeded by the request's number, so that prompts share only what the
-load says.
+"""AskedLoad: the requests of a simulation. Its columns are arrival times, prompt lengths and
+samples' lengths. Prompts are random ids seeded by the request's number, so that prompts share no
+prefix beyond `shared`.
 
 Knows numbers; no files, no engine.
 """

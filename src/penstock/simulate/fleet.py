@@ -1,4 +1,4 @@
-"""Fleet: replicas and the real router between them, in one virtual time.
+"""Fleet: simulated replicas behind the real router. They share one virtual clock.
 
     arrival -> Router.route -> a part for each replica that takes samples -> ModelledReplica ->
     FleetOutcome

@@ -1,4 +1,5 @@
-"""Goals such as `ttft_p95=1.0`, and the figures of an outcome that they are compared with.
+"""Latency goals, such as `ttft_p95=1.0`. Also the figures of a simulation that they are compared
+with.
 
     ttft_pN, tpot_pN, e2e_pN   seconds, for N % of the requests: to the first token, for each
                                further token, to the end

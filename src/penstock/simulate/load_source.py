@@ -1,5 +1,6 @@
-"""LoadSource: makes requests: of a shape or a trace's rows; at a rate, by a curve of the day, at
-the trace's own times, or all at once as a job.
+"""LoadSource: makes the requests of a simulation. Their lengths come from a workload shape or a
+trace. They arrive at a rate, by a curve of the day, at the trace's own times, or all at once as a
+job.
 
 All random numbers come from the seed. Knows options and traces; no engine.
 """

@@ -1,5 +1,5 @@
-"""measure_steps: opens a model on this machine, times its steps, and writes the table for
-simulations. Knows how to open an engine; no load.
+"""measure_steps: times a model's steps on this machine. Writes the table of seconds that
+simulations use. Knows how to open an engine; no load.
 """
 
 from __future__ import annotations

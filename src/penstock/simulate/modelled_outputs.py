@@ -1,6 +1,6 @@
-"""ModelledOutputs: reads the tokens that a modelled device draws. The device says which rows end,
-and tokens have no meaning, so none is stored or sent up; that saves most of the cost of reading a
-step. Lengths and ends are the same as the engine's own OutputProcessor gives
+"""ModelledOutputs: reads a modelled device's tokens. The device says which rows end, and tokens
+have no meaning, so none is stored or sent up; that saves most of the cost of reading a step.
+Lengths and ends are the same as the engine's own OutputProcessor gives
 (tests/simulate/test_modelled_replica.py).
 """
 

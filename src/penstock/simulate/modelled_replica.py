@@ -1,5 +1,5 @@
-"""ModelledReplica: one engine in virtual time: the real scheduler, and a device whose steps take
-times from a table.
+"""ModelledReplica: one engine in virtual time. It has the real scheduler, and a modelled device
+whose steps take times from a table.
 
     turn():  plan -> launch, which takes effect when the device is free -> read the oldest flight,
              if enough are ahead -> commit

@@ -1,9 +1,9 @@
-"""Planner: simulates a fleet of one engine that serves a source of requests, and finds the fewest
-replicas that keep the goals.
+"""Planner: finds how many replicas meet latency goals. It simulates fleets of identical engines
+that serve a source of requests, and returns the smallest fleet that meets the goals.
 
-Of many identical replicas only a few are simulated (`simulated`), with their share of the requests;
-of a long job only its beginning and its end, with one rate in between. Knows engines, sources and
-goals; prints nothing.
+Of many identical replicas only a few are simulated (`simulated`), with their share of the requests.
+Of a long job only the beginning and the end are simulated; between them a constant rate is assumed.
+Knows engines, sources and goals; prints nothing.
 """
 
 from __future__ import annotations

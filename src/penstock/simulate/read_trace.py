@@ -1,4 +1,5 @@
-"""Reads traces: rows with arrival times and the lengths of prompts and answers, from
+"""Reads traces of requests. A row has a request's arrival time and the lengths of its prompt and
+answers. Files are
 
     FILE.jsonl           {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 90 or [90, 81,
                          ...]}; optional "max_tokens", and "shared_tokens", the prefix shared with

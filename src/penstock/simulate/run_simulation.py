@@ -1,5 +1,5 @@
-"""`penstock simulate`: runs tables, a source of requests and goals through simulations and prints
-the answers. Joins the room's parts.
+"""`penstock simulate`: runs simulations and prints the answers. Takes tables of step seconds, a
+source of requests, and latency goals. Joins the room's parts.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Scaling: sets the number of replicas by the work there is, as an autoscaler on seconds of drain
-does (deploy/).
+"""Scaling: a simulated autoscaler. It sets the number of replicas by the seconds that they need to
+finish all known work (drain), as the autoscaler in deploy/ does.
 
     wanted = seconds of drain of all replicas / allowed seconds a replica, rounded up; at least 1
              while any request is open

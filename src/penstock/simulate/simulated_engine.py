@@ -1,6 +1,6 @@
-"""SimulatedEngine: a table of measured steps and the user's knobs, as a fleet needs them: the
-scheduler's limits, the steps' costs, a replica's GPUs and price. Knows tables and knobs; of a load
-only its longest request.
+"""SimulatedEngine: the description of a simulated engine. A table of measured steps and the user's
+options give the scheduler's limits, the steps' seconds, and a replica's GPUs and price. Knows
+tables and options; of a load only its longest request.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The report of a simulation, for people and programs: a table, JSON, a picture. Knows answers;
-simulates nothing.
+"""The report of a simulation. It is a table for people, JSON for programs, and a picture. Knows
+answers; simulates nothing.
 """
 
 from __future__ import annotations

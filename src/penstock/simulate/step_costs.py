@@ -1,4 +1,4 @@
-"""StepCosts: estimates the seconds of a step from a table of timed steps.
+"""StepCosts: estimates a step's seconds from timed steps.
 
 A step's seconds are a sum. Each part comes from timed steps that differ in that part alone, with
 linear interpolation:

@@ -1,4 +1,5 @@
-"""The treatment of one vLLM argument, and the words that explain it."""
+"""How Penstock treats one vLLM argument. Each treatment has a sentence that explains it to the
+user."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The treatment of every argument of vLLM's engine and of its commands."""
+"""Table of vLLM's engine arguments. It has Penstock's treatment of each argument of vLLM's engine
+and commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Checks vLLM's arguments: of LLM(...) and every command, of serve, SamplingParams and calls.
+"""Checks vLLM's arguments against the tables. They are the arguments of LLM(...) and every command,
+of serve, of SamplingParams and of calls.
 
 An argument is accepted if Penstock does anyway what it asks, or if it can change no answer; all
 others are refused with a helpful sentence. None means not given. docs/coming_from_vllm.md is

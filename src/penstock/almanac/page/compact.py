@@ -1,5 +1,5 @@
-"""Compresses records for the page: an index of all records, and a group of whole records for each
-(model, machine, shape).
+"""Compresses records for the page. It writes an index of all records, and for each (model, machine,
+workload shape) a group of whole records.
 
     data/index.js       models, machines, shapes, and a line of headlines a record, as columns
     data/gN.js          the records of one group: points as columns, samples as 16-bit logarithms;
@@ -34,8 +34,8 @@ from penstock.almanac.record import (
 Rows = npt.NDArray[np.float64]
 
 PAGE_SCHEMA = 1
-# Codes of sample times on the page: 0 stands for 0, then steps of 0.0425 % from a microsecond to a
-# million seconds; 65,535 stands for -1 (a failed request).
+# Sample times are 16-bit codes on the page: 0 stands for 0 s, then come steps of 0.0425 % from a
+# microsecond to a million seconds; 65,535 stands for a failed request.
 SMALLEST, LARGEST, STEPS = 1e-6, 1e6, 65_000
 FAILED = 65_535
 APART = {"client", "goals", "figures", "sample"}  # fields of a point that are not a single value
@@ -45,8 +45,8 @@ _TABLED = ("engine", "version", "configuration")  # index columns whose texts ar
 
 @dataclass(frozen=True)
 class GroupKey:
-    """The subject of a question: records of one subject lie in one group. Hashable, and readable in
-    an address."""
+    """Model, machine and workload shape: records that agree in all three form one group. Hashable,
+    and readable in the page's address."""
 
     model: str
     machine: str
@@ -72,7 +72,8 @@ def machine_label(record: Record) -> str:
 
 
 def shape_label(record: Record) -> str:
-    """Returns the shape's label: an exact shape's lengths; other kinds add their name."""
+    """Returns a workload shape's label, such as `128x1024`; kinds other than `exact` add their
+    name."""
     shape = record.shape
     lengths = f"{shape.input:g}x{shape.output:g}"
     return lengths if shape.kind == "exact" else f"{shape.kind} {shape.name} {lengths} n={shape.n}"
@@ -221,8 +222,8 @@ class _Table:
 
 
 def headlines(record: Record) -> dict[str, Any]:
-    """Returns a record's headlines, read off its points; points whose client was short are left
-    out."""
+    """Returns the few figures of a record that the index shows. Points whose client was short (a
+    possible bottleneck) are left out."""
     points = [point for point in record.points if not point.client.short]
     ended = any(
         p.kind == "saturation" and p.complete and not p.outcomes.get("unfinished") for p in points
@@ -255,9 +256,9 @@ def headlines(record: Record) -> dict[str, Any]:
 
 
 def _highest(points: list[Point], name: str) -> Interval | None:
-    """Returns the point's rate `name` with the highest low end. (The highest value would be the
-    luckiest of many windows.) Each kind of rate has its own highest point: where samples share a
-    prompt, few requests a second may be many tokens.
+    """Returns the highest rate `name` over the points, judged by the low end of its 95 % interval.
+    (By value, the luckiest of many windows would win.) Each kind of rate may come from another
+    point: where samples share a prompt, few requests a second may be many tokens.
     """
     rates: list[Interval | None] = [getattr(point.figures, name) for point in points]
     return max(
@@ -268,9 +269,9 @@ def _highest(points: list[Point], name: str) -> Interval | None:
 
 
 def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | None:
-    """Returns value, low and high with four digits, because the index carries every record.
-    bounded: False for a highest rate whose saturation point was cut off or not measured, so that
-    its upper end is unknown.
+    """Returns [value, low, high] of an interval, rounded to four digits, because the index has a
+    line for every record. bounded: False if the saturation point was cut off or not measured, so
+    that a highest rate has no known upper end.
     """
     if value is None:
         return None
@@ -279,9 +280,9 @@ def _headline(value: Interval | None, *, bounded: bool = True) -> list[Any] | No
 
 
 def _kept(points: list[Point], seconds: float, quantile: float, most: float | None) -> list[float]:
-    """Returns [seconds, kept, missed] of open loops, in requests a second, up to `most`. kept: the
-    highest measured rate that keeps the goal; 0: none does; -1: not measured. missed: the first
-    offered rate that misses the goal; 0: no higher rate was measured.
+    """Returns [seconds, kept, missed] for the latency goal of `seconds`. kept: the highest measured
+    request rate that meets the goal, at most `most`; 0: none does; -1: not measured. missed: the
+    first higher rate, which misses the goal; 0: no higher rate was measured.
     """
     opened = [point for point in points if point.kind == "open" and point.rate]
     asked = [

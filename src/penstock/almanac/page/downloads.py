@@ -1,5 +1,5 @@
-"""The files that the page offers for download: every record as JSON, every point and failure as CSV
-and as Parquet.
+"""Writes the page's download files. They hold every record as JSON, and every load level and
+failure as CSV and as Parquet.
 
 Records are added one after the other and not kept: 2,000 records take a gigabyte as Python numbers.
 Knows records and files; not the page.

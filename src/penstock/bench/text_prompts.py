@@ -75,8 +75,8 @@ def _tokenizer(path: Path) -> Tokenizer:
 
 
 def _whole_words(tokenizer: Tokenizer) -> list[str]:
-    """Returns the vocabulary's words (with a leading space) that remain one token each beside
-    others, so that a text of k of them has k tokens."""
+    """Returns the ASCII words of the vocabulary that are one token each with a leading space. A
+    text of k of them usually has k tokens."""
     pieces = (tokenizer.decode([number]).strip() for number in range(tokenizer.get_vocab_size()))
     spaced = sorted({f" {piece}" for piece in pieces if piece.isascii() and piece.isalpha()})
     encoded = tokenizer.encode_batch(spaced, add_special_tokens=False)

@@ -10,6 +10,6 @@ from penstock.models.decoder import Decoder
 
 
 def linears(model: Decoder) -> Iterator[Linear]:
-    """Yields the matrices of the layers in order; without experts and the head."""
+    """Yields the layers' matrices in order. Experts and the output head are left out."""
     for block in model.blocks:
         yield from block.matrices()

@@ -31,11 +31,13 @@ from penstock.weights.checkpoint import read_entries
 from penstock.weights.find import HUB_FILES, adapter_folder
 from penstock.weights.write_quantized import model_written
 
-SPARE = 2 << 30  # bytes of host memory beside shards: torch, and a matrix being quantized
+# bytes of host memory needed beside the shards, for torch and a matrix being quantized
+SPARE = 2 << 30
 
 
 class SourceFile(msgspec.Struct):
-    """A file when its checksum was made. Size and time show quickly whether it may have changed."""
+    """A file's state when its checksum was made. Size and modification time show quickly whether it
+    may have changed."""
 
     sha256: str
     bytes: int
@@ -54,7 +56,7 @@ class SourceModel(msgspec.Struct):
 
     @property
     def sums(self) -> dict[str, str]:
-        """Returns SHA-256 of all files; an adapter's files are under `lora/`."""
+        """Returns path -> SHA-256 of all files; an adapter's files are under `lora/`."""
         adapter = {f"lora/{Path(path).name}": file.sha256 for path, file in self.adapter.items()}
         return {name: file.sha256 for name, file in self.files.items()} | adapter
 

@@ -28,9 +28,9 @@ from penstock.server.openai.batch_line import BadRows
 from penstock.text.tokenizer import Tokenizer
 
 MOST_PROMPTS, MOST_SAMPLES = 1024, 8192  # largest sample
-LONGEST_LOOK = 1024  # tokens of an answer if its row has no max_tokens
-# Sampling parameters that a timed run keeps, because they affect the time of a draw. Answers'
-# lengths are fixed by then.
+LONGEST_LOOK = 1024  # most tokens of an answer whose row has no max_tokens
+# Sampling parameters that timed runs keep, because they affect the time of drawing a token. Others
+# are dropped: answers have fixed lengths in timed runs.
 DRAWN_BY = (
     "n",
     "temperature",
@@ -58,9 +58,9 @@ class WorkRow(Protocol):
 class WorkSample(msgspec.Struct, kw_only=True):
     """Requests that run together. Each list has one entry a prompt.
 
-    sampling: SamplingParams' fields. outputs: tokens of each answer. ends: outputs are upper
-    bounds, and the model ends answers itself; else every answer is that long. concurrency: samples
-    that run at once. drawn: prompts are random ids from the vocabulary, not real text.
+    sampling: SamplingParams' fields. outputs: tokens of each answer. ends: True if answers end by
+    themselves, and outputs are upper bounds; False: every answer has that length. concurrency:
+    samples that run at once. drawn: prompts are random ids from the vocabulary, not real text.
     """
 
     told: str
@@ -77,7 +77,7 @@ class WorkSample(msgspec.Struct, kw_only=True):
 
     @property
     def tokens(self) -> int:
-        """Returns the tokens of KV of all samples, without sharing prompts."""
+        """Returns the tokens of KV cache that all samples take together if none share a prompt."""
         each = zip(self.prompts, self.sampling, self.outputs, strict=True)
         return sum((len(prompt) + out + 32) * params.get("n", 1) for prompt, params, out in each)
 
@@ -97,7 +97,7 @@ class WorkSample(msgspec.Struct, kw_only=True):
         )
 
     def fewer(self, share: float) -> WorkSample:
-        """Returns this share of the prompts, spread evenly, at least one."""
+        """Returns the workload with this share of its prompts, spread evenly, at least one."""
         step = max(1, round(1 / max(share, 1e-6)))
         prompts, sampling, outputs = (
             self.prompts[::step],
@@ -107,7 +107,8 @@ class WorkSample(msgspec.Struct, kw_only=True):
         return msgspec.structs.replace(self, prompts=prompts, sampling=sampling, outputs=outputs)
 
     def cut(self, share: float, least: int = 8) -> WorkSample:
-        """Returns the work with answers of this share of their length, at least `least` tokens."""
+        """Returns the workload with answers cut to this share of their length, but at least `least`
+        tokens."""
         shorter = [min(out, max(least, int(out * share))) for out in self.outputs]
         return msgspec.structs.replace(self, outputs=shorter)
 
@@ -171,7 +172,7 @@ def shared_beginning(prompts: Sequence[list[int]]) -> int:
     """Returns the length of the common prefix of all prompts, in tokens; 0 for a single prompt."""
     if len(prompts) < 2:
         return 0
-    # every prompt lies between these two in sorting order, so it shares their common prefix
+    # every prompt sorts between these two, so it begins with their common prefix
     low, high = min(prompts), max(prompts)
     same = (a == b for a, b in zip(low, high, strict=False))
     return next((place for place, alike in enumerate(chain(same, [False])) if not alike), 0)

@@ -33,7 +33,8 @@ TRIED = (9, 0)  # compute capability of the GPUs on which the tests marked gpu r
 
 
 def print_doctor(config: Config) -> None:
-    """Prints part by part, so that known facts are shown before an error about the rest.
+    """Prints the description section by section, so that known facts are shown before an error
+    about the rest.
 
     Raises UsageError, CheckpointError or CapacityError, as opening this model here would.
     """
@@ -126,7 +127,8 @@ def machine() -> Facts:
 
 
 def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """Returns column of kernels -> its operations, and the reason."""
+    """Returns kind of kernels (such as triton) -> the operations that use it, and the reason of the
+    choice."""
 
     from penstock.kernels.choose import choose
 
@@ -139,8 +141,8 @@ def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def artifact(fitted: Fitted) -> Facts:
-    """Returns the manifest's choices that apply here, and differences from the machine it was built
-    on."""
+    """Returns a built engine's option values that apply on this machine, and the differences from
+    the machine it was built on."""
     knobs = {
         name: getattr(place, name)
         for name, place in fitted.config.places().items()
@@ -188,7 +190,7 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
     whole, decoder, table = shape(1), shape(ranks), ""
     if config.model.load_format == "auto":
-        # refuses weights that are missing, cut short or of another model
+        # raises for weights that are missing, cut short or of another model
         find_weights(decoder, folder)
     if table_in_host(decoder, config, device):
         table, decoder = (
@@ -250,8 +252,8 @@ def model(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
 
 
 def text(folder: Path, options: ModelOptions) -> Facts:
-    """Returns how text and its ends are read. Raises CheckpointError for end ids outside the
-    vocabulary."""
+    """Returns facts about the tokenizer and the end-of-text ids. Raises CheckpointError for end ids
+    outside the vocabulary."""
     from penstock.models.generation_config import end_ids, read_generation_defaults
     from penstock.models.read_config import read_model_config
     from penstock.text.tokenizer_files import read_end_of_text

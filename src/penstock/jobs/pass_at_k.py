@@ -34,13 +34,13 @@ class Coverage:
 
 
 def powers(n: int) -> list[int]:
-    """Returns 1, 2, 4, ... below n, and n itself."""
+    """Returns the powers of two below n, and n itself."""
     return [1 << i for i in range(n.bit_length()) if 1 << i < n] + [n]
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
-    """Returns the estimate of one problem, as a product of ratios,
-    so that no binomial overflows."""
+    """Returns pass@k of one problem. It is computed as a product of ratios, so that no binomial
+    overflows."""
     if not 0 <= right <= n or not 1 <= k <= n:
         raise ValueError(f"pass@{k} of {right} right among {n} samples doesn't exist")
     if n - right < k:
@@ -68,8 +68,8 @@ def coverage(
 def _interval(
     estimates: NDArray[np.float64], seed: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns the interval's ends [k]. estimates: [problems, k]. Problems with equal estimates draw
-    their bootstrap weight together."""
+    """Returns the interval's ends [k]. estimates: [problems, k]. For speed, problems with equal
+    estimates get one joint bootstrap weight."""
     distinct, counts = np.unique(estimates, axis=0, return_counts=True)
     draw = np.random.default_rng(seed)
     lows, highs = [], []

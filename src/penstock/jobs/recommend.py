@@ -2,8 +2,8 @@
 weights and KV cache, and then as many replicas as fit on the remaining GPUs. Knows a model's shapes
 and bytes; no running engine.
 
-All-reduces between ranks cost time that replicas do not need, so ranks are only for what does not
-fit.
+Ranks spend time on all-reduces and replicas do not, so a model is divided over ranks only if it
+does not fit on fewer GPUs.
 """
 
 from __future__ import annotations

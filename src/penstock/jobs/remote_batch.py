@@ -21,8 +21,8 @@ from penstock.status_line import StatusLine, duration
 
 OVER = ("completed", "failed", "cancelled", "expired")
 LOOK_EVERY = 2.0  # seconds
-LONGEST_LINE = 32 << 20  # bytes of the line that has the endpoint
-WAITS = {  # reasons of waiting, as our server reports them
+LONGEST_LINE = 32 << 20  # most bytes of the file's first line, which names the endpoint
+WAITS = {  # reasons why a batch waits, as our server reports them -> text on the screen
     "disk": "held up by the server's disk: its log says why",
     "model": "waits for a server of its model",
     "turn": "waits for its turn",
@@ -31,16 +31,18 @@ MOST_TOLD = 20  # bad lines listed on the screen
 
 
 def submit(remote: Remote, path: Path, endpoint: str | None) -> str:
-    """Uploads a file, makes a batch of it, and returns the batch's id. endpoint None: the first
-    line's."""
+    """Uploads a file, makes a batch of it, and returns the batch's id. endpoint None: the endpoint
+    in the file's first line."""
     endpoint = endpoint or _endpoint_of(path)
     file_id = remote.upload(path)["id"]
     try:
         return str(remote.create(file_id, endpoint)["id"])
     except RemoteError as error:
-        # after other errors the batch may exist and use the file
+        # delete the file only if the server refused the batch; after other errors the batch may
+        # exist
         if 400 <= error.status < 500 and error.status != 408:
-            with suppress(RemoteError):  # the refusal is the error to report
+            # if deleting fails too, the refusal is still the error to report
+            with suppress(RemoteError):
                 remote.delete(file_id)
         raise
 
@@ -158,7 +160,8 @@ def fetch(
         raise UsageError(
             "- is no OUT: answers and failed lines are two files, so name one", param="out"
         )
-    _check_free(out, overwrite)  # a folder may have no name to derive the error file from
+    # check first: a path such as `/` has no name from which the error file's name can be made
+    _check_free(out, overwrite)
     places = {"completed": out, "failed": error_file_of(out)}
     _check_free(places["failed"], overwrite)
     batch = remote.batch(batch_id)
@@ -190,7 +193,7 @@ def _check_free(place: Path, overwrite: bool) -> None:
     """Raises JournalError for a name that is taken."""
     check_writable(place, link=True)
     for journal in (journal_of(place), journal_of(place.resolve())):
-        if journal.exists():  # a running run would go on writing into a file without a name
+        if journal.exists():  # a `penstock run` that is writing this file would lose its rows
             raise JournalError(f"{place} belongs to the run of {journal.name}: name another OUT")
     if not overwrite and place.exists() and place.stat().st_size:
         raise JournalError(

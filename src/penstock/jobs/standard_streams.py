@@ -26,8 +26,8 @@ Show = Callable[[Mapping[str, Any]], None]
 
 @contextlib.contextmanager
 def taken_in(source: Path) -> Iterator[Path]:
-    """Yields a file with the rows of `source`: itself, or a temporary copy of standard input.
-    Raises CapacityError or JournalError if the copy cannot be written."""
+    """Yields a file with the rows of `source`: `source` itself, or a temporary copy of standard
+    input. Raises CapacityError or JournalError if the copy cannot be written."""
     if source != STREAM:
         yield source
         return
@@ -46,8 +46,8 @@ def taken_in(source: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
-    """Yields the file in which a run keeps its rows, and a function that shows each finished row on
-    standard output (None if `out` is a file)."""
+    """Yields the file in which a run keeps its rows, and a function that prints each finished row
+    to standard output. The function is None if `out` is a file."""
     if out != STREAM:
         yield out, None
         return
@@ -56,7 +56,8 @@ def given_out(out: Path) -> Iterator[tuple[Path, Show | None]]:
 
 
 def _show(row: Mapping[str, Any]) -> None:
-    """Writes a row to standard output at once. Raises JournalError if its reader is gone."""
+    """Writes a row to standard output and flushes it. Raises JournalError if the reader of the pipe
+    is gone."""
     line = json.dumps(row).encode() + b"\n"
     try:
         with open(OUTPUT, "wb", closefd=False) as file:

@@ -26,13 +26,14 @@ class AskedLoad:
 
     arrival: Float64  # [requests] seconds since the first arrival
     prompt: Int32  # [requests] tokens
-    start: Int64  # [requests + 1] offsets of each request's samples (CSR)
+    start: Int64  # [requests + 1] request i's samples are output[start[i] : start[i + 1]]
     output: Int32  # [samples] tokens
-    # [requests] max_tokens; 0: all samples run to their length, which the engine knows
+    # [requests] max_tokens; 0: every sample ends at its limit, which is its length in `output`
     limit: Int32
     shared: Int32  # [requests] leading tokens shared by all prompts of the same header
-    header: Int32  # [requests] the group of prompts that share their leading tokens
-    at_once: bool = False  # a job: engines take requests as they have room, whatever their arrival
+    header: Int32  # [requests] number of the group of prompts that share their leading tokens
+    # True for a job: replicas get requests whenever they have room; `arrival` is ignored
+    at_once: bool = False
 
     def __len__(self) -> int:
         return int(self.arrival.size)
@@ -50,7 +51,7 @@ class AskedLoad:
         return bool(self.shared.any())
 
     def longest(self) -> int:
-        """Returns the tokens of the longest prompt with its longest sample."""
+        """Returns the most tokens of a prompt with one of its samples."""
         return int((self.prompt + np.maximum.reduceat(self.output, self.start[:-1])).max())
 
     def reach(self) -> int:
@@ -60,8 +61,8 @@ class AskedLoad:
         return int((self.prompt + np.where(self.limit > 0, self.limit, made)).max())
 
     def request(self, number: int, name: int, samples: Sequence[int] | None = None) -> Request:
-        """Returns request `number` as an engine takes it. name: its id there. Its seed is its
-        number, by which the modelled device recognises the row's request."""
+        """Returns request `number` as an engine takes it. name: its request id there. Its seed is
+        `number`, by which the modelled device finds a row's request."""
         limit, n = int(self.limit[number]), int(self.samples[number])
         outputs = self.output[self.start[number] : self.start[number + 1]]
         sampling = SamplingParams(

@@ -38,9 +38,9 @@ class SimulationOptions:
 def run_simulation(
     engines: Sequence[SimulatedEngine], load: LoadOptions, options: SimulationOptions
 ) -> list[FleetAnswer]:
-    """Simulates each engine with the load and prints and returns the answers; for a multiple of a
-    load, the load itself is simulated too. Raises UsageError for options that contradict each
-    other, for a load outside a table, and for goals that nothing keeps.
+    """Simulates each engine with the load; prints and returns the answers. If the user asks for a
+    multiple of a load, the load itself is simulated too. Raises UsageError for options that
+    contradict each other, for a load outside a table, and for goals that nothing keeps.
     """
     models = {engine.steps.model for engine in engines}
     if len(models) > 1:

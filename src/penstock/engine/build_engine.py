@@ -1,7 +1,8 @@
 """build_engine: makes an engine from a Config. Also returns the facts that the engine's clients
 need.
 
-Joins demo, weights, execute, schedule and the tokenizer's end-of-text id; knows no channel.
+Joins the rooms demo, weights, execute and schedule, and the tokenizer's end-of-text id; knows no
+channel.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ class EngineFacts:
     eos_token_ids: tuple[int, ...]
     cached_blocks: int = 0  # capacity of the prefix cache in blocks; 0: no prefix cache
     sampling_defaults: dict[str, float | int] = field(default_factory=dict)
-    about: dict[str, Any] = field(default_factory=dict)  # the runner's description
+    # the runner's description (Runner.describe)
+    about: dict[str, Any] = field(default_factory=dict)
     tokenizer: str | None = None  # the tokenizer's folder, if it isn't the model's
     chat_template: str | None = None  # the template's file, if it isn't the tokenizer's
 

@@ -15,7 +15,7 @@ from penstock.schedule.deltas import Deltas, PromptNews
 
 
 class ClientIds:
-    """Ids of `count` clients; with one client, ids are unchanged."""
+    """Converts request ids of `count` clients; with one client, ids are unchanged."""
 
     def __init__(self, count: int) -> None:
         self.count = count

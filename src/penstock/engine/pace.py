@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import deque
 
-_FADE = 0.98  # weight of the old value in running means, per step
-_FORGET = 1.0005  # growth of the stored best per step, so that an outdated best is replaced
+_FADE = 0.98  # weight of the old value in a running mean, at each step
+# factor by which the stored least seconds grow per step, so that an outdated value is replaced
+_FORGET = 1.0005
 
 
 class StepPace:

@@ -12,14 +12,15 @@ from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import PenstockError
 from penstock.request import Delta
 
-BEHIND = 1_024  # deltas waiting for the reader above which they are merged
-# tokens with logprobs at which a merged delta stops growing, so that no merge copies all waiting
-# logprobs
+BEHIND = 1_024  # when more deltas wait for the reader, they are merged
+# a merged delta with logprobs gets no further tokens beyond this number, so that a merge does not
+# copy all waiting logprobs again
 SCORED = 16
 
 
 class CancelRequest(Protocol):
-    """Ends a request. told: its samples first send up their tokens so far as their final deltas."""
+    """Function that ends a request. told: True: its samples first send their tokens so far, as
+    their final deltas."""
 
     def __call__(self, asked: PendingRequest, *, told: bool = False) -> None: ...
 

@@ -101,8 +101,8 @@ class SampleDecoder:
                 and (run := self._detokenizer.held_run())
                 and self._checker.would_stop(new + run)
             ):
-                # held bytes complete a stop string: don't wait for another token, as in a whole
-                # sample
+                # decode held-back bytes too if they complete a stop string, instead of waiting for
+                # another token
                 new += self._detokenizer.flush()
             if last and finish != GOES_ON:
                 new += self._detokenizer.flush()

@@ -18,11 +18,12 @@ LATE = 0.25  # fraction of the step timeout after which the engine counts as unh
 
 
 class Watchdog:
-    """Alarm for hanging steps: `began` and `stepped` restart it, `idle` stops it."""
+    """Alarm for hanging steps: `began` starts it, `stepped` restarts it, `idle` stops it."""
 
     def __init__(self, step_timeout: float = STEP_TIMEOUT) -> None:
         self._timeout = step_timeout
-        # least seconds between restarts of the alarm: each starts a thread, 50 us
+        # least seconds between restarts of the alarm; a restart takes 50 us, because it starts a
+        # thread
         self._again = min(1.0, step_timeout / 20)
         self._set: float | None = None  # time of the last restart
 

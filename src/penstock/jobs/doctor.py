@@ -127,8 +127,8 @@ def machine() -> Facts:
 
 
 def kernels(config: Config, device: torch.device, dtype: torch.dtype) -> Facts:
-    """Returns kind of kernels (such as triton) -> the operations that use it, and the reason of the
-    choice."""
+    """Returns pairs: a kind of kernels (such as triton), and the operations that use it with the
+    reason of the choice."""
 
     from penstock.kernels.choose import choose
 

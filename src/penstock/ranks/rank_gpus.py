@@ -13,7 +13,8 @@ from penstock.errors import CapacityError, UsageError
 
 def check_gpus(names: Sequence[str], ranks: int, visible: str | None) -> None:
     """Raises UsageError, one line with a remedy, if the first `ranks` GPUs can't hold a model
-    together. names: of the GPUs this process sees. visible: CUDA_VISIBLE_DEVICES; None: not set."""
+    together. names: names of the GPUs that this process sees. visible: CUDA_VISIBLE_DEVICES; None:
+    not set."""
     seen = "" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})"
     if len(names) < ranks:
         hidden = "" if visible is None else ", or let it see more"

@@ -51,8 +51,8 @@ _LOOK = 1e-3  # seconds between two checks whether a step is done
 
 
 def main() -> None:
-    """Runs the rank, then ends the process at once without clean-up: a step may be stuck in a sum
-    that never completes."""
+    """Runs the rank, then ends the process at once without clean-up: a GPU may be stuck in an
+    all-reduce that never completes."""
     begin_child()
     end = socket.socket(fileno=int(sys.argv[1]))
     channel = RankChannel(end, 1.0)
@@ -91,8 +91,8 @@ def _run(channel: RankChannel, start: RankStart) -> None:
 
 @dataclass(slots=True)
 class _Steps:
-    """Launched steps and their reports to rank 0. out: numbers and flights of steps in flight,
-    oldest first."""
+    """Steps in flight and their reports to rank 0. out: (step number, flight) of each, oldest
+    first."""
 
     channel: RankChannel
     runner: TorchRunner

@@ -28,8 +28,8 @@ _PARAM = "data_parallel_size"
 
 @dataclass(frozen=True, slots=True)
 class GpuFacts:
-    """A GPU as described by its driver; "" and 0 where unknown. cores: CPU cores of its NUMA node,
-    if known."""
+    """A GPU as its driver describes it; "" and 0 where unknown. cores: CPU cores of its NUMA node;
+    empty: unknown."""
 
     uuid: str = ""
     name: str = ""
@@ -58,8 +58,8 @@ class HostFacts:
 
     @property
     def seen(self) -> list[tuple[str, GpuFacts]]:
-        """Returns the GPUs that CUDA shows this process: each one's name in CUDA_VISIBLE_DEVICES,
-        and its facts. Raises UsageError."""
+        """Returns the GPUs that CUDA shows this process, as (its name in CUDA_VISIBLE_DEVICES,
+        facts). Raises UsageError for a name that no GPU has."""
         if self.visible is None:
             return [(str(number), gpu) for number, gpu in enumerate(self.gpus)]
         found: list[tuple[str, GpuFacts]] = []
@@ -86,8 +86,9 @@ class HostFacts:
 def places(
     count: int, gpus_each: int, device: str, utilization: float, host: HostFacts
 ) -> list[Place]:
-    """Returns a place for each of `count` replicas of `gpus_each` GPUs. device, utilization: the
-    options `device` and `gpu_memory_utilization`. Raises UsageError or CapacityError."""
+    """Returns a Place (GPUs and CPU cores) for each of `count` replicas of `gpus_each` GPUs.
+    device, utilization: the options `device` and `gpu_memory_utilization`. Raises UsageError or
+    CapacityError."""
     if count == 1:
         return [Place()]
     seen = [] if device == "cpu" else host.seen

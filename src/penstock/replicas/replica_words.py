@@ -21,7 +21,8 @@ class Join(msgspec.Struct, tag="join", frozen=True):
 
 
 class Leave(msgspec.Struct, tag="leave", frozen=True):
-    """Down: send this life no more requests, and close once it has none of yours."""
+    """Down: send this life no more requests, and close the connection once none of the front's
+    requests is open there."""
 
     life: int
 

@@ -37,16 +37,17 @@ from penstock.replicas.replica_words import (
     WordUp,
 )
 
-# Seconds before an ended replica is restarted: at first, and at most, after repeated early ends.
+# Seconds before an ended replica is restarted: the first time, and at most, if it ends early again
+# and again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
-LAST_WORDS = 1.0  # seconds for a front to report why an ended engine had failed
+LAST_WORDS = 1.0  # seconds that a front gets to report why an engine that has ended had failed
 END_PATIENCE = 10.0  # seconds engines get to end once no front uses them
 
 
 @dataclass(slots=True, eq=False)
 class _Life:
-    """One process of a replica. joining: fronts that have not joined it yet; meeting: holds the
-    addresses' folder until they have."""
+    """One process of a replica. joining: fronts that have not connected to it yet. meeting: keeps
+    the folder of socket addresses open until they have."""
 
     number: int
     replica: int
@@ -66,8 +67,8 @@ class _Life:
 
 
 class Supervisor:
-    """Keeps the config's engines running for these fronts. engine: the command of an engine's
-    process."""
+    """Keeps `data_parallel_size` engines running. fronts: one function per front that sends it a
+    message. engine: the command of an engine's process."""
 
     def __init__(
         self,
@@ -92,15 +93,15 @@ class Supervisor:
             config.memory.gpu_memory_utilization,
             host or (HostFacts.found() if self.count > 1 else HostFacts()),
         )
-        self._lives: dict[int, _Life] = {}  # lives whose process runs, by number
-        self._now: list[_Life | None] = [None] * self.count  # latest life of each replica
+        self._lives: dict[int, _Life] = {}  # life number -> life, while its process runs
+        self._now: list[_Life | None] = [None] * self.count  # latest process of each replica
         self._born = 0
         self._keeping: list[asyncio.Task[None]] = []
         self._rolling: asyncio.Task[None] | None = None
         self._died: str | None = None
         self._started = asyncio.Event()
         self._retired = False
-        self._changed = asyncio.Event()  # set when a life has become ready or has ended
+        self._changed = asyncio.Event()  # set when an engine process has become ready or has ended
 
     @property
     def processes(self) -> list[asyncio.subprocess.Process]:
@@ -156,7 +157,7 @@ class Supervisor:
     # --- one replica
 
     async def _keep(self, replica: int, first: asyncio.Future[PenstockError | None]) -> None:
-        """Runs a replica, life after life."""
+        """Runs a replica: starts its process again each time it ends."""
         pause = 0.0
         while True:
             began = time.monotonic()
@@ -192,7 +193,7 @@ class Supervisor:
             await asyncio.sleep(pause)
 
     async def _begin(self, replica: int) -> _Life:
-        """Starts a replica's next life and tells the fronts its address."""
+        """Starts a replica's next process and tells the fronts its address."""
         number, self._born = self._born, self._born + 1
         with contextlib.ExitStack() as meeting:
             met = meeting.enter_context(addresses(len(self._fronts)))
@@ -209,8 +210,8 @@ class Supervisor:
     async def _live(
         self, life: _Life, first: asyncio.Future[PenstockError | None]
     ) -> PenstockError | None:
-        """Waits for a life's end, and tells the fronts; returns why it ended, or None if it was
-        asked to."""
+        """Waits for the end of a replica's process and tells the fronts. Returns why it ended; None
+        if it was asked to."""
         ended = asyncio.ensure_future(life.process.wait())
         with life.meeting:
             await asyncio.wait((ended, life.ready), return_when=asyncio.FIRST_COMPLETED)
@@ -257,7 +258,7 @@ class Supervisor:
         return any(life is not None and life.serves for life in others)
 
     def _is_decided(self, replica: int, before: _Life) -> bool:
-        """Returns True if the life after `before` is ready, or has failed."""
+        """Returns True if the process that was started after `before` is ready or has failed."""
         now = self._now[replica]
         return (
             now is not before

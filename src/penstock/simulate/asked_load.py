@@ -28,7 +28,7 @@ class AskedLoad:
     prompt: Int32  # [requests] tokens
     start: Int64  # [requests + 1] request i's samples are output[start[i] : start[i + 1]]
     output: Int32  # [samples] tokens
-    # [requests] max_tokens; 0: every sample ends at its limit, which is its length in `output`
+    # [requests] max_tokens; 0: samples ignore end-of-sequence and end at their length in `output`
     limit: Int32
     shared: Int32  # [requests] leading tokens shared by all prompts of the same header
     header: Int32  # [requests] number of the group of prompts that share their leading tokens

@@ -21,7 +21,7 @@ from penstock.schedule.step import Chunks, Int32, Int64
 
 @dataclass(slots=True)
 class Logprobs:
-    """Logprobs of m tokens on the device; `where` and each token's k are on the host."""
+    """Logprobs of m tokens on the device; `where` and `k` are on the host."""
 
     where: Int64  # [m]
     k: Int32  # [m]
@@ -30,8 +30,7 @@ class Logprobs:
     top_ids: Tensor  # [m, max k] int32
     top: Tensor  # [m, max k] float32
     place: Int64 | None = (
-        # [m]: the tensors' lines for these tokens, if the tensors have more lines; None: all, in
-        # order
+        # [m]: rows of the tensors that belong to these tokens; None: all rows, in order
         None
     )
 
@@ -43,8 +42,9 @@ class PromptScorer:
         self._model, self._ops, self.slice_rows = model, ops, slice_rows
 
     def score(self, hidden: Tensor, chunks: Chunks) -> Logprobs | None:
-        """hidden [tokens, d] of the chunks -> logprobs of the prompt's next token, for each token
-        whose chunk has prompt_logprobs."""
+        """Returns the logprobs of the prompt's next token, for each token whose chunk wants
+        prompt_logprobs; None if none does. hidden: the chunks' hidden states [tokens, model width].
+        """
         k = np.repeat(chunks.prompt_logprobs, np.diff(chunks.start))
         where = np.flatnonzero((k >= 0) & (chunks.next_token >= 0))
         parts = []

@@ -14,7 +14,8 @@ from penstock.kernels.row_state import RowState
 
 
 class Proposer(Protocol):
-    """Makes drafts after each draw. Drafts never change the output; a right guess saves a step."""
+    """Makes draft tokens after each draw. Drafts never change the output; a right guess saves a
+    step."""
 
     def launch(self, rows: RowState, row_ids: Tensor, told: Tensor, hidden: Tensor) -> None:
         """Launches kernels that write rows.drafts of the step's rows: guesses of the tokens at

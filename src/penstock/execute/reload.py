@@ -40,7 +40,7 @@ def load_beside(
     )
     if shared is None and not os.path.isdir(
         folder
-    ):  # os.path.isdir returns False for impossible names and doesn't raise
+    ):  # os.path.isdir, unlike Path.is_dir, never raises for impossible names
         raise CheckpointError(
             f"no folder {folder}: name one as transformers saves it, on the engine's machine"
         )
@@ -67,7 +67,7 @@ def load_beside(
         in_host=lambda shape: model.table_in_host,
     )
     for keeper, own in zip(new.owners, model.owners, strict=True):
-        keeper.form = own.form  # the storage form of K, V and other state stays
+        keeper.form = own.form  # the KV cache keeps its dtype and scales
     old, fresh = (dict(arrays_of(parts)) for parts in (model.parts, new.parts))
     forms = [{name: (a.shape, a.dtype) for name, a in arrays.items()} for arrays in (old, fresh)]
     if forms[0] != forms[1]:
@@ -77,14 +77,14 @@ def load_beside(
 
 
 def take_weights(model: Decoder, new: Decoder, *, captured: bool) -> None:
-    """Replaces a model's weights by loaded ones. captured: True if graphs hold the arrays'
+    """Replaces a model's weights by loaded ones. captured: True if CUDA graphs hold the arrays'
     addresses."""
     if captured:
         fresh = dict(arrays_of(new.parts))
         for name, array in arrays_of(model.parts):
             if (
                 array.device != model.device
-            ):  # host memory: kernels of the last step may still be reading it
+            ):  # copy in stream order: kernels of the last step may still read this host memory
                 torch.cuda.synchronize(model.device)
             array.copy_(fresh[name])
     else:

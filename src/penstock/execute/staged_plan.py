@@ -1,8 +1,8 @@
 """StagedPlan: a step's plan as device tensors. PlanStager packs a plan and sends it by one copy.
 
-Leaves out content the device has already: group blocks of the step before, and the queries' fixed
-arrays, which are in `Staging`. Launches only the copy; `device_step` uses the tensors in their
-order.
+Content that the device has already is not sent again: prefix groups' blocks that are those of the
+step before, and unchanged arrays of the staging buffer's fixed part. Launches only the copy;
+device_step.py uses the tensors in the order of StagedPlan's fields.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from penstock.schedule.step import Int32, Joins, StepPlan
 
 @dataclass(slots=True)
 class StagedBiases:
-    """New entries of the bias pool."""
+    """New entries of the device's pool of logit_bias values."""
 
     first: int  # index of the first entry
     ids: Tensor  # [m] int32
@@ -47,7 +47,7 @@ class StagedPlan:
     plan: StepPlan
     sizes: BesideSizes  # padded numbers of queries and of all tokens
     queries: int  # number of queries of the plan's rows
-    groups: int  # places for prefix groups; 0: no groups
+    groups: int  # padded number of prefix groups; 0: no groups
     pages: StagedPages | None = None
     cleared: Tensor | None = None  # [m] int64: blocks to clear
     takes_drafts: bool = False  # True if some queries' drafts were made by the device
@@ -66,11 +66,11 @@ class StagedPlan:
 
 
 class PlanStager:
-    """Packs plans into `staging` at `sizes`. asked: records the joining rows and the place of their
-    biases.
+    """Packs plans into the buffer `staging`. sizes: functions that pad numbers. asked: the
+    SamplingMirror, which stores joining rows and places their biases.
 
-    keeps_groups: True if group blocks once sent stay where the next steps read them. reads_tags:
-    True if the model reads tags.
+    keeps_groups: True if prefix groups' blocks, once sent, stay at the address from which later
+    steps read them. reads_tags: True if the model reads tags.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class PlanStager:
     def stage(self, plan: StepPlan, sizes: BesideSizes) -> StagedPlan:
         """Sends a plan to the device; returns its tensors, valid until the next plan is staged.
 
-        sizes: padded numbers of queries and of all tokens. Prefix groups without a place are
-        dropped from the plan.
+        sizes: padded numbers of queries and of all tokens. Prefix groups beyond the step's capacity
+        are dropped from the plan.
         """
         staging, add, size = self._staging, self._staging.add, sizes.rows
         places = self._sizes.groups(size, plan.group_length.size)
@@ -153,8 +153,8 @@ class PlanStager:
         return StagedJoins(add(packing.join_lines(joins, asked.bias_first[joins.rows])), biases)
 
     def _there(self, group_blocks: Int32) -> bool:
-        """Returns True if the device has these group blocks; else assumes that this plan sends
-        them."""
+        """Returns True if the device has these group blocks already. If not, remembers them, since
+        the plan then sends them."""
         if self._keeps_groups and np.array_equal(group_blocks, self._sent_groups):
             return True
         self._sent_groups = group_blocks

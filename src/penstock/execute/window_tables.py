@@ -27,12 +27,14 @@ from penstock.kernels.row_state import SCRATCH_BLOCK, RowState
 from penstock.schedule.step import Chunks, Int32, StepPlan
 
 _BLOCK_BITS = BLOCK_SIZE.bit_length() - 1
-ALIGNED = 4  # kernels are compiled for addresses that are multiples of 16 bytes
+# columns are padded to a multiple of this many int64: kernels need addresses that are multiples of
+# 16 bytes
+ALIGNED = 4
 
 
 @dataclass(slots=True)
 class StagedPages:
-    """A plan's changes of pages, on the device. None: nothing of the kind."""
+    """A plan's changes of pages, on the device. None: the plan has none."""
 
     fresh: Tensor | None = None  # [p, 1 + tables] int64: new blocks and their pages
     # [m] int64: new blocks and pages to clear: all except blocks that this step's chunks fill
@@ -43,8 +45,8 @@ class StagedPages:
 
 
 class WindowTables:
-    """Tables of `layer_pages`, over the block tables of `rows` and a cache of `blocks` pages; the
-    last page is the dump."""
+    """Page tables made from the block tables of `rows`. layer_pages: the assignment of layers to
+    pages. blocks: pages of the cache; the last is the dump, which padding writes to."""
 
     def __init__(self, layer_pages: LayerPages, rows: RowState, blocks: int) -> None:
         tables, device = layer_pages.tables, rows.device

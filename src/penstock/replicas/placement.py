@@ -59,7 +59,7 @@ class HostFacts:
     @property
     def seen(self) -> list[tuple[str, GpuFacts]]:
         """Returns the GPUs that CUDA shows this process, as (its name in CUDA_VISIBLE_DEVICES,
-        facts). Raises UsageError for a name that no GPU has."""
+        facts). Raises UsageError for a GPU that does not exist or is named twice."""
         if self.visible is None:
             return [(str(number), gpu) for number, gpu in enumerate(self.gpus)]
         found: list[tuple[str, GpuFacts]] = []

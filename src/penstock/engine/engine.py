@@ -76,7 +76,7 @@ class Engine:
 
     def submit(self, request: Request, form: Form | None = None) -> Refused | None:
         """Takes a request; returns a Refused if it can never run. form: the compiled grammar of its
-        structured output; None: it has none."""
+        structured output, if there is one already; None: it is compiled now."""
         if self.limit is not None and not self.has_work:
             self.limit.rest()
         try:

@@ -18,7 +18,8 @@ from penstock.schedule.step import Int32
 
 
 class Constraint(Protocol):
-    """State of one sample. Once only the end may follow, its mask allows end ids alone."""
+    """A grammar's state for one sample. Once the text is complete, the mask allows only
+    end-of-sequence ids."""
 
     def mask(self) -> Int32 | None:
         """Returns the words of a token mask, int32 [ceil(vocabulary / 32)]: bit t % 32 of word t //
@@ -36,5 +37,6 @@ class Constraint(Protocol):
         """Undoes the last `tokens` accepted tokens."""
 
 
-# sample index within its request -> its constraint or stand-in; None: the sample has none
+# function: sample index within its request -> its constraint or stand-in; returns None if the
+# sample has none
 ConstraintFactory = Callable[[int], object | None]

@@ -17,15 +17,15 @@ from penstock.schedule.step import Float32, Int32, Int64
 
 GOES_ON = -1  # value of `finish` for a running sample; else an index into request.FINISH_REASONS
 STOP, LENGTH, ABORT, ERROR = range(4)
-# weight of a sample in tokens: a reader spends as long on each sample as on so many tokens
+# a reader spends as much time on a sample itself as on so many tokens
 SAMPLE_WEIGHT = 64
 NO_STOP_ID = -1  # value of `stop_id` if no stop_token_ids entry ended the sample
 
 
 @dataclass(slots=True)
 class Deltas:
-    """Output of k samples. `tokens` and the logprob columns hold sample i's entries at start[i] :
-    start[i + 1]."""
+    """Output of k samples. `tokens` and the logprob arrays hold sample i's entries at start[i] :
+    start[i + 1]; n is their length, j the number of most likely tokens with logprobs."""
 
     request: Int64  # [k] request ids
     sample: Int32  # [k]

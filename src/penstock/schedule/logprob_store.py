@@ -1,9 +1,9 @@
 """LogprobStore: stores logprobs until their tokens are sent. It has one entry per token slot of the
 block pool, like slot_token.
 
-Allocated at the first request for logprobs. A slot's scores belong to the row that drew its token:
-no shared block holds a token whose scores are still to be sent (see admission._may_share). Knows
-slots; no rows and no requests.
+Allocated at the first request for logprobs. A slot's logprobs (scores) belong to the row that drew
+its token: no shared block holds a token whose scores have not been sent yet (see
+admission._may_share). Knows slots; no rows and no requests.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ NO_SCORES = -1  # value in Rows.top: the row wants no logprobs
 
 @dataclass(slots=True)
 class TokenScores:
-    """Scores of t consecutive tokens; `top_ids` is padded with -1."""
+    """Logprobs of t consecutive tokens, with up to k most likely tokens each; `top_ids` is padded
+    with -1."""
 
     chosen: Float32  # [t]
     rank: Int32  # [t]
@@ -38,15 +39,15 @@ def no_scores(k: int) -> TokenScores:
 
 
 class LogprobStore:
-    """Store of scores for a pool of `num_blocks` blocks."""
+    """Logprobs of every token slot of a pool of `num_blocks` blocks."""
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
         self.kept = False  # True once a request has wanted logprobs: the arrays exist
 
     def ask(self, k: int) -> None:
-        """Allocates the arrays if a request needs them. k: number of most likely tokens (0: the
-        chosen token alone; NO_SCORES: no logprobs)."""
+        """Allocates the arrays if a request needs them. k: number of most likely tokens it wants
+        (0: only the chosen token's logprob; NO_SCORES: no logprobs)."""
         if self.kept or k == NO_SCORES:
             return
         # np.zeros takes memory pages only when written: the store costs only the part in use.

@@ -51,8 +51,8 @@ class Preempter:
         self._preempt(youngest[: int(np.searchsorted(freed, blocks)) + 1])
 
     def preempt_background(self) -> None:
-        """Preempts background rows, youngest first, for tails that got no row. Rows already on
-        their way out count as preempted."""
+        """Preempts background rows, youngest first, one for each foreground sample that got no row.
+        Rows that are already preempted and not free yet count."""
         running = self.batch_order.running()
         background = running[self.rows.order[running] >= BACKGROUND]
         count = self.admission.count_starved(self.rows.count)
@@ -61,8 +61,8 @@ class Preempter:
             self._preempt(self._youngest(background)[:count])
 
     def reclaim(self, short: int) -> None:
-        """Frees `short` blocks, once steps in flight are read: first of groups without rows,
-        youngest first, then of rows."""
+        """Makes `short` blocks free, once the steps in flight are read: takes them first from
+        groups without rows, the youngest first, then from rows."""
         coming = self.deferred.blocks_coming()
         idle = [
             g

@@ -16,19 +16,19 @@ from penstock.schedule.step import StepPlan, StepTokens, TokenLogprobs
 
 
 class PromptOutputs:
-    """Collects prompt news by step."""
+    """Collects the reports on prompts, by step."""
 
     def __init__(self) -> None:
         self._launched: dict[int, Admitted] = {}
 
     def launched(self, number: int, admitted: Admitted) -> None:
-        """Notes the tails and chunks of step `number`."""
+        """Notes the samples that join in step `number`, and its prompt chunks."""
         if admitted.pieces or admitted.chunks:
             self._launched[number] = admitted
 
     def read(self, plan: StepPlan, result: StepTokens) -> list[PromptNews]:
-        """Takes the prompt logprobs of a read step; returns the news of requests whose first tail
-        joined in it."""
+        """Stores the prompt logprobs of a read step; returns the reports of requests whose first
+        sample joined in it."""
         admitted = self._launched.pop(plan.number, None)
         if admitted is None:
             return []
@@ -69,7 +69,9 @@ def _news(live: RequestState) -> PromptNews:
     parts, live.scored = live.scored, []
     for (
         part
-    ) in parts:  # stored by index in the prompt: a requeued group is prefilled and scored twice
+    # stored by index in the prompt, because a group that was queued again is prefilled and scored
+    # twice
+    ) in parts:
         chosen[part.where], rank[part.where] = part.chosen, part.rank
         top_ids[part.where], top[part.where] = part.top_ids[:, :width], part.top[:, :width]
     return PromptNews(live.request_id, live.cached_tokens, chosen, rank, top_ids, top, live.waited)

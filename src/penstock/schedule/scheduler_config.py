@@ -14,11 +14,13 @@ class SchedulerConfig:
 
     # pages of the KV pool, the scratch block included: a block takes 1 + window_tables pages
     num_blocks: int
-    window: int = 0  # tokens seen by layers with windows; 0: no such layers
+    window: int = 0  # sliding window in tokens; 0: no layer has one
     window_tables: int = (
-        0  # pages per block for layers with windows; 0: its one page holds all layers
+        # pages per block for layers with sliding windows, beside the first; 0: one page holds all
+        # layers
+        0
     )
-    # slots of recurrent state beyond the rows' own (state_slots.py); empty: no recurrent state
+    # numbers of the recurrent state slots for snapshots (state_slots.py); empty: no recurrent state
     snapshots: range = range(0)
     max_rows: int
     max_model_len: int  # tokens of prompt and output
@@ -28,7 +30,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     prefix_groups: bool = True
-    # costs that decide when a prefix group pays
+    # costs that decide when a prefix group saves time
     sharing: SharingCosts = field(default_factory=SharingCosts)
     preempt_every: int = 0
     seed: int = 0

@@ -14,7 +14,7 @@ from penstock.schedule.step import Bool, Int32
 
 
 class StopTokenMasks:
-    """Tables by slot; a slot is freed when its last request has ended."""
+    """Bit tables of token ids, by slot; a slot is freed when its last request has ended."""
 
     def __init__(self, vocab_size: int) -> None:
         self.vocab_size = vocab_size
@@ -40,7 +40,7 @@ class StopTokenMasks:
             self._free.append(slot)
 
     def hits(self, slots: Int32, tokens: Int32) -> Bool:
-        """Returns True for tokens watched by their row's table."""
+        """Returns, per token, True if it is in the table of its row's slot."""
         return self._bits.reshape(-1).take(slots.astype(np.int64) * self.vocab_size + tokens)
 
     def _add(self, packed: bytes) -> int:

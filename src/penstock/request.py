@@ -24,7 +24,7 @@ from penstock.vllm_arguments.sift import takes_vllms
 FinishReason = Literal["stop", "length", "abort", "numerical_error", "error"]
 FINISH_REASONS: tuple[FinishReason, ...] = ("stop", "length", "abort", "numerical_error", "error")
 
-# most stop strings of a request; the host searches each text for all of them
+# most stop strings of a request, since the host searches each text for all of them
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2_048  # characters of all stop strings together
 MAX_LOGPROBS = 20  # the same as vLLM's default max_logprobs and OpenAI's top_logprobs
@@ -37,9 +37,10 @@ MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choi
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
-# a sample index in a cancellation: all samples that have not ended; their output so far is sent
+# as the sample index of a cancellation: ends all samples that have not ended, and sends their
+# output so far
 REST = -1
-# integers of SamplingParams: lowest and highest value
+# integer fields of SamplingParams -> lowest and highest value; None: no limit
 _WHOLE: dict[str, tuple[int, int | None]] = {
     "n": (1, MAX_SAMPLES),
     "min_tokens": (0, None),
@@ -57,9 +58,9 @@ _KINDS = ("json", "regex", "choice", "grammar", "json_object", "structural_tag")
 
 @dataclass(slots=True, kw_only=True)
 class StructuredOutputsParams:
-    """The form of each answer. Exactly one of the six kinds is set (json, regex, choice, grammar,
-    json_object, structural_tag), or none beside `around`. Values are checked here; a grammar that
-    cannot be served is found when it is compiled.
+    """The schema or grammar that each answer must follow. Exactly one of the six kinds is set
+    (json, regex, choice, grammar, json_object, structural_tag), or none if `around` is set. Values
+    are checked here; a grammar that is not supported is found when it is compiled.
 
     json: a JSON Schema, kept as text. regex: a regex that the whole text matches. choice: a list of
     texts; the answer is one of them. grammar: a grammar in Lark or GBNF. json_object: any JSON
@@ -163,7 +164,7 @@ class StopWhen:
 
 
 class RequestOutputKind(Enum):
-    """The kind of outputs that AsyncLLM.generate yields, with vLLM's names and numbers."""
+    """Which outputs AsyncLLM.generate yields; names and numbers are vLLM's."""
 
     CUMULATIVE = 0  # each output holds everything generated so far
     DELTA = 1  # each output holds what is new since the previous one
@@ -401,9 +402,9 @@ class Delta:
 
 @dataclass(slots=True)
 class CompletionOutput:
-    """One sample; it is finished once it has a finish_reason. `token_ids` includes the end or stop
-    token if there was one; `text` does not. `cumulative_logprob` is the sum over all tokens drawn
-    so far.
+    """The result of one sample, which is finished once it has a finish_reason. `token_ids` includes
+    the end or stop token if there was one; `text` does not. `cumulative_logprob` is the sum over
+    all tokens drawn so far.
 
     `logprobs` reads, compares and copies as a list; its dicts are made when they are read,
     `.columns` makes none. weights_version: the version of the weights that generated it; `default`
@@ -422,7 +423,7 @@ class CompletionOutput:
 
 @dataclass(slots=True)
 class RequestOutput:
-    """One request, finished or as far as it has come. outputs: in the order of the sample index.
+    """The result of one request, finished or so far. outputs: in the order of the sample index.
     error: why there are no outputs, else None."""
 
     request_id: str

@@ -9,7 +9,8 @@ import sys
 from penstock.errors import UsageError
 from penstock.row_table import RANGES
 
-# only compared with, never converted: an integer may be larger than any float
+# largest allowed number. Values are compared with it before any conversion, since an integer may be
+# larger than any float
 LARGEST = sys.float_info.max
 
 

@@ -15,7 +15,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class SharedStretch:
-    """A memory region. Its owner leaves it unchanged until the engine reports that it has
+    """A region of shared memory. Its owner must not change it until the engine reports that it has
     read it."""
 
     kind: Literal["shm", "cuda"]

@@ -18,8 +18,8 @@ def model_folder() -> Path:
 
 
 def problems_file() -> Path:
-    """Returns the file of held-out problems: JSON lines with `question` and `answer`. Their (kind,
-    numbers) were not trained on."""
+    """Returns the file of held-out problems: JSON lines with `question` and `answer`. No problem of
+    the same kind with the same numbers was in the training data."""
     return HERE / "problems" / "test.jsonl"
 
 

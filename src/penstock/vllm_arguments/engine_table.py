@@ -29,7 +29,8 @@ from penstock.vllm_arguments.reasons import (
     TRACES,
 )
 
-# Arguments that both have under the same name. serve's own arguments are in server_table.py.
+# Arguments that vLLM and Penstock have under the same name. Arguments of `serve` are in
+# server_table.py.
 SHARED = (
     "model",
     "revision",
@@ -274,7 +275,7 @@ ENGINE: dict[str, Argument] = {
     ),
     **named("served_model_name shutdown_timeout", object, "belongs to a server"),
     **named("tokens_only", (False,), "skip_tokenizer_init serves token ids alone"),
-    # arguments of features that are not served, or of vLLM's implementation
+    # arguments of features that Penstock lacks, or of vLLM's implementation
     **named(
         "master_addr master_port distributed_timeout_seconds data_parallel_address"
         " data_parallel_rpc_port dcp_comm_backend dcp_kv_cache_interleave_size"

@@ -13,8 +13,8 @@ from typing import Any, Literal, get_args, get_type_hints
 
 from penstock.errors import UsageError
 
-# limits max_num_seqs: a row takes memory before it runs, an entry in every batch array and a line
-# of the block table
+# limits max_num_seqs: a row takes memory before it runs, an entry in every batch array and a
+# line of the block table
 MAX_ROWS = 262_144
 # limits max_num_batched_tokens: a token of a step takes memory before the first step, in arrays and
 # activations
@@ -247,8 +247,8 @@ class Config:
     kv_scales: dict[str, tuple[list[float], list[float]]] = field(default_factory=dict)
     # the id of the tokenizer's eos_token, set by the code that opens the model
     end_of_text: int | None = None
-    # True: at startup capture only CUDA graphs without prefix groups, the others on first use. Set
-    # by a built engine whose workload has no shared prefixes
+    # True: at startup capture only CUDA graphs without prefix groups, the others on first use.
+    # Set by a built engine whose workload has no shared prefixes
     plain_graphs: bool = False
     # names of options that the user set, even to their defaults; a built engine may set the others
     named: frozenset[str] = frozenset()

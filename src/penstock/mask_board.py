@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 Int32 = NDArray[np.int32]
 FORCED = 32  # most forced tokens before a mask
-AS_IT_STANDS = -1  # in place of a token: asks for the mask before any token
+AS_IT_STANDS = -1  # value in `token`: requests the mask before any token
 _LOCK = threading.Lock()
 
 

@@ -37,8 +37,8 @@ MAX_GRAMMAR = 262_144  # characters of a schema, a regex, a grammar, or all choi
 MAX_SEED = 2**63 - 1
 MAX_SALT, MAX_TAG = 2**62 - 1, 2**31 - 1
 FIRST_WEIGHTS = "default"  # the version name of the weights loaded at start
-# as the sample index of a cancellation: ends all samples that have not ended, and sends their
-# output so far
+# sample index in a cancellation: ends all samples that have not ended, and sends their output so
+# far
 REST = -1
 # integer fields of SamplingParams -> lowest and highest value; None: no limit
 _WHOLE: dict[str, tuple[int, int | None]] = {
@@ -164,7 +164,7 @@ class StopWhen:
 
 
 class RequestOutputKind(Enum):
-    """Which outputs AsyncLLM.generate yields; names and numbers are vLLM's."""
+    """Kinds of outputs that AsyncLLM.generate yields; names and numbers are vLLM's."""
 
     CUMULATIVE = 0  # each output holds everything generated so far
     DELTA = 1  # each output holds what is new since the previous one

@@ -2,7 +2,7 @@
 at once, a request rate, or a number of concurrent requests. Bench and almanac both derive figures
 here, and nowhere else. Terms are those of docs/metrics.md. The same Parquet file gives the same
 record anywhere: the random numbers are seeded by the load level's name and its data. Knows samples
-and the format of a record; no file.
+and the format of a benchmark record; no file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from penstock.almanac.summaries import by_start_of, gaps_of, short, spread_of
 from penstock.errors import RecordError
 
 SAMPLE_DIGITS = 5
-FEW = 100  # with fewer independent requests than this, extreme quantiles (p99) say little
+FEW = 100  # least number of independent requests; below it extreme quantiles (p99) say little
 SHORT_WINDOW = 30.0  # a window of fewer seconds per server start is marked short
 FAILED_SHARE = 0.01
 # Upper ends of the two-sided 95 % interval of Poisson counts 0 to 9 (Garwood 1936).
@@ -42,7 +42,7 @@ def point_of(
     opens: float | None = None,
     sharing: bool = False,
 ) -> Point:
-    """Derives the point `name`; samples of other points are ignored.
+    """Derives the load level `name`; samples of other load levels are ignored.
 
     seconds: length of the steady window, all starts together; None: no steady state (everything at
         once), so the window runs from the first send to the last end.
@@ -50,7 +50,7 @@ def point_of(
     request. marks: marks that only the caller knows ("text prompts"). sharing: prompts share a
     beginning on purpose, so cached tokens are expected.
 
-    Raises RecordError when the samples have no such point, or no request in its window.
+    Raises RecordError when the samples have no such load level, or no request in its window.
     """
     samples = in_order(samples.of(samples.point == name))
     if not samples.window.any():
@@ -84,8 +84,8 @@ def point_of(
         prompt_tokens=_total(counted.prompt_tokens[complete]),
         cached_tokens=_total(counted.cached_tokens[complete]),
         figures=figures,
-        # Without streaming it is unknown whether goals were met. If no request was complete, every
-        # request missed every goal.
+        # Without streaming it is unknown whether latency goals were met. If no request was
+        # complete, every request missed every goal.
         goals=_goals(first, counted.start, worth, goals, window.seconds)
         if figures.first_token or not complete.any()
         else [],
@@ -134,7 +134,7 @@ def _figures(
     )
 
 
-# --- goals
+# --- latency goals
 
 
 def _first_of_all(counted: Samples) -> Floats:
@@ -200,7 +200,7 @@ def _marks(
     sharing: bool,
     given: Sequence[str],
 ) -> list[str]:
-    """Returns the reasons to read the point with care; docs/metrics.md lists them all."""
+    """Returns the reasons to read the load level with care; docs/metrics.md lists them all."""
     failed = counted.outcome != OK
     begun = (counted.outcome == "unfinished") & ~np.isnan(counted.first)
     each, longest = (
@@ -254,8 +254,8 @@ def _column(values: Floats, holds: np.typing.NDArray[np.bool_]) -> list[float]:
 class Sustained:
     """The rates of an open-loop load level, in requests a second. offered: requests sent in its
     window, per second. rate: the rate that the engine is credited with if the load level meets a
-    latency goal; 0: nothing was served, so it can only miss goals. low: the lower end of the 95 %
-    interval of `rate`; None: too few requests to say.
+    latency goal; 0: nothing was served, so it can only miss latency goals. low: the lower end of
+    the 95 % interval of `rate`; None: too few requests to say.
     """
 
     offered: float
@@ -264,16 +264,17 @@ class Sustained:
 
 
 def sustained(point: Point) -> Sustained:
-    """Returns the rates of an open-loop point, the same for every goal. All code that shows or
-    ranks a point's rate calls this function.
+    """Returns the rates of an open-loop load level, the same for every latency goal. All code that
+    shows or ranks a load level's rate calls this function.
 
     The offered rate is the number of requests sent in the window over its seconds. (The planned
-    rate is only the point's name; a random count differs from it by 10 % at 100 requests. An
+    rate is only the load level's name; a random count differs from it by 10 % at 100 requests. An
     imported run has no steady window, and its seconds include the time until the last request
     ended, so there the planned rate is used.) `rate` is the offered rate, or the completed rate
     where that is significantly lower. If too few requests ended in the window for an interval, the
     rate counts as not served if the Poisson interval of their number excludes the offered rate, or
-    if a request was cut off by the point's end. Raises ValueError for a point of another kind.
+    if a request was cut off by the load level's end. Raises ValueError for a load level of another
+    kind.
     """
     if point.kind != "open" or point.rate is None:
         raise ValueError(f"point {point.name} is {point.kind}: only an open loop offers a rate")
@@ -297,12 +298,12 @@ def sustained(point: Point) -> Sustained:
 
 def most_of(points: Iterable[Point]) -> float | None:
     """Returns an upper bound of the rate that a run's engine can sustain, in requests a second: the
-    high end of the saturation point (everything at once). The bound is needed because for few
+    high end of the saturation load level (everything at once). The bound is needed because for few
     requests "not significantly less than offered" is weak evidence, and no engine sustains more
     than it completes when all requests wait from the start.
 
-    None: unknown. The saturation point was not measured, was cut off by its time limit, had a short
-    client or has no interval; or another point surely completed more.
+    None: unknown. The saturation load level was not measured, was cut off by its time limit, had a
+    short client or has no interval; or another load level surely completed more.
     """
     rates = [(point, point.figures.request_rate) for point in points if not point.client.short]
     ends = [
@@ -321,8 +322,9 @@ def most_of(points: Iterable[Point]) -> float | None:
 class Kept:
     """The rates up to which a latency goal is met, in requests a second. rate: the highest rate
     that meets it; None: no rate does. low: the highest rate that meets it with 95 % confidence.
-    missed: the offered rate of the next faster point, which misses the goal; None: there is none.
-    high: the offered rate of the first point that misses it with 95 % confidence.
+    missed: the offered rate of the next faster load level, which misses the latency goal; None:
+    there is none. high: the offered rate of the first load level that misses it with 95 %
+    confidence.
     """
 
     rate: float | None
@@ -334,14 +336,14 @@ class Kept:
 def kept_of(
     line: Iterable[tuple[Sustained, Goal]], quantile: float, most: float | None = None
 ) -> Kept:
-    """Returns the rates up to which open-loop points meet a goal. line: each point's rates and the
-    share of its requests that met the goal; the caller leaves out points whose client was short.
-    most: an upper bound of all rates (`most_of` the run); None: no bound.
+    """Returns the rates up to which open-loop load levels meet a latency goal. line: each load
+    level's rates and the share of its requests that met the goal; the caller leaves out load levels
+    whose client was short. most: an upper bound of all rates (`most_of` the run); None: no bound.
 
     The share of requests in time falls as rates rise. So the search starts at the slowest rate that
-    meets the goal and ends at the next rate that misses it, even if a faster point meets it by
+    meets the goal and ends at the next rate that misses it, even if a faster load level meets it by
     chance. An overloaded engine completes less than it is offered, so the highest completed rate
-    need not belong to the fastest point.
+    need not belong to the fastest load level.
     """
     ordered = sorted(line, key=lambda each: each[0].offered)
     ordered = [each for each in ordered if not shows_nothing(*each, quantile)]
@@ -366,6 +368,6 @@ def kept_of(
 
 
 def shows_nothing(here: Sustained, goal: Goal, quantile: float) -> bool:
-    """Returns True if a point shows neither that a goal is met nor that it is missed: no request
-    ended in its window, though first tokens came in time."""
+    """Returns True if a load level shows neither that a latency goal is met nor that it is missed:
+    no request ended in its window, though first tokens came in time."""
     return here.rate <= 0 and goal.share >= quantile

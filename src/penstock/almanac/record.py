@@ -146,10 +146,10 @@ class ClientInfo(RecordForm):
 
 class Method(RecordForm):
     warm_up: Time
-    window: Time  # length of a point's longest window
-    # number of requests planned for points next to the highest rate that meets a goal
+    window: Time  # length of a load level's longest window
+    # number of requests planned for load levels next to the highest rate that meets a latency goal
     enough: Count
-    # starts of the server on which each point was measured
+    # starts of the server on which each load level was measured
     starts: Annotated[int, Field(ge=1, le=100)]
     quantile: Share
     goals: list[Time] = Field(max_length=20)  # seconds within which the first token should come
@@ -178,8 +178,8 @@ class Spread(RecordForm):
 
 
 class Figures(RecordForm):
-    """A point's figures, defined in docs/metrics.md. None: unknown (nothing was streamed, or no
-    request was complete)."""
+    """A load level's figures, defined in docs/metrics.md. None: unknown (nothing was streamed, or
+    no request was complete)."""
 
     request_rate: Interval | None
     output_rate: Interval | None
@@ -200,12 +200,12 @@ class Goal(RecordForm):
     share: Share
     low: Share
     high: Share
-    goodput: Rate  # requests a second that met the goal
+    goodput: Rate  # requests a second that met the latency goal
 
 
 class ClientHealth(RecordForm):
-    """The client's measurements of itself at one point. short: the client may have been the
-    bottleneck; such a point is never ranked."""
+    """The client's measurements of itself at one load level. short: the client may have been the
+    bottleneck; such a load level is never ranked."""
 
     lag_p99: Time  # p99 lateness of the event loops' ticks, seconds
     busy: Share  # CPU share of its busiest process
@@ -233,8 +233,8 @@ class Point(RecordForm):
     rate: Rate | None = None  # planned requests a second; figures.sustained gives the offered rate
     concurrency: Count | None = None
     seconds: Time  # length of the window, summed over server starts
-    # seconds after which the window opened in each server start; None: it runs from the first send
-    # to the last end
+    # seconds after which the window opened in each server start; None: it runs from the first
+    # send to the last end
     opens: Time | None = None
     # number of independent requests that carry as much information as the measured ones
     effective: Annotated[float, Field(ge=0, le=1e12)] | None = None
@@ -247,14 +247,15 @@ class Point(RecordForm):
     figures: Figures
     goals: list[Goal] = Field(max_length=20)
     client: ClientHealth
-    # reasons to read the point with care: "cached prompts", "few requests", ...
+    # reasons to read the load level with care: "cached prompts", "few requests", ...
     marks: list[Line] = Field(max_length=50)
     sample: Sample
 
 
 class PointFailure(RecordForm):
-    """A point that could not be measured. point: its name; None: no point could be measured. The
-    kind "context too short": requests were refused for their length, or cut at the server's limit.
+    """A load level that could not be measured. point: its name; None: no load level could be
+    measured. The kind "context too short": requests were refused for their length, or cut at the
+    server's limit.
     """
 
     point: Word | None

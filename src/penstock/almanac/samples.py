@@ -38,11 +38,11 @@ ROW_BYTES = 256  # bytes a row beside its numbers: array heads, references to te
 
 @dataclass(slots=True)
 class Samples:
-    """Columns of equal length, one entry per request. Requests of one point and server start are in
-    the order of their intended send times."""
+    """Columns of equal length, one entry per request. Requests of one load level and server start
+    are in the order of their intended send times."""
 
-    point: npt.NDArray[np.object_]  # the point's name in its record
-    # number of the server start, from 0; points are measured again after a restart
+    point: npt.NDArray[np.object_]  # the load level's name in its record
+    # number of the server start, from 0; load levels are measured again after a restart
     start: npt.NDArray[np.int32]
     intended: npt.NDArray[np.float64]  # instant at which the plan wanted the request sent
     actual: npt.NDArray[np.float64]  # instant just before it was written to the socket
@@ -52,7 +52,7 @@ class Samples:
     events: npt.NDArray[np.int32]  # number of streamed events with output
     # seconds between neighbouring events with output: a float32 array a request
     gaps: npt.NDArray[np.object_]
-    prompt_tokens: npt.NDArray[np.int32]  # as the server's usage reports; -1: not given
+    prompt_tokens: npt.NDArray[np.int32]  # number that the server's usage reports; -1: not given
     output_tokens: npt.NDArray[np.int32]
     cached_tokens: npt.NDArray[np.int32]
     asked_prompt: npt.NDArray[np.int32]  # length by the workload; -1: no fixed length
@@ -84,7 +84,7 @@ OUTCOMES = (
     "broken",  # bytes that are no HTTP, no server-sent event or no JSON
     "usage",  # no usage, or usage that contradicts the events
     "length",  # the prompt or the answer has another number of tokens than requested
-    "unfinished",  # still running when the point ended
+    "unfinished",  # still running when the load level ended
 )
 _KINDS: dict[str, Any] = {
     "point": object,

@@ -15,7 +15,7 @@ from penstock.almanac.record import Interval, Spread
 from penstock.almanac.samples import Samples
 
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-DIGITS = 6  # significant digits of a figure in a record
+DIGITS = 6  # significant digits of a figure in a benchmark record
 GAP_BINS, GAP_BLOCKS, GAP_DRAWS = 256, 100, 400
 
 

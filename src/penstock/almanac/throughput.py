@@ -30,8 +30,8 @@ PLATEAU = (0.1, 0.9)
 
 @dataclass(frozen=True)
 class RateWindow:
-    """The windows of a point, one per server start. begins: when each opens; lengths: how long each
-    lasts. Both in seconds."""
+    """The windows of a load level, one per server start. begins: when each opens; lengths: how long
+    each lasts. Both in seconds."""
 
     starts: Ints
     begins: Floats
@@ -102,7 +102,7 @@ class _Arrivals:
 
 def _counted(samples: Samples, window: RateWindow) -> Samples:
     """Returns the requests whose arrivals count: the complete ones, and in a steady window also
-    those that the point's end cut off, because their tokens arrived like any others."""
+    those that the load level's end cut off, because their tokens arrived like any others."""
     if not window.steady:
         return samples.of((samples.outcome == OK) & samples.window)
     return samples.of((samples.outcome == OK) | (samples.outcome == "unfinished"))

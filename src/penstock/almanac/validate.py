@@ -41,11 +41,11 @@ def validate(path: Path, raw: Path | None = None) -> Record:
 
 
 def derived_anew(path: Path, raw: Path) -> tuple[Record, list[str]]:
-    """Returns a record with its points derived again from its raw data, and a list of the
-    differences. Used for records that another version derived: corrections of the definitions must
-    not make an honest run invalid. Marks are kept, because only the measuring client could set some
-    of them. Raises RecordError when the raw data is not the record's, or gives an impossible
-    record.
+    """Returns a benchmark record with its load levels derived again from its raw data, and a list
+    of the differences. Used for records that another version derived: corrections of the
+    definitions must not make an honest run invalid. Marks are kept, because only the measuring
+    client could set some of them. Raises RecordError when the raw data is not the record's, or
+    gives an impossible record.
     """
     record = read_record(path)
     if record.raw is None:
@@ -82,8 +82,8 @@ def _first(name: str, found: Iterable[str]) -> None:
 
 
 def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
-    """Yields a line for each impossible value in the samples, and for samples of points that the
-    record lacks."""
+    """Yields a line for each impossible value in the samples, and for samples of load levels that
+    the record lacks."""
     if record.raw is not None and len(samples) != record.raw.rows:
         yield f"raw.rows: {record.raw.rows}, {name} has {len(samples)}"
     for fault in sense(samples):
@@ -97,8 +97,8 @@ def _unfit(record: Record, samples: Samples, name: str) -> Iterator[str]:
 
 
 def _loop(point: Point, own: Samples) -> Iterator[str]:
-    """Checks the point's kind by its requests' intended send times: in a closed loop each equals
-    the end of another request. An imported run has no intended times, so its kind cannot be
+    """Checks the load level's kind by its requests' intended send times: in a closed loop each
+    equals the end of another request. An imported run has no intended times, so its kind cannot be
     checked."""
     known = own.of(~np.isnan(own.intended))
     if point.kind == "open" and len(known) < len(own) and not point.client.short:
@@ -145,7 +145,7 @@ def _checksum(raw: Path) -> str:
 
 
 def _again(record: Record, samples: Samples, point: Point) -> Point:
-    """Derives the point from the samples. Raises RecordError or ValueError when that fails."""
+    """Derives the load level from the samples. Raises RecordError or ValueError when that fails."""
     return point_of(
         samples,
         name=point.name,
@@ -163,7 +163,7 @@ def _again(record: Record, samples: Samples, point: Point) -> Point:
 
 def _differences(told: Any, derived: Any, where: str, near: float) -> Iterator[str]:
     if where.endswith(".sample"):
-        near = 1e-4  # times in the record's sample have one digit less
+        near = 1e-4  # times in the benchmark record's sample have one digit less
     if isinstance(told, dict) and isinstance(derived, dict):
         for key in sorted({*told, *derived}):
             yield from _differences(told.get(key), derived.get(key), f"{where}.{key}", near)

@@ -87,8 +87,8 @@ class Decision(_Told, kw_only=True, frozen=True):
 
 
 class Quality(_Told, kw_only=True, frozen=True):
-    """How far the built model is from the source model, on a sample of the workload. KL divergences
-    are in nats per token, from the source model's distribution to the built one's."""
+    """Distance of the built model from the source model, on a sample of the workload. KL
+    divergences are in nats per token, from the source model's distribution to the built one's."""
 
     # share of positions at which both models have the same most likely token
     agreement: float
@@ -96,8 +96,8 @@ class Quality(_Told, kw_only=True, frozen=True):
     kl_worst: float
     bound: float  # the largest kl_mean that the build accepts
     tokens: int
-    # matrix name -> kl_mean of the source model with only that matrix replaced by the built one,
-    # for the matrices with the largest values
+    # matrix name -> kl_mean of the source model with only that matrix replaced by the built
+    # one, for the matrices with the largest values
     by_matrix: dict[str, float] = {}
     kept_wide: list[str] = []
 
@@ -185,8 +185,8 @@ class Manifest(_Told, kw_only=True, frozen=True):
 
 
 def find_manifest(folder: Path) -> Manifest | None:
-    """Returns the manifest of an artifact; None for any other folder. Raises CheckpointError for an
-    unfinished or unreadable artifact."""
+    """Returns the manifest of a built engine; None for any other folder. Raises CheckpointError for
+    an unfinished or unreadable artifact."""
     if (folder / MANIFEST).is_file() or (folder / STATE).is_dir():
         return read_manifest(folder)
     return None

@@ -35,8 +35,8 @@ def write_steps(path: Path, steps: MeasuredSteps) -> None:
 
 
 def read_steps(path: Path) -> MeasuredSteps:
-    """Returns the table of an artifact's folder or of a file. Raises CheckpointError, one line that
-    also says what to do, if there is no table of this version."""
+    """Returns the table of a built engine's folder or of a file. Raises CheckpointError, one line
+    that also says what to do, if there is no table of this version."""
     steps = _of_artifact(path) if path.is_dir() else _of_file(path)
     table = steps.step_seconds
     counts = {

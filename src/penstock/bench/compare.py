@@ -48,8 +48,8 @@ COMPARED = {
 class Ratio:
     """The ratio of a figure of run B over that of run A. low, high: ends of its 95 % interval;
     None: unknown. more_is_better: True for a rate, False for a time. short: the client was a
-    possible bottleneck in A or B. cut: for A and for B, True if the point was cut off by its time
-    limit, so that its rate is a lower bound.
+    possible bottleneck in A or B. cut: for A and for B, True if the load level was cut off by its
+    time limit, so that its rate is a lower bound.
     """
 
     point: str
@@ -77,8 +77,8 @@ class Ratio:
 @dataclass(frozen=True, slots=True)
 class Comparison:
     """The comparison of two runs. goals: lines about the highest rates that meet each latency goal,
-    and about points that only one run has. differs: lines about differences between the runs other
-    than the engine, and about failures."""
+    and about load levels that only one run has. differs: lines about differences between the runs
+    other than the engine, and about failures."""
 
     a: Record
     b: Record
@@ -88,8 +88,8 @@ class Comparison:
 
 
 def record_at(path: Path) -> Record:
-    """Reads a record from a file, from a shape's folder, or from a run's folder with one shape.
-    Raises UsageError and RecordError."""
+    """Reads a benchmark record from a file, from a workload shape's folder, or from a run's folder
+    with one shape. Raises UsageError and RecordError."""
     if path.is_dir():
         found = [path / RECORD] if (path / RECORD).is_file() else sorted(path.glob(f"*/{RECORD}"))
         if len(found) != 1:
@@ -159,7 +159,7 @@ def _interval(point: Point, figure: str, quantile: str | None) -> Interval | Non
 def _goals(a: Record, b: Record) -> Iterator[str]:
     """Yields, for each latency goal, the highest rates of A and of B that meet it, and their ratio.
     (The almanac's page shows the same intervals. It also interpolates between the highest rate that
-    meets a goal and the next one.)
+    meets a latency goal and the next one.)
     """
     theirs = {crossing.seconds: crossing for crossing in crossings(b)}
     for one in crossings(a):
@@ -184,13 +184,13 @@ def _goals(a: Record, b: Record) -> Iterator[str]:
 
 
 def _ends(kept: Kept) -> Interval:
-    """Returns the highest rate that meets the goal; the interval's ends are the rates that meet and
-    that miss it with 95 % confidence."""
+    """Returns the highest rate that meets the latency goal; the interval's ends are the rates that
+    meet and that miss it with 95 % confidence."""
     return Interval(value=kept.rate or 0.0, low=kept.low, high=kept.high)
 
 
 def _missing(a: Record, b: Record) -> Iterator[str]:
-    """Yields saturation and single points that only one of the records has."""
+    """Yields saturation and single load levels that only one of the records has."""
     for word, record, other in (("A", a, b), ("B", b, a)):
         there = {point.name for point in other.points}
         for point in record.points:
@@ -233,7 +233,7 @@ def _differs(a: Record, b: Record) -> Iterator[str]:
         "share of first tokens in time": (a.method.quantile, b.method.quantile),
     }
     for name, (one, other) in pairs.items():
-        # None: that point is missing, which is reported separately
+        # None: that load level is missing, which is reported separately
         if one != other and None not in (one, other):
             yield f"not alike: {name}: A {one}, B {other}"
     for word, record in (("A", a), ("B", b)):
@@ -261,7 +261,7 @@ def _at_once(record: Record) -> int | None:
 
 
 def print_comparison(made: Comparison, out: TextIO) -> None:
-    """Prints a table of ratios, the goals, and the differences between the runs."""
+    """Prints a table of ratios, the latency goals, and the differences between the runs."""
     print(f"A: {title(made.a)}, {made.a.engine.configuration.name}, run {made.a.run}", file=out)
     print(f"B: {title(made.b)}, {made.b.engine.configuration.name}, run {made.b.run}", file=out)
     for line in made.differs:

@@ -1,8 +1,8 @@
 """Live progress of a run in the terminal. It shows the point (load level), its rate, first-token
 times, requests in flight and the expected end.
 
-On a terminal, one line that is overwritten; elsewhere one line a point. Knows words and an output
-stream.
+On a terminal, one line that is overwritten; elsewhere one line a load level. Knows words and an
+output stream.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class LiveProgress:
         self._done(stopped=kind is not None)
 
     def tell(self, plan: PointPlan, load: Load, now: LoadProgress | None) -> None:
-        """Shows that a point begins (`now` is None), or the running point's progress."""
+        """Shows that a load level begins (`now` is None), or the running load level's progress."""
         if now is None:
             self._done()
             self._plan, self._begin, self._before, self._firsts = plan, time.monotonic(), None, []

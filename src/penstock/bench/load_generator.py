@@ -108,7 +108,7 @@ class LoadGenerator:
             return connection
         raise last
 
-    # -- the point
+    # -- the load level
 
     async def run(self, begin: float) -> None:
         """Sends all requests from the instant `begin` on. Returns when all have ended, the time is

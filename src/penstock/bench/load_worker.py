@@ -59,7 +59,7 @@ async def _work(channel: socket.socket, spec: WorkerSpec) -> WorkerResult:
     gc.unfreeze()
     gc.collect()
     gc.freeze()
-    # a garbage collection would block the loop for milliseconds; a point makes few cycles
+    # a garbage collection would block the loop for milliseconds; a load level makes few cycles
     gc.disable()
     await client.run(start.begin)
     loop.remove_reader(channel.fileno())

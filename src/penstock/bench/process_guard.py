@@ -20,8 +20,8 @@ def main() -> int:
     if (cores := sys.argv[1]) != "all":
         os.sched_setaffinity(0, [int(core) for core in cores.split(",")])
     for each in (signal.SIGTERM, signal.SIGINT):
-        # a signal to the process group is meant for the server; the guard ignores it by a handler,
-        # which the server does not inherit
+        # a signal to the process group is meant for the server; the guard ignores it by a
+        # handler, which the server does not inherit
         signal.signal(each, lambda *_: None)
     try:
         server = subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL)

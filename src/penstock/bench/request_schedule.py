@@ -32,9 +32,9 @@ WARM_RATE = 50  # requests prepared per second of a closed-loop warm-up
 
 
 def load_of(plan: PointPlan, stall: float, prompts: Iterator[PlannedRequest], seed: int) -> Load:
-    """Returns the load of a planned point. stall: most seconds between two events of a request;
-    applied to the single point only, because a queued request is silent as long as it waits. Raises
-    UsageError for more than MOST_ASKS requests.
+    """Returns the load of a planned load level. stall: most seconds between two events of a
+    request; applied to the single load level only, because a queued request is silent as long as it
+    waits. Raises UsageError for more than MOST_ASKS requests.
     """
     end = plan.opens + plan.window
     until = end + plan.drain

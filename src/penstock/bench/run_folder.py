@@ -2,15 +2,15 @@
 failures. A stopped run continues from it.
 
     run.json               the run's name, its settings (another run's folder is refused), its
-    points
-                           and failures
-    points/KEY.parquet     a point's samples on one start of the server; written before run.json
-                           names the point
-    points/KEY.failed.parquet   the samples of a failed point; they enter no figure
+                           load levels and failures
+    points/KEY.parquet     a load level's samples on one start of the server; written before
+    run.json
+                           names the load level
+    points/KEY.failed.parquet   the samples of a failed load level; they enter no figure
     server-N.log           the log of each server process
     raw.parquet, record.json, table.txt, report/     made from the above
 
-Knows files; not how a point is measured.
+Knows files; not how a load level is measured.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.errors import CapacityError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A point measured on one server start: its result for the planner, and the client's own
+    """A load level measured on one server start: its result for the planner, and the client's own
     measurements."""
 
     result: PointResult
@@ -43,7 +43,8 @@ class MeasuredPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedPoint:
-    """A point that could not be measured. result None: no point at all could be measured."""
+    """A load level that could not be measured. result None:
+    no load level at all could be measured."""
 
     failure: PointFailure
     result: PointResult | None = None
@@ -62,7 +63,7 @@ class RunState(BaseModel):
 
     @property
     def found(self) -> list[PointResult]:
-        """Returns the results of all tried points, for the planner."""
+        """Returns the results of all tried load levels, for the planner."""
         lost = [one.result for one in self.failures if one.result is not None]
         return [one.result for one in self.points] + lost
 
@@ -134,8 +135,8 @@ class RunFolder:
         return self.path / "points" / f"{one.result.plan.key}.parquet"
 
     def add_failure(self, one: FailedPoint, samples: Samples | None = None) -> None:
-        """Stores a failure. samples: the failed point's samples, kept for inspection; they enter no
-        figure."""
+        """Stores a failure. samples: the failed load level's samples, kept for inspection; they
+        enter no figure."""
         if one.result is not None and samples is not None and len(samples):
             with room(self.path):
                 write_parquet(

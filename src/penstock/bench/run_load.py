@@ -25,8 +25,8 @@ OPENED = 256
 
 @dataclass(frozen=True)
 class ClientReport:
-    """The client processes' measurements of themselves at one point. lag_p99: event loop lag in
-    seconds. busy: CPU share of the busiest process. late_p99: delay of sending in seconds;
+    """The client processes' measurements of themselves at one load level. lag_p99: event loop lag
+    in seconds. busy: CPU share of the busiest process. late_p99: delay of sending in seconds;
     late_limit: its highest acceptable value. troubles: outcome -> one of its error messages. cpu:
     CPU seconds of all processes.
     """
@@ -71,10 +71,10 @@ def run_load(
     pool: WorkerPool | None = None,
 ) -> tuple[Samples, ClientReport]:
     """Sends a load's requests and collects the answers. A failed request is a row of the samples,
-    whatever the reason; a request that the point's end made superfluous has none. progress: called
-    a few times a second; when it returns True, the point ends and running requests are unfinished.
-    pool: client processes shared with other loads. Raises EngineError when a client process ends by
-    itself.
+    whatever the reason; a request that the load level's end made superfluous has none. progress:
+    called a few times a second; when it returns True, the load level ends and running requests are
+    unfinished. pool: client processes shared with other loads. Raises EngineError when a client
+    process ends by itself.
     """
 
     with nullcontext(pool) if pool is not None else WorkerPool() as clients:
@@ -108,8 +108,9 @@ def _share(whole: int, at: int, count: int) -> int:
 
 
 def beforehand(load: Load) -> int:
-    """Returns the number of connections to open before the point begins. In a closed loop it is one
-    per slot; in an open loop one for each request of the first tenth of a second, and some more."""
+    """Returns the number of connections to open before the load level begins. In a closed loop it
+    is one per slot; in an open loop one for each request of the first tenth of a second, and some
+    more."""
     if load.closed is not None:
         return min(load.closed, len(load.asks))
     at_once = sum(ask.intended < 0.1 for ask in load.asks)

@@ -83,8 +83,8 @@ class RunSpec:
 
 
 def fingerprint(run: RunSpec, work: Workload) -> dict[str, Any]:
-    """Returns the settings that measured points depend on. A run continues in a folder only if all
-    of them are equal to the folder's."""
+    """Returns the settings that measured load levels depend on. A run continues in a folder only if
+    all of them are equal to the folder's."""
     subject = run.subject
     rows = hashlib.sha256(json.dumps(work.rows).encode()).hexdigest() if work.rows else None
     told = {

@@ -25,7 +25,7 @@ from penstock.errors import EngineError
 def run_all(run: RunSpec) -> list[Record]:
     """Measures the run's workload shapes; writes and returns a benchmark record of each. Raises
     EngineError at the end if nothing could be measured, and at once if a server that somebody else
-    started is gone. An interrupt ends the server, keeps the finished points, and says how to
+    started is gone. An interrupt ends the server, keeps the finished load levels, and says how to
     continue.
     """
     try:

@@ -17,8 +17,9 @@ RANKED = " and can be ranked"
 @dataclass(frozen=True, slots=True)
 class Crossing:
     """The highest rate that meets one latency goal. kept: that rate with its interval. barred:
-    rates of points that are left out because the client was the possible bottleneck. unserved:
-    rates of points in which no request ended, so that the goal was neither met nor missed.
+    rates of load levels that are left out because the client was the possible bottleneck. unserved:
+    rates of load levels in which no request ended, so that the latency goal was neither met nor
+    missed.
     """
 
     seconds: float
@@ -38,7 +39,7 @@ class Crossing:
 
     @property
     def none(self) -> str:
-        """Returns the reason why no rate meets the goal, if none does."""
+        """Returns the reason why no rate meets the latency goal, if none does."""
         missed = self.kept.missed
         if missed is None and self.unserved:
             rates = ", ".join(in_three(rate) for rate in sorted(self.unserved))
@@ -50,8 +51,8 @@ class Crossing:
 
 
 def crossings(record: Record) -> list[Crossing]:
-    """Returns the highest rate for each goal, from the open-loop points whose client was not short
-    (no bottleneck)."""
+    """Returns the highest rate for each latency goal, from the open-loop load levels whose client
+    was not short (no bottleneck)."""
     tried = [point for point in record.points if point.kind == "open" and point.rate is not None]
     barred = tuple(offered(point) for point in tried if point.client.short)
     ranked = [point for point in tried if not point.client.short]
@@ -81,13 +82,13 @@ def in_three(rate: float) -> str:
 
 
 def offered(point: Point) -> float:
-    """Returns the requests a second that were sent in an open-loop point's window; 0 for a point of
-    another kind."""
+    """Returns the requests a second that were sent in an open-loop load level's window; 0 for a
+    load level of another kind."""
     return sustained(point).offered if point.kind == "open" and point.rate is not None else 0.0
 
 
 def cut_off(point: Point) -> bool:
-    """Returns True if the point's time limit cut off its requests, so that its rates are lower
+    """Returns True if the load level's time limit cut off its requests, so that its rates are lower
     bounds. (The rates of a steady window include cut requests, so they are no lower bounds.)
     """
     return point.opens is None and point.outcomes.get("unfinished", 0) > 0

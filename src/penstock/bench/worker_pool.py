@@ -29,13 +29,14 @@ from penstock.bench.worker_protocol import (
 from penstock.children.spawn import command_of, how_ended, spawn
 from penstock.errors import EngineError
 
-LEAD = 0.05  # seconds from the start message to the instant at which the point begins
-PATIENCE = 60.0  # seconds for a client process to start, or to return its result after the point
+LEAD = 0.05  # seconds from the start message to the instant at which the load level begins
+# seconds for a client process to start, or to return its result after the load level
+PATIENCE = 60.0
 COUNTS = [name for name in WorkerProgress.__struct_fields__ if name != "firsts"]
 
 
 class LoadProgress(WorkerProgress):
-    """Progress of all processes together, `seconds` after the point began. firsts: first-token
+    """Progress of all processes together, `seconds` after the load level began. firsts: first-token
     times of requests that ended since the last progress. asked: number of requests of the whole
     load."""
 
@@ -43,7 +44,7 @@ class LoadProgress(WorkerProgress):
     asked: int = 0
 
 
-Hear = Callable[[LoadProgress], bool | None]  # returning True ends the point
+Hear = Callable[[LoadProgress], bool | None]  # returning True ends the load level
 
 
 class WorkerProcess(NamedTuple):

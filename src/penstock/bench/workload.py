@@ -61,9 +61,9 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class RequestStyle:
-    """How a server wants its requests: the model's name and vocabulary size, whether prompts may be
-    token ids, further fields to send ("{output}" in a text stands for the number of tokens), and
-    fields to leave out."""
+    """Format of the requests that a server takes: the model's name and vocabulary size, whether
+    prompts may be token ids, further fields to send ("{output}" in a text stands for the number of
+    tokens), and fields to leave out."""
 
     model: str
     vocabulary: int
@@ -73,7 +73,7 @@ class RequestStyle:
 
 
 def workload(name: str) -> Workload:
-    """Returns a shape by its name. Raises UsageError."""
+    """Returns a workload shape by its name. Raises UsageError."""
     if exact := _EXACT.match(name):
         return Workload(name, "exact", int(exact[1]), int(exact[2]))
     if monkeys := _MONKEYS.match(name):
@@ -99,7 +99,7 @@ def workload(name: str) -> Workload:
 
 
 def named(shapes: list[str], suite: str | None) -> list[Workload]:
-    """Returns the given shapes, then the suite's. Raises UsageError if there is none."""
+    """Returns the given workload shapes, then the suite's. Raises UsageError if there is none."""
     if suite is not None and suite not in SUITES:
         raise UsageError(
             f"there is no suite {suite!r}: there is {', '.join(SUITES)}", param="suite"
@@ -123,8 +123,9 @@ def prompts(
     salt: str,
     texts: Callable[[int, Draw], Iterator[str]],
 ) -> Iterator[PlannedRequest]:
-    """Yields requests endlessly, without times. salt: names the run and the point; another salt
-    gives other prompts. texts: makes texts of a number of tokens, for a server that takes no ids.
+    """Yields requests endlessly, without times. salt: names the run and the load level; another
+    salt gives other prompts. texts: makes texts of a number of tokens, for a server that takes no
+    ids.
     """
     draw = np.random.default_rng([seed, *salt.encode()])
     if work.rows:

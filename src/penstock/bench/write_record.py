@@ -43,7 +43,7 @@ from penstock.bench.workload import TEMPERATURE, Workload
 from penstock.errors import CheckpointError, UsageError
 
 SECRETS = ("--api-key",)
-# endings of files whose content a record may hold
+# endings of files whose content a benchmark record may hold
 CONFIGURATIONS = (
     ".json",
     ".yaml",
@@ -63,7 +63,7 @@ _FOLDERS = re.compile(r"""(?<![\w./~-])/(?:[^\s/'"=,;:()]+/)+""")
 
 
 def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
-    """Writes raw.parquet and record.json from the folder's points and failures."""
+    """Writes raw.parquet and record.json from the folder's load levels and failures."""
     measured = folder.state.points
     raw, points = None, []
     if measured:
@@ -94,7 +94,7 @@ def write_record(run: RunSpec, work: Workload, folder: RunFolder) -> Record:
 def _point(
     run: RunSpec, work: Workload, samples: Samples, starts: Sequence[MeasuredPoint]
 ) -> Point:
-    """Makes one point of the record from all server starts that measured it."""
+    """Makes one load level of the benchmark record from all server starts that measured it."""
     plan = starts[0].result.plan
     steady = plan.kind in (OPEN, CLOSED)
     kind: Any = plan.kind
@@ -117,8 +117,8 @@ def _point(
 
 
 def worst(looks: Sequence[ClientHealth]) -> ClientHealth:
-    """Joins the client's measurements of a point on several server starts: the worst values count.
-    If one start has no calibrated headroom, the result has none."""
+    """Joins the client's measurements of a load level on several server starts: the worst values
+    count. If one start has no calibrated headroom, the result has none."""
     rooms, busy = (
         [look.headroom for look in looks if look.headroom is not None],
         max(look.busy for look in looks),
@@ -352,8 +352,8 @@ def archived(file: Path) -> str | None:
 
 
 def word(text: str) -> str:
-    """Returns the text in the format of a record's `Word`: other characters replaced, never
-    empty."""
+    """Returns the text in the format of a benchmark record's `Word`: other characters replaced,
+    never empty."""
     return (re.sub(r"^[^A-Za-z0-9]+", "", _ODD.sub("-", text)).strip(" -") or "unknown")[:120]
 
 
@@ -363,6 +363,6 @@ def plain(text: str) -> str:
 
 
 def line(text: str) -> str:
-    """Returns the text on one line; a text too long for a record ends in an ellipsis."""
+    """Returns the text on one line; a text too long for a benchmark record ends in an ellipsis."""
     told = "".join(c for c in " ".join(text.split()) if c.isprintable())
     return told if len(told) <= LONGEST_LINE else told[: LONGEST_LINE - 1] + "…"

@@ -341,7 +341,7 @@ def _compare(
         mine = logprobs.gather(1, ids.long())
         rest = _others(logprobs, ids)
         kl = (theirs.exp() * (theirs - mine)).sum(-1)
-        # with a vocabulary of at most KEPT tokens there are no other tokens
+        # there are no other tokens if the vocabulary has at most KEPT
         whole = torch.isfinite(others) & torch.isfinite(rest)
         kl += torch.where(whole, others.exp() * (others - rest), 0.0)
         kls.append(kl.clamp(min=0.0).cpu())

@@ -143,7 +143,7 @@ class BuildOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def told_work(self) -> list[str]:
-        """Returns the work in the user's words."""
+        """Returns the workload in the user's words."""
         return [self.workload] if self.workload is not None else self.shapes or [USUAL_SHAPE]
 
     @property

@@ -82,7 +82,7 @@ class WorkSample(msgspec.Struct, kw_only=True):
         return sum((len(prompt) + out + 32) * params.get("n", 1) for prompt, params, out in each)
 
     def facts(self) -> BuiltFor:
-        """Returns the manifest's description of the work."""
+        """Returns the manifest's description of the workload."""
         into, out = [len(prompt) for prompt in self.prompts], self.outputs
         return BuiltFor(
             told=self.told,

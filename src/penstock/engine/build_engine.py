@@ -67,8 +67,8 @@ def model_folder(config: Config) -> Path:
 
 def build_engine(config: Config, folder: Path | None = None) -> tuple[Engine, EngineFacts]:
     """Loads the model and starts the device in this process. folder: result of `model_folder`, if
-    it is known already. For an artifact, differences from the machine it was built on are printed
-    to standard error.
+    it is known already. For a built engine, differences from the machine it was built on are
+    printed to standard error.
     """
     config.check()
     wake_gpu(config.model.device)

@@ -1,11 +1,11 @@
-"""Fitted: a built engine compared with this machine. `penstock build` writes a built engine (an
-artifact): weights, and option values chosen by measurements on one machine. This file decides which
-of these values apply here, lists the differences between the two machines, and verifies the files'
-checksums while the weights load.
+"""Fitted: a built engine compared with this machine. `penstock build` writes a built engine (also
+called artifact): weights, and option values chosen by measurements on one machine. This file
+decides which of these values apply here, lists the differences between the two machines, and
+verifies the files' checksums while the weights load.
 
 docs/design/artifact.md has the table of differences and their handling.
 
-    a knob   the user's value, else the artifact's if its choices hold here, else the default
+    a knob   the user's value, else the built engine's if its choices hold here, else the default
     a file   kernel binaries are verified before they are loaded, all others while the weights load
 """
 

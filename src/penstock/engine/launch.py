@@ -37,8 +37,8 @@ ENGINE = command_of("penstock.engine.process")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a replica runs. visible: its CUDA_VISIBLE_DEVICES; None: this process's. cores: CPU
-    cores it is pinned to; empty: not pinned."""
+    """GPUs and CPU cores of a replica. visible: its CUDA_VISIBLE_DEVICES; None: this process's.
+    cores: CPU cores it is pinned to; empty: not pinned."""
 
     visible: str | None = None
     cores: list[int] = field(default_factory=list)

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from penstock.text.tokenizer import Tokenizer
 
 
-# for t tokens: ids [t], chosen logprobs [t], ranks [t]; k likely ids [t, k], their logprobs [t, k]
+# arrays of t tokens: ids [t], chosen logprobs [t], ranks [t]; k likely ids [t, k], their logprobs
+# [t, k]
 Columns = tuple[NDArray[Any], ...]
 
 

@@ -12,7 +12,7 @@ from penstock.engine.logprobs import LazyLogprobs
 from penstock.errors import PenstockError
 from penstock.request import Delta
 
-BEHIND = 1_024  # when more deltas wait for the reader, they are merged
+BEHIND = 1_024  # deltas are merged when more than this many wait for the reader
 # a merged delta with logprobs gets no further tokens beyond this number, so that a merge does not
 # copy all waiting logprobs again
 SCORED = 16

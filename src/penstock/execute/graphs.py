@@ -4,7 +4,7 @@
         forward without prefix groups, forward with them, plain draw, draw with all sampling options
         smallest sizes: a plain step in one graph. One row with a prompt's chunk, by tokens: forward
     later, when a step comes the second time: larger sizes, rows with chunks, draws with forced
-        tokens. For an artifact whose work shares no prefix also sizes between powers of two, on
+        tokens. For a built engine whose work shares no prefix also sizes between powers of two, on
         first use, and all but plain forwards and draws
 
 All graphs share one memory pool. Capturing stops when its time or memory is used up: large and
@@ -173,8 +173,8 @@ class Graphs:
     def _one(self, launches: Callable[[], object]) -> torch.cuda.CUDAGraph:
         # torch.cuda.graph is not used: it collects garbage and empties caches at each of some
         # hundred captures, 50 ms each. Mode relaxed: a library may load a kernel during capture.
-        # Running each step once before, to have all kernels loaded, took 2.96 s instead of 1.34 s
-        # for 71 sizes of a 1B model.
+        # Running each step once before, to have all kernels loaded, took 2.96 s instead of 1.34
+        # s for 71 sizes of a 1B model.
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
         try:

@@ -30,10 +30,10 @@ GRAPH_BYTES, GRAPH_SHARE = 3 << 29, 0.05
 # block, and its next token's block, so that a cache of max_model_len tokens can run a sequence of
 # this length.
 SPARE_BLOCKS = 3
-# For models with recurrent state, if max_num_seqs is not given: the number of rows is chosen so
-# that each has this many tokens of KV cache. With more rows they would wait for KV blocks, with
-# fewer memory would stay unused. (The state of a Qwen3.5-35B takes as many bytes as 3,000 tokens of
-# its KV cache.)
+# For models with recurrent state, if max_num_seqs is not given: the number of rows is
+# chosen so that each has this many tokens of KV cache. With more rows they would wait for
+# KV blocks, with fewer memory would stay unused. (The state of a Qwen3.5-35B takes as many
+# bytes as 3,000 tokens of its KV cache.)
 SLOT_TOKENS = 1024
 # Slots for snapshots of prompts' states: at least one per SNAPSHOT_ROWS rows and LEAST_SNAPSHOTS;
 # at most SNAPSHOTS_A_ROW per row, within SNAPSHOT_SHARE of free memory.

@@ -15,8 +15,8 @@ from typing import NamedTuple
 # launches take
 GRAPH_ROWS = 2048
 _MAX_GROUPS = 1024
-# up to so many rows a plain step is one graph, draw included: in steps this short the microseconds
-# of a second graph launch matter
+# up to so many rows a plain step is one graph, draw included: in steps this short the
+# microseconds of a second graph launch matter
 WHOLE_ROWS = 4
 # Padded rows and prompt tokens of small steps with prompt chunks, which can be CUDA graphs. Without
 # a graph such a step takes the host 6 to 12 ms, and the device half of that or less. Larger steps

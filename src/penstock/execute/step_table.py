@@ -28,8 +28,8 @@ ROUND_SECONDS = 0.1  # seconds per round, after LEAST_STEPS
 ROUNDS = 3  # the least round counts: other load on the machine only adds time
 ENTRY_SECONDS = 2.0  # seconds after which an entry gets no further round
 MUCH = (
-    # if launching a step takes more than this fraction of its seconds, the device may be waiting
-    # for the host
+    # if launching a step takes more than this fraction of its seconds, the device may be
+    # waiting for the host
     0.5
 )
 FEW = 64  # context length in tokens of rows that run beside prompts

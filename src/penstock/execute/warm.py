@@ -31,11 +31,11 @@ _CHUNK_TOKENS = (16, 32, 64, 128, 256, 264, 1024)
 # number of chunks in a step: more than the chunks that delta_chunks.py handles with its kernel for
 # few
 _SEVERAL = 8
-# from so many rows x KV heads on, attention with wide heads uses the larger of two tiles on H100
-# and H200 (decode.py)
+# least rows x KV heads at which attention with wide heads uses the larger of two tiles on H100 and
+# H200 (decode.py)
 _LARGE_TILES = 660
-# rows: the largest step with low prefix tiles; the kernel may divide a prefix into one part there
-# and into two at 1,024 rows
+# rows: the largest step with low prefix tiles; the kernel may divide a prefix into one part
+# there and into two at 1,024 rows
 _MOST_LOW = 1984
 
 
@@ -45,8 +45,8 @@ def warm(step: DeviceStep, limits: BatchLimits, grouping: bool) -> None:
 
     grouping: True if steps may have prefix groups."""
     most, binaries = limits.max_batched_tokens, step.model.ops.binaries
-    # a built engine's kernels are compiled already; those of smaller steps are loaded when captured
-    # or first used
+    # a built engine's kernels are compiled already; those of smaller steps are loaded when
+    # captured or first used
     compiles = binaries is None or not binaries.folders
     _compile_bookkeeping(step)
     _all_rows_ask(step)

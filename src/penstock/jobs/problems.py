@@ -28,8 +28,8 @@ from penstock.jobs.input_rows import mix, read_lines
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+(:[\w./-]+)?")
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PREFERRED_FOLDERS = ("main", "default")
-# Matches the number after `####`, with optional sign, $ and commas. It does not match the beginning
-# of a fraction, a time or a power.
+# Matches the number after `####`, with optional sign, $ and commas. It does not match the
+# beginning of a fraction, a time or a power.
 NUMBER = re.compile(
     r"####[ \t]*([-+]?)[ \t]*\$?["
     r" \t]*([-+]?)((?>[0-9][0-9,]*(?:\.[0-9]+)?|\.[0-9]+))(?![/:^*]|[eE][0-9])"
@@ -140,8 +140,9 @@ def _fetch(source: str, split: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     name, _, beginning = source.partition(":")
-    # Without a connection the hub's client raises an error of its HTTP library, which changed with
-    # its versions (requests, httpx, httpx2); HfHubHTTPError has always been a subclass of it.
+    # Without a connection the hub's client raises an error of its HTTP library, which
+    # changed with its versions (requests, httpx, httpx2); HfHubHTTPError has always been a
+    # subclass of it.
     unreachable = tuple(
         c for c in HfHubHTTPError.__mro__ if c.__name__ in ("HTTPError", "RequestException")
     )

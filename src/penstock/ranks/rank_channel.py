@@ -51,7 +51,7 @@ class RankStart(msgspec.Struct, frozen=True):
     end_of_text: int | None = None
 
     def config(self) -> Config:
-        """Returns rank 0's config, including values from an artifact."""
+        """Returns rank 0's config, including values from a built engine."""
         made = Config.of(**self.knobs)
         made.tuned, made.kv_scales, made.end_of_text = self.tuned, self.kv_scales, self.end_of_text
         return made

@@ -131,7 +131,7 @@ def _open(channel: RankChannel, start: RankStart) -> tuple[TorchRunner, Collecti
     config = start.config()
     device = find_device(config.model.device, start.rank)
     kernels, binaries = Path(start.folder) / KERNELS, find_ops(config).binaries
-    if binaries is not None and kernels.is_dir():  # an artifact's kernels, verified by rank 0
+    if binaries is not None and kernels.is_dir():  # a built engine's kernels, verified by rank 0
         binaries.open(kernels, sealed=config.model.sealed)
     if device.type == "cuda":
         torch.cuda.set_device(device)

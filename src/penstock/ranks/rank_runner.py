@@ -217,7 +217,7 @@ class RankFlight:
                 self.runner.collectives.check()
             except (
                 EngineError
-            # the GPU has already waited for the other ranks, so it is known which have ended
+                # the GPU has already waited for the other ranks, so it is known which have ended
             ) as error:
                 raise self.runner.reason(error, seconds=0.0) from error
             for other in self.runner.others:

@@ -292,8 +292,8 @@ class ReplicaSet:
         self._died = client
         whole.deaths += 1
         if whole.deaths > 1 or part.begun - part.asked.over or whole.how["background"]:
-            # Fail lines of a batch instead of running them again: the batch reruns them itself, and
-            # so finds the line that kills replicas.
+            # Fail lines of a batch instead of running them again: the batch reruns them
+            # itself, and so finds the line that kills replicas.
             whole.fail(ReplicaError(TWICE if whole.deaths > 1 else TORN))
             return
         try:

@@ -37,8 +37,8 @@ from penstock.replicas.replica_words import (
     WordUp,
 )
 
-# Seconds before an ended replica is restarted: the first time, and at most, if it ends early again
-# and again.
+# Seconds before an ended replica is restarted: the first time, and at most, if it ends early
+# again and again.
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 LAST_WORDS = 1.0  # seconds that a front gets to report why an engine that has ended had failed
 END_PATIENCE = 10.0  # seconds engines get to end once no front uses them

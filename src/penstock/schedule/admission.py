@@ -2,7 +2,7 @@
 that start from it. It waits, is prefilled in chunks, and then each of its samples gets a row as
 rows come free. A row is one running sample's place in the batch.
 
-    waiting --start--> prefilling --last chunk planned--> ready --last tail joined--> (rows only)
+    waiting --start--> prefilling --last chunk planned--> ready --last sample joined--> (rows only)
 
 First come, first served, and fair between tenants (wait_queue.py): a group that doesn't fit holds
 up the groups behind it. The forecast says what fits; nothing is reserved. Groups of background
@@ -35,8 +35,8 @@ from penstock.schedule.windowed_pool import WindowedPool
 _SPARE = 100  # 1 / _SPARE of all blocks is kept free when the forecast decides what fits
 _AHEAD = 16  # samples that may be prefilled before rows are free for them: 1 / _AHEAD of all rows
 _KEPT = 8  # background groups leave 1 / _KEPT of the rows and of the blocks free
-# steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's tokens, so
-# that steps stay short
+# steps after an arrival in which background prefill is limited to 1 / _KEPT of a step's
+# tokens, so that steps stay short
 _COMPANY = 512
 
 

@@ -109,8 +109,8 @@ class BlockPool:
         kept = self.kept.take(empty)
         idle, free = empty[kept], empty[~kept]
         self._tick += 1
-        # Later blocks of a released sequence get older stamps, so that its end is evicted before
-        # its beginning.
+        # Later blocks of a released sequence get older stamps, so that its end is evicted
+        # before its beginning.
         self.stamp[idle] = self._tick * self.num_blocks - np.arange(idle.size)
         self._idle += self._weight(idle)
         self._push(free)

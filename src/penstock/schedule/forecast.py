@@ -25,7 +25,8 @@ Float64 = NDArray[np.float64]
 _PRIOR = 0.5  # expected length as a fraction of max_tokens until a sample has finished
 _FADE = 0.999  # at each finished sample the weight of all earlier ones is multiplied by this
 _ROW = 2.0**32  # a sum of _ROW per row plus its pages counts rows and pages at once
-_ENOUGH = 8  # with so many finished samples, a fork group's own mean length is used
+# least number of finished samples of a fork group from which its own mean length is used
+_ENOUGH = 8
 
 
 class LengthModel:

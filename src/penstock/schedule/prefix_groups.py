@@ -7,7 +7,7 @@ in at most one prefix group. The choice of groups saves nearly the most time by 
 measured costs (the most in 98 of 100 random cases, tests/schedule/test_prefix_groups.py). Groups
 are found from block numbers alone, since the prefix tree gives equal prefixes equal blocks.
 
-    units (fork groups with running tails)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
+    units (fork groups with running samples)   A: 1 2 3 4 (64 tails)  B: 1 2 7 (1)  C: 1 2 8 (1)
     blocks saved by one group over 1 2       (66 - 1) * 2 = 130
     by A alone over 1 2 3 4                  63 * 4 = 252, and B with C over 1 2: 1 * 2 -> chosen
 

@@ -141,7 +141,7 @@ class PrefixTree:
         for (parent, _), (
             block,
             place,
-        # an entry always comes later in this dict than the entry before it
+            # an entry always comes later in this dict than the entry before it
         ) in self._entries.items():
             if block in mistrusted or parent in places:
                 gone.append(block)

@@ -5,8 +5,8 @@ kept for later prompts, copied to the group's rows, and freed.
     a border is reached its chunks pause for one step, in which the state is kept for later prompts.
                         Borders: the end of the blocks shared with another prompt, and the last
                         block border before the part that a chat's next turn lacks
-    tails join          each row's slot gets a copy of the group's state
-    last tail joined, or the group waits again   its slot is freed
+    samples join          each row's slot gets a copy of the group's state
+    last sample joined, or the group waits again   its slot is freed
 
 Knows fork groups and slots; no rows' columns, no blocks.
 """

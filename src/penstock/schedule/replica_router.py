@@ -40,7 +40,7 @@ class Share:
 
 @dataclass(slots=True)
 class _Load:
-    """What the router knows of one replica."""
+    """State of one replica, as the router knows it."""
 
     up: bool = False
     tokens: float = 0.0  # tokens to be drawn, as reported
@@ -222,8 +222,8 @@ class Router:
         load.last = self._clock
         for place in reversed(
             places[: load.blocks]
-        # blocks are evicted from a prompt's end, so the search stops at the first one that is
-        # missing
+            # blocks are evicted from a prompt's end, so the search stops at the first one that is
+            # missing
         ):
             load.cache[place] = self._clock
             load.cache.move_to_end(place)

@@ -159,7 +159,7 @@ class RequestState:
         most = max_len - prompt_length if params.max_tokens is None else params.max_tokens
         bias = params.logit_bias or {}
         samples = request.samples
-        # with a constraint min_tokens does not forbid end ids (constraint.py)
+        # min_tokens does not forbid end ids if there is a constraint (constraint.py)
         least = params.min_tokens if constrain is None else 0
         limit, min_length = min(prompt_length + most, max_len), min(prompt_length + least, max_len)
         record = row_record(params, seed, prompt_length, limit, min_length)

@@ -1,7 +1,7 @@
 """Scheduler: decides what runs next. submit and cancel take requests; plan() makes a step; commit()
 takes in its results.
 
-    submit -> [queue] -> plan: grow rows, admit tails, prefill chunks, order by prefix group
+    submit -> [queue] -> plan: grow rows, admit samples, prefill chunks, order by prefix group
     -> StepPlan
     StepTokens -> commit: tokens to samples, ends, blocks freed, preempted rows back to the queue
     -> Deltas
@@ -201,8 +201,8 @@ class Scheduler:
             rows = np.concatenate((rows, joined))
             _, more, _ = self._grow(joined, joined[self._need_block(joined)])
             growth = np.concatenate((growth, more))
-            # The last token of a preempted sample may not have been sent yet: store it in its slot,
-            # from which tokens are sent.
+            # The last token of a preempted sample may not have been sent yet: store it in its
+            # slot, from which tokens are sent.
             self.slot_token.reshape(-1)[self.rows.slots(joined, joins.records["length"])] = (
                 joins.records["last_token"]
             )

@@ -11,8 +11,9 @@ first token of a sample needs no path of its own, and prefill makes no logits (b
 prompt_logprobs).
 
 A step on the device, in this order:
-    1. moves        copies of state: block -> block (a tail's own copy of its prompt's last, partial
-                    block), slot -> slot (recurrent state from which a prompt or a tail goes on)
+    1. moves        copies of state: block -> block (a sample's own copy of its prompt's last,
+                    partial block), slot -> slot (recurrent state from which a prompt or a
+                    sample goes on)
     2. joins        new rows: their columns are written, their tables filled
     3. new blocks   table entries of rows that grow
     4. masks        allowed tokens of rows with a new static mask

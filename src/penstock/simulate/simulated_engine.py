@@ -57,9 +57,9 @@ class SimulatedEngine:
 
 
 def open_engine(path: Path, knobs: Mapping[str, Any], model: str | None = None) -> SimulatedEngine:
-    """Returns the engine of an artifact's folder or a table's file. knobs: Config's. model: the
-    model that it must be of. Raises CheckpointError if there is no table, UsageError for knobs
-    outside the table."""
+    """Returns the engine described by a built engine's folder or by a file with a table. knobs:
+    options of Config. model: name of the model that it must have; None: any. Raises CheckpointError
+    if there is no table, UsageError for knobs outside the table."""
     steps = read_steps(path)
     if model is not None and steps.model != model:
         raise UsageError(

@@ -66,8 +66,8 @@ def build(source: Path | Iterable[Record], out: Path) -> Built:
 
 
 def _entries(found: Iterable[tuple[str, Record, str]], taken: Downloads) -> list[PageEntry]:
-    """Returns the page's entry of each record; also adds each record to the download files
-    `taken`."""
+    """Returns the page's entry of each benchmark record; also adds each record to the download
+    files `taken`."""
     entries: list[PageEntry] = []
     for file, record, text in found:
         rows = [compact.sample_rows(point.sample) for point in record.points]
